@@ -1,0 +1,47 @@
+"""GSplit: split-parallel mini-batch training of graph neural networks.
+
+This package surface is everything a user needs; the rest is internal and may move. Names load on
+first use, so that ``import gsplit`` costs milliseconds and pulls in neither torch nor numba.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gsplit.errors import GSplitError, InputError, MissingDependencyError, StoreError
+    from gsplit.store.importers.pyg import from_pyg, to_pyg
+    from gsplit.store.reader import Store
+    from gsplit.store.reader import open_store as open
+
+_HOME = {
+    "open": ("gsplit.store.reader", "open_store"),
+    "Store": ("gsplit.store.reader", "Store"),
+    "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
+    "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
+    "GSplitError": ("gsplit.errors", "GSplitError"),
+    "StoreError": ("gsplit.errors", "StoreError"),
+    "InputError": ("gsplit.errors", "InputError"),
+    "MissingDependencyError": ("gsplit.errors", "MissingDependencyError"),
+}
+
+__all__ = [
+    "open",
+    "Store",
+    "from_pyg",
+    "to_pyg",
+    "GSplitError",
+    "StoreError",
+    "InputError",
+    "MissingDependencyError",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gsplit' has no attribute {name!r}")
+    module, attribute = _HOME[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,109 @@
+"""What every command shares: progress bars, errors as messages, one JSON document on demand.
+
+A command runs inside ``command``. Errors of ours become one line and exit code 2; Ctrl-C and SIGTERM unwind
+the work, so that temporary files go, and exit with 130 and 143.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from gsplit.errors import GSplitError
+from gsplit.progress import Progress as ProgressFunction
+from gsplit.progress import silent
+
+__all__ = ["command", "emit_json", "human", "progress_bars"]
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception that unwinds the work."""
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
+
+
+@contextmanager
+def command(as_json: bool) -> Iterator[None]:
+    """Run the body of a command; turn what can go wrong into a message and an exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except (GSplitError, OSError) as error:
+        _fail(str(error), 2, as_json)
+    except MemoryError:
+        _fail("out of memory; nothing was written", 2, as_json)
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written", 130, as_json)
+    except _Terminated:
+        _fail("terminated; nothing was written", 143, as_json)
+
+
+def _fail(message: str, code: int, as_json: bool) -> NoReturn:
+    if as_json:
+        emit_json({"error": message})
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
+    raise typer.Exit(code)
+
+
+def emit_json(document: dict[str, Any]) -> None:
+    """The one document of ``--json``."""
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+
+
+def human(count: float) -> str:
+    """A count in three digits.
+
+    >>> human(999), human(1234), human(5_600_000), human(2.5e9)
+    ('999', '1.23 k', '5.60 M', '2.50 G')
+    >>> human(123_400), human(12_340)
+    ('123 k', '12.3 k')
+    """
+    for unit in ("", " k", " M", " G", " T"):
+        if count < 999.5 or unit == " T":
+            break
+        count /= 1000
+    digits = 0 if not unit or count >= 100 else 1 if count >= 10 else 2
+    return f"{count:.{digits}f}{unit}"
+
+
+class _Amount(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        total = f" / {human(task.total)}" if task.total is not None else ""
+        rate = f"  {human(task.speed)}/s" if task.speed else ""
+        return Text(f"{human(task.completed)}{total}{rate}")
+
+
+@contextmanager
+def progress_bars(as_json: bool) -> Iterator[ProgressFunction]:
+    """A bar per stage on stderr: amount, rate and remaining time. Nothing with ``--json``."""
+    if as_json:
+        yield silent
+        return
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        _Amount(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                for earlier in tasks.values():  # a forecast may have been high: what is over is complete
+                    completed = bars.tasks[earlier].completed
+                    bars.update(earlier, total=completed or 1, completed=completed or 1)
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report

@@ -1,0 +1,181 @@
+"""``gsplit import KIND [INPUT] OUT.gsplit``: any graph in.
+
+Importers are imported by the command that uses them, so that ``gsplit --help`` does not wait for numba.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gsplit.cli.console import command, emit_json, human, progress_bars
+from gsplit.cli.summary import describe, show
+from gsplit.store.importers.vertex_ids import IdMode
+from gsplit.store.source import EdgeRules, GraphSource
+
+__all__ = ["import_app"]
+
+
+import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph in another form.")
+
+Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout and nothing else")]
+Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
+Symmetrise = Annotated[bool, typer.Option(help="add the reverse of every edge; drops duplicates")]
+DropLoops = Annotated[bool, typer.Option(help="leave out edges from a vertex to itself")]
+DropDuplicates = Annotated[bool, typer.Option(help="keep one of several equal edges")]
+
+
+def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, overwrite: bool, as_json: bool) -> None:
+    """Build the store and say what it holds, how long it took and what was left out."""
+    with command(as_json):
+        from gsplit.store.build import build_store
+
+        start = time.perf_counter()
+        with progress_bars(as_json) as progress:
+            source = make()
+            store = build_store(source, output, rules=rules, overwrite=overwrite, progress=progress)
+        seconds = time.perf_counter() - start
+        document = describe(store)
+        num_read = document["provenance"][-1]["counts"]["edges_read"]
+        document |= {"seconds": seconds, "edges_per_s": num_read / seconds, "notes": list(source.notes)}
+        if as_json:
+            emit_json(document)
+            return
+        console = Console()
+        show(document, console)
+        rate = f"{human(num_read / seconds)} edges/s"
+        console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
+        for note in source.notes:
+            console.print(f"note: {note}", style="yellow", highlight=False)
+
+
+@import_app.command()
+def synthetic(
+    output: Output,
+    vertices: Annotated[int, typer.Option(help="number of vertices")],
+    edges: Annotated[int, typer.Option(help="number of edges drawn")],
+    seed: Annotated[int, typer.Option(help="the same seed gives the same graph")] = 0,
+    communities: Annotated[int, typer.Option(help="0: one per thousand vertices")] = 0,
+    classes: Annotated[int, typer.Option(help="number of labels")] = 16,
+    features: Annotated[int, typer.Option(help="columns of x")] = 64,
+    skew: Annotated[int, typer.Option(help="1: even degrees, 2: exponent 3, 3: exponent 2.5")] = 2,
+    inside: Annotated[float, typer.Option(help="share of edges inside a community")] = 0.8,
+    target_share: Annotated[float, typer.Option(help="share of vertices that are targets")] = 0.5,
+    target_communities: Annotated[float, typer.Option(help="share of communities with targets")] = 1.0,
+    symmetrise: Symmetrise = False,
+    drop_self_loops: DropLoops = False,
+    drop_duplicates: DropDuplicates = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Generate planted communities with power-law degrees, labels and features."""
+
+    def make() -> GraphSource:
+        from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+
+        graph = PlantedGraph(
+            num_vertices=vertices,
+            num_edges=edges,
+            seed=seed,
+            num_communities=communities,
+            num_classes=classes,
+            num_features=features,
+            skew=skew,
+            inside=inside,
+            target_share=target_share,
+            target_communities=target_communities,
+        )
+        return synthetic_source(graph)
+
+    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
+    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+
+
+@import_app.command()
+def npz(
+    source: Annotated[Path, typer.Argument(metavar="INPUT.npz", help="edge_index and optional arrays")],
+    output: Output,
+    symmetrise: Symmetrise = False,
+    drop_self_loops: DropLoops = False,
+    drop_duplicates: DropDuplicates = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Import a numpy .npz file: edge_index, x, y, train_idx, val_idx, test_idx, edge_weight."""
+
+    def make() -> GraphSource:
+        from gsplit.store.importers.npz import npz_source
+
+        return npz_source(source)
+
+    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
+    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+
+
+@import_app.command()
+def tables(
+    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Parquet or CSV file, or a folder of them")],
+    output: Output,
+    vertices: Annotated[Path | None, typer.Option(help="table of vertices: id, y, split, features")] = None,
+    src: Annotated[str, typer.Option(help="column of source ids")] = "src",
+    dst: Annotated[str, typer.Option(help="column of destination ids")] = "dst",
+    edge_column: Annotated[list[str] | None, typer.Option(help="a per-edge value to keep; repeatable")] = None,
+    id_column: Annotated[str, typer.Option(help="column of vertex ids")] = "id",
+    label_column: Annotated[str, typer.Option(help="column of labels")] = "y",
+    split_column: Annotated[str, typer.Option(help="column saying train, val or test")] = "split",
+    feature_column: Annotated[list[str] | None, typer.Option(help="a number column of x; repeatable")] = None,
+    list_column: Annotated[str, typer.Option(help="column of lists that is x")] = "x",
+    ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
+    num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
+    delimiter: Annotated[str, typer.Option(help="of CSV files")] = ",",
+    symmetrise: Symmetrise = False,
+    drop_self_loops: DropLoops = False,
+    drop_duplicates: DropDuplicates = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Import Parquet or CSV tables of edges and vertices, with string or integer ids."""
+
+    def make() -> GraphSource:
+        from gsplit.store.importers.tables import TableColumns, tables_source
+
+        columns = TableColumns(
+            src=src,
+            dst=dst,
+            edge_values=tuple(edge_column or ()),
+            id=id_column,
+            label=label_column,
+            split=split_column,
+            feature_list=list_column,
+            features=tuple(feature_column or ()),
+        )
+        return tables_source(edges, vertices, columns=columns, ids=ids, num_vertices=num_vertices, delimiter=delimiter)
+
+    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
+    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+
+
+@import_app.command()
+def ogb(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="what OGB downloaded, such as dataset/ogbn_arxiv")],
+    output: Output,
+    split: Annotated[str | None, typer.Option(help="which split, where there are several")] = None,
+    symmetrise: Symmetrise = False,
+    drop_self_loops: DropLoops = False,
+    drop_duplicates: DropDuplicates = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Import a folder that OGB downloaded: csv.gz files or the binary papers100M layout."""
+
+    def make() -> GraphSource:
+        from gsplit.store.importers.ogb import ogb_source
+
+        return ogb_source(folder, split=split)
+
+    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
+    _run(make, output, rules, overwrite=overwrite, as_json=as_json)

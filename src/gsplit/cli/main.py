@@ -1,0 +1,66 @@
+"""The ``gsplit`` command: its verbs, each in a module of its own."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gsplit.cli.console import command, emit_json, progress_bars
+from gsplit.cli.import_commands import Json, import_app
+from gsplit.cli.summary import describe, show
+from gsplit.store.reader import open_store
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Split-parallel training of graph neural networks on big graphs.",
+)
+app.add_typer(import_app, name="import")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("gsplit"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit"),
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def inspect(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")],
+    verify: Annotated[bool, typer.Option(help="read everything: every checksum, every id, every order")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what a store holds; with --verify, check every byte of it."""
+    with command(as_json):
+        opened = open_store(store)
+        document = describe(opened) | {"verified": verify}
+        if verify:
+            from gsplit.store.verify import verify_store  # numba, only when used
+
+            with progress_bars(as_json) as progress:
+                verify_store(opened, progress)
+        if as_json:
+            emit_json(document)
+            return
+        console = Console()
+        show(document, console)
+        if verify:
+            console.print("\nverified: every checksum, every id and every order is right", style="green")
+
+
+def main() -> None:
+    """Entry point of the ``gsplit`` script."""
+    app()

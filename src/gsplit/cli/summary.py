@@ -1,0 +1,86 @@
+"""A store in words: the document of ``--json`` and the screen a person reads, from the same numbers."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gsplit.cli.console import human
+from gsplit.store.reader import Store
+from gsplit.store.statistics import degree_bin_labels
+
+__all__ = ["describe", "show"]
+
+_BAR = 32
+
+
+def describe(store: Store) -> dict[str, Any]:
+    """Everything ``gsplit inspect --json`` says."""
+    manifest, statistics = store.manifest, store.manifest.statistics
+    first, stop = store.vertex_range
+    entries = manifest.arrays
+    return {
+        "path": str(store.path),
+        "num_vertices": store.num_vertices,
+        "num_edges": store.num_edges,
+        "vertex_range": [first, stop],
+        "num_parts": len(manifest.part_boundaries) - 1,
+        "num_features": store.num_features,
+        "num_classes": store.num_classes,
+        "features": {n: _array(entries[f"features/{n}"]) for n in manifest.names("features")},
+        "edge_arrays": {n: _array(entries[f"edges/{n}"]) for n in manifest.names("edges")},
+        "targets": {n: entries[f"targets/{n}"].shape[0] for n in manifest.names("targets")},
+        "has_labels": "y" in entries,
+        "ids": "names" if "name_bytes" in entries else "mapped" if "vertex_ids" in entries else "dense",
+        "mean_in_degree": store.num_edges / max(1, stop - first),
+        **statistics.model_dump(),
+        "num_bytes": sum(store.array(name).nbytes for name in store.names),
+        "provenance": [step.model_dump() for step in manifest.provenance],
+    }
+
+
+def _array(entry: Any) -> dict[str, Any]:
+    return {"dtype": entry.dtype, "shape": list(entry.shape)}
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The same for a person."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _lines(document):
+        table.add_row(name, value)
+    console.print(Text(document["path"], style="bold cyan"), soft_wrap=True)
+    console.print(table)
+    console.print(Text("\nin-degrees", style="bold"))
+    histogram = document["in_degree_histogram"]
+    for label, count in zip(degree_bin_labels(len(histogram)), histogram, strict=True):
+        bar = "█" * round(_BAR * count / max(histogram)) or ("▏" if count else "")
+        console.print(Text.assemble(f"{label:>19} ", (f"{bar:<{_BAR}}", "green"), f" {count:,}"), soft_wrap=True)
+
+
+def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    first, stop = document["vertex_range"]
+    share = "" if stop - first == document["num_vertices"] else f"  (this share: {first:,} .. {stop - 1:,})"
+    lines = [
+        ("vertices", f"{document['num_vertices']:,}{share}"),
+        ("edges", f"{document['num_edges']:,}"),
+        ("in-degree", f"mean {document['mean_in_degree']:.1f}, largest {document['max_in_degree']:,}"),
+        ("self-loops", f"{document['num_self_loops']:,}"),
+        ("duplicate edges", f"{document['num_duplicate_edges']:,}"),
+        ("isolated vertices", f"{document['num_isolated_vertices']:,}"),
+        ("parts", f"{document['num_parts']:,}"),
+    ]
+    for word, key in (("features", "features"), ("edge array", "edge_arrays")):
+        for name, array in document[key].items():
+            lines.append((f"{word} {name}", f"{array['dtype']} {' x '.join(f'{n:,}' for n in array['shape'])}"))
+    lines.append(("classes", f"{document['num_classes']:,}" if document["has_labels"] else "no labels"))
+    lines += [(f"targets {name}", f"{count:,}") for name, count in document["targets"].items()]
+    lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))
+    lines.append(("size", f"{human(document['num_bytes'])}B"))
+    for step in document["provenance"]:
+        dropped = {k: v for k, v in step["counts"].items() if v and k.endswith(("dropped", "added"))}
+        note = "".join(f", {count:,} {what.replace('_', ' ')}" for what, count in dropped.items())
+        lines.append(("made by", f"{step['step']}, {step['time']}, gsplit {step['gsplit_version']}{note}"))
+    return lines

@@ -1,0 +1,32 @@
+"""The errors a user can meet. Each message says what was expected, what was found and how to fix it.
+
+Everything here is a ``ValueError``: the caller gave us something we cannot use. Our own bugs are
+assertions. ``explain`` is the one place that puts the three parts together.
+"""
+
+__all__ = ["GSplitError", "InputError", "MissingDependencyError", "StoreError", "explain"]
+
+
+class GSplitError(ValueError):
+    """Base of every error GSplit raises on purpose."""
+
+
+class StoreError(GSplitError):
+    """A store on disk is missing, damaged, of another version, or would be overwritten."""
+
+
+class InputError(GSplitError):
+    """Data or options handed to GSplit cannot be used as they are."""
+
+
+class MissingDependencyError(GSplitError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+def explain(where: object, expected: str, got: object, fix: str) -> str:
+    """One message form for the whole project.
+
+    >>> explain("x.npy", "128 columns", 64, "import it again")
+    'x.npy: expected 128 columns (got 64). Fix: import it again.'
+    """
+    return f"{where}: expected {expected} (got {got}). Fix: {fix}."

@@ -1,0 +1,95 @@
+"""Keyed randomness on the host: numba versions of ``keys.scalar``, bit for bit.
+
+``mix`` and ``bounded`` take scalars and are meant to be called inside other kernels; ``mix_array``,
+``permute`` and ``unpermute`` take int64 arrays. Words are uint64 throughout: numba turns a sum of
+int64 and uint64 into a float.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.jit import kernel
+from gsplit.keys import scalar
+
+__all__ = ["bounded", "mix", "mix_array", "permute", "unpermute"]
+
+GAMMA = np.uint64(scalar.GAMMA)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_ONE = np.uint64(1)
+
+
+@kernel
+def mix(state: np.uint64, part: np.uint64) -> np.uint64:
+    """See ``scalar.mix``; one part at a time."""
+    z = state + (part + _ONE) * GAMMA
+    z = (z ^ (z >> _S30)) * _M1
+    z = (z ^ (z >> _S27)) * _M2
+    return z ^ (z >> _S31)  # type: ignore[no-any-return, unused-ignore]
+
+
+@kernel
+def bounded(word: np.uint64, bound: np.uint64) -> np.uint64:
+    """See ``scalar.bounded``."""
+    return ((word >> _S32) * bound) >> _S32  # type: ignore[no-any-return, unused-ignore]
+
+
+@kernel
+def _mix_array(state: np.uint64, parts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    out = np.empty(parts.size, np.uint64)
+    for i in range(parts.size):
+        out[i] = mix(state, np.uint64(parts[i]))
+    return out
+
+
+@kernel
+def _walk(
+    positions: npt.NDArray[np.int64],
+    size: np.uint64,
+    left_bits: np.uint64,
+    right_bits: np.uint64,
+    keys: npt.NDArray[np.uint64],
+    inverse: bool,
+) -> npt.NDArray[np.int64]:
+    out = np.empty(positions.size, np.int64)
+    left_shift, right_shift = np.uint64(64) - left_bits, np.uint64(64) - right_bits
+    right_mask = (_ONE << right_bits) - _ONE
+    rounds = keys.size
+    for n in range(positions.size):
+        value = np.uint64(positions[n])
+        while True:
+            left, right = value >> right_bits, value & right_mask
+            for step in range(rounds):
+                i = rounds - 1 - step if inverse else step
+                if i % 2 == 0:
+                    left ^= mix(keys[i], right) >> left_shift
+                else:
+                    right ^= mix(keys[i], left) >> right_shift
+            value = (left << right_bits) | right
+            if value < size:
+                break
+        out[n] = np.int64(value)
+    return out
+
+
+def mix_array(state: int, parts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """``mix(state, part)`` for every part."""
+    return _mix_array(np.uint64(state), parts)
+
+
+def _permute(positions: npt.NDArray[np.int64], size: int, key: int, *, inverse: bool) -> npt.NDArray[np.int64]:
+    left_bits, right_bits = scalar.halves(size)
+    if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < size:
+        raise ValueError(f"positions: expected values in [0, {size}) (got {positions.min()}..{positions.max()})")
+    keys = np.array(scalar.round_keys(key), np.uint64)
+    return _walk(positions, np.uint64(size), np.uint64(left_bits), np.uint64(right_bits), keys, inverse)
+
+
+def permute(positions: npt.NDArray[np.int64], size: int, key: int) -> npt.NDArray[np.int64]:
+    """See ``scalar.permute``; for every position."""
+    return _permute(positions, size, key, inverse=False)
+
+
+def unpermute(positions: npt.NDArray[np.int64], size: int, key: int) -> npt.NDArray[np.int64]:
+    """See ``scalar.unpermute``; for every position."""
+    return _permute(positions, size, key, inverse=True)

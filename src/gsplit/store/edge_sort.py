@@ -1,0 +1,245 @@
+"""Edges in any order to edges ordered by (destination, source), in bounded memory.
+
+An external bucket sort. Each edge becomes one 64-bit key, destination above source; destinations are cut
+into buckets of equal width, and the keys of a bucket are appended to its spill file. Then every bucket is
+read and sorted in memory, one after the other. A bucket that outgrew the budget (a hub, or hot ids close
+together) is first cut by key values taken from a sample of it, and so on down: one vertex with a billion
+in-edges sorts in the same memory. Memory: two buckets, plus the copies of one edge if it comes in millions.
+
+Equal keys are ordered by their per-edge values, so the result depends on the set of edges only, never on
+the order in which they came.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, explain
+from gsplit.jit import kernel
+from gsplit.store.files import Array, storage_dtype
+from gsplit.store.source import EdgeChunk, ValueType
+
+__all__ = ["Bucket", "EdgeSorter", "SortedRun"]
+
+BUDGET_EDGES = 1 << 23
+MAX_BUCKETS = 128
+BUFFERED_EDGES = 1 << 21
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class SortedRun:
+    """Consecutive keys, ascending, with their values. Key: (destination - bucket's first) << source_bits | source."""
+
+    keys: Keys
+    values: Mapping[str, Array]
+
+
+@kernel
+def _count_buckets(
+    src: npt.NDArray[np.int64],
+    dst: npt.NDArray[np.int64],
+    num_vertices: int,
+    shift: int,
+    counts: npt.NDArray[np.int64],
+) -> int:
+    """Count edges per bucket; return the position of the first edge with an id out of range, or -1."""
+    for i in range(src.size):
+        if not (0 <= src[i] < num_vertices and 0 <= dst[i] < num_vertices):
+            return i
+        counts[dst[i] >> shift] += 1
+    return -1
+
+
+@kernel
+def _group_by_bucket(
+    src: npt.NDArray[np.int64],
+    dst: npt.NDArray[np.int64],
+    shift: int,
+    source_bits: int,
+    cursors: npt.NDArray[np.int64],
+    keys: Keys,
+    order: npt.NDArray[np.int64],
+) -> None:
+    """Write each edge's key at its bucket's cursor; ``order`` (empty if not wanted) gets the edge's position."""
+    for i in range(src.size):
+        bucket = dst[i] >> shift
+        at = cursors[bucket]
+        cursors[bucket] = at + 1
+        keys[at] = np.uint64(((dst[i] - (bucket << shift)) << source_bits) | src[i])
+        if order.size:
+            order[at] = i
+
+
+class _Spill:
+    """Keys and values on disk, appended in pieces and read back in pieces."""
+
+    def __init__(self, stem: Path, values: Mapping[str, ValueType]) -> None:
+        self._stem, self._values, self.size = stem, values, 0
+
+    def _file(self, name: str) -> Path:
+        return self._stem.with_name(f"{self._stem.name}.{name}")
+
+    def append(self, keys: Keys, values: Mapping[str, Array]) -> None:
+        with self._file("keys").open("ab", buffering=0) as stream:
+            keys.tofile(stream)
+        for name, array in values.items():
+            with self._file(f"value.{name}").open("ab", buffering=0) as stream:
+                array.tofile(stream)
+        self.size += keys.size
+
+    def read(self, start: int, stop: int) -> tuple[Keys, dict[str, Array]]:
+        if start >= stop:
+            return np.empty(0, np.uint64), {n: np.empty((0, *t.row_shape)) for n, t in self._values.items()}
+        keys = np.fromfile(self._file("keys"), np.uint64, stop - start, offset=8 * start)
+        values = {}
+        for name, kind in self._values.items():
+            dtype, width = storage_dtype(kind.dtype), prod(kind.row_shape)
+            flat = np.fromfile(
+                self._file(f"value.{name}"),
+                dtype,
+                (stop - start) * width,
+                offset=start * width * dtype.itemsize,
+            )
+            values[name] = flat.reshape(stop - start, *kind.row_shape)
+        return keys, values
+
+    def remove(self) -> None:
+        for name in ["keys", *(f"value.{value}" for value in self._values)]:
+            self._file(name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The in-edges of the vertices [first_vertex, stop_vertex)."""
+
+    first_vertex: int
+    stop_vertex: int
+    _spill: _Spill
+    _budget: int
+
+    def runs(self) -> Iterator[SortedRun]:
+        """The bucket's edges in order; each piece is read from disk when asked for, then deleted there."""
+        yield from _sorted_runs(self._spill, self._budget)
+
+
+class EdgeSorter:
+    """Takes edges in any order with ``add``; gives them back bucket by bucket with ``buckets``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        num_vertices: int,
+        num_edges: int,
+        values: Mapping[str, ValueType],
+        *,
+        budget_edges: int = BUDGET_EDGES,
+    ) -> None:
+        """``num_edges`` is a forecast that sets the number of buckets; being wrong costs time, not memory."""
+        self.source_bits = max(1, (num_vertices - 1).bit_length())
+        wanted = min(MAX_BUCKETS, max(1, -(-3 * num_edges // (2 * budget_edges))))
+        width_bits = max(0, -(-num_vertices // wanted) - 1).bit_length()
+        self.shift = min(width_bits, 63 - self.source_bits)  # a key fits 63 bits
+        self._num_buckets = max(1, -(-num_vertices >> self.shift))
+        self._num_vertices, self._values, self._budget = num_vertices, values, budget_edges
+        self._spills = [_Spill(directory / f"bucket{b}", values) for b in range(self._num_buckets)]
+        self._buffer: list[EdgeChunk] = []
+        self._buffered = 0
+        self.num_added = 0
+
+    def add(self, chunk: EdgeChunk) -> None:
+        """Take some edges; small chunks are gathered first so that each write is worth its call."""
+        self._buffer.append(chunk)
+        self._buffered += chunk.src.size
+        if self._buffered >= BUFFERED_EDGES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._buffered:
+            return
+        chunks, self._buffer = self._buffer, []
+        src = np.concatenate([c.src for c in chunks]).astype(np.int64, copy=False)
+        dst = np.concatenate([c.dst for c in chunks]).astype(np.int64, copy=False)
+        counts = np.zeros(self._num_buckets, np.int64)
+        bad = _count_buckets(src, dst, self._num_vertices, self.shift, counts)
+        if bad >= 0:
+            where = f"edge {self.num_added + bad} ({src[bad]} -> {dst[bad]})"
+            fix = "give the right number of vertices, or map the ids first"
+            raise InputError(explain(where, f"ids in 0..{self._num_vertices - 1}", "one outside", fix))
+        keys = np.empty(src.size, np.uint64)
+        order = np.empty(src.size if self._values else 0, np.int64)
+        ends = np.cumsum(counts)
+        _group_by_bucket(src, dst, self.shift, self.source_bits, ends - counts, keys, order)
+        values = {}
+        for name, kind in self._values.items():
+            column = np.concatenate([c.values[name] for c in chunks])
+            values[name] = column.astype(storage_dtype(kind.dtype), copy=False)[order]
+        for spill, start, stop in zip(self._spills, ends - counts, ends, strict=True):
+            if start < stop:
+                spill.append(keys[start:stop], {name: column[start:stop] for name, column in values.items()})
+        self.num_added += self._buffered
+        self._buffered = 0
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Every bucket in order of its vertices, empty ones too; afterwards the sorter is empty."""
+        self._flush()
+        for number, spill in enumerate(self._spills):
+            first = number << self.shift
+            yield Bucket(first, min(first + (1 << self.shift), self._num_vertices), spill, self._budget)
+
+
+def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:
+    if spill.size <= 2 * budget:
+        run = _sort(*spill.read(0, spill.size))
+        spill.remove()
+        yield run
+        return
+    for part in _cut_by_sample(spill, budget):
+        if part.size == spill.size:  # cannot be cut: copies of one edge
+            yield _sort(*part.read(0, part.size))
+            part.remove()
+        else:
+            yield from _sorted_runs(part, budget)
+
+
+def _sort(keys: Keys, values: dict[str, Array]) -> SortedRun:
+    if not values:
+        keys.sort()
+        return SortedRun(keys, values)
+    order = np.argsort(keys)
+    keys = keys[order]
+    values = {name: column[order] for name, column in values.items()}
+    equal = keys[1:] == keys[:-1]
+    tied = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
+    if tied.size:  # positions of equal keys are adjacent, so sorting among them alone is enough
+        columns = [part for c in values.values() for part in c[tied].reshape(tied.size, prod(c.shape[1:])).T]
+        by_value = tied[np.lexsort([*reversed(columns), keys[tied]])]
+        for column in values.values():
+            column[tied] = column[by_value]
+    return SortedRun(keys, values)
+
+
+def _cut_by_sample(spill: _Spill, budget: int) -> list[_Spill]:
+    """Distribute a spill over new ones by ranges of keys; equal keys stay together. The old one is deleted."""
+    starts = np.linspace(0, spill.size - 1024, 64).astype(np.int64)
+    sample = np.sort(np.concatenate([spill.read(int(s), int(s) + 1024)[0] for s in starts]))
+    ways = min(MAX_BUCKETS, 2 * -(-spill.size // budget))
+    picked = sample[np.linspace(0, sample.size - 1, ways + 1).astype(np.int64)[1:-1]]
+    cuts = np.unique(np.concatenate([picked, picked + np.uint64(1)]))  # a heavy key gets a range of its own
+    parts = [_Spill(spill._stem.with_name(f"{spill._stem.name}-{i}"), spill._values) for i in range(cuts.size + 1)]
+    for start in range(0, spill.size, budget):
+        keys, values = spill.read(start, min(start + budget, spill.size))
+        part_of = np.searchsorted(cuts, keys, side="right").astype(np.uint16)
+        order = np.argsort(part_of, kind="stable")
+        ends = np.cumsum(np.bincount(part_of, minlength=len(parts)))
+        for part, first, stop in zip(parts, [0, *ends[:-1]], ends, strict=True):
+            if first < stop:
+                rows = order[first:stop]
+                part.append(keys[rows], {name: column[rows] for name, column in values.items()})
+    spill.remove()
+    return [part for part in parts if part.size]

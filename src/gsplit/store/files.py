@@ -1,0 +1,151 @@
+"""Array files of a store: plain ``.npy``, opened without trust.
+
+A header is never parsed in order to be believed. The manifest says dtype and shape; from those the one
+right header follows byte for byte, and the file must begin with it and have exactly the length that it
+implies. So nothing in a file can ask for a pickle, another dtype or more memory. Files are opened
+relative to the directory's descriptor, one component at a time and without following links, so no path
+leads out of it.
+"""
+
+import io
+import mmap
+import os
+import stat
+from math import prod
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import StoreError, explain
+
+__all__ = [
+    "DTYPES",
+    "Array",
+    "ArrayFile",
+    "expected_bytes",
+    "npy_header",
+    "open_inside",
+    "raw_bytes",
+    "read_inside",
+    "storage_dtype",
+]
+
+Array = npt.NDArray[Any]
+
+DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""Element types by name. numpy has no bfloat16: its 16 bits are kept in a uint16 array."""
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype, little-endian, in which elements of type ``name`` lie on disk."""
+    assert name in DTYPES, name
+    return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header numpy itself would write; its length does not depend on the first extent.
+
+    >>> len(npy_header("int32", (7,))), len(npy_header("int32", (2**40,)))
+    (128, 128)
+    """
+    stream = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(storage_dtype(dtype))
+    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
+    return stream.getvalue()
+
+
+def expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Length of the whole file, header included."""
+    return len(npy_header(dtype, shape)) + prod(shape) * storage_dtype(dtype).itemsize
+
+
+def raw_bytes(array: Array) -> memoryview:
+    """The elements of an array as bytes, copied only if they do not lie together."""
+    flat: Any = np.ascontiguousarray(array).reshape(-1)
+    return memoryview(flat).cast("B")
+
+
+def open_inside(root: int, relative: str) -> int:
+    """Open a regular file below the directory descriptor ``root`` for reading; no link is followed."""
+    parts = PurePosixPath(relative).parts
+    assert parts and ".." not in parts and not relative.startswith("/"), relative
+    directory = os.dup(root)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        # O_NONBLOCK: a named pipe in place of the file must not hang us
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(parts[-1], flags, dir_fd=directory)
+    except OSError as error:
+        what = f"a regular file inside the store, no link ({error.strerror})"
+        raise StoreError(explain(relative, what, "none that can be opened", _AGAIN)) from None
+    finally:
+        os.close(directory)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise StoreError(explain(relative, "a regular file", "something else", _AGAIN))
+    return file
+
+
+_AGAIN = "restore the file from a copy, or import the graph again"
+
+
+def read_inside(root: int, relative: str, limit: int) -> bytes:
+    """The whole content of a small file."""
+    file = open_inside(root, relative)
+    with os.fdopen(file, "rb") as stream:
+        size = os.fstat(file).st_size
+        if size > limit:
+            raise StoreError(explain(relative, f"at most {limit} bytes", size, _AGAIN))
+        return stream.read(limit)
+
+
+class ArrayFile:
+    """An array file that is open and has passed the checks of header and length; close it after use."""
+
+    def __init__(self, root: int, relative: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self._dtype, self._shape = storage_dtype(dtype), shape
+        header, self._length = npy_header(dtype, shape), expected_bytes(dtype, shape)
+        self._offset = len(header)
+        self._file = open_inside(root, relative)
+        try:
+            found, size = os.pread(self._file, len(header), 0), os.fstat(self._file).st_size
+            if found != header:
+                expected = f"a .npy file of {dtype} {list(shape)}"
+                raise StoreError(explain(relative, expected, _describe(found), _AGAIN))
+            if size != self._length:
+                expected = f"{self._length} bytes for {dtype} {list(shape)}"
+                raise StoreError(explain(relative, expected, f"{size} bytes", _AGAIN))
+        except StoreError:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self._shape)
+
+    def read(self, start: int, stop: int) -> Array:
+        """Some elements, read and not mapped: a touched map would make megabytes around each of them resident."""
+        item = self._dtype.itemsize
+        data = os.pread(self._file, (stop - start) * item, self._offset + start * item)
+        return np.frombuffer(data, self._dtype)
+
+    def map(self) -> Array:
+        """The whole array as a read-only memory map, which outlives this object."""
+        buffer = mmap.mmap(self._file, self._length, access=mmap.ACCESS_READ)
+        return np.frombuffer(buffer, self._dtype, self.size, self._offset).reshape(self._shape)
+
+    def close(self) -> None:
+        """Let go of the file; maps stay."""
+        os.close(self._file)
+
+
+def _describe(found: bytes) -> str:
+    """What a wrong header says of itself, for the message only."""
+    text = found[10:].split(b"\n")[0].rstrip().decode("latin-1", "replace")
+    return f"header {text!r}" if found.startswith(b"\x93NUMPY") else f"a file that begins with {found[:8]!r}"

@@ -1,0 +1,156 @@
+"""numpy ``.npz`` graphs: ``edge_index`` (2 x E, sources above destinations) and what else is there.
+
+Used: ``x`` (or ``x_indptr``, ``x_indices``, ``x_data``, ``x_shape``: the same as CSR, made dense), ``y``,
+``num_nodes``, ``train_idx``, ``val_idx``, ``test_idx``, ``edge_weight``, ``edge_attr``. Other members are
+named in the notes of the source, not silently dropped.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, explain
+from gsplit.store.files import Array
+from gsplit.store.importers.npz_file import NpzMember, npz_members
+from gsplit.store.source import (
+    CHUNK_EDGES,
+    EdgeChunk,
+    GraphSource,
+    RowChunk,
+    Rows,
+    ValueType,
+    dtype_name,
+    row_slices,
+)
+
+__all__ = ["edge_index_chunks", "feature_rows", "label_rows", "npz_source"]
+
+_TARGETS = {"train_idx": "train", "val_idx": "val", "test_idx": "test"}
+_SPARSE_X = ("x_indptr", "x_indices", "x_data", "x_shape")
+_EDGE_VALUES = ("edge_weight", "edge_attr")
+
+
+def npz_source(path: str | Path) -> GraphSource:
+    """The graph in a ``.npz`` file."""
+    path = Path(path)
+    members = npz_members(path)
+    if "edge_index" not in members:
+        got = ", ".join(members) or "no member"
+        raise InputError(explain(path, "a member edge_index", got, "save the edges under that name"))
+    edges = members["edge_index"]
+    if len(edges.shape) != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        got = f"{edges.dtype} {list(edges.shape)}"
+        raise InputError(explain(edges.where, "integers of shape [2, E]", got, "save it in PyG's form"))
+    values = {name: members[name] for name in _EDGE_VALUES if name in members}
+    features = {}
+    if "x" in members:
+        features["x"] = feature_rows(members["x"])
+    elif all(name in members for name in _SPARSE_X):
+        features["x"] = _sparse_rows(members)
+    used = {"edge_index", "x", "y", "num_nodes", *_TARGETS, *_SPARSE_X, *_EDGE_VALUES}
+    unused = sorted(set(members) - used)
+    return GraphSource(
+        kind="npz",
+        num_vertices=_num_vertices(members),
+        num_edges=edges.shape[1],
+        edges=lambda: edge_index_chunks(edges, values),
+        edge_values={name: _value_type(member, edges.shape[1]) for name, member in values.items()},
+        features=features,
+        y=label_rows(members["y"]) if "y" in members else None,
+        targets={
+            name: members[key].read().astype(np.int64).reshape(-1) for key, name in _TARGETS.items() if key in members
+        },
+        settings={"input": path.name},
+        notes=(f"not imported: {', '.join(unused)}",) if unused else (),
+    )
+
+
+def edge_index_chunks(edges: NpzMember, values: dict[str, NpzMember]) -> Iterator[EdgeChunk]:
+    """The columns of ``edge_index`` in order, with the per-edge values beside them."""
+    count = edges.shape[1]
+    ends: Iterator[tuple[Array, Array]]
+    if edges.fortran_order:  # source and destination alternate
+        ends = ((pair[0::2], pair[1::2]) for pair in edges.elements(0, 2 * count, 2 * CHUNK_EDGES))
+    else:
+        ends = zip(edges.elements(0, count, CHUNK_EDGES), edges.elements(count, count, CHUNK_EDGES), strict=True)
+    columns = {name: _value_chunks(member) for name, member in values.items()}
+    for src, dst in ends:
+        yield EdgeChunk(src, dst, {name: next(column) for name, column in columns.items()})
+
+
+def _value_type(member: NpzMember, num_edges: int) -> ValueType:
+    dtype = dtype_name(member.dtype)
+    if dtype is None or not 1 <= len(member.shape) <= 2 or member.shape[0] != num_edges:
+        got = f"{member.dtype} {list(member.shape)}"
+        raise InputError(
+            explain(member.where, f"numbers of shape [{num_edges}] or [{num_edges}, D]", got, "correct it")
+        )
+    return ValueType(dtype, member.shape[1:])
+
+
+def _value_chunks(member: NpzMember) -> Iterator[Array]:
+    if member.fortran_order and len(member.shape) > 1:
+        fix = "save numpy.ascontiguousarray(array)"
+        raise InputError(explain(member.where, "rows one after the other (C order)", "Fortran order", fix))
+    width = prod(member.shape[1:])
+    for flat in member.elements(0, member.shape[0] * width, CHUNK_EDGES * max(width, 1)):
+        yield flat.reshape(-1, *member.shape[1:])
+
+
+def feature_rows(member: NpzMember) -> Rows:
+    """Features as they are if they are floats; other numbers become float32."""
+    if len(member.shape) != 2 or member.dtype.kind not in "fiub":
+        got = f"{member.dtype} {list(member.shape)}"
+        raise InputError(explain(member.where, "numbers of shape [N, D]", got, "save features as a matrix"))
+    name = dtype_name(member.dtype) if member.dtype.kind == "f" else "float32"
+    if name is None:
+        fix = "save it as float32"
+        raise InputError(explain(member.where, "float16, float32 or float64", member.dtype, fix))
+    return member.rows(name)
+
+
+def label_rows(member: NpzMember) -> Rows:
+    """Integer labels as int64; floats as they are."""
+    if member.dtype.kind in "iub":
+        return member.rows("int64")
+    name = dtype_name(member.dtype)
+    if name is None:
+        raise InputError(explain(member.where, "numbers", member.dtype, "encode labels as integers, -1 for none"))
+    return member.rows(name)
+
+
+def _sparse_rows(members: dict[str, NpzMember]) -> Rows:
+    """Rows of a CSR matrix, made dense a bounded number at a time; its triple is held in memory."""
+    num_rows, width = (int(n) for n in members["x_shape"].read())
+
+    def chunks() -> Iterator[RowChunk]:
+        indptr, columns, data = (members[name].read() for name in _SPARSE_X[:3])
+        indptr = indptr.astype(np.int64)
+        sound = indptr.shape == (num_rows + 1,) and (np.diff(indptr) >= 0).all() and indptr[-1] == columns.size
+        if not sound or columns.size != data.size or (columns.size and int(columns.max()) >= width):
+            where = members["x_indptr"].where
+            raise InputError(explain(where, f"a CSR matrix of {num_rows} x {width}", "another", "save it again"))
+        for piece in row_slices(num_rows, 4 * width):
+            first, last = int(indptr[piece.start]), int(indptr[piece.stop])
+            dense = np.zeros((piece.stop - piece.start, width), np.float32)
+            rows = np.repeat(np.arange(dense.shape[0]), np.diff(indptr[piece.start : piece.stop + 1]))
+            dense[rows, columns[first:last].astype(np.int64)] = data[first:last]
+            yield RowChunk(piece, dense)
+
+    return Rows(ValueType("float32", (width,)), chunks)
+
+
+def _num_vertices(members: dict[str, NpzMember]) -> int:
+    """From ``num_nodes``, the rows of ``x`` or ``y``, or else the largest id in a first pass over the edges."""
+    if "num_nodes" in members:
+        return int(members["num_nodes"].read().reshape(-1)[0])
+    for name in ("x", "y"):
+        if name in members and members[name].shape:
+            return members[name].shape[0]
+    largest: list[npt.NDArray[np.int64]] = [np.array([-1])]
+    edges = members["edge_index"]
+    largest += [part.max(keepdims=True).astype(np.int64) for part in edges.elements(0, 2 * edges.shape[1], CHUNK_EDGES)]
+    return int(np.concatenate(largest).max()) + 1

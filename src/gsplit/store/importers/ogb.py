@@ -1,0 +1,137 @@
+"""The folders that OGB downloads for node property prediction, read directly, without the ogb package.
+
+Two layouts: ``raw/*.csv.gz`` (arxiv, products, proteins) and ``raw/data.npz`` with ``raw/node-label.npz``
+(papers100M). Splits come from ``split/NAME/{train,valid,test}.csv.gz``. Missing labels (NaN) become -1.
+Heterogeneous sets are refused. Sets whose file lists each undirected edge once (products, proteins) want
+``symmetrise``.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, explain
+from gsplit.store.files import Array
+from gsplit.store.importers.arrow import csv_columns, number_column
+from gsplit.store.importers.npz import edge_index_chunks, feature_rows
+from gsplit.store.importers.npz_file import npz_members
+from gsplit.store.source import EdgeChunk, GraphSource, RowChunk, Rows, ValueType, rows_of
+
+__all__ = ["ogb_source"]
+
+_SPLITS = {"train": "train", "valid": "val", "test": "test"}
+
+
+def ogb_source(folder: str | Path, *, split: str | None = None) -> GraphSource:
+    """The graph in a folder such as ``dataset/ogbn_arxiv``; ``split`` chooses among several."""
+    folder = Path(folder)
+    raw = folder / "raw"
+    targets = _targets(folder, split)
+    if (raw / "data.npz").is_file():
+        return _binary_source(folder, targets)
+    if (raw / "edge.csv.gz").is_file():
+        return _csv_source(folder, targets)
+    if (raw / "triplet-type-list.csv.gz").is_file() or (raw / "relations").exists():
+        fix = "only homogeneous graphs can be imported"
+        raise InputError(explain(folder, "a homogeneous OGB set", "a heterogeneous one", fix))
+    fix = "give the folder that holds raw/ and split/"
+    raise InputError(explain(folder, "raw/edge.csv.gz or raw/data.npz", "neither", fix))
+
+
+def _targets(folder: Path, split: str | None) -> dict[str, npt.NDArray[np.int64]]:
+    choices = sorted(p.name for p in (folder / "split").iterdir() if p.is_dir()) if (folder / "split").is_dir() else []
+    if (split is None and len(choices) > 1) or (split is not None and split not in choices):
+        fix = "choose one with --split"
+        raise InputError(explain(folder / "split", f"one of {', '.join(choices) or 'none there'}", split, fix))
+    if not choices:
+        return {}
+    where = folder / "split" / (split or choices[0])
+    return {name: _csv_integers(where / f"{file}.csv.gz") for file, name in _SPLITS.items()}
+
+
+def _csv_integers(path: Path) -> npt.NDArray[np.int64]:
+    parts = [number_column(str(path), columns[0]).astype(np.int64) for columns in csv_columns(path)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _as_labels(raw: Array) -> Array:
+    """One column as integers, -1 for NaN; several columns as they are."""
+    if raw.ndim == 2 and raw.shape[1] == 1:
+        raw = raw[:, 0]
+    if raw.ndim == 1 and raw.dtype.kind == "f":
+        return np.where(np.isnan(raw), -1, raw).astype(np.int64)
+    return raw.astype(np.int64) if raw.dtype.kind in "iu" else raw
+
+
+def _label_rows(raw: Array) -> Rows:
+    labels = _as_labels(raw)
+    return rows_of(labels, "int64" if labels.dtype.kind in "iu" else "float32")
+
+
+def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
+    raw = folder / "raw"
+    num_vertices = int(_csv_integers(raw / "num-node-list.csv.gz").sum())
+    num_edges = int(_csv_integers(raw / "num-edge-list.csv.gz").sum())
+
+    def edges() -> Iterator[EdgeChunk]:
+        for columns in csv_columns(raw / "edge.csv.gz"):
+            src, dst = (number_column(str(raw / "edge.csv.gz"), column) for column in columns[:2])
+            yield EdgeChunk(src, dst)
+
+    features, y = {}, None
+    if (raw / "node-feat.csv.gz").is_file():
+        features["x"] = _csv_features(raw / "node-feat.csv.gz")
+    if (raw / "node-label.csv.gz").is_file():
+        y = _label_rows(_csv_matrix(raw / "node-label.csv.gz"))
+    return GraphSource(
+        kind="ogb",
+        num_vertices=num_vertices,
+        num_edges=num_edges,
+        edges=edges,
+        features=features,
+        y=y,
+        targets=targets,
+        settings={"folder": folder.name, "layout": "csv"},
+    )
+
+
+def _csv_matrix(path: Path) -> Array:
+    blocks = [np.stack([number_column(str(path), c) for c in columns], axis=1) for columns in csv_columns(path)]
+    if not blocks:
+        raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
+    return np.concatenate(blocks)
+
+
+def _csv_features(path: Path) -> Rows:
+    first = next(csv_columns(path), None)
+    if first is None:
+        raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
+
+    def chunks() -> Iterator[RowChunk]:
+        start = 0
+        for columns in csv_columns(path):
+            rows = np.stack([number_column(str(path), c) for c in columns], axis=1)
+            yield RowChunk(slice(start, start + rows.shape[0]), rows)
+            start += rows.shape[0]
+
+    return Rows(ValueType("float32", (len(first),)), chunks)
+
+
+def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
+    data, labels = npz_members(folder / "raw" / "data.npz"), npz_members(folder / "raw" / "node-label.npz")
+    for name, members in (("edge_index", data), ("num_nodes_list", data), ("node_label", labels)):
+        if name not in members:
+            raise InputError(explain(folder / "raw", f"an array {name}", "none", "download the set again"))
+    edges = data["edge_index"]
+    return GraphSource(
+        kind="ogb",
+        num_vertices=int(data["num_nodes_list"].read().sum()),
+        num_edges=edges.shape[1],
+        edges=lambda: edge_index_chunks(edges, {}),
+        features={"x": feature_rows(data["node_feat"])} if "node_feat" in data else {},
+        y=_label_rows(labels["node_label"].read()),  # one number per vertex
+        targets=targets,
+        settings={"folder": folder.name, "layout": "binary"},
+    )

@@ -1,0 +1,151 @@
+"""PyG ``Data`` objects in and out, nothing lost on the way.
+
+``from_pyg`` keeps every attribute it can represent and refuses the others by name. It also stores each edge's
+position in ``edge_index`` (``edges/input_position``), so that ``to_pyg`` gives back the very same object.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gsplit.errors import InputError, explain
+from gsplit.progress import Progress, silent
+from gsplit.store.build import build_store
+from gsplit.store.files import Array
+from gsplit.store.reader import Store
+from gsplit.store.source import CHUNK_EDGES, EdgeChunk, EdgeRules, GraphSource, Rows, ValueType, dtype_name, rows_of
+
+__all__ = ["from_pyg", "pyg_source", "to_pyg"]
+
+POSITION = "input_position"
+_SPLITS = ("train", "val", "test")
+
+
+def from_pyg(
+    data: Data,
+    path: str | Path,
+    *,
+    symmetrise: bool = False,
+    drop_self_loops: bool = False,
+    drop_duplicates: bool = False,
+    ignore: Iterable[str] = (),
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Store:
+    """Write a PyG ``Data`` object as a store. ``ignore`` names attributes to leave out."""
+    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
+    source = pyg_source(data, ignore=ignore, keep_positions=rules == EdgeRules())
+    return build_store(source, path, rules=rules, overwrite=overwrite, progress=progress)
+
+
+def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool = True) -> GraphSource:
+    """A ``Data`` object as a graph source."""
+    if not isinstance(data, Data) or not isinstance(data.edge_index, Tensor):
+        got = f"{type(data).__name__} without an edge_index tensor" if isinstance(data, Data) else type(data).__name__
+        fix = "pass a homogeneous torch_geometric.data.Data; convert adj_t with ToUndirected or to edge_index"
+        raise InputError(explain("data", "a PyG Data with edge_index", got, fix))
+    num_vertices, edge_index = int(data.num_nodes or 0), _host(data.edge_index)
+    features: dict[str, Rows] = {}
+    values: dict[str, tuple[ValueType, Array]] = {}
+    targets: dict[str, Array] = {}
+    y: Rows | None = None
+    left: list[str] = []
+    for name, value in data.to_dict().items():
+        if name in ("edge_index", "num_nodes") or name in ignore or value is None:
+            continue
+        split = name.removesuffix("_mask")
+        if not isinstance(value, Tensor):
+            left.append(name)
+        elif name == "y" and value.dim() in (1, 2) and value.size(0) == num_vertices:
+            y = rows_of(*_stored(value))
+        elif split in _SPLITS and value.dtype == torch.bool and value.shape == (num_vertices,):
+            targets[split] = np.flatnonzero(_host(value))
+        elif data.is_edge_attr(name) and value.dim() in (1, 2):
+            array, dtype = _stored(value)
+            values[name] = (ValueType(dtype, array.shape[1:]), array)
+        elif value.is_floating_point() and value.dim() == 2 and value.size(0) == num_vertices:
+            features[name] = rows_of(*_stored(value))
+        else:
+            left.append(name)
+    if left:
+        expected = "float matrices per vertex, 1-d train/val/test masks, per-edge tensors and y"
+        fix = f"convert them, or pass ignore={tuple(left)!r}"
+        raise InputError(explain("data", expected, f"also {', '.join(left)}", fix))
+    if keep_positions:
+        values[POSITION] = (ValueType("int64"), np.arange(edge_index.shape[1]))
+    return GraphSource(
+        kind="pyg",
+        num_vertices=num_vertices,
+        num_edges=edge_index.shape[1],
+        edges=lambda: _edge_chunks(edge_index, {name: array for name, (_, array) in values.items()}),
+        edge_values={name: kind for name, (kind, _) in values.items()},
+        features=features,
+        y=y,
+        targets=targets,
+    )
+
+
+def _edge_chunks(edge_index: Array, values: dict[str, Array]) -> Iterator[EdgeChunk]:
+    for first in range(0, edge_index.shape[1], CHUNK_EDGES):
+        piece = slice(first, first + CHUNK_EDGES)
+        columns = {name: array[piece] for name, array in values.items()}
+        yield EdgeChunk(edge_index[0, piece], edge_index[1, piece], columns)
+
+
+def _host(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().cpu().contiguous().numpy()
+    return array
+
+
+def _stored(tensor: Tensor) -> tuple[Array, str]:
+    """The tensor's elements for the store and their type's name."""
+    if tensor.dtype == torch.bfloat16:
+        return _host(tensor.detach().contiguous().view(torch.uint16)), "bfloat16"
+    array = _host(tensor)
+    name = dtype_name(array.dtype)
+    if name is None:
+        fix = "convert it to one of the types of docs/store.md"
+        raise InputError(explain("data", "a type the store has", tensor.dtype, fix))
+    return array, name
+
+
+def _loaded(store: Store, name: str) -> Tensor:
+    """A copy of an array as a tensor of its logical type."""
+    tensor = torch.from_numpy(np.array(store.array(name)))
+    return tensor.view(torch.bfloat16) if store.manifest.arrays[name].dtype == "bfloat16" else tensor
+
+
+def to_pyg(store: Store) -> Data:
+    """The whole store as a PyG ``Data`` object in original ids. Everything is copied into memory."""
+    if store.vertex_range != (0, store.num_vertices):
+        fix = "open the whole store"
+        raise InputError(explain(store.path, "all vertices", f"a share, {store.vertex_range}", fix))
+    original = torch.from_numpy(np.array(store.original_ids()))
+    place = torch.argsort(original)  # row of each original id
+    graph = store.graph
+    dst = torch.repeat_interleave(original, torch.from_numpy(graph.in_degrees()))
+    edge_index = torch.stack([original[torch.from_numpy(np.array(graph.indices, np.int64))], dst])
+    order: Tensor | None = None
+    if f"edges/{POSITION}" in store.names:
+        order = torch.argsort(_loaded(store, f"edges/{POSITION}"))
+    content: dict[str, Any] = {"edge_index": edge_index if order is None else edge_index[:, order]}
+    for name in store.manifest.names("features"):
+        content[name] = _loaded(store, f"features/{name}")[place]
+    if "y" in store.names:
+        content["y"] = _loaded(store, "y")[place]
+    for name in store.manifest.names("edges"):
+        if name != POSITION:
+            column = _loaded(store, f"edges/{name}")
+            content[name] = column if order is None else column[order]
+    for name in store.manifest.names("targets"):
+        mask = torch.zeros(store.num_vertices, dtype=torch.bool)
+        mask[original[_loaded(store, f"targets/{name}")]] = True
+        content[f"{name}_mask"] = mask
+    if not any(name in content for name in ("x", "y")):
+        content["num_nodes"] = store.num_vertices
+    return Data(**content)

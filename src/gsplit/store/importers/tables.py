@@ -1,0 +1,229 @@
+"""Edge and vertex tables in Parquet or CSV, with ids that are integers or strings.
+
+The edge table has a source and a destination column and, if named, columns of per-edge values. The vertex
+table, if there is one, lists every vertex: an id column, optionally a label, a split (train, val, test) and
+features: a column of lists named ``x``, or number columns given by name. Tables are read in several passes
+and never held; the ids are, where they have to be mapped.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, explain
+from gsplit.store.files import Array
+from gsplit.store.importers.arrow import Table, list_rows, load_arrow, number_column
+from gsplit.store.importers.vertex_ids import BATCH_IDS, IdMode, VertexIds, collect_ids, dense_ids
+from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, Rows, ValueType, dtype_name
+
+__all__ = ["TableColumns", "tables_source"]
+
+_SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Which column means what."""
+
+    src: str = "src"
+    dst: str = "dst"
+    edge_values: Sequence[str] = ()
+    id: str = "id"
+    label: str = "y"
+    split: str = "split"
+    feature_list: str = "x"
+    features: Sequence[str] = field(default_factory=tuple)
+
+
+def tables_source(
+    edges: str | Path,
+    vertices: str | Path | None = None,
+    *,
+    columns: TableColumns | None = None,
+    ids: IdMode | str = IdMode.AUTO,
+    num_vertices: int | None = None,
+    delimiter: str = ",",
+) -> GraphSource:
+    """The graph in an edge table and, if given, a vertex table.
+
+    ``ids``: ``dense`` takes integers as vertices 0 .. n-1; ``map`` numbers the distinct ids; ``names`` reads CSV ids
+    as text and maps them. ``auto`` maps, except integers without a vertex table whose largest is below twice the
+    number of edges: then they are taken as they are.
+    """
+    columns = columns or TableColumns()
+    ids = IdMode(ids)
+    text = ids == IdMode.NAMES
+    edge_table = Table(edges, delimiter=delimiter, text_columns=(columns.src, columns.dst) if text else ())
+    edge_table.require([columns.src, columns.dst, *columns.edge_values])
+    vertex_table = None
+    if vertices is not None:
+        vertex_table = Table(vertices, delimiter=delimiter, text_columns=(columns.id,) if text else ())
+        vertex_table.require([columns.id, *columns.features])
+    vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
+    features: dict[str, Rows] = {}
+    targets: dict[str, npt.NDArray[np.int64]] = {}
+    y, notes = None, _notes(vertex_table, columns)
+    if vertex_table is not None:
+        features = _features(vertex_table, columns, vertex_ids)
+        y = _labels(vertex_table, columns, vertex_ids)
+        targets = _targets(vertex_table, columns, vertex_ids)
+    return GraphSource(
+        kind="tables",
+        num_vertices=vertex_ids.num_vertices,
+        num_edges=edge_table.forecast_rows(),
+        edges=lambda: _edge_chunks(edge_table, columns, vertex_ids),
+        edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
+        features=features,
+        y=y,
+        targets=targets,
+        vertex_ids=vertex_ids.as_integers(),
+        vertex_names=vertex_ids.as_names(),
+        settings={
+            "edges": Path(edges).name,
+            "vertices": Path(vertices).name if vertices else None,
+            "ids": ids,
+        },
+        notes=notes,
+    )
+
+
+def _vertex_ids(
+    edges: Table, vertices: Table | None, columns: TableColumns, ids: IdMode, num_vertices: int | None
+) -> VertexIds:
+    arrow = load_arrow()
+    kinds = [edges.schema.field(name).type for name in (columns.src, columns.dst)]
+    integers = all(arrow.types.is_integer(kind) for kind in kinds)
+    if ids == IdMode.DENSE and not integers:
+        raise InputError(explain("ids", "integer ids for --ids dense", kinds[0], "use --ids map"))
+    if vertices is not None:
+        where = f"{vertices.path}: {columns.id}"
+        found = collect_ids(where, _columns(vertices, [columns.id]), unique=True)
+        if ids == IdMode.DENSE and found.values is not None:
+            raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", "others", "use --ids map"))
+        return found
+    if num_vertices is not None and integers and ids in (IdMode.AUTO, IdMode.DENSE):
+        return dense_ids(num_vertices)
+    if integers and ids in (IdMode.AUTO, IdMode.DENSE):
+        low, high, count = _extent(edges, columns)
+        if low >= 0 and (ids == IdMode.DENSE or high < 2 * count):
+            return dense_ids(high + 1)
+        if ids == IdMode.DENSE:
+            raise InputError(explain(str(edges.path), "ids from 0 for --ids dense", low, "use --ids map"))
+    return collect_ids(str(edges.path), _columns(edges, [columns.src, columns.dst]), unique=False)
+
+
+def _columns(table: Table, names: list[str]) -> Iterator[Any]:
+    for batch in table.batches(names):
+        yield from batch.columns
+
+
+def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
+    """Smallest and largest id, and the number of edges: from the file's own statistics, or in one pass."""
+    arrow = load_arrow()
+    known = [edges.extent(column) for column in (columns.src, columns.dst)]
+    if None not in known:
+        ends = [end for pair in known if pair is not None for end in pair]
+        return min(ends), max(ends), edges.forecast_rows()
+    low, high, count = 0, -1, 0
+    for batch in edges.batches([columns.src, columns.dst]):
+        count += batch.num_rows
+        for column in batch.columns:
+            found = arrow.compute.min_max(column).as_py()
+            if found["min"] is not None:
+                low, high = min(low, found["min"]), max(high, found["max"])
+    return low, high, count
+
+
+def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds) -> Iterator[EdgeChunk]:
+    names = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values]))
+    for batch in table.batches(names, CHUNK_EDGES if ids.values is None else BATCH_IDS // 2):
+        both = load_arrow().chunked_array([batch[columns.src], batch[columns.dst]]).combine_chunks()
+        ends = ids.lookup(str(table.path), both)
+        values = {name: number_column(f"{table.path}: {name}", batch[name]) for name in columns.edge_values}
+        yield EdgeChunk(ends[: batch.num_rows], ends[batch.num_rows :], values)
+
+
+def _value_type(table: Table, name: str) -> ValueType:
+    try:
+        dtype = dtype_name(np.dtype(table.schema.field(name).type.to_pandas_dtype()))
+    except (TypeError, NotImplementedError):
+        dtype = None
+    if dtype is None:
+        got = table.schema.field(name).type
+        raise InputError(explain(f"{table.path}: {name}", "a column of numbers", got, "convert the column"))
+    return ValueType(dtype)
+
+
+def _placed(table: Table, columns: TableColumns, ids: VertexIds, names: list[str]) -> Iterator[tuple[Array, Any]]:
+    """Batches of some columns with the vertices of their rows."""
+    for batch in table.batches(list(dict.fromkeys([columns.id, *names])), CHUNK_EDGES // 4):
+        yield ids.lookup(str(table.path), batch[columns.id]), batch
+
+
+def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, Rows]:
+    name = columns.feature_list
+    if columns.features:
+        kind = ValueType("float32", (len(columns.features),))
+
+        def from_columns() -> Iterator[RowChunk]:
+            for vertices, batch in _placed(table, columns, ids, list(columns.features)):
+                parts = [number_column(f"{table.path}: {c}", batch[c]) for c in columns.features]
+                yield RowChunk(vertices, np.stack(parts, axis=1))
+
+        return {"x": Rows(kind, from_columns)}
+    if name not in table.schema.names:
+        return {}
+
+    def from_lists() -> Iterator[RowChunk]:
+        for vertices, batch in _placed(table, columns, ids, [name]):
+            yield RowChunk(vertices, list_rows(f"{table.path}: {name}", batch[name]))
+
+    first = next(from_lists(), None)
+    if first is None:
+        return {}
+    dtype = dtype_name(first.rows.dtype) if first.rows.dtype.kind == "f" else "float32"
+    assert dtype is not None
+    return {"x": Rows(ValueType(dtype, first.rows.shape[1:]), from_lists)}
+
+
+def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Rows | None:
+    arrow, name = load_arrow(), columns.label
+    if name not in table.schema.names:
+        return None
+    integer = arrow.types.is_integer(table.schema.field(name).type)
+
+    def chunks() -> Iterator[RowChunk]:
+        for vertices, batch in _placed(table, columns, ids, [name]):
+            column = batch[name].fill_null(-1) if integer else batch[name]
+            yield RowChunk(vertices, number_column(f"{table.path}: {name}", column))
+
+    return Rows(ValueType("int64" if integer else "float32"), chunks)
+
+
+def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:
+    if columns.split not in table.schema.names:
+        return {}
+    arrow = load_arrow()
+    found: dict[str, list[Array]] = {}
+    for vertices, batch in _placed(table, columns, ids, [columns.split]):
+        for word in arrow.compute.unique(batch[columns.split]).to_pylist():
+            if not word:
+                continue
+            if word not in _SPLITS:
+                expected, fix = f"one of {', '.join(_SPLITS)} or nothing", "rename these values"
+                raise InputError(explain(f"{table.path}: {columns.split}", expected, repr(word), fix))
+            here = arrow.compute.equal(batch[columns.split], word).fill_null(False)
+            found.setdefault(_SPLITS[word], []).append(vertices[here.to_numpy(zero_copy_only=False)])
+    return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
+
+
+def _notes(table: Table | None, columns: TableColumns) -> tuple[str, ...]:
+    if table is None:
+        return ()
+    used = {columns.id, columns.label, columns.split, *(columns.features or [columns.feature_list])}
+    unused = [name for name in table.schema.names if name not in used]
+    return (f"not imported: {', '.join(unused)}",) if unused else ()

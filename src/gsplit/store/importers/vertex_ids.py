@@ -1,0 +1,129 @@
+"""From the ids of a table, numbers or strings, to vertices 0 .. n-1.
+
+The rule is one: the vertices are the distinct ids in ascending order. So the numbering depends on the set of
+ids only, and integers that already are 0 .. n-1 stay as they are. The mapping is written into the store
+(``vertex_ids``, or ``name_offsets`` and ``name_bytes``), so that results can be joined back.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, explain
+from gsplit.store.importers.arrow import load_arrow
+
+__all__ = ["IdMode", "VertexIds", "collect_ids", "dense_ids"]
+
+
+class IdMode(StrEnum):
+    """How ids become vertices: taken as they are, numbered in order, or (CSV) read as text and numbered."""
+
+    AUTO = "auto"
+    DENSE = "dense"
+    MAP = "map"
+    NAMES = "names"
+
+
+BATCH_IDS = 1 << 23
+"""Ids looked up in one call: pyarrow builds its hash table anew each time, so calls should be few."""
+
+
+@dataclass(frozen=True)
+class VertexIds:
+    """The vertices of a graph: ``values`` holds their distinct ids in ascending order, None if they are 0 .. n-1."""
+
+    num_vertices: int
+    values: Any | None
+
+    def lookup(self, where: str, ids: Any) -> npt.NDArray[np.int64]:
+        """The vertices of a column of ids; an id that is not there is refused."""
+        arrow = load_arrow()
+        if self.values is None:
+            column = ids.cast(arrow.int64())
+            vertices: npt.NDArray[np.int64] = np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
+            missing = (vertices < 0) | (vertices >= self.num_vertices)
+        else:
+            found = arrow.compute.index_in(_widened(ids), value_set=self.values)
+            vertices = np.asarray(found.cast(arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
+            missing = vertices < 0
+        if missing.any():
+            example = ids[int(np.flatnonzero(missing)[0])].as_py()
+            expected = f"ids among the {self.num_vertices} vertices"
+            raise InputError(explain(where, expected, repr(example), "add it to the vertex table, or drop the row"))
+        return vertices
+
+    def as_integers(self) -> npt.NDArray[np.int64] | None:
+        """The mapping, where ids are numbers and not 0 .. n-1."""
+        arrow = load_arrow()
+        if self.values is None or not arrow.types.is_integer(self.values.type):
+            return None
+        return np.asarray(self.values.to_numpy(zero_copy_only=False))
+
+    def as_names(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None:
+        """The mapping, where ids are strings: offsets into one array of UTF-8 bytes."""
+        arrow = load_arrow()
+        if self.values is None or arrow.types.is_integer(self.values.type):
+            return None
+        lengths = arrow.compute.binary_length(self.values).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        data = self.values.buffers()[2]
+        text = np.frombuffer(data, np.uint8) if data is not None and offsets[-1] else np.empty(0, np.uint8)
+        start = int(np.frombuffer(self.values.buffers()[1], np.int64)[self.values.offset]) if offsets[-1] else 0
+        return offsets, text[start : start + int(offsets[-1])]
+
+
+def dense_ids(num_vertices: int) -> VertexIds:
+    """Ids that are vertices already."""
+    return VertexIds(num_vertices, None)
+
+
+def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexIds:
+    """The distinct ids of some columns; with ``unique``, one that comes twice is refused."""
+    arrow = load_arrow()
+    known: Any | None = None
+    count = 0
+    for column in _gathered(columns):
+        if column.null_count:
+            raise InputError(explain(where, "an id in every row", "nulls", "drop or fill these rows"))
+        count += len(column)
+        values = arrow.compute.unique(_widened(column))
+        known = values if known is None else arrow.compute.unique(arrow.concat_arrays([known, values]))
+    if known is None:
+        return dense_ids(0)
+    if unique and len(known) != count:
+        raise InputError(explain(where, "every id once", f"{count - len(known)} repeated", "drop the duplicates"))
+    known = known.take(arrow.compute.sort_indices(known))
+    if arrow.types.is_integer(known.type) and known[0].as_py() == 0 and known[-1].as_py() == len(known) - 1:
+        return dense_ids(len(known))
+    return VertexIds(len(known), known)
+
+
+def _widened(column: Any) -> Any:
+    """Integers as int64, strings with 64-bit offsets, so that any two columns compare."""
+    arrow = load_arrow()
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if arrow.types.is_integer(column.type):
+        return column.cast(arrow.int64())
+    if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+        return column.cast(arrow.large_string())
+    raise InputError(explain("ids", "integers or strings", column.type, "convert the id columns"))
+
+
+def _gathered(columns: Iterable[Any]) -> Iterator[Any]:
+    """The same ids in fewer, larger arrays."""
+    arrow = load_arrow()
+    held: list[Any] = []
+    count = 0
+    for column in columns:
+        held.append(_widened(column))
+        count += len(column)
+        if count >= BATCH_IDS:
+            yield arrow.concat_arrays(held)
+            held, count = [], 0
+    if held:
+        yield arrow.concat_arrays(held)

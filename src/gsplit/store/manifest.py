@@ -1,0 +1,174 @@
+"""What ``manifest.json`` says: sizes, the arrays that exist, where they come from.
+
+The manifest holds no paths: an array's name is its path, and names are made of a fixed role and, in the
+three folders, one plain word. Every shape must follow from the counts, so a manifest that parses is
+consistent with itself; whether the files agree with it is ``reader``'s business.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from gsplit.errors import StoreError, explain
+from gsplit.store.statistics import Statistics
+
+__all__ = [
+    "MAX_EDGES",
+    "MAX_VERTICES",
+    "VERSION",
+    "ArrayEntry",
+    "Manifest",
+    "ProvenanceStep",
+    "file_of",
+    "parse_manifest",
+    "role_of",
+]
+
+VERSION = 1
+MAX_VERTICES = 1 << 35
+MAX_EDGES = 1 << 40
+
+_INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_ANY = ("bool", *_INTEGERS, *_FLOATS)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an array of this name must be: its types, what one row stands for, how many dimensions."""
+
+    dtypes: tuple[str, ...]
+    rows: Literal["vertex", "vertex + 1", "edge", "any"]
+    dimensions: tuple[int, ...] = (1,)
+
+
+ROLES = {
+    "indptr": Role(("int64",), "vertex + 1"),
+    "indices": Role(("int32", "int64"), "edge"),
+    "y": Role(_ANY, "vertex", (1, 2)),
+    "original_ids": Role(("int64",), "vertex"),
+    "hotness": Role(_INTEGERS + _FLOATS, "vertex"),
+    "vertex_ids": Role(("int64",), "vertex"),
+    "name_offsets": Role(("int64",), "vertex + 1"),
+    "name_bytes": Role(("uint8",), "any"),
+}
+FOLDERS = {
+    "features": Role(_FLOATS, "vertex", (2,)),
+    "edges": Role(_ANY, "edge", (1, 2)),
+    "targets": Role(("int64",), "any"),
+}
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
+
+
+def role_of(name: str) -> Role:
+    """The role of an array by its name, such as ``indptr`` or ``features/x``."""
+    folder, slash, word = name.partition("/")
+    if not slash and name in ROLES:
+        return ROLES[name]
+    if slash and folder in FOLDERS and _WORD.fullmatch(word):
+        return FOLDERS[folder]
+    known = ", ".join([*ROLES, *(f"{folder}/NAME" for folder in FOLDERS)])
+    raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -)")
+
+
+def file_of(name: str) -> str:
+    """The path of an array inside the store."""
+    role_of(name)
+    return f"{name}.npy"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Extent = Annotated[int, Field(ge=0, le=1 << 62)]
+
+
+class ArrayEntry(_Strict):
+    """One array file: what it holds and the SHA-256 of its elements."""
+
+    dtype: str
+    shape: Annotated[tuple[Extent, ...], Field(min_length=1, max_length=2)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class ProvenanceStep(_Strict):
+    """One step that made the store: what was run, when, with which settings, and what it counted."""
+
+    step: str
+    time: str
+    gsplit_version: str
+    settings: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+
+
+class Manifest(_Strict):
+    """The whole of ``manifest.json``. ``num_vertices`` is the graph's; arrays hold ``vertex_range`` of it."""
+
+    format: Literal["gsplit-store"] = "gsplit-store"
+    version: int = VERSION
+    num_vertices: Annotated[int, Field(ge=0, le=MAX_VERTICES)]
+    num_edges: Annotated[int, Field(ge=0, le=MAX_EDGES)]
+    vertex_range: tuple[Extent, Extent]
+    part_boundaries: Annotated[list[Extent], Field(min_length=2, max_length=1 << 20)]
+    num_classes: Annotated[int, Field(ge=0)] = 0
+    arrays: dict[str, ArrayEntry]
+    statistics: Statistics
+    provenance: list[ProvenanceStep]
+
+    @field_validator("version")
+    @classmethod
+    def _known_version(cls, version: int) -> int:
+        if version != VERSION:
+            raise ValueError(f"this gsplit reads stores of version {VERSION}, this one has version {version}")
+        return version
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        first, stop = self.vertex_range
+        if not first <= stop <= self.num_vertices:
+            raise ValueError(f"vertex_range {first}..{stop} does not lie in 0..{self.num_vertices}")
+        cuts = self.part_boundaries
+        if cuts[0] != 0 or cuts[-1] != self.num_vertices or any(a > b for a, b in pairwise(cuts)):
+            raise ValueError(f"part_boundaries must rise from 0 to {self.num_vertices}")
+        for name in ("indptr", "indices"):
+            if name not in self.arrays:
+                raise ValueError(f"array {name} is missing")
+        if ("name_offsets" in self.arrays) != ("name_bytes" in self.arrays):
+            raise ValueError("name_offsets and name_bytes go together")
+        for name, entry in self.arrays.items():
+            self._check_entry(name, entry)
+        return self
+
+    def _check_entry(self, name: str, entry: ArrayEntry) -> None:
+        role = role_of(name)
+        if entry.dtype not in role.dtypes:
+            raise ValueError(f"{name}: dtype {entry.dtype[:20]!r} is not one of {', '.join(role.dtypes)}")
+        if len(entry.shape) not in role.dimensions:
+            raise ValueError(f"{name}: {len(entry.shape)} dimensions instead of {role.dimensions}")
+        local = self.vertex_range[1] - self.vertex_range[0]
+        rows = {"vertex": local, "vertex + 1": local + 1, "edge": self.num_edges}.get(role.rows, entry.shape[0])
+        if entry.shape[0] != rows:
+            raise ValueError(f"{name}: {entry.shape[0]} rows instead of {rows} (one per {role.rows})")
+
+    def names(self, folder: str) -> list[str]:
+        """The words under ``features``, ``edges`` or ``targets``, sorted."""
+        return sorted(name.split("/")[1] for name in self.arrays if name.startswith(f"{folder}/"))
+
+
+def parse_manifest(text: bytes) -> Manifest:
+    """Read a manifest; any fault is a ``StoreError`` that names the key."""
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
+        got = (
+            "what it holds" if isinstance(first["input"], dict | list | bytes | Manifest) else repr(first["input"])[:80]
+        )
+        expected = f"a valid manifest; key {key}: {first['msg']}"
+        fix = "use the gsplit version that wrote it, restore manifest.json from a copy, or import the graph again"
+        raise StoreError(explain("manifest.json", expected, got, fix)) from None

@@ -1,0 +1,149 @@
+"""Opening a store: milliseconds and a few pages, whatever its size.
+
+Opening checks the manifest against itself, every file against the manifest (header byte for byte, length)
+and the contents at a bounded sample of places. It does not read whole arrays; ``store.verify`` does. What
+opening cannot see must still be harmless, so whoever indexes by what a file says checks it first (``jit``).
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from gsplit.errors import InputError, StoreError, explain
+from gsplit.graph import Graph
+from gsplit.store.files import Array, ArrayFile, read_inside
+from gsplit.store.manifest import Manifest, file_of, parse_manifest
+
+__all__ = ["Store", "open_store"]
+
+MAX_MANIFEST_BYTES = 64 << 20
+_DAMAGED = "the file is damaged: restore it from a copy, or import the graph again"
+
+
+class Store:
+    """An opened store: the manifest, and its arrays as read-only memory maps. Made by ``gsplit.open``."""
+
+    def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, Array]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._arrays = arrays
+
+    @property
+    def num_vertices(self) -> int:
+        """Vertices of the whole graph."""
+        return self.manifest.num_vertices
+
+    @property
+    def num_edges(self) -> int:
+        """Edges in this store: the in-edges of its vertex range."""
+        return self.manifest.num_edges
+
+    @property
+    def vertex_range(self) -> tuple[int, int]:
+        """First vertex held and one past the last: all of them unless the store is a host's share."""
+        return self.manifest.vertex_range
+
+    @property
+    def num_features(self) -> int:
+        """Columns of the feature array ``x``; 0 without one."""
+        return int(self._arrays["features/x"].shape[1]) if "features/x" in self._arrays else 0
+
+    @property
+    def num_classes(self) -> int:
+        """Largest label plus one; 0 without integer labels."""
+        return self.manifest.num_classes
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all arrays, as ``array`` takes them."""
+        return sorted(self._arrays)
+
+    @property
+    def graph(self) -> Graph:
+        """The edges."""
+        return Graph(self._arrays["indptr"], self._arrays["indices"], self.num_vertices, self.vertex_range[0])
+
+    def array(self, name: str) -> Array:
+        """One array by name, such as ``y``, ``features/x`` or ``targets/train``; read-only."""
+        if name not in self._arrays:
+            raise InputError(explain(self.path, f"one of {', '.join(self.names)}", name, "use one of these names"))
+        return self._arrays[name]
+
+    def original_ids(self) -> Array:
+        """The id each held vertex had when it was imported; its own id unless the store was renumbered."""
+        return self._arrays["original_ids"] if "original_ids" in self._arrays else np.arange(*self.vertex_range)
+
+    def vertex_names(self, rows: Array) -> list[str]:
+        """The string ids of some held vertices, for stores imported from tables with string ids."""
+        offsets, text = self.array("name_offsets"), self.array("name_bytes")
+        return [bytes(text[max(0, offsets[r]) : max(0, offsets[r + 1])]).decode("utf-8", "replace") for r in rows]
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r}, {self.num_vertices} vertices, {self.num_edges} edges)"
+
+
+def open_store(path: str | Path) -> Store:
+    """Open a store and check what can be checked in milliseconds."""
+    path = Path(path)
+    try:
+        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        fix = "check the path; gsplit import makes a store"
+        raise StoreError(explain(path, "the directory of a store", error.strerror, fix)) from None
+    files: dict[str, ArrayFile] = {}
+    try:
+        manifest = parse_manifest(read_inside(root, "manifest.json", MAX_MANIFEST_BYTES))
+        for name, entry in manifest.arrays.items():
+            files[name] = ArrayFile(root, file_of(name), entry.dtype, entry.shape)
+        _check_samples(manifest, files)
+        return Store(path, manifest, {name: file.map() for name, file in files.items()})
+    except StoreError as error:
+        raise StoreError(f"{path}: {error}") from None
+    finally:
+        os.close(root)
+        for file in files.values():
+            file.close()
+
+
+def _check_samples(manifest: Manifest, files: dict[str, ArrayFile]) -> None:
+    """Ids in range and offsets rising, at a bounded number of places of every index array."""
+    first, stop = manifest.vertex_range
+    for name, file in files.items():
+        if name.startswith("targets/"):
+            _check_ids(name, file, first, stop)
+        elif name in ("indices", "original_ids"):
+            _check_ids(name, file, 0, manifest.num_vertices)
+        elif name == "indptr":
+            _check_offsets(name, file, manifest.num_edges)
+        elif name == "name_offsets":
+            _check_offsets(name, file, files["name_bytes"].size)
+
+
+def _windows(file: ArrayFile, count: int = 64, width: int = 64) -> Iterator[tuple[int, Array]]:
+    """Evenly spaced pieces of an array and where they start, the first and last elements among them."""
+    if file.size <= count * width:
+        yield 0, file.read(0, file.size)
+        return
+    for start in np.linspace(0, file.size - width, count).astype(np.int64):
+        yield int(start), file.read(int(start), int(start) + width)
+
+
+def _check_ids(name: str, file: ArrayFile, first: int, stop: int) -> None:
+    """Refuse ids outside [first, stop), as far as a sample shows."""
+    for start, part in _windows(file):
+        if part.size and not first <= int(part.min()) <= int(part.max()) < stop:
+            got = f"{part.min()}..{part.max()} near element {start}"
+            raise StoreError(explain(file_of(name), f"ids in {first}..{stop - 1}", got, _DAMAGED))
+
+
+def _check_offsets(name: str, file: ArrayFile, end: int) -> None:
+    """Refuse offsets that do not rise from 0 to ``end``, as far as a sample shows."""
+    ends = int(file.read(0, 1)[0]), int(file.read(file.size - 1, file.size)[0])
+    if ends != (0, end):
+        raise StoreError(explain(file_of(name), f"offsets from 0 to {end}", f"{ends[0]}..{ends[1]}", _DAMAGED))
+    for start, part in _windows(file):
+        if (part[1:] < part[:-1]).any() or int(part[0]) < 0 or int(part[-1]) > end:
+            got = f"a fall near element {start}"
+            raise StoreError(explain(file_of(name), f"offsets rising from 0 to {end}", got, _DAMAGED))

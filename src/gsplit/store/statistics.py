@@ -1,0 +1,42 @@
+"""What is known of a graph's shape without reading it again: counted once, while it is built."""
+
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Statistics", "degree_bin_labels", "degree_histogram"]
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class Statistics(BaseModel):
+    """Counts over the stored in-edges of the store's vertex range."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    num_self_loops: Count
+    num_duplicate_edges: Count
+    num_isolated_vertices: Count
+    max_in_degree: Count
+    in_degree_histogram: Annotated[list[Count], Field(max_length=64)]
+
+
+def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Vertices per bin: degree 0, 1, 2-3, 4-7, and so on by powers of two; always 64 bins.
+
+    >>> degree_histogram(np.array([0, 1, 2, 3, 4]))[:4].tolist()
+    [1, 1, 2, 1]
+    """
+    _, exponents = np.frexp(in_degrees.astype(np.float64))  # exact below 2**53: the exponent is the bit length
+    return np.bincount(np.clip(exponents, 0, 63), minlength=64).astype(np.int64)
+
+
+def degree_bin_labels(count: int) -> list[str]:
+    """Names of the first ``count`` bins.
+
+    >>> degree_bin_labels(4)
+    ['0', '1', '2-3', '4-7']
+    """
+    return ["0", "1", *(f"{1 << (b - 1)}-{(1 << b) - 1}" for b in range(2, count))][:count]

@@ -1,0 +1,165 @@
+"""The full check of a store: every byte against its checksum, every id against its range and order.
+
+What only a whole scan can see: a flipped bit in the middle, an id out of range between the sampled places,
+neighbours out of order, a target listed twice, statistics that are not the graph's.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import StoreError, explain
+from gsplit.jit import kernel
+from gsplit.progress import Progress, silent
+from gsplit.store.files import Array, raw_bytes
+from gsplit.store.manifest import file_of
+from gsplit.store.reader import Store
+from gsplit.store.source import row_slices
+from gsplit.store.statistics import Statistics, degree_histogram
+
+__all__ = ["verify_store"]
+
+_FIX = "the file is damaged: restore it from a copy, or import the graph again"
+_COLUMNS_AT_ONCE = 1 << 20
+
+
+def verify_store(store: Store, progress: Progress = silent) -> None:
+    """Read the whole store; raise ``StoreError`` naming the first file that is wrong."""
+    try:
+        _verify_checksums(store, progress)
+        _verify_offsets(store)
+        statistics = _verify_edges(store, progress)
+        _verify_ids(store)
+        _verify_statistics(store, statistics)
+    except StoreError as error:
+        raise StoreError(f"{store.path}: {error}") from None
+
+
+def _fail(name: str, expected: str, got: object) -> StoreError:
+    return StoreError(explain(file_of(name), expected, got, _FIX))
+
+
+def _verify_checksums(store: Store, progress: Progress) -> None:
+    total = sum(store.array(name).nbytes for name in store.names)
+    done = 0
+    for name in store.names:
+        array, digest = store.array(name), hashlib.sha256()
+        for piece in row_slices(array.shape[0], array[:1].nbytes):
+            digest.update(raw_bytes(array[piece]))
+            done += array[piece].nbytes
+            progress("verify checksums", done, total)
+        if digest.hexdigest() != store.manifest.arrays[name].sha256:
+            raise _fail(name, "the contents whose SHA-256 the manifest holds", "other contents")
+
+
+def _pieces(array: Array, overlap: int = 0) -> Iterator[Array]:
+    for piece in row_slices(array.size, array.itemsize):
+        yield array[piece.start : piece.stop + overlap]
+
+
+def _verify_offsets(store: Store) -> None:
+    ends = {"indptr": store.num_edges}
+    if "name_offsets" in store.names:
+        ends["name_offsets"] = store.array("name_bytes").size
+    for name in ends:
+        if any((part[1:] < part[:-1]).any() for part in _pieces(store.array(name), overlap=1)):
+            raise _fail(name, "offsets that never fall", "a fall")
+
+
+@kernel
+def _scan_columns(
+    indptr: npt.NDArray[np.int64],
+    indices: Array,
+    original: npt.NDArray[np.int64],
+    first_original: int,
+    first_vertex: int,
+    num_vertices: int,
+    seen: npt.NDArray[np.uint8],
+    totals: npt.NDArray[np.int64],
+) -> int:
+    """Check some columns; return 0, 1 for an id out of range or 2 for a wrong order.
+
+    ``totals`` collects self-loops and duplicates, and holds the place of the fault. ``indptr`` has been checked.
+    """
+    for row in range(indptr.size - 1):
+        previous, previous_rank = np.int64(-1), np.int64(-1)
+        for at in range(indptr[row] - indptr[0], indptr[row + 1] - indptr[0]):
+            src = np.int64(indices[at])
+            totals[2] = at
+            if not 0 <= src < num_vertices:
+                return 1
+            local = src - first_original
+            rank = src
+            if original.size:
+                rank = original[local] if 0 <= local < original.size else previous_rank
+            if rank < previous_rank:
+                return 2
+            totals[0] += src == first_vertex + row
+            totals[1] += src == previous
+            previous, previous_rank = src, rank
+            seen[src] = 1
+            seen[first_vertex + row] = 1
+    return 0
+
+
+def _verify_edges(store: Store, progress: Progress) -> Statistics:
+    """Range and order of every column. In a share, the order of foreign sources is not known and not checked."""
+    graph, first = store.graph, store.vertex_range[0]
+    original = store.array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
+    seen, totals, histogram = (
+        np.zeros(store.num_vertices, np.uint8),
+        np.zeros(3, np.int64),
+        np.zeros(64, np.int64),
+    )
+    max_degree = 0
+    for row in range(0, graph.indptr.size - 1, _COLUMNS_AT_ONCE):
+        part = graph.indptr[row : row + _COLUMNS_AT_ONCE + 1]
+        columns = graph.indices[int(part[0]) : int(part[-1])]
+        fault = _scan_columns(part, columns, original, first, first + row, store.num_vertices, seen, totals)
+        if fault:
+            where = f"edge {int(part[0]) + int(totals[2])}"
+            raise _fail(
+                "indices",
+                ("", f"ids in 0..{store.num_vertices - 1}", "sources ordered by original id")[fault],
+                where,
+            )
+        degrees = np.diff(part)
+        histogram += degree_histogram(degrees)
+        max_degree = max(max_degree, int(degrees.max(initial=0)))
+        progress("verify edges", int(part[-1]), store.num_edges)
+    local = seen[slice(*store.vertex_range)]
+    return Statistics(
+        num_self_loops=int(totals[0]),
+        num_duplicate_edges=int(totals[1]),
+        num_isolated_vertices=local.size - int(np.count_nonzero(local)),
+        max_in_degree=max_degree,
+        in_degree_histogram=histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1].tolist(),
+    )
+
+
+def _verify_ids(store: Store) -> None:
+    first, stop = store.vertex_range
+    for name in store.names:
+        if name.startswith("targets/"):
+            ids = store.array(name)
+            if ids.size and not first <= int(ids.min()) <= int(ids.max()) < stop:
+                raise _fail(name, f"ids in {first}..{stop - 1}", f"{ids.min()}..{ids.max()}")
+            order = store.original_ids()[ids - first]
+            if (order[1:] <= order[:-1]).any():
+                raise _fail(name, "every target once, ordered by original id", "another order or a duplicate")
+    if "original_ids" in store.names:
+        ids = store.array("original_ids")
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < store.num_vertices:
+            raise _fail("original_ids", f"ids in 0..{store.num_vertices - 1}", f"{ids.min()}..{ids.max()}")
+        if np.count_nonzero(np.bincount(ids, minlength=1)) != ids.size:
+            raise _fail("original_ids", "every id once", "duplicates")
+
+
+def _verify_statistics(store: Store, found: Statistics) -> None:
+    recorded = store.manifest.statistics
+    for key in Statistics.model_fields:
+        if getattr(recorded, key) != getattr(found, key):
+            expected = f"statistics.{key} = {getattr(found, key)}, as the edges say"
+            raise StoreError(explain("manifest.json", expected, getattr(recorded, key), "import the graph again"))

@@ -1,0 +1,195 @@
+"""Writing a store so that it exists whole or not at all.
+
+Everything goes into a hidden sibling ``.NAME.tmp-*``, spill files included; ``commit`` flushes it to disk
+and renames it into place. A killed writer leaves only that sibling, and the next writer of the same store
+removes it: the sibling holds a locked file for as long as its writer lives. The parent directory is locked
+for the instants in which siblings are made, swept and renamed.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from gsplit.errors import StoreError, explain
+from gsplit.store.files import Array, expected_bytes, npy_header, raw_bytes, storage_dtype
+from gsplit.store.manifest import ArrayEntry, Manifest, file_of
+
+__all__ = ["ArrayAppender", "StoreWriter"]
+
+LOCK = "lock"
+SPILL = "spill"
+
+
+class ArrayAppender:
+    """An array of known type and row shape that grows row by row; hashed as it is written."""
+
+    def __init__(self, path: Path, dtype: str, row_shape: tuple[int, ...]) -> None:
+        self._dtype, self._row_shape, self._rows = dtype, row_shape, 0
+        self._hash = hashlib.sha256()
+        self._stream = path.open("xb", buffering=0)
+        self._stream.write(npy_header(dtype, (0, *row_shape)))
+
+    def append(self, rows: Array) -> None:
+        """Add rows, converted to the array's type."""
+        assert rows.shape[1:] == self._row_shape, (rows.shape, self._row_shape)
+        data = raw_bytes(rows.astype(storage_dtype(self._dtype), copy=False))
+        self._hash.update(data)
+        written = 0
+        while written < data.nbytes:  # one write call moves at most 2 GiB
+            written += self._stream.write(data[written:])
+        self._rows += rows.shape[0]
+
+    def close(self) -> None:
+        """Let go of the file; harmless if that has been done."""
+        self._stream.close()
+
+    def finish(self) -> ArrayEntry:
+        """Write the final header, flush to disk and describe the array."""
+        shape = (self._rows, *self._row_shape)
+        self._stream.seek(0)
+        self._stream.write(npy_header(self._dtype, shape))
+        os.fsync(self._stream.fileno())
+        self.close()
+        return ArrayEntry(dtype=self._dtype, shape=shape, sha256=self._hash.hexdigest())
+
+
+class StoreWriter:
+    """Makes one store; use as a context manager. Leaving it without ``commit`` removes every trace."""
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path
+        self._overwrite = overwrite
+        self._appenders: dict[str, ArrayAppender] = {}
+        self._placed: dict[str, tuple[str, np.memmap[Any, np.dtype[Any]]]] = {}
+
+    def __enter__(self) -> Self:
+        if self.path.suffix != ".gsplit":
+            raise StoreError(explain(self.path, "a store name ending in .gsplit", self.path.name, "rename the output"))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked_directory(self.path.parent):
+            self._sweep()
+            self._refuse_existing()
+            self._work = self.path.parent / f".{self.path.name}.tmp-{secrets.token_hex(4)}"
+            self._work.mkdir()
+            self._lock = (self._work / LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for appender in self._appenders.values():
+            appender.close()
+        self._lock.close()
+        shutil.rmtree(self._work, ignore_errors=True)  # after a commit it is no longer there
+
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self.path) and not (self._overwrite and (self.path / "manifest.json").is_file()):
+            fix = "choose another name, or ask to overwrite it (--overwrite replaces stores only, nothing else)"
+            raise StoreError(explain(self.path, "no file or directory of this name", "one that exists", fix))
+
+    def _sweep(self) -> None:
+        """Remove what killed writers of this store left; an old store moved aside comes back if it is the only one."""
+        for aside in self.path.parent.glob(f".{self.path.name}.old-*"):
+            if os.path.lexists(self.path):
+                shutil.rmtree(aside)
+            else:
+                aside.rename(self.path)
+        for left in self.path.parent.glob(f".{self.path.name}.tmp-*"):
+            with suppress(FileNotFoundError), (left / LOCK).open("r+") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue  # its writer lives
+            shutil.rmtree(left)
+
+    @property
+    def spill_directory(self) -> Path:
+        """A place for temporary files; gone when the writer is left."""
+        directory = self._work / SPILL
+        directory.mkdir(exist_ok=True)
+        return directory
+
+    def _file(self, name: str) -> Path:
+        assert name not in self._appenders and name not in self._placed, name
+        file = self._work / file_of(name)
+        file.parent.mkdir(exist_ok=True)
+        return file
+
+    def append(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayAppender:
+        """Start an array that is written in order."""
+        appender = ArrayAppender(self._file(name), dtype, row_shape)
+        self._appenders[name] = appender
+        return appender
+
+    def write(self, name: str, dtype: str, array: Array) -> None:
+        """Write an array that is at hand."""
+        self.append(name, dtype, array.shape[1:]).append(array)
+
+    def place(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+        """Start an array of known shape that is written in any order, through a memory map; zeros until then."""
+        header = npy_header(dtype, shape)
+        file = self._file(name)
+        with file.open("xb") as stream:
+            stream.write(header)
+            stream.truncate(expected_bytes(dtype, shape))
+        mapped = np.memmap(file, storage_dtype(dtype), "r+", len(header), shape)
+        self._placed[name] = (dtype, mapped)
+        return mapped
+
+    def finish_arrays(self) -> dict[str, ArrayEntry]:
+        """Complete every array and describe it."""
+        entries = {name: appender.finish() for name, appender in self._appenders.items()}
+        for name, (dtype, mapped) in self._placed.items():
+            mapped.flush()
+            digest = hashlib.sha256(raw_bytes(mapped)).hexdigest()
+            entries[name] = ArrayEntry(dtype=dtype, shape=mapped.shape, sha256=digest)
+        return dict(sorted(entries.items()))
+
+    def commit(self, manifest: Manifest) -> None:
+        """Write the manifest, flush everything and let the store appear under its name."""
+        shutil.rmtree(self._work / SPILL, ignore_errors=True)
+        with (self._work / "manifest.json").open("x") as stream:
+            stream.write(manifest.model_dump_json(indent=1))
+            stream.flush()
+            os.fsync(stream.fileno())
+        for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:
+            _sync_directory(directory)
+        with _locked_directory(self.path.parent):
+            self._refuse_existing()
+            (self._work / LOCK).unlink()
+            aside = self.path.parent / f".{self.path.name}.old-{secrets.token_hex(4)}"
+            if self.path.exists():
+                self.path.rename(aside)
+            self._work.rename(self.path)
+            _sync_directory(self.path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _locked_directory(directory: Path) -> Iterator[None]:
+    """Hold a directory for a moment. Where the file system cannot lock one, go on: only the sweep is less careful."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""A store exists whole or not at all, whatever happens to its writer."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import sample_store, source_of
+
+from gsplit.errors import StoreError
+from gsplit.store.build import build_store
+from gsplit.store.reader import open_store
+from gsplit.store.verify import verify_store
+from gsplit.store.writer import StoreWriter
+
+
+def _listing(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_failing_build_leaves_nothing(tmp_path: Path) -> None:
+    def fail_half_way() -> None:
+        with StoreWriter(tmp_path / "g.gsplit") as writer:
+            writer.write("indptr", "int64", np.zeros(1))
+            writer.place("features/x", "float32", (4, 2))[0] = 1
+            (writer.spill_directory / "left").write_text("x")
+            assert len(_listing(tmp_path)) == 1
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail_half_way()
+    assert _listing(tmp_path) == []
+
+
+def test_existing_things_are_not_overwritten(tmp_path: Path) -> None:
+    store = sample_store(tmp_path / "g.gsplit")
+    with pytest.raises(StoreError, match=r"expected no file or directory of this name .*Fix: choose another name"):
+        sample_store(tmp_path / "g.gsplit")
+    (tmp_path / "notes.gsplit").mkdir()
+    empty = np.empty(0, np.int64)
+    with pytest.raises(StoreError, match="replaces stores only"):
+        build_store(source_of(1, empty, empty), tmp_path / "notes.gsplit", overwrite=True)
+    build_store(source_of(1, empty, empty), store.path, overwrite=True)
+    assert open_store(store.path).num_vertices == 1
+    assert _listing(tmp_path) == ["g.gsplit", "notes.gsplit"]
+    with pytest.raises(StoreError, match=r"expected a store name ending in .gsplit"):
+        sample_store(tmp_path / "g")
+
+
+def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path) -> None:
+    (tmp_path / ".g.gsplit.tmp-dead").mkdir()
+    (tmp_path / ".g.gsplit.tmp-dead" / "lock").touch()
+    (tmp_path / ".g.gsplit.tmp-killed-early").mkdir()
+    (tmp_path / ".other.gsplit.tmp-dead").mkdir()
+    with StoreWriter(tmp_path / "g.gsplit"):
+        living = [name for name in _listing(tmp_path) if name.startswith(".g.")]
+        assert len(living) == 1
+        sample_store(tmp_path / "g.gsplit")
+        assert _listing(tmp_path) == [*living, ".other.gsplit.tmp-dead", "g.gsplit"]
+    assert _listing(tmp_path) == [".other.gsplit.tmp-dead", "g.gsplit"]
+
+
+def test_an_overwrite_killed_between_its_renames_gives_the_old_store_back(tmp_path: Path) -> None:
+    store = sample_store(tmp_path / "g.gsplit")
+    store.path.rename(tmp_path / ".g.gsplit.old-1")
+    with pytest.raises(StoreError, match="expected no file or directory"):
+        sample_store(store.path)
+    verify_store(open_store(store.path))
+    assert _listing(tmp_path) == ["g.gsplit"]
+
+
+@pytest.mark.timeout(300)
+def test_twenty_kills_leave_no_half_store_and_no_debris(tmp_path: Path) -> None:
+    """SIGKILL at random moments, before, during and after the writing; then one run to the end."""
+    out = tmp_path / "g.gsplit"
+    command = [sys.executable, "-c", "from gsplit.cli.main import main; main()", "import", "synthetic", str(out)]
+    command += ["--vertices", "60000", "--edges", "2000000", "--features", "32", "--overwrite", "--json"]
+    start = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True, timeout=120)  # compiles the kernels too
+    whole = time.monotonic() - start
+    start = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    whole = min(whole, time.monotonic() - start)
+    want = open_store(out).manifest.arrays
+    killed, half_way, random_source = 0, 0, random.Random(4)
+    while killed < 20:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(whole * random_source.uniform(0.2, 1.0))
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                killed += 1
+            process.wait(timeout=60)
+        half_way += any(".tmp-" in name for name in _listing(tmp_path))
+        if out.exists():
+            assert open_store(out).manifest.arrays == want
+    assert half_way >= 5  # the kills did hit the writing
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert _listing(tmp_path) == ["g.gsplit"]
+    assert open_store(out).manifest.arrays == want
+    verify_store(open_store(out))

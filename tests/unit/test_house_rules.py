@@ -1,0 +1,95 @@
+"""The rules of the house hold, and the tools that watch them would notice if they did not."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted((ROOT / "src" / "gsplit").rglob("*.py"))
+
+
+def _run(*command: str, cwd: Path = ROOT, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src")))
+def test_every_module_says_what_it_is_and_what_it_offers(module: Path) -> None:
+    tree = ast.parse(module.read_text())
+    assert ast.get_docstring(tree)
+    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    assert "__all__" in [t.id for t in targets if isinstance(t, ast.Name)]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src")))
+def test_no_file_outgrows_a_concept(module: Path) -> None:
+    assert len(module.read_text().splitlines()) <= 400
+
+
+def test_public_names() -> None:
+    assert gsplit.__all__ == [
+        "open",
+        "Store",
+        "from_pyg",
+        "to_pyg",
+        "GSplitError",
+        "StoreError",
+        "InputError",
+        "MissingDependencyError",
+    ]
+    for name in gsplit.__all__:
+        assert getattr(gsplit, name).__module__.startswith("gsplit.")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = gsplit.nothing
+
+
+def test_layers_hold_and_a_broken_layer_is_noticed(tmp_path: Path) -> None:
+    linter = str(Path(sys.executable).parent / "lint-imports")
+    command = (linter, "--no-cache", "--config", str(ROOT / "pyproject.toml"))
+    assert _run(*command).returncode == 0
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    (tmp_path / "src" / "gsplit" / "graph.py").write_text("import gsplit.store.reader\n")
+    broken = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert broken.returncode == 1
+    assert "gsplit.graph is not allowed to import gsplit.store" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    "file, line, caught",
+    [
+        ("src/gsplit/graph.py", "import torch.distributed as dist", True),
+        ("src/gsplit/graph.py", "from torch import distributed", True),
+        ("src/gsplit/comm.py", "import torch.distributed as dist", False),
+        ("src/gsplit/graph.py", "import pickle", True),
+    ],
+)
+def test_forbidden_imports_are_noticed(file: str, line: str, caught: bool) -> None:
+    linter = str(Path(sys.executable).parent / "ruff")
+    found = _run(linter, "check", "--select", "TID251", "--stdin-filename", file, "-", text=line + "\n")
+    assert ("TID251" in found.stdout) == caught
+
+
+def test_import_is_light_next_to_torch() -> None:
+    code = (
+        "import sys, time, json; t = time.perf_counter(); import gsplit; own = time.perf_counter() - t;"
+        "heavy = [m for m in ('torch', 'numba', 'pyarrow', 'torch_geometric', 'matplotlib') if m in sys.modules];"
+        "t = time.perf_counter(); import torch; print(json.dumps([own, time.perf_counter() - t, heavy]))"
+    )
+    own, torch_s, heavy = min(json.loads(_run(sys.executable, "-c", code).stdout) for _ in range(3))
+    assert heavy == []
+    assert own < 0.1 * torch_s
