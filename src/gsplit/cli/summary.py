@@ -80,7 +80,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))
     lines.append(("size", f"{human(document['num_bytes'])}B"))
     for step in document["provenance"]:
-        dropped = {k: v for k, v in step["counts"].items() if v and k.endswith(("dropped", "added"))}
-        note = "".join(f", {count:,} {what.replace('_', ' ')}" for what, count in dropped.items())
-        lines.append(("made by", f"{step['step']}, {step['time']}, gsplit {step['gsplit_version']}{note}"))
+        lines.append(("made by", f"{step['step']}, {step['time']}, gsplit {step['gsplit_version']}"))
+        changes = {k: v for k, v in step["counts"].items() if v and k.endswith(("dropped", "added"))}
+        lines += [(what.replace("_", " "), f"{count:,}") for what, count in changes.items()]
     return lines

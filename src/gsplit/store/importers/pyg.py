@@ -146,6 +146,6 @@ def to_pyg(store: Store) -> Data:
         mask = torch.zeros(store.num_vertices, dtype=torch.bool)
         mask[original[_loaded(store, f"targets/{name}")]] = True
         content[f"{name}_mask"] = mask
-    if not any(name in content for name in ("x", "y")):
+    if not any(name in content for name in ("x", "pos")):  # from what else PyG does not infer it
         content["num_nodes"] = store.num_vertices
     return Data(**content)

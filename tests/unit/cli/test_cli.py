@@ -1,0 +1,161 @@
+"""The command line as a user meets it: words and options, one JSON document, errors, interruptions."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import typer.main
+from rich.console import Console
+
+from gsplit.cli import console as console_module
+from gsplit.cli.main import app
+from gsplit.cli.summary import describe, show
+from gsplit.store.reader import open_store
+
+SNAPSHOT = Path(__file__).parents[2] / "assets" / "command_line.json"
+
+
+def _gsplit(*words: str | Path) -> list[str]:
+    return [sys.executable, "-c", "from gsplit.cli.main import main; main()", *map(str, words)]
+
+
+def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_gsplit(*words), capture_output=True, text=True, timeout=110, check=False)
+
+
+def _words(command: Any) -> Any:
+    if isinstance(command, click.Group) or hasattr(command, "commands"):
+        return {name: _words(sub) for name, sub in sorted(command.commands.items())}
+    return [max(p.opts, key=len) if p.param_type_name == "option" else p.name for p in command.params]
+
+
+def test_words_and_options_are_as_recorded() -> None:
+    """A change here is a change for users: record it in the snapshot and in CHANGELOG.md."""
+    assert _words(typer.main.get_command(app)) == json.loads(SNAPSHOT.read_text())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("cli") / "g.gsplit"
+    done = _run("import", "synthetic", path, "--vertices", "500", "--edges", "4000", "--seed", "7", "--json")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert (document["num_vertices"], document["num_edges"]) == (500, 4000)
+    assert document["edges_per_s"] == pytest.approx(4000 / document["seconds"])
+    return path
+
+
+def test_inspect_says_the_same_to_people_and_programs(store: Path) -> None:
+    done = _run("inspect", store, "--json", "--verify")
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["verified"] is True
+    assert document | {"verified": None} == describe(open_store(store)) | {"verified": None}
+    assert sum(document["in_degree_histogram"]) == 500
+    screen = _run("inspect", store).stdout
+    for text in ("vertices           500", "edges              4,000", "self-loops         0", "classes            16"):
+        assert text in screen
+    assert f"targets train      {document['targets']['train']}" in screen
+    assert "in-degrees" in screen
+    assert "import synthetic" in screen
+
+
+def test_a_wide_path_is_not_broken_on_a_narrow_screen(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show(describe(open_store(store)), Console(width=40))
+    assert str(store) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("inspect", "absent.gsplit"), "absent.gsplit: expected the directory of a store"),
+        (("import", "npz", "absent.npz", "OUT"), "absent.npz: expected a .npz file"),
+        (("import", "ogb", "absent", "OUT"), "absent: expected raw/edge.csv.gz"),
+        (("import", "tables", "absent.csv", "OUT"), "absent.csv: expected a table"),
+        (("import", "synthetic", "OUT", "--vertices", "1", "--edges", "1"), "num_vertices: expected 2 to"),
+        (("import", "synthetic", "x.store", "--vertices", "9", "--edges", "1"), "a store name ending in .gsplit"),
+    ],
+)
+def test_errors_are_one_line_and_exit_with_two(
+    tmp_path: Path, words: tuple[str, ...], message: str, as_json: bool
+) -> None:
+    out = str(tmp_path / "g.gsplit")
+    done = _run(*(out if w == "OUT" else w for w in words), *(["--json"] if as_json else []))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Fix: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    if as_json:
+        assert message in json.loads(done.stdout)["error"]
+    else:
+        assert done.stdout == ""
+
+
+def test_wrong_options_are_refused() -> None:
+    for words in (("import", "tables", "a.csv", "b.gsplit", "--ids", "magic"), ("inspect", "x", "--wat"), ("train",)):
+        done = _run(*words)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_import_says_so_and_leaves_nothing(tmp_path: Path, number: int, code: int) -> None:
+    out = tmp_path / "g.gsplit"
+    command = _gsplit("import", "synthetic", out, "--vertices", "100000", "--edges", "200000000")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".g.gsplit.tmp-*/spill/*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "nothing was written" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_shows_rate_and_remaining_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        console_module, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=100, no_color=True)
+    )
+    with console_module.progress_bars(as_json=False) as progress:
+        for done in (0, 2_000_000, 4_000_000):
+            progress("read edges", done, 8_000_000)
+            time.sleep(0.15)
+        progress("flush", 0, None)
+    said = capsys.readouterr().err
+    assert "4.00 M / 8.00 M" in said
+    assert "M/s" in said
+    with console_module.progress_bars(as_json=True) as progress:
+        progress("read edges", 1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_numpy_table_and_ogb_commands_work(tmp_path: Path) -> None:
+    edges = np.array([[0, 1, 2, 2], [1, 2, 2, 0]])
+    np.savez(tmp_path / "g.npz", edge_index=edges, extra=np.zeros(3))
+    (tmp_path / "e.csv").write_text("a;b;w\n" + "".join(f"n{s};n{d};{s}.5\n" for s, d in edges.T))
+    npz = _run("import", "npz", tmp_path / "g.npz", tmp_path / "n.gsplit", "--drop-self-loops")
+    assert npz.returncode == 0, npz.stderr
+    assert re.search(r"self loops dropped +1\b", npz.stdout)
+    assert "note: not imported: extra" in npz.stdout
+    options = ["--src", "a", "--dst", "b", "--delimiter", ";", "--edge-column", "w", "--symmetrise", "--json"]
+    tables = _run("import", "tables", tmp_path / "e.csv", tmp_path / "t.gsplit", *options)
+    document = json.loads(tables.stdout)
+    assert document["ids"] == "names"
+    assert document["edge_arrays"] == {"w": {"dtype": "float64", "shape": [7]}}
+    assert document["provenance"][0]["counts"]["reverse_edges_added"] == 3

@@ -1,0 +1,99 @@
+"""OGB's folders in both layouts, made here as OGB makes them."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import expected_edges, stored_edges
+
+from gsplit.errors import InputError
+from gsplit.store.build import build_store
+from gsplit.store.importers.ogb import ogb_source
+from gsplit.store.source import EdgeRules
+
+RNG = np.random.default_rng(0)
+N, E = 30, 200
+EDGES = RNG.integers(0, N, (2, E))
+X = RNG.normal(size=(N, 4)).astype(np.float32)
+Y = np.where(np.arange(N) % 7 == 0, np.nan, np.arange(N) % 5)
+
+
+def _csv(path: Path, array: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = np.asarray(array).reshape(len(array), -1)
+    lines = [",".join("" if np.isnan(v) else repr(v.item()) for v in row) for row in rows]
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+
+
+def _splits(folder: Path, name: str = "time") -> None:
+    for split, start in (("train", 0), ("valid", 1), ("test", 2)):
+        _csv(folder / "split" / name / f"{split}.csv.gz", np.arange(start, N, 3))
+
+
+def _csv_layout(folder: Path) -> Path:
+    _csv(folder / "raw" / "edge.csv.gz", EDGES.T)
+    _csv(folder / "raw" / "node-feat.csv.gz", X)
+    _csv(folder / "raw" / "node-label.csv.gz", np.nan_to_num(Y, nan=0).astype(np.int64))
+    _csv(folder / "raw" / "num-node-list.csv.gz", [N])
+    _csv(folder / "raw" / "num-edge-list.csv.gz", [E])
+    _splits(folder)
+    return folder
+
+
+def _binary_layout(folder: Path) -> Path:
+    (folder / "raw").mkdir(parents=True)
+    counts: dict[str, Any] = {"num_nodes_list": np.array([N]), "num_edges_list": np.array([E])}
+    np.savez_compressed(folder / "raw" / "data.npz", edge_index=EDGES, node_feat=X.astype(np.float16), **counts)
+    np.savez_compressed(folder / "raw" / "node-label.npz", node_label=Y.reshape(-1, 1).astype(np.float32))
+    _splits(folder)
+    return folder
+
+
+@pytest.mark.parametrize("layout", [_csv_layout, _binary_layout])
+def test_both_layouts(tmp_path: Path, layout: Any) -> None:
+    store = build_store(ogb_source(layout(tmp_path / "ogbn_test")), tmp_path / "g.gsplit")
+    src, dst, _ = expected_edges(EDGES[0], EDGES[1], [], EdgeRules())
+    assert np.array_equal(stored_edges(store), [src, dst])
+    assert np.allclose(store.array("features/x"), X, atol=2e-3)
+    missing = -1 if layout is _binary_layout else 0
+    assert np.array_equal(store.array("y"), np.nan_to_num(Y, nan=missing).astype(np.int64))
+    assert {n: store.array(f"targets/{n}").tolist() for n in store.manifest.names("targets")} == {
+        "train": list(range(0, N, 3)),
+        "val": list(range(1, N, 3)),
+        "test": list(range(2, N, 3)),
+    }
+    assert store.num_classes == 5
+
+
+def test_several_splits_want_a_choice(tmp_path: Path) -> None:
+    folder = _csv_layout(tmp_path / "ogbn_test")
+    _splits(folder, "random")
+    with pytest.raises(InputError, match=r"expected one of random, time .got None.*--split"):
+        ogb_source(folder)
+    assert len(ogb_source(folder, split="time").targets) == 3
+    with pytest.raises(InputError, match=r"expected one of random, time .got other"):
+        ogb_source(folder, split="other")
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got neither"):
+        ogb_source(tmp_path)
+    (tmp_path / "raw" / "relations").mkdir(parents=True)
+    with pytest.raises(InputError, match="expected a homogeneous OGB set"):
+        ogb_source(tmp_path)
+    half = _binary_layout(tmp_path / "half")
+    np.savez(half / "raw" / "node-label.npz", other=Y)
+    with pytest.raises(InputError, match="expected an array node_label"):
+        ogb_source(half)
+    empty = _csv_layout(tmp_path / "empty")
+    for name in ("node-feat", "node-label"):
+        sound = (empty / "raw" / f"{name}.csv.gz").read_bytes()
+        (empty / "raw" / f"{name}.csv.gz").write_bytes(b"")
+        with pytest.raises(InputError, match=r"expected one row per vertex .got an empty file"):
+            ogb_source(empty)
+        (empty / "raw" / f"{name}.csv.gz").write_bytes(sound)
+    (empty / "raw" / "edge.csv.gz").write_bytes(b"not gzip")
+    with pytest.raises(InputError, match="expected a readable table"):
+        build_store(ogb_source(empty), tmp_path / "g.gsplit")

@@ -1,0 +1,196 @@
+"""Parquet and CSV: string or integer ids, in one file or many, joined back by the stored mapping."""
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from graphs import stored_edges
+
+from gsplit.errors import InputError, MissingDependencyError
+from gsplit.store.build import build_store
+from gsplit.store.importers import arrow, tables, vertex_ids
+from gsplit.store.importers.tables import TableColumns, tables_source
+from gsplit.store.reader import Store
+
+RNG = np.random.default_rng(0)
+N, E = 40, 300
+SRC, DST = RNG.integers(0, N, E), RNG.integers(0, N, E)
+IDS = np.sort(RNG.choice(10**12, N, replace=False))
+NAMES = np.array([f"v{chr(97 + i % 26)}{i}é" for i in range(N)])
+
+
+def _write(folder: Path, form: str, name: str, columns: dict[str, Any]) -> Path:
+    table = pa.table(columns)
+    if form == "parquet":
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=64)
+        return folder / f"{name}.parquet"
+    if form == "folder":
+        (folder / name).mkdir()
+        (folder / name / "_SUCCESS").touch()
+        for part in range(3):
+            pq.write_table(table.slice(part * 100, 100), folder / name / f"part-{part}.parquet")
+        return folder / name
+    file = folder / f"{name}.{form}"
+    with pa.output_stream(file) as stream:  # .gz is compressed by its name
+        pyarrow.csv.write_csv(table, stream)
+    return file
+
+
+def _pairs(store: Store, ids: Any) -> list[tuple[Any, Any]]:
+    src, dst = stored_edges(store)
+    return sorted((ids[s], ids[d]) for s, d in zip(src, dst, strict=True))
+
+
+@pytest.mark.parametrize("form", ["parquet", "folder", "csv", "csv.gz"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "names"])
+@pytest.mark.parametrize("batch", [16, 1 << 20])
+def test_edges_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, kind: str, batch: int) -> None:
+    monkeypatch.setattr(vertex_ids, "BATCH_IDS", batch)
+    monkeypatch.setattr(tables, "BATCH_IDS", batch)
+    ids: Any = {"dense": np.arange(N), "sparse": IDS, "names": NAMES}[kind]
+    store = build_store(
+        tables_source(_write(tmp_path, form, "edges", {"src": ids[SRC], "dst": ids[DST]})), tmp_path / "g.gsplit"
+    )
+    seen = np.unique(np.concatenate([SRC, DST]))
+    if kind == "dense":
+        mapped: Any = np.arange(store.num_vertices)
+        assert store.num_vertices == seen.max() + 1
+    elif kind == "sparse":
+        mapped = store.array("vertex_ids")
+        assert np.array_equal(mapped, IDS[seen])
+    else:
+        mapped = store.vertex_names(np.arange(store.num_vertices))
+        assert mapped == sorted(NAMES[seen], key=lambda name: name.encode())
+    assert _pairs(store, mapped) == sorted(zip(ids[SRC], ids[DST], strict=True))
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "names"])
+def test_vertex_table_in_any_order(tmp_path: Path, form: str, kind: str) -> None:
+    ids: Any = {"dense": np.arange(N), "sparse": IDS, "names": np.sort(NAMES)}[kind]
+    order = RNG.permutation(N)
+    x, y = RNG.random((N, 3)).astype(np.float32), RNG.integers(0, 5, N)
+    split = np.array(["train", "valid", "test", ""])[np.arange(N) % 4]
+    weight = RNG.random(E)
+    vertices = {"id": ids[order], "y": y[order], "split": split[order], "note": np.arange(N)}
+    vertices |= {f"f{j}": x[order, j] for j in range(3)}
+    source = tables_source(
+        _write(tmp_path, form, "edges", {"from": ids[SRC], "to": ids[DST], "w": weight}),
+        _write(tmp_path, form, "vertices", vertices),
+        columns=TableColumns(src="from", dst="to", edge_values=("w",), features=("f0", "f1", "f2")),
+    )
+    assert source.notes == ("not imported: note",)
+    store = build_store(source, tmp_path / "g.gsplit")
+    assert store.num_vertices == N
+    assert np.allclose(store.array("features/x"), x, rtol=1e-6)
+    assert np.array_equal(store.array("y"), y)
+    assert store.array("targets/val").tolist() == list(range(1, N, 4))
+    src, dst = stored_edges(store)
+    got = sorted(zip(src, dst, store.array("edges/w"), strict=True))
+    assert got == sorted(zip(SRC, DST, weight, strict=True))
+
+
+def test_list_features_missing_labels_and_types(tmp_path: Path) -> None:
+    x = RNG.random((N, 4)).astype(np.float16)
+    lists = {
+        "fixed": pa.FixedSizeListArray.from_arrays(x.reshape(-1), 4),
+        "free": pa.array(x.astype(np.float64).tolist()),
+    }
+    for name, column in lists.items():
+        y = pa.array([None if i % 3 == 0 else i % 5 for i in range(N)])
+        source = tables_source(
+            _write(tmp_path, "parquet", "edges", {"src": SRC, "dst": DST}),
+            _write(tmp_path, "parquet", "vertices", {"id": np.arange(N), "x": column, "y": y}),
+        )
+        store = build_store(source, tmp_path / f"{name}.gsplit")
+        assert np.array_equal(store.array("features/x"), x)
+        assert store.manifest.arrays["features/x"].dtype == ("float16" if name == "fixed" else "float64")
+        assert store.array("y").tolist() == [-1 if i % 3 == 0 else i % 5 for i in range(N)]
+
+
+def test_ids_that_look_like_numbers_can_be_read_as_names(tmp_path: Path) -> None:
+    edges = tmp_path / "edges.csv"
+    edges.write_text("src,dst\n007,7\n7,10\n")
+    store = build_store(tables_source(edges, ids="names"), tmp_path / "g.gsplit")
+    assert store.vertex_names(np.arange(3)) == ["007", "10", "7"]
+
+
+def test_the_four_ways_of_ids(tmp_path: Path) -> None:
+    low = _write(tmp_path, "parquet", "low", {"src": [0, 5], "dst": [3, 0]})  # 5 >= 2 edges * 2
+    assert tables_source(low).num_vertices == 3
+    assert tables_source(low, ids="dense").num_vertices == 6
+    assert tables_source(low, num_vertices=9).num_vertices == 9
+    assert tables_source(_write(tmp_path, "csv", "low", {"src": [0, 3], "dst": [3, 0]})).num_vertices == 4
+    assert tables_source(_write(tmp_path, "csv", "low", {"src": [0, 3], "dst": [3, 0]}), ids="map").num_vertices == 2
+    no_statistics = tmp_path / "plain.parquet"
+    pq.write_table(pa.table({"src": [0, 3], "dst": [3, 0]}), no_statistics, write_statistics=False)
+    assert tables_source(no_statistics).num_vertices == 4
+
+
+EDGES = {"src": [0, 1], "dst": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "edges, vertices, options, message",
+    [
+        ({"a": [1], "b": [2]}, None, {}, "src: expected one of a, b"),
+        ({"src": [0.5], "dst": [1.5]}, None, {}, "ids: expected integers or strings"),
+        ({"src": ["a"], "dst": ["b"]}, None, {"ids": "dense"}, "expected integer ids for --ids dense"),
+        ({"src": [-1, 0], "dst": [0, 0]}, None, {"ids": "dense"}, "expected ids from 0 for --ids dense"),
+        ({"src": [0, None], "dst": [0, 0]}, None, {"num_vertices": 2}, "expected ids among the 2 vertices .got None"),
+        ({"src": [0, None], "dst": [0, 0]}, None, {"ids": "map"}, "expected an id in every row"),
+        (EDGES, {"id": [0, 1]}, {}, "expected ids among the 2 vertices .got 2"),
+        (EDGES, {"id": [0, 1, 1, 2]}, {}, "id: expected every id once .got 1 repeated"),
+        (EDGES, {"id": [5, 6, 7]}, {"ids": "dense"}, "expected ids 0 .. n-1 for --ids dense"),
+        (EDGES, {"name": [0, 1, 2]}, {}, "id: expected one of name"),
+        (EDGES, {"id": [0, 1, 2], "y": ["a", "b", "c"]}, {}, "y: expected numbers without nulls"),
+        (EDGES, {"id": [0, 1, 2], "split": ["train", "x", ""]}, {}, "split: expected one of train, val"),
+        (EDGES, {"id": [0, 1, 2], "x": [[1.0], [1.0, 2.0], [3.0]]}, {}, "x: expected lists of one length"),
+        (
+            EDGES | {"w": ["a", "b"]},
+            None,
+            {"columns": TableColumns(edge_values=("w",))},
+            "w: expected a column of numbers",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    tmp_path: Path, edges: dict[str, Any], vertices: dict[str, Any] | None, options: dict[str, Any], message: str
+) -> None:
+    edge_file = _write(tmp_path, "parquet", "edges", edges)
+    vertex_file = _write(tmp_path, "parquet", "vertices", vertices) if vertices else None
+    with pytest.raises(InputError, match=message):
+        build_store(tables_source(edge_file, vertex_file, **options), tmp_path / "g.gsplit")
+    assert not (tmp_path / "g.gsplit").exists()
+
+
+def test_files_that_are_not_tables_are_refused(tmp_path: Path) -> None:
+    for name, content, message in [
+        ("a.parquet", b"PAR1 no", "expected a readable table"),
+        ("a.csv", b"src,dst\n1,2\n1\n", "expected a readable table"),
+        ("b.csv", b"src,dst\n" + b"1,2\n" * 1_200_000 + b"x,2\n", "expected a readable table"),
+        ("a.json", b"{}", "expected a .parquet, .csv or .csv.gz file"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            build_store(tables_source(tmp_path / name), tmp_path / "g.gsplit")
+    with pytest.raises(InputError, match="expected a table, or a folder of them"):
+        tables_source(tmp_path / "absent.csv")
+
+
+def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def no_arrow(name: str, *rest: Any) -> Any:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", no_arrow)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'gsplit\[arrow\]'"):
+        arrow.load_arrow()
