@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,14 @@ that out.
             f"| {max(r['peak_disk_bytes'] for r in records) / 1e6:.0f} | {records[0]['store_bytes'] / 1e6:.0f} |\n"
         )
     opened = result["open"]
+    sizes = [int(size) for size in result["parquet"]]
+    seconds_of = [median(records, "seconds") for records in result["parquet"].values()]
+    slopes = [
+        f"{1e9 * (t1 - t0) / (n1 - n0):.0f} ns from {n0:,} to {n1:,}"
+        for (n0, t0), (n1, t1) in pairwise(zip(sizes, seconds_of, strict=True))
+    ]
     text += f"""
-Net cost per edge over these sizes: {min(net):.0f} to {max(net):.0f} ns, {100 * (max(net) / min(net) - 1):.0f}% apart.
+Net cost per edge over these sizes: {min(net):.0f} to {max(net):.0f} ns, {100 * (max(net) / min(net) - 1):.0f}% apart. Cost of each further edge: {", ".join(slopes)}.
 
 Opening the largest of these stores in {len(opened)} new processes: median {1e3 * median(opened, "seconds"):.1f} ms (largest
 {1e3 * max(r["seconds"] for r in opened):.1f}), resident memory up by at most {max(r["rss_bytes"] for r in opened) / 1e6:.1f} MB.
@@ -162,7 +169,7 @@ def environment() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--edges", type=float, nargs="+", default=[1e7, 3e7, 1e8])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--billion", action="store_true", help="also one run of 1e9 generated edges (30 GB of disk)")
     parser.add_argument("--work", type=Path, default=Path("/tmp/gsplit-import-speed"))
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
