@@ -8,30 +8,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gsplit.errors import GSplitError, InputError, MissingDependencyError, StoreError
+    from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
+    from gsplit.loader import NeighborLoader
+    from gsplit.mesh import Mesh, init
+    from gsplit.ownership import Ownership
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.reader import Store
     from gsplit.store.reader import open_store as open
 
 _HOME = {
+    "init": ("gsplit.mesh", "init"),
+    "Mesh": ("gsplit.mesh", "Mesh"),
     "open": ("gsplit.store.reader", "open_store"),
     "Store": ("gsplit.store.reader", "Store"),
+    "NeighborLoader": ("gsplit.loader", "NeighborLoader"),
+    "Ownership": ("gsplit.ownership", "Ownership"),
     "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
     "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
     "GSplitError": ("gsplit.errors", "GSplitError"),
     "StoreError": ("gsplit.errors", "StoreError"),
     "InputError": ("gsplit.errors", "InputError"),
+    "CommError": ("gsplit.errors", "CommError"),
     "MissingDependencyError": ("gsplit.errors", "MissingDependencyError"),
 }
 
 __all__ = [
+    "init",
+    "Mesh",
     "open",
     "Store",
+    "NeighborLoader",
+    "Ownership",
     "from_pyg",
     "to_pyg",
     "GSplitError",
     "StoreError",
     "InputError",
+    "CommError",
     "MissingDependencyError",
 ]
 

@@ -4,7 +4,7 @@ Everything here is a ``ValueError``: the caller gave us something we cannot use.
 assertions. ``explain`` is the one place that puts the three parts together.
 """
 
-__all__ = ["GSplitError", "InputError", "MissingDependencyError", "StoreError", "explain"]
+__all__ = ["CommError", "GSplitError", "InputError", "MissingDependencyError", "StoreError", "explain"]
 
 
 class GSplitError(ValueError):
@@ -17,6 +17,10 @@ class StoreError(GSplitError):
 
 class InputError(GSplitError):
     """Data or options handed to GSplit cannot be used as they are."""
+
+
+class CommError(GSplitError, RuntimeError):
+    """A collective between ranks failed: another rank ended, or the ranks did not do the same."""
 
 
 class MissingDependencyError(GSplitError, ImportError):

@@ -18,6 +18,8 @@ __all__ = ["Graph"]
 class Graph:
     """CSC: the sources of vertex v are ``indices[indptr[v - first] : indptr[v - first + 1]]``.
 
+    ``indptr`` need not begin at 0: a restricted graph shares ``indices`` with the one it was cut from.
+
     >>> graph = Graph(np.array([0, 2, 3]), np.array([0, 1, 0], np.int32), num_vertices=2)
     >>> graph.sources(0).tolist(), graph.in_degrees().tolist()
     ([0, 1], [2, 1])
@@ -36,7 +38,15 @@ class Graph:
     @property
     def num_edges(self) -> int:
         """In-edges of the vertices held."""
-        return self.indices.size
+        return int(self.indptr[-1]) - int(self.indptr[0])
+
+    def restrict(self, first_vertex: int, stop_vertex: int) -> "Graph":
+        """The graph of a smaller range of vertices, over the same arrays."""
+        if not self.first_vertex <= first_vertex <= stop_vertex <= self.stop_vertex:
+            got = f"{first_vertex}..{stop_vertex}"
+            raise IndexError(f"range: expected within {self.first_vertex}..{self.stop_vertex} (got {got})")
+        rows = slice(first_vertex - self.first_vertex, stop_vertex - self.first_vertex + 1)
+        return Graph(self.indptr[rows], self.indices, self.num_vertices, first_vertex)
 
     def in_degrees(self) -> npt.NDArray[np.int64]:
         """Number of in-edges of every vertex held."""

@@ -35,13 +35,18 @@ def test_no_file_outgrows_a_concept(module: Path) -> None:
 
 def test_public_names() -> None:
     assert gsplit.__all__ == [
+        "init",
+        "Mesh",
         "open",
         "Store",
+        "NeighborLoader",
+        "Ownership",
         "from_pyg",
         "to_pyg",
         "GSplitError",
         "StoreError",
         "InputError",
+        "CommError",
         "MissingDependencyError",
     ]
     for name in gsplit.__all__:

@@ -71,9 +71,23 @@ class Store:
             raise InputError(explain(self.path, f"one of {', '.join(self.names)}", name, "use one of these names"))
         return self._arrays[name]
 
-    def original_ids(self) -> Array:
-        """The id each held vertex had when it was imported; its own id unless the store was renumbered."""
-        return self._arrays["original_ids"] if "original_ids" in self._arrays else np.arange(*self.vertex_range)
+    @property
+    def part_boundaries(self) -> list[int]:
+        """Where the parts of the graph begin and end: one part unless the store was partitioned."""
+        return self.manifest.part_boundaries
+
+    def dtype(self, name: str) -> str:
+        """The element type of an array, by its logical name (bfloat16 lies as uint16)."""
+        self.array(name)
+        return self.manifest.arrays[name].dtype
+
+    def original_ids(self, first: int | None = None, stop: int | None = None) -> Array:
+        """The ids that held vertices (all, or a range of them) had when imported: their own unless renumbered."""
+        low, high = self.vertex_range
+        first, stop = low if first is None else first, high if stop is None else stop
+        if "original_ids" not in self._arrays:
+            return np.arange(first, stop)
+        return self._arrays["original_ids"][first - low : stop - low]
 
     def vertex_names(self, rows: Array) -> list[str]:
         """The string ids of some held vertices, for stores imported from tables with string ids."""

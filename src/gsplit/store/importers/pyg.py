@@ -17,10 +17,11 @@ from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
 from gsplit.store.build import build_store
 from gsplit.store.files import Array
+from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.store.reader import Store
 from gsplit.store.source import CHUNK_EDGES, EdgeChunk, EdgeRules, GraphSource, Rows, ValueType, dtype_name, rows_of
 
-__all__ = ["from_pyg", "pyg_source", "to_pyg"]
+__all__ = ["from_pyg", "memory_store", "pyg_source", "to_pyg"]
 
 POSITION = "input_position"
 _SPLITS = ("train", "val", "test")
@@ -88,6 +89,26 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         y=y,
         targets=targets,
     )
+
+
+def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
+    """A ``Data`` object in memory, renumbered by ``partition`` (a part for every vertex; one part if None)."""
+    source = pyg_source(data, keep_positions=False)
+    parts = np.zeros(source.num_vertices, np.int64) if partition is None else _host(partition).astype(np.int64)
+    if parts.shape != (source.num_vertices,) or (parts.size and int(parts.min()) < 0):
+        fix = "give the part of every vertex, from 0"
+        raise InputError(explain("partition", f"shape [{source.num_vertices}]", list(parts.shape), fix))
+    arrays = {f"features/{name}": (_all_rows(rows), rows.type.dtype) for name, rows in source.features.items()}
+    if source.y is not None:
+        arrays["y"] = (_all_rows(source.y), source.y.type.dtype)
+    edges = _host(data.edge_index).astype(np.int64)
+    if edges.size and not 0 <= int(edges.min()) <= int(edges.max()) < source.num_vertices:
+        raise InputError(explain("edge_index", f"ids in 0..{source.num_vertices - 1}", "others", "correct the edges"))
+    return renumbered_store(edges[0], edges[1], parts, arrays, dict(source.targets))
+
+
+def _all_rows(rows: Rows) -> Array:
+    return np.concatenate([chunk.rows for chunk in rows.chunks()])
 
 
 def _edge_chunks(edge_index: Array, values: dict[str, Array]) -> Iterator[EdgeChunk]:

@@ -1,0 +1,84 @@
+"""What a mini-batch is made of on one rank: blocks of edges and indices of the shuffles, both frozen.
+
+Layer l of a mini-batch has a block, whose destinations are the local frontier of layer l + 1 and whose sources are the
+mixed frontier of layer l, and a shuffle index, which makes the mixed frontier from the local ones (law 4):
+mixed = [local frontier | rows received, grouped by owner], and destinations are a prefix of it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Block", "ShuffleIndex"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Edges of one layer on one rank, grouped by destination: all sampled in-edges of each destination (law 3).
+
+    ``src_rows[indptr[i] : indptr[i + 1]]`` are rows of the mixed frontier (``num_src`` of them) that point at
+    destination row i.
+
+    >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), num_src=3)
+    >>> block.edge_index().tolist()
+    [[1, 2], [0, 0]]
+    """
+
+    indptr: Tensor
+    src_rows: Tensor
+    num_src: int
+
+    @property
+    def num_dst(self) -> int:
+        """Destinations."""
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Edges."""
+        return self.src_rows.numel()
+
+    def edge_index(self) -> Tensor:
+        """The edges in PyG's form: source rows above destination rows."""
+        rows = torch.arange(self.num_dst, device=self.indptr.device)
+        return torch.stack([self.src_rows, torch.repeat_interleave(rows, self.indptr.diff())])
+
+    def to(self, device: torch.device) -> "Block":
+        """The same block on a device."""
+        return Block(self.indptr.to(device), self.src_rows.to(device), self.num_src)
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleIndex:
+    """How rows travel at one layer: which local rows go to whom, and how many come from whom.
+
+    ``send_rows`` are rows of the local frontier, peer after peer, ``send_counts[p]`` of them to rank p; for one peer no
+    row comes twice. ``recv_counts[p]`` rows arrive from rank p and follow the ``num_local`` own ones.
+    """
+
+    send_rows: Tensor
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+    num_local: int
+    num_dst: int
+
+    @property
+    def num_sent(self) -> int:
+        """Rows that leave this rank."""
+        return self.send_rows.numel()
+
+    @property
+    def num_received(self) -> int:
+        """Rows that arrive."""
+        return sum(self.recv_counts)
+
+    @property
+    def num_mixed(self) -> int:
+        """Rows of the mixed frontier."""
+        return self.num_local + self.num_received
+
+    def to(self, device: torch.device) -> "ShuffleIndex":
+        """The same index on a device."""
+        rows = self.send_rows.to(device)
+        return ShuffleIndex(rows, self.send_counts, self.recv_counts, self.num_local, self.num_dst)

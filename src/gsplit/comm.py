@@ -1,0 +1,233 @@
+"""Collectives between the ranks: the only place where tensors leave a process.
+
+Everybody always joins (law 5): every method here is called by all ranks of the group in the same order, with
+tensors that may be empty. One process runs the same code through ``SoloComm``. Each call is written into a ledger
+with its name, step, layer and sizes, so that a hang or a mismatch can be named. What a collective writes is marked
+as modified for autograd, which cannot see it otherwise.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gsplit.errors import CommError, InputError, explain
+
+__all__ = [
+    "Call",
+    "Comm",
+    "GroupComm",
+    "LedgerEntry",
+    "Pending",
+    "SoloComm",
+    "agree",
+    "connect",
+    "disconnect",
+    "is_connected",
+]
+
+LEDGER_ENTRIES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a collective is for; the same on every rank."""
+
+    name: str
+    step: int = -1
+    layer: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.name} of step {self.step}, layer {self.layer}"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One collective as this rank saw it."""
+
+    call: Call
+    bytes_sent: int
+    bytes_received: int
+
+
+class Pending(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> None:
+        """Return when the result is there."""
+
+
+class Comm(Protocol):
+    """The ranks of one group, seen from one of them."""
+
+    rank: int
+    size: int
+    ledger: deque[LedgerEntry]
+
+    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Tell every peer a number and hear one from each."""
+
+    def exchange(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Pending:
+        """Send ``rows``, peer after peer, and receive into ``out``, peer after peer. Neither may change until the
+        wait.
+        """
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+
+    def gather_text(self, call: Call, text: str) -> list[str]:
+        """A short text from every rank, in rank order."""
+
+
+class _Done:
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class SoloComm:
+    """One process: nothing to send, the same calls."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+        self.ledger: deque[LedgerEntry] = deque(maxlen=LEDGER_ENTRIES)
+
+    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Comm``."""
+        self.ledger.append(LedgerEntry(call, 0, 0))
+        return counts
+
+    def exchange(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Pending:
+        """See ``Comm``."""
+        assert out_counts == row_counts == (out.size(0),) == (rows.size(0),)
+        out.copy_(rows)
+        self.ledger.append(LedgerEntry(call, 0, 0))
+        return _Done()
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+        """See ``Comm``."""
+        self.ledger.append(LedgerEntry(call, 0, 0))
+
+    def gather_text(self, call: Call, text: str) -> list[str]:
+        """See ``Comm``."""
+        self.ledger.append(LedgerEntry(call, 0, 0))
+        return [text]
+
+
+class _Work:
+    """An asynchronous collective and the tensor it writes."""
+
+    def __init__(self, comm: "GroupComm", call: Call, work: Any, out: Tensor) -> None:
+        self._comm, self._call, self._work, self._out = comm, call, work, out
+
+    def wait(self) -> None:
+        """Wait, then tell autograd that the tensor has changed."""
+        with self._comm._explained(self._call):
+            self._work.wait()
+        torch.autograd.graph.increment_version(self._out)
+
+
+class GroupComm:
+    """A process group of torch.distributed: gloo on the host, NCCL on GPUs."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.ledger: deque[LedgerEntry] = deque(maxlen=LEDGER_ENTRIES)
+
+    @contextmanager
+    def _explained(self, call: Call) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            got = str(error).splitlines()[0]
+            fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
+            raise CommError(explain(f"rank {self.rank}: {call}", "all ranks to join", got, fix)) from error
+
+    def _note(self, call: Call, sent: Tensor, received: Tensor) -> None:
+        self.ledger.append(LedgerEntry(call, sent.nbytes, received.nbytes))
+
+    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Comm``."""
+        ours = torch.tensor(counts, dtype=torch.int64, device=self._device)
+        theirs = torch.empty_like(ours)
+        self._note(call, ours, theirs)
+        with self._explained(call):
+            dist.all_to_all_single(theirs, ours, group=self._group)  # all ranks: once per layer of every step
+        return tuple(theirs.tolist())  # device sync: sizes of what comes next
+
+    def exchange(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Pending:
+        """See ``Comm``."""
+        assert out.is_contiguous() and rows.is_contiguous()
+        self._note(call, rows, out)
+        with self._explained(call):
+            work = dist.all_to_all_single(
+                out, rows, list(out_counts), list(row_counts), group=self._group, async_op=True
+            )  # all ranks: empty tensors where there is nothing to say
+        return _Work(self, call, work, out)
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+        """See ``Comm``."""
+        self._note(call, tensor, tensor)
+        with self._explained(call):
+            dist.all_reduce(tensor, group=self._group)  # all ranks: callers are collectives themselves
+        torch.autograd.graph.increment_version(tensor)
+
+    def gather_text(self, call: Call, text: str) -> list[str]:
+        """See ``Comm``."""
+        data = text.encode()
+        sizes = self.exchange_counts(call, (len(data),) * self.size)
+        ours = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
+        ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        theirs = [torch.empty_like(ours) for _ in range(self.size)]
+        with self._explained(call):
+            dist.all_gather(theirs, ours, group=self._group)  # all ranks: at start only
+        return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
+
+
+def connect(device: torch.device, num_groups: int, timeout_s: float) -> list[Comm]:
+    """Join the process group that the environment describes and make separate groups of all its ranks."""
+    timeout = timedelta(seconds=timeout_s)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    return [GroupComm(dist.new_group(timeout=timeout), device) for _ in range(num_groups)]  # all ranks: at start
+
+
+def is_connected() -> bool:
+    """Whether this process is in a process group already."""
+    return bool(dist.is_initialized())
+
+
+def disconnect() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def agree(comm: Comm, what: str, settings: Mapping[str, object]) -> None:
+    """Compare settings across the ranks before anything depends on them; all ranks raise if they differ."""
+    ours = {key: _short(value) for key, value in settings.items()}
+    all_ranks = [json.loads(text) for text in comm.gather_text(Call(f"compare {what}"), json.dumps(ours))]
+    for key in sorted({key for theirs in all_ranks for key in theirs}):
+        values = [theirs.get(key, "not set") for theirs in all_ranks]
+        if len(set(values)) > 1:
+            got = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+            raise InputError(explain(f"{what}: {key}", "the same on every rank", got, "start every rank alike"))
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str, sort_keys=True)
+    return text if len(text) <= 200 else "sha256 " + hashlib.sha256(text.encode()).hexdigest()

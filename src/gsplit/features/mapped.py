@@ -1,0 +1,59 @@
+"""Rows out of an array in memory or in a memory map, straight into a given tensor.
+
+Reading into a buffer that exists is what makes this fast: on the host most of a plain ``array[rows]`` is page
+faults on new memory. Ids are checked before they become addresses.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.errors import InputError, explain
+from gsplit.jit import kernel
+
+__all__ = ["MappedRows", "torch_dtype"]
+
+
+@kernel
+def _gather(array: npt.NDArray[Any], rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    for i in range(rows.size):
+        source = rows[i]
+        for j in range(array.shape[1]):
+            out[i, j] = array[source, j]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of a stored element type."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+class MappedRows:
+    """One per-vertex array of a rank's range; row i belongs to vertex ``first_vertex + i``."""
+
+    def __init__(self, name: str, array: npt.NDArray[Any], dtype: torch.dtype, first_vertex: int) -> None:
+        self._name, self._first = name, first_vertex
+        self._bits = np.dtype(f"u{array.itemsize}")  # rows are moved as bits: numba knows no float16
+        self._array = array.view(self._bits).reshape(array.shape[0], prod(array.shape[1:]))
+        self.row_shape, self.dtype = tuple(array.shape[1:]), dtype
+
+    def read(self, ids: Tensor, out: Tensor) -> None:
+        """Copy the rows of some vertices into ``out``, a host tensor with as many rows."""
+        rows = ids.cpu().numpy() - self._first
+        if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < self._array.shape[0]:
+            fix = "open the store that holds them"
+            raise InputError(explain(self._name, f"vertices of {self._first}.. held here", "others", fix))
+        flat = out.view(torch.uint16) if out.dtype == torch.bfloat16 else out  # bfloat16 lies as uint16 on disk
+        target = flat.view(rows.size, self._array.shape[1]).numpy().view(self._bits)
+        _gather(self._array, rows, target)
+
+    def take(self, ids: Tensor) -> Tensor:
+        """The rows of some vertices as a new tensor."""
+        out = torch.empty(ids.numel(), *self.row_shape, dtype=self.dtype)
+        self.read(ids, out)
+        return out

@@ -1,0 +1,49 @@
+"""Buffers for the input rows of mini-batches, reused without ever being shared.
+
+A buffer belongs to its mini-batch until the last tensor that looks at it is gone, those saved in an autograd graph
+included: collectives write without telling autograd, so reuse while a graph still holds the rows would give
+silently wrong gradients. The rule needs no bookkeeping by the user: each loan is a new array object over the
+buffer, torch keeps that object alive as long as any tensor of the storage lives, and its finalizer brings the
+buffer back.
+"""
+
+import weakref
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["BufferPool"]
+
+_SLACK = 1.2
+
+
+class BufferPool:
+    """Host buffers by size. Elsewhere the device's own caching allocator does this, and tensors are simply made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[npt.NDArray[np.uint8]] = []
+        self.num_bytes = 0
+
+    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor with undefined contents, whose memory nobody else sees while it lives."""
+        if self._device.type != "cpu":
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        size = max(1, prod(shape)) * dtype.itemsize
+        buffer = self._take(size)
+        loan = buffer[:size]
+        weakref.finalize(loan, self._free.append, buffer)
+        return torch.from_numpy(loan).view(dtype)[: prod(shape)].view(shape)
+
+    def _take(self, size: int) -> npt.NDArray[np.uint8]:
+        fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= size]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].size))
+        if self._free:  # too small from now on
+            self.num_bytes -= self._free.pop().size
+        buffer = np.empty(-(-int(size * _SLACK) // 64) * 64, np.uint8)
+        self.num_bytes += buffer.size
+        return buffer

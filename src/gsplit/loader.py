@@ -1,0 +1,236 @@
+"""The loader: mini-batches of one graph for any number of ranks, with PyG's argument names.
+
+``batch_size`` is the size of the GLOBAL mini-batch, shared by all ranks. The number of steps is known before the
+first and the same on every rank. A position in training is (epoch, step) and nothing else: any step can be made
+without the ones before.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gsplit.comm import agree
+from gsplit.errors import InputError, explain
+from gsplit.features.mapped import MappedRows, torch_dtype
+from gsplit.mesh import Mesh, solo_mesh
+from gsplit.ownership import Ownership, own_parts
+from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.neighbor import check_fanouts, make_sampler
+from gsplit.store.memory import MemoryStore
+from gsplit.store.reader import Store
+from gsplit.strategies.batch import Batch
+from gsplit.strategies.protocol import Strategy
+from gsplit.strategies.split import SplitStrategy
+from gsplit.strategies.targets import OwnTargets, own_all, own_of_list, own_of_stored
+from gsplit.telemetry import Telemetry
+
+__all__ = ["NeighborLoader"]
+
+_PLANNED_STRATEGIES = ("data", "push_pull", "data_cached", "auto")
+_PLANNED_SAMPLERS = ("weighted", "labor", "replace")
+_REFUSED = {
+    "replace": "neighbours are drawn without replacement",
+    "weight_attr": "weighted sampling is not built yet",
+    "disjoint": "a mini-batch is one graph, shared by all targets",
+    "time_attr": "temporal sampling is not built",
+    "input_time": "temporal sampling is not built",
+    "temporal_strategy": "temporal sampling is not built",
+    "subgraph_type": "blocks hold the sampled edges, in their direction",
+    "directed": "blocks hold the sampled edges, in their direction",
+    "transform": "change the batch in the training loop",
+    "transform_sampler_output": "change the batch in the training loop",
+    "neighbor_sampler": "choose one with sampler=",
+    "num_workers": "sampling runs compiled in this process; leave it out",
+    "persistent_workers": "there are no workers; leave it out",
+    "prefetch_factor": "there are no workers; leave it out",
+    "pin_memory": "batches are made on the mesh's device; leave it out",
+    "filter_per_worker": "there are no workers; leave it out",
+    "is_sorted": "the store is sorted; leave it out",
+}
+
+
+class NeighborLoader:
+    """Iterates over the mini-batches of an epoch; each ``iter`` is the next epoch."""
+
+    def __init__(
+        self,
+        graph: "Store | Any",
+        num_neighbors: list[int],
+        input_nodes: str | Tensor | None = None,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        *,
+        strategy: str = "split",
+        sampler: str = "uniform",
+        seed: int = 0,
+        mesh: Mesh | None = None,
+        ownership: Ownership | None = None,
+        partition: Tensor | None = None,
+        features: str = "x",
+        deterministic: bool = False,
+        telemetry: str | Path | None = None,
+        quiet: bool = False,
+        **options: object,
+    ) -> None:
+        """``graph`` is an opened store, or a PyG ``Data`` with a ``partition`` tensor (a rank or part for every
+        vertex).
+
+        ``input_nodes``: the name of stored targets, a tensor of original ids or a mask, or None for every vertex.
+        ``num_neighbors[0]`` is the targets' own hop; -1 takes all neighbours. ``ownership`` overrides who owns
+        which range. ``telemetry`` is a file for one JSON line per step and rank.
+        """
+        _check_options(num_neighbors, batch_size, strategy, sampler, seed, options)
+        self._mesh = mesh or solo_mesh()
+        store = _as_store(graph, partition)
+        self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.size)
+        first, stop = self._check_range(store)
+        targets = _own_targets(store, input_nodes, first, stop)
+        self._seed, self._batch_size, self._drop_last = seed, batch_size, drop_last
+        settings = {
+            "num_neighbors": num_neighbors,
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "strategy": strategy,
+            "seed": seed,
+            "features": features,
+            "boundaries": self._ownership.boundaries,
+            "num_vertices": store.num_vertices,
+            "num_targets": targets.num_targets,
+        }
+        agree(self._mesh.loading, "NeighborLoader", settings)
+        self.telemetry = Telemetry(self._mesh.rank, telemetry)
+        renumbered = "original_ids" in store.names
+        original = np.asarray(store.original_ids(first, stop)) if renumbered else np.empty(0, np.int64)
+        self._strategy: Strategy = SplitStrategy(
+            sampler=make_sampler(store.graph.restrict(first, stop), original, self._mesh.device),
+            ownership=self._ownership,
+            targets=targets,
+            features=_rows(store, f"features/{features}"),
+            labels=_rows(store, "y") if "y" in store.names else None,
+            original_ids=MappedRows("original_ids", original, torch.int64, first) if renumbered else None,
+            mesh=self._mesh,
+            telemetry=self.telemetry,
+            num_neighbors=list(num_neighbors),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            deterministic=deterministic,
+        )
+        self._epoch, self._step, self._pinned = -1, 0, False
+        if self._mesh.rank == 0 and not quiet:
+            per_rank = batch_size / self._mesh.size
+            sys.stderr.write(
+                f"gsplit: global mini-batch of {batch_size} targets over {self._mesh.size} rank(s), "
+                f"{per_rank:.1f} per rank on average; {len(self)} steps per epoch\n"
+            )
+
+    def _check_range(self, store: Store | MemoryStore) -> tuple[int, int]:
+        if self._ownership.num_ranks != self._mesh.size or self._ownership.num_vertices != store.num_vertices:
+            expected = f"{self._mesh.size} ranges over {store.num_vertices} vertices"
+            got = f"{self._ownership.num_ranks} over {self._ownership.num_vertices}"
+            raise InputError(explain("ownership", expected, got, "make it for this graph and mesh"))
+        first, stop = self._ownership.range_of(self._mesh.rank)
+        low, high = store.vertex_range
+        if not low <= first <= stop <= high:
+            fix = "give this rank the store that holds its vertices"
+            raise InputError(
+                explain(f"rank {self._mesh.rank}", f"vertices {first}..{stop}", f"a share {low}..{high}", fix)
+            )
+        return first, stop
+
+    @property
+    def num_targets(self) -> int:
+        """Targets of an epoch, over all ranks."""
+        return self._strategy.num_targets
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.num_targets, self._batch_size)
+        return whole + (1 if rest and not self._drop_last else 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next ``iter`` run this epoch, from its first step."""
+        self._epoch, self._step, self._pinned = epoch, 0, True
+
+    def state_dict(self) -> dict[str, int]:
+        """Where training stands: the epoch, and the step that comes next in it."""
+        return {"epoch": max(self._epoch, 0), "step": self._step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Make the next ``iter`` go on from there."""
+        if set(state) != {"epoch", "step"}:
+            raise InputError(explain("state", "epoch and step", sorted(state), "pass what state_dict returned"))
+        self._epoch, self._step, self._pinned = state["epoch"], state["step"], True
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._pinned:
+            self._epoch, self._step = self._epoch + 1, 0
+        self._pinned = False
+        return self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        epoch = self._epoch
+        while self._step < len(self):
+            step = self._step
+            batch = self.make_batch(epoch, step)
+            self._step = step + 1
+            yield batch
+            self.telemetry.end_step(epoch, step)
+
+    def make_batch(self, epoch: int, step: int) -> Batch:
+        """Any step of any epoch, by its name alone. A collective: every rank makes it."""
+        return self._strategy.make_batch(StepKey(self._seed, epoch, step))
+
+
+def _check_options(
+    num_neighbors: list[int], batch_size: int, strategy: str, sampler: str, seed: int, options: dict[str, object]
+) -> None:
+    check_fanouts(num_neighbors)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(
+            explain("batch_size", "a positive number", batch_size, "give the size of the global mini-batch")
+        )
+    if not 0 <= seed < 1 << 63:
+        raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
+    if strategy != "split":
+        fix = "use strategy='split'" + ("; this one is planned" if strategy in _PLANNED_STRATEGIES else "")
+        raise InputError(explain("strategy", "'split', the only one built so far", repr(strategy), fix))
+    if sampler != "uniform":
+        fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
+        raise InputError(explain("sampler", "'uniform', the only one built so far", repr(sampler), fix))
+    for name in options:
+        fix = _REFUSED.get(name, "see the signature of NeighborLoader")
+        raise InputError(explain(f"option {name}", "an option of this loader", "one it does not have", fix))
+
+
+def _as_store(graph: Any, partition: Tensor | None) -> Store | MemoryStore:
+    if isinstance(graph, Store | MemoryStore):
+        if partition is not None:
+            raise InputError(explain("partition", "none for a store", "one", "partition the store instead"))
+        return graph
+    from gsplit.store.importers.pyg import memory_store  # PyG, only when its data is given
+
+    return memory_store(graph, partition)
+
+
+def _rows(store: Store | MemoryStore, name: str) -> MappedRows:
+    return MappedRows(name, store.array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
+
+
+def _own_targets(store: Store | MemoryStore, input_nodes: str | Tensor | None, first: int, stop: int) -> OwnTargets:
+    if isinstance(input_nodes, str):
+        return own_of_stored(store.array(f"targets/{input_nodes}"), first, stop)
+    original = np.asarray(store.original_ids(first, stop))
+    if input_nodes is None:
+        return own_all(original, first, store.num_vertices)
+    nodes = input_nodes.nonzero().squeeze(1) if input_nodes.dtype == torch.bool else input_nodes
+    wanted = nodes.cpu().numpy().astype(np.int64).reshape(-1)
+    if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
+        fix = "give original ids, or a mask over all vertices"
+        raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", "others", fix))
+    return own_of_list(wanted, original, first)

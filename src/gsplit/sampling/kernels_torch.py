@@ -1,0 +1,65 @@
+"""Device kernels of neighbour sampling: the same draws as ``kernels_numba``, bit for bit, in plain torch operations.
+
+Picks are found for all rows at once, slot after slot; rows are found by sorting instead of by a table. Both keep the
+order in which a host kernel would have met each vertex, so blocks are equal to the last index.
+"""
+
+import torch
+from torch import Tensor
+
+from gsplit.keys.kernels_torch import bounded, mix
+
+__all__ = ["count_layer", "draw_sources", "first_seen"]
+
+
+def count_layer(indptr: Tensor, rows: Tensor, fanout: int) -> Tensor:
+    """Offsets of the in-edges each row will draw; fanout -1 takes them all."""
+    degrees = indptr[rows + 1] - indptr[rows]
+    counts = degrees if fanout < 0 else degrees.clamp(max=fanout)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def draw_sources(
+    indptr: Tensor, indices: Tensor, rows: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor
+) -> Tensor:
+    """Source ids of the drawn in-edges, destination after destination, slot after slot."""
+    starts, counts = indptr[rows], out_indptr.diff()
+    degrees = indptr[rows + 1] - starts
+    edge_rows = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
+    positions = torch.arange(edge_rows.numel(), device=rows.device) - out_indptr[edge_rows]
+    drawn = torch.nonzero(counts < degrees).squeeze(1)  # device sync
+    if drawn.numel():  # the others take every neighbour, in order
+        fanout = int(counts[drawn[0]])  # device sync; the same for all of them
+        picks = _floyd(mix(key, original_ids[drawn]), degrees[drawn], fanout)
+        slots = out_indptr[drawn].unsqueeze(1) + torch.arange(fanout, device=rows.device)
+        positions[slots.reshape(-1)] = picks.reshape(-1)
+    return indices[starts[edge_rows] + positions].to(torch.int64)
+
+
+def _floyd(keys: Tensor, degrees: Tensor, count: int) -> Tensor:
+    """``count`` distinct positions below each degree."""
+    picks = torch.empty(keys.numel(), count, dtype=torch.int64, device=keys.device)
+    for slot in range(count):
+        last = degrees - count + slot
+        pick = bounded(mix(keys, torch.full_like(keys, slot)), last + 1)
+        taken = (picks[:, :slot] == pick.unsqueeze(1)).any(dim=1)
+        picks[:, slot] = torch.where(taken, last, pick)
+    return picks
+
+
+def first_seen(ids: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
+    """Distinct ids in the order of their first appearance, and each id's place among them.
+
+    The first ``num_known`` ids are distinct already and keep their places.
+    """
+    distinct, place = torch.unique(ids, return_inverse=True)
+    if distinct.numel() == num_known:
+        order_of_known = torch.empty_like(distinct)
+        order_of_known[place[:num_known]] = torch.arange(num_known, device=ids.device)
+        return ids[:num_known], order_of_known[place]
+    first = torch.full_like(distinct, ids.numel())
+    first.scatter_reduce_(0, place, torch.arange(ids.numel(), device=ids.device), "amin")
+    order = torch.argsort(first)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=ids.device)
+    return distinct[order], rank[place]

@@ -1,0 +1,78 @@
+"""One mini-batch in one process: the definition of what every strategy and every number of ranks must compute.
+
+It is the reference of the tests, and what presampling will run. Keys of a step live here as well, and with them law 1:
+the batch is a function of (seed, epoch, step) and of the target list, nothing else.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gsplit.blocks import Block
+from gsplit.keys import scalar
+from gsplit.keys.kernels_numba import unpermute
+from gsplit.sampling.protocol import LayerSampler
+
+__all__ = ["MiniBatch", "StepKey", "sample_minibatch", "target_order"]
+
+
+class _Domain(IntEnum):
+    """What a key is for, so that no two uses share a hash."""
+
+    TARGETS = 0
+    NEIGHBORS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepKey:
+    """The name of one training step; all its randomness is a hash of it."""
+
+    seed: int
+    epoch: int
+    step: int
+
+    def layer(self, layer: int) -> int:
+        """The key of the neighbours drawn at one layer."""
+        return scalar.mix(self.seed, _Domain.NEIGHBORS, self.epoch, self.step, layer)
+
+
+def target_order(
+    positions: npt.NDArray[np.int64], num_targets: int, seed: int, epoch: int, *, shuffle: bool
+) -> npt.NDArray[np.int64]:
+    """The turn of the targets at some positions of the target list in an epoch; batch t takes turns [tB, (t+1)B)."""
+    if not shuffle or not positions.size:
+        return positions
+    return unpermute(positions, num_targets, scalar.mix(seed, _Domain.TARGETS, epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """Blocks from the bottom layer up, and the vertices that are their rows; destinations are prefixes."""
+
+    blocks: tuple[Block, ...]
+    input_ids: Tensor
+
+    @property
+    def num_targets(self) -> int:
+        """Destinations of the top layer."""
+        return self.blocks[-1].num_dst
+
+
+def sample_minibatch(sampler: LayerSampler, targets: Tensor, num_neighbors: list[int], key: StepKey) -> MiniBatch:
+    """Sample every layer from the targets down. ``num_neighbors[0]`` is the targets' own hop, as in PyG.
+
+    The sampler holds the whole graph: nothing is foreign.
+    """
+    frontier = sampler.start(targets)
+    try:
+        blocks: list[Block] = []
+        for hop, fanout in enumerate(num_neighbors):
+            drawn = frontier.sample_layer(key.layer(len(num_neighbors) - 1 - hop), fanout)
+            assert drawn.foreign_ids.numel() == 0
+            blocks.insert(0, Block(drawn.indptr, drawn.sources, frontier.num_rows))
+        return MiniBatch(tuple(blocks), frontier.ids(frontier.num_rows))
+    finally:
+        frontier.close()

@@ -1,0 +1,75 @@
+"""What a layer sampler is: the first half of every layer of a step, before anything crosses between ranks.
+
+A rank starts a ``Frontier`` from its targets of the step, then for each layer from the top down draws the
+in-edges of all its rows (``sample_layer``) and, after the exchange, finds the rows that others asked for
+(``locate``). Rows are only ever appended, so every local frontier is a prefix of the one below it (law 4).
+What is drawn for a vertex depends on the layer's key, the vertex's original id and its neighbour list alone (law 1).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+__all__ = ["Frontier", "LayerSampler", "SampledLayer"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledLayer:
+    """In-edges drawn for the first ``num_dst`` rows of a frontier, destination after destination.
+
+    ``sources[indptr[i] : indptr[i + 1]]`` are the sources of row i: a row of the local frontier, or ``-1 - slot``
+    for the vertex ``foreign_ids[slot]``, which another rank owns. Foreign ids are listed once, in the order met.
+    """
+
+    indptr: Tensor
+    sources: Tensor
+    foreign_ids: Tensor
+
+    @property
+    def num_dst(self) -> int:
+        """Rows whose in-edges were drawn."""
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Edges drawn."""
+        return self.sources.numel()
+
+
+class Frontier(Protocol):
+    """The vertices of one mini-batch that one rank owns, row by row, as they are found. Close it after use."""
+
+    @property
+    def num_rows(self) -> int:
+        """Vertices so far."""
+
+    def ids(self, num_rows: int) -> Tensor:
+        """Vertex ids of the first ``num_rows`` rows, as a tensor of their own."""
+
+    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+        """Draw in-edges for every row so far; own sources that are new are appended."""
+
+    def locate(self, ids: Tensor) -> Tensor:
+        """Rows of some own vertices; those that are new are appended in order."""
+
+    def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
+        """The sources of a layer with each foreign slot replaced by its row; may reuse the layer's memory."""
+
+    def close(self) -> None:
+        """Forget this mini-batch."""
+
+
+class LayerSampler(Protocol):
+    """Draws neighbours in one rank's range of vertices. One frontier is open at a time."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held between mini-batches, the graph apart."""
+
+    @property
+    def num_range_bytes(self) -> int:
+        """The part of it that is of the size of the range, not of the batch."""
+
+    def start(self, targets: Tensor) -> Frontier:
+        """Begin a mini-batch from distinct own vertices."""

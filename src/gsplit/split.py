@@ -1,0 +1,129 @@
+"""Splitting: from the sources one rank drew to its share of the mini-batch (paper section 3, Algorithm 1).
+
+Stands between ``sampling`` (which draws in-edges and knows nothing of other ranks) and ``shuffle`` (which moves
+features along the paths found here). Assumes that every rank holds the in-edges of the vertices it owns. Each layer
+takes one exchange of counts and one of ids, whatever the data (law 5).
+
+A rank asks the owner of each foreign source for it; the owner appends what it is asked for to its own frontier. Two
+ranks, one layer, fanout 2; rank 0 owns vertices 0..4, rank 1 owns 5..9; targets 1 and 7. Rank 0 draws 1 <- {3, 6},
+rank 1 draws 7 <- {3, 8}:
+
+>>> from gsplit.sampling.neighbor import TorchNeighborSampler
+>>> import numpy as np
+>>> from gsplit.graph import Graph
+>>> ownership = Ownership((0, 5, 10))
+>>> zero = Graph(np.array([0, 0, 2, 2, 2, 2]), np.array([3, 6]), num_vertices=10)
+>>> one = Graph(np.array([0, 0, 0, 2, 2, 2]), np.array([3, 8]), num_vertices=10, first_vertex=5)
+>>> cpu, same = torch.device("cpu"), np.empty(0, np.int64)
+>>> frontiers = [TorchNeighborSampler(zero, same, cpu).start(torch.tensor([1])),
+...              TorchNeighborSampler(one, same, cpu).start(torch.tensor([7]))]
+>>> asks = [ask(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
+>>> [(request.ids.tolist(), request.counts) for request in asks]  # 6 from rank 1; 3 from rank 0
+[([6], (0, 1)), ([3], (1, 0))]
+>>> layers = [answer(frontiers[0], asks[0], asks[1].ids, (0, 1)), answer(frontiers[1], asks[1], asks[0].ids, (1, 0))]
+>>> [frontier.ids(frontier.num_rows).tolist() for frontier in frontiers]  # destinations, own sources, asked for
+[[1, 3], [7, 8, 6]]
+>>> [layer.block.edge_index().tolist() for layer in layers]  # mixed: [1, 3 / 6] and [7, 8, 6 / 3]
+[[[1, 2], [0, 0]], [[3, 1], [0, 0]]]
+>>> [(layer.index.send_rows.tolist(), layer.index.send_counts) for layer in layers]
+[([1], (0, 1)), ([2], (1, 0))]
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gsplit.blocks import Block, ShuffleIndex
+from gsplit.comm import Call, Comm
+from gsplit.ownership import Ownership
+from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
+from gsplit.telemetry import Telemetry
+
+__all__ = ["LayerSplit", "Request", "Split", "answer", "ask", "split_minibatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a rank needs from the others at one layer: ids, owner after owner, ``counts[p]`` of them from rank p.
+
+    ``places[slot]`` says where the layer's foreign id number ``slot`` went in ``ids``.
+    """
+
+    drawn: SampledLayer
+    ids: Tensor
+    counts: tuple[int, ...]
+    places: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSplit:
+    """One layer of one rank's split."""
+
+    block: Block
+    index: ShuffleIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One rank's share of a mini-batch: layers from the bottom up, and the ids of its local input frontier."""
+
+    layers: tuple[LayerSplit, ...]
+    input_ids: Tensor
+    num_targets: int
+
+
+def ask(drawn: SampledLayer, ownership: Ownership) -> Request:
+    """Group the foreign sources of a layer by owner, in the order met."""
+    owners = ownership.owners(drawn.foreign_ids)
+    order = torch.argsort(owners, stable=True)
+    counts = tuple(torch.bincount(owners, minlength=ownership.num_ranks).tolist())  # device sync
+    places = torch.empty_like(order)
+    places[order] = torch.arange(order.numel(), device=order.device)
+    return Request(drawn, drawn.foreign_ids[order], counts, places)
+
+
+def answer(frontier: Frontier, request: Request, asked_ids: Tensor, asked_counts: tuple[int, ...]) -> LayerSplit:
+    """Take in what others asked for, then fix every row of the layer.
+
+    ``asked_ids`` are vertices of this rank, peer after peer, ``asked_counts[p]`` of them wanted by rank p.
+    """
+    drawn = request.drawn
+    send_rows = frontier.locate(asked_ids)
+    num_local = frontier.num_rows
+    src_rows = frontier.resolve(drawn, request.places + num_local)
+    index = ShuffleIndex(send_rows, asked_counts, request.counts, num_local, drawn.num_dst)
+    return LayerSplit(Block(drawn.indptr, src_rows, index.num_mixed), index)
+
+
+def split_minibatch(
+    sampler: LayerSampler,
+    targets: Tensor,
+    num_neighbors: list[int],
+    key: StepKey,
+    ownership: Ownership,
+    comm: Comm,
+    telemetry: Telemetry,
+) -> Split:
+    """Sample and split all layers of this rank's share, from its targets down (paper, Algorithm 1)."""
+    frontier = sampler.start(targets)
+    try:
+        layers: list[LayerSplit] = []
+        for hop, fanout in enumerate(num_neighbors):
+            layer = len(num_neighbors) - 1 - hop
+            with telemetry.span("sample"):
+                drawn = frontier.sample_layer(key.layer(layer), fanout)
+            with telemetry.span("split"):
+                request = ask(drawn, ownership)
+            with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
+                asked_counts = comm.exchange_counts(Call("count ids", key.step, layer), request.counts)
+                asked_ids = request.ids.new_empty(sum(asked_counts))
+                call = Call("exchange ids", key.step, layer)
+                comm.exchange(call, asked_ids, request.ids, asked_counts, request.counts).wait()
+            with telemetry.span("split"):
+                layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
+            telemetry.count("edges", drawn.num_edges)
+        return Split(tuple(layers), frontier.ids(frontier.num_rows), targets.numel())
+    finally:
+        frontier.close()

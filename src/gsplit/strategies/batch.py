@@ -1,0 +1,149 @@
+"""A mini-batch as the training loop sees it on one rank: input rows, labels, and the collectives of one step.
+
+``x`` is the mixed input tensor of layer 0, exchanged already. A hand-written model does, for layer l above 0,
+``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``; rows of the last output are this
+rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are collectives: every rank calls them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gsplit.blocks import Block, ShuffleIndex
+from gsplit.comm import Call, Comm
+from gsplit.errors import InputError, explain
+from gsplit.sampling.minibatch import StepKey
+from gsplit.shuffle import shuffle
+from gsplit.telemetry import Telemetry
+
+__all__ = ["Batch", "EdgeHandle"]
+
+
+class EdgeHandle:
+    """Stands where PyG models expect ``edge_index`` and carries the batch's blocks. It is not a tensor."""
+
+    def __init__(self, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        name = getattr(function, "__name__", str(function))
+        raise InputError(
+            explain(f"torch.{name}", "a tensor of edges", "batch.edge_index, which holds one block per layer", _FIX)
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InputError(explain(f"batch.edge_index.{name}", "no tensor operation", "one", _FIX))
+
+
+_FIX = "use batch.blocks[l].edge_index() with batch.shuffle(l, h), one block per layer"
+
+
+class _GlobalSum(torch.autograd.Function):
+    """Sum of local rows over all ranks. Backward: times the ranks, on local rows; gradients are averaged later."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, comm: Comm, call: Call) -> Tensor:
+        ctx.shape, ctx.size = values.shape, comm.size
+        total = values.sum()
+        comm.all_reduce(call, total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (g * ctx.size).expand(ctx.shape), None, None
+
+
+def _global_sum(values: Tensor, comm: Comm, call: Call) -> Tensor:
+    total: Tensor = _GlobalSum.apply(values, comm, call)  # type: ignore[no-untyped-call]
+    return total
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's share of a mini-batch."""
+
+    x: Tensor
+    labels: Tensor | None
+    n_id: Tensor
+    blocks: tuple[Block, ...]
+    indices: tuple[ShuffleIndex, ...]
+    batch_size: int
+    global_batch_size: int
+    key: StepKey
+    comm: Comm
+    telemetry: Telemetry
+    deterministic: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the sample, which must be the model's."""
+        return len(self.blocks)
+
+    @property
+    def y(self) -> Tensor:
+        """Labels of this rank's targets."""
+        if self.labels is None:
+            raise InputError(explain("batch.y", "a graph with labels", "none", "import the labels with the graph"))
+        return self.labels
+
+    @property
+    def edge_index(self) -> EdgeHandle:
+        """What a wrapped PyG model takes in place of an edge tensor."""
+        return EdgeHandle(self.blocks)
+
+    def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already."""
+        if not 0 <= layer < self.num_layers:
+            fix = "count layers from the input up"
+            raise InputError(explain("layer", f"0 to {self.num_layers - 1}", layer, fix))
+        index = self.indices[layer]
+        if layer == 0:
+            if h is not self.x:
+                fix = "pass batch.x itself; stored features carry no gradient"
+                raise InputError(explain("batch.shuffle(0, h)", "batch.x", "another tensor", fix))
+            return h, h[: index.num_dst]
+        if h.dim() < 2 or h.size(0) != index.num_local:
+            fix = "pass the output of the layer below, one row per destination"
+            raise InputError(explain(f"h at layer {layer}", f"[{index.num_local}, ...]", list(h.shape), fix))
+        call = Call("shuffle", self.key.step, layer)
+        with self.telemetry.span("shuffle"):
+            return shuffle(h, index, self.comm, call, deterministic=self.deterministic)
+
+    def _check_rows(self, values: Tensor) -> None:
+        if values.dim() != 1 or values.size(0) != self.batch_size:
+            fix = 'give one value per target of this rank, for example cross_entropy(..., reduction="none")'
+            raise InputError(explain("values", f"shape [{self.batch_size}]", list(values.shape), fix))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the whole mini-batch of one value per target, the same on every rank. A collective."""
+        self._check_rows(values)
+        return _global_sum(values, self.comm, Call("sum", self.key.step))
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the whole mini-batch of one value per target, the same on every rank. A collective.
+
+        Its gradient is right when parameter gradients are then AVERAGED over the ranks.
+        """
+        self._check_rows(values)
+        return _global_sum(values, self.comm, Call("mean", self.key.step)) / self.global_batch_size
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The batch on a device."""
+        device = torch.device(device)
+        move: Callable[[Any], Any] = lambda item: item.to(device)  # noqa: E731
+        return replace(
+            self,
+            x=move(self.x),
+            labels=None if self.labels is None else move(self.labels),
+            n_id=move(self.n_id),
+            blocks=tuple(move(block) for block in self.blocks),
+            indices=tuple(move(index) for index in self.indices),
+        )

@@ -1,0 +1,75 @@
+"""Which targets a rank has in each step: its own positions in the target list, ordered by their turn in the epoch.
+
+The target list is ordered by original id and permuted by a keyed permutation, so batches are the same for any number of
+ranks (law 1). A rank keeps only the targets it owns (law 6): positions and ids, and once per epoch their turns.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.errors import InputError, explain
+from gsplit.sampling.minibatch import target_order
+
+__all__ = ["OwnTargets", "own_all", "own_of_list", "own_of_stored"]
+
+Ids = npt.NDArray[np.int64]
+_PIECE = 1 << 20
+
+
+class OwnTargets:
+    """One rank's share of the targets. ``positions`` are places in the whole list of ``num_targets``."""
+
+    def __init__(self, positions: Ids, ids: Ids, num_targets: int) -> None:
+        self._positions, self._ids, self.num_targets = positions, ids, num_targets
+        self._epoch: tuple[int, int, bool] | None = None
+        self._turns, self._ordered = positions, ids
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return sum(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest single array held."""
+        return max(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))
+
+    def of_step(self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool) -> Tensor:
+        """This rank's targets of a step, in the order of their turns."""
+        if self._epoch != (seed, epoch, shuffle):
+            turns = target_order(self._positions, self.num_targets, seed, epoch, shuffle=shuffle)
+            order = np.argsort(turns)
+            self._turns, self._ordered = turns[order], self._ids[order]
+            self._epoch = (seed, epoch, shuffle)
+        first, stop = np.searchsorted(self._turns, [step * batch_size, (step + 1) * batch_size])
+        return torch.from_numpy(self._ordered[first:stop].copy())
+
+
+def own_of_stored(targets: Ids, first: int, stop: int) -> OwnTargets:
+    """The own part of a stored target list (internal ids, ordered by original id), read in pieces."""
+    positions, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for start in range(0, targets.size, _PIECE):
+        piece = np.asarray(targets[start : start + _PIECE])
+        mine = np.flatnonzero((piece >= first) & (piece < stop))
+        positions.append(mine + start)
+        ids.append(piece[mine])
+    return OwnTargets(np.concatenate(positions), np.concatenate(ids), targets.size)
+
+
+def own_of_list(original_targets: Ids, original_ids: Ids, first: int) -> OwnTargets:
+    """The own part of a list of original ids; ``original_ids`` are those of the range that begins at ``first``."""
+    wanted = np.sort(original_targets)
+    if (wanted[1:] == wanted[:-1]).any():
+        fix = "remove the duplicates: a vertex has one loss per mini-batch"
+        raise InputError(explain("input_nodes", "every vertex once", "duplicates", fix))
+    places = np.searchsorted(wanted, original_ids)
+    found = places < wanted.size
+    found[found] = wanted[places[found]] == original_ids[found]
+    return OwnTargets(places[found], first + np.flatnonzero(found), wanted.size)
+
+
+def own_all(original_ids: Ids, first: int, num_vertices: int) -> OwnTargets:
+    """Every vertex is a target; its position is its original id."""
+    return OwnTargets(np.array(original_ids), first + np.arange(original_ids.size), num_vertices)

@@ -1,0 +1,104 @@
+"""Real ranks on one machine: processes joined by gloo on the loopback address.
+
+The first rank that fails ends the others, and its traceback is what the caller sees. A rank that is killed, and a rank
+that never returns, are failures too.
+"""
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from gsplit.comm import disconnect
+from gsplit.mesh import init
+
+__all__ = ["RankFailedError", "run_ranks"]
+
+
+class RankFailedError(AssertionError):
+    """A rank raised, was killed or did not finish; the message holds its traceback."""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _run(program: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], pipe: Connection) -> None:
+    import torch
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    try:
+        mesh = init("cpu", timeout_s=60.0)
+        result = program(mesh, *args)
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        os._exit(1)  # not the orderly way: peers wait in a collective, and leaving it politely would wait for them
+    pipe.send((True, result))
+    pipe.close()
+    disconnect()
+
+
+def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 100.0) -> list[Any]:
+    """Run ``program(mesh, *args)`` on every rank; the results in rank order.
+
+    ``program`` is a function of a module that can be imported. Its result and arguments are sent between processes.
+    """
+    context = multiprocessing.get_context("spawn")
+    shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when a child imports torch
+    processes: list[BaseProcess] = []
+    pipes: list[Connection] = []
+    try:
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process: BaseProcess = context.Process(target=_run, args=(program, args, environment, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        return _collect(processes, pipes, timeout_s)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def _collect(processes: list[BaseProcess], pipes: list[Connection], timeout_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(results) < len(pipes):
+        missing = [rank for rank in range(len(pipes)) if rank not in results]
+        ready = wait([pipes[rank] for rank in missing], timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise RankFailedError(f"ranks {missing} did not finish in {timeout_s:.0f} s")
+        for rank in missing:
+            if pipes[rank] not in ready:
+                continue
+            try:
+                fine, value = pipes[rank].recv()
+            except EOFError:
+                processes[rank].join()
+                code = processes[rank].exitcode
+                raise RankFailedError(f"rank {rank} ended without a word, exit code {code}") from None
+            if not fine:
+                raise RankFailedError(f"rank {rank} failed:\n{value}")
+            results[rank] = value
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    return [results[rank] for rank in range(len(pipes))]

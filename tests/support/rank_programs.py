@@ -1,0 +1,210 @@
+"""What the ranks of the distributed tests run. Functions here are imported by every rank's process."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.nn import GATConv, SAGEConv
+
+from gsplit.comm import Call, agree
+from gsplit.loader import NeighborLoader
+from gsplit.mesh import Mesh
+from gsplit.ownership import Ownership
+from gsplit.shuffle import shuffle
+from gsplit.store.memory import MemoryStore, renumbered_store
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph, who owns what, and what to sample."""
+
+    seed: int
+    n: int
+    src: Any
+    dst: Any
+    boundaries: tuple[int, ...]
+    fanouts: list[int]
+    targets: Any
+    batch_size: int = 7
+
+
+def store_of(case: Case, dtype: str = "float64") -> MemoryStore:
+    """The case's graph, renumbered at random, with features, labels and targets."""
+    rng = np.random.default_rng(case.seed)
+    parts = rng.permutation(case.n)
+    arrays = {
+        "features/x": (rng.normal(size=(case.n, 6)).astype(dtype), dtype),
+        "y": (rng.integers(0, 5, case.n), "int64"),
+    }
+    store = renumbered_store(case.src, case.dst, parts, arrays, {"train": case.targets})
+    return MemoryStore(store.graph, [0, case.n], store.arrays, store.dtypes)
+
+
+def loader_of(mesh: Mesh, case: Case, **options: Any) -> NeighborLoader:
+    return NeighborLoader(
+        store_of(case),
+        case.fanouts,
+        "train",
+        case.batch_size,
+        mesh=mesh,
+        seed=case.seed,
+        ownership=Ownership(case.boundaries) if mesh.size > 1 else None,
+        quiet=True,
+        **options,
+    )
+
+
+def sampled_edges(mesh: Mesh, cases: list[Case]) -> list[Any]:
+    """Per case, step and layer: this rank's edges in original ids; x of every row it has; and the ledger's calls."""
+    out = []
+    for case in cases:
+        mesh.loading.ledger.clear()
+        loader = loader_of(mesh, case)
+        steps = []
+        for batch in loader:
+            layers = []
+            for layer, block in enumerate(batch.blocks):
+                index = batch.indices[layer]
+                ids = batch.n_id[: index.num_local].double().unsqueeze(1)
+                mixed, _ = shuffle(ids, index, mesh.shuffles, Call("ids", 0, layer))
+                src, dst = block.edge_index()
+                edges = torch.stack([mixed[src, 0], ids[dst, 0]], 1).long()
+                layers.append(edges.tolist())
+                if layer == 0:
+                    features = torch.cat([mixed, batch.x], 1)
+            steps.append(
+                {
+                    "layers": layers,
+                    "targets": batch.n_id[: batch.batch_size].tolist(),
+                    "rows": features.tolist(),
+                    "inputs": batch.n_id.tolist(),
+                    "global": batch.global_batch_size,
+                }
+            )
+        out.append({"steps": steps, "len": len(loader), "calls": [str(entry.call) for entry in mesh.loading.ledger]})
+    return out
+
+
+def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
+    """<shuffle(h), b> and <h, backward(b)>, summed over the ranks, for every layer of a step; several dtypes."""
+    out = []
+    for case in cases:
+        loader = loader_of(mesh, case)
+        batch = loader.make_batch(0, 0)
+        for index in batch.indices:
+            for deterministic in (False, True):
+                g = torch.Generator().manual_seed(mesh.rank)
+                h = torch.randn(index.num_local, 3, generator=g, dtype=torch.float64, requires_grad=True)
+                mixed, dst = shuffle(h, index, mesh.shuffles, Call("adjoint"), deterministic=deterministic)
+                b = torch.randn(mixed.shape, generator=g, dtype=torch.float64)
+                c = torch.randn(dst.shape, generator=g, dtype=torch.float64)
+                (grad,) = torch.autograd.grad([mixed, dst], [h], [b, c])
+                pair = torch.stack([(mixed * b).sum() + (dst * c).sum(), (h * grad).sum()]).detach()
+                mesh.gradients.all_reduce(Call("sum"), pair)
+                out.append((float(pair[0]), float(pair[1])))
+            for dtype in (torch.float32, torch.bfloat16):
+                rows = torch.randn(index.num_local, 2).to(dtype)
+                got, _ = shuffle(rows, index, mesh.shuffles, Call("dtype"))
+                assert got.dtype == dtype and torch.equal(got[: index.num_local], rows)
+    return out
+
+
+class ByHand(torch.nn.Module):
+    """Three layers written against ``batch.shuffle``."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        widths = [(6, 8), (8, 8), (8, 5)]
+        if kind == "sage":
+            self.convs = torch.nn.ModuleList([SAGEConv(a, b) for a, b in widths])
+        else:
+            self.convs = torch.nn.ModuleList([GATConv((a, a), b, heads=2, concat=False) for a, b in widths])
+
+    def forward(self, batch: Any) -> Tensor:
+        h: Tensor = batch.x
+        for layer, conv in enumerate(self.convs):
+            h_mixed, h_dst = batch.shuffle(layer, h)
+            h = conv((h_mixed, h_dst), batch.blocks[layer].edge_index())
+            if layer < 2:
+                h = torch.nn.functional.elu(h)
+        return h
+
+
+def train_by_hand(mesh: Mesh, cases: list[Case]) -> list[Any]:
+    """Outputs by original id, loss and averaged gradients of every step, for SAGE and GAT, with a weight penalty."""
+    out = []
+    for case in cases:
+        for kind in ("sage", "gat"):
+            torch.manual_seed(0)
+            model = ByHand(kind).double()
+            loader = loader_of(mesh, case, deterministic=kind == "gat")
+            for batch in loader:
+                model.zero_grad()
+                result = model(batch)
+                loss = batch.mean(torch.nn.functional.cross_entropy(result, batch.y, reduction="none"))
+                total = loss + 0.01 * sum((p**2).sum() for p in model.parameters())
+                total.backward()
+                grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+                assert len(grads) == len(list(model.parameters()))
+                for grad in grads:
+                    mesh.gradients.all_reduce(Call("gradient"), grad)
+                rows = dict(zip(batch.n_id[: batch.batch_size].tolist(), result.detach().tolist(), strict=True))
+                out.append(
+                    {"rows": rows, "loss": float(loss.detach()), "grads": [(g / mesh.size).tolist() for g in grads]}
+                )
+    return out
+
+
+def count_exchanges(mesh: Mesh, case: Case) -> dict[str, list[str]]:
+    """The collectives of one whole training step, by group."""
+    loader = loader_of(mesh, case)
+    model = ByHand("sage").double()
+    for comm in (mesh.loading, mesh.shuffles):
+        comm.ledger.clear()
+    batch = loader.make_batch(0, 0)
+    batch.sum(model(batch).sum(dim=1)).backward()
+    return {
+        "loading": [str(entry.call) for entry in mesh.loading.ledger],
+        "shuffles": [str(entry.call) for entry in mesh.shuffles.ledger],
+    }
+
+
+def disagree(mesh: Mesh) -> str:
+    """Ranks with different settings: the error every rank gets."""
+    try:
+        agree(mesh.loading, "NeighborLoader", {"seed": mesh.rank, "same": 1, "long": list(range(1000))})
+    except ValueError as error:
+        return str(error)
+    return "agreed"
+
+
+def fail_on_one(mesh: Mesh, how: str) -> None:
+    """Rank 1 raises, is killed, or skips a collective, while the others wait for it."""
+    if mesh.rank == 1:
+        if how == "raise":
+            raise ValueError("rank 1 has a bug")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    mesh.shuffles.all_reduce(Call("wait", 3, 2), torch.zeros(1))
+
+
+def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
+    """Several programs in one start of the ranks, which is what takes the time."""
+    return {
+        "edges": sampled_edges(mesh, cases),
+        "adjoint": adjoint(mesh, cases),
+        "training": train_by_hand(mesh, cases),
+        "ledger": count_exchanges(mesh, cases[0]),
+        "disagreement": disagree(mesh),
+        "rank": mesh.rank,
+    }
+
+
+def return_rank(mesh: Mesh, offset: int) -> int:
+    return mesh.rank + offset

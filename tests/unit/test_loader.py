@@ -1,0 +1,277 @@
+"""The loader: PyG's names, positions instead of state, and a clear no to what it cannot do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import gsplit
+from gsplit.comm import Call, SoloComm
+from gsplit.loader import NeighborLoader
+from gsplit.mesh import Mesh, init, solo_mesh
+from gsplit.ownership import Ownership
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.manifest import Manifest
+from gsplit.store.reader import Store
+from gsplit.store.statistics import Statistics
+from gsplit.store.writer import StoreWriter
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    graph = PlantedGraph(2000, 20_000, num_features=8, num_classes=4)
+    return build_store(synthetic_source(graph), tmp_path_factory.mktemp("loader") / "g.gsplit")
+
+
+def _loader(store: Any, **more: Any) -> NeighborLoader:
+    options: dict[str, Any] = {"num_neighbors": [5, 3], "input_nodes": "train", "batch_size": 100, "quiet": True} | more
+    return NeighborLoader(store, **options)
+
+
+def _same(one: Any, two: Any) -> bool:
+    return (
+        torch.equal(one.x, two.x)
+        and torch.equal(one.n_id, two.n_id)
+        and all(torch.equal(a.src_rows, b.src_rows) for a, b in zip(one.blocks, two.blocks, strict=True))
+    )
+
+
+def test_a_batch_holds_what_it_says(store: Store) -> None:
+    loader = _loader(store)
+    targets = store.array("targets/train")
+    assert len(loader) == -(-targets.size // 100)
+    seen = []
+    for batch in loader:
+        size = batch.batch_size
+        assert size == batch.global_batch_size
+        assert torch.equal(batch.x, torch.from_numpy(store.array("features/x")[batch.n_id.numpy()]))
+        assert torch.equal(batch.y, torch.from_numpy(store.array("y")[batch.n_id[:size].numpy()]))
+        assert [b.num_dst for b in batch.blocks] == [batch.blocks[1].num_src, size]
+        h_mixed, h_dst = batch.shuffle(0, batch.x)
+        assert h_mixed is batch.x
+        assert torch.equal(h_dst, batch.x[: batch.blocks[0].num_dst])
+        seen += batch.n_id[:size].tolist()
+    assert sorted(seen) == targets.tolist()
+    assert seen != targets.tolist()
+
+
+def test_any_step_can_be_made_without_the_ones_before(store: Store) -> None:
+    loader = _loader(store)
+    epochs = [list(loader) for _ in range(2)]
+    assert not _same(epochs[0][0], epochs[1][0])
+    fresh = _loader(store)
+    assert _same(fresh.make_batch(1, 3), epochs[1][3])
+    fresh.set_epoch(1)
+    assert all(_same(a, b) for a, b in zip(fresh, epochs[1], strict=True))
+    other = _loader(store, seed=1).make_batch(0, 0)
+    assert not _same(other, epochs[0][0])
+
+
+def test_resume_is_exact_by_epoch_and_step_alone(store: Store) -> None:
+    loader = _loader(store)
+    list(loader)
+    stream = iter(loader)
+    _ = [next(stream) for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state == {"epoch": 1, "step": 3}
+    rest = list(stream)
+    resumed = _loader(store)
+    resumed.load_state_dict(state)
+    again = list(resumed)
+    assert len(again) == len(rest)
+    assert all(_same(a, b) for a, b in zip(again, rest, strict=True))
+    assert _same(next(iter(resumed)), next(iter(loader)))  # then both go on with the next epoch
+    with pytest.raises(gsplit.InputError, match="state: expected epoch and step"):
+        loader.load_state_dict({"epoch": 1})
+
+
+def test_target_lists_masks_and_everybody(store: Store) -> None:
+    wanted = torch.tensor([5, 1999, 3, 70])
+    mask = torch.zeros(2000, dtype=torch.bool)
+    mask[wanted] = True
+    by_list, by_mask = _loader(store, input_nodes=wanted, batch_size=3), _loader(store, input_nodes=mask, batch_size=3)
+    assert [b.n_id[: b.batch_size].tolist() for b in by_list] == [b.n_id[: b.batch_size].tolist() for b in by_mask]
+    assert len(_loader(store, input_nodes=wanted, batch_size=3, drop_last=True)) == 1
+    plain = _loader(store, input_nodes=wanted, batch_size=3, shuffle=False)
+    assert [b.n_id[: b.batch_size].tolist() for b in plain] == [[3, 5, 70], [1999]]
+    assert _loader(store, input_nodes=None).num_targets == 2000
+    assert len(_loader(store, input_nodes=torch.empty(0, dtype=torch.int64))) == 0
+
+
+def test_pyg_data_with_a_partition(store: Store) -> None:
+    data = gsplit.to_pyg(store)
+    parts = torch.randint(0, 4, (2000,), generator=torch.Generator().manual_seed(0))
+    from_store, from_data = _loader(store), _loader(data, partition=parts)
+    for one, two in zip(from_store, from_data, strict=True):
+        assert torch.equal(one.n_id, two.n_id)  # the same mini-batch, in the same rows, in original ids
+        assert torch.equal(one.x, two.x)
+        assert torch.equal(one.y, two.y)
+    with pytest.raises(gsplit.InputError, match=r"partition: expected shape \[2000\]"):
+        _loader(data, partition=parts[:5])
+    with pytest.raises(gsplit.InputError, match="partition: expected none for a store"):
+        _loader(store, partition=parts)
+    wrong = Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0], [7]]))
+    with pytest.raises(gsplit.InputError, match=r"edge_index: expected ids in 0..1"):
+        _loader(wrong, input_nodes=None)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"batch_size": 0}, "batch_size: expected a positive number"),
+        ({"seed": -1}, "seed: expected 0 to"),
+        ({"strategy": "data"}, "strategy: expected 'split', the only one built so far .got 'data'.*planned"),
+        ({"strategy": "magic"}, "strategy: expected 'split'"),
+        ({"sampler": "labor"}, "sampler: expected 'uniform', the only one built so far .got 'labor'.*planned"),
+        ({"sampler": "weighted"}, "planned"),
+        ({"replace": True}, "option replace.*without replacement"),
+        ({"num_workers": 4}, "option num_workers.*leave it out"),
+        ({"nonsense": 1}, "option nonsense.*see the signature"),
+        ({"num_neighbors": [0]}, "num_neighbors: expected"),
+        ({"input_nodes": "holdout"}, "targets/holdout"),
+        ({"input_nodes": torch.tensor([1, 1])}, "input_nodes: expected every vertex once"),
+        ({"input_nodes": torch.tensor([2000])}, "input_nodes: expected ids in 0..1999"),
+        ({"features": "z"}, "features/z"),
+        ({"ownership": Ownership((0, 5, 2000))}, "ownership: expected 1 ranges over 2000 vertices"),
+        ({"ownership": Ownership((0, 5))}, "ownership: expected 1 ranges"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(store: Store, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(gsplit.InputError, match=message):
+        _loader(store, **options)
+
+
+def test_wrong_use_of_a_batch_is_refused(store: Store) -> None:
+    batch = _loader(store).make_batch(0, 0)
+    handle: Any = batch.edge_index
+    uses: list[tuple[Any, str]] = [
+        (lambda: batch.mean(torch.zeros(batch.batch_size + 1)), r"values: expected shape \[100\]"),
+        (lambda: batch.sum(torch.zeros(batch.batch_size, 2)), r"values: expected shape \[100\]"),
+        (lambda: batch.shuffle(2, batch.x), "layer: expected 0 to 1"),
+        (lambda: batch.shuffle(0, batch.x.clone()), r"expected batch.x"),
+        (lambda: batch.shuffle(1, batch.x), "h at layer 1: expected"),
+        (lambda: torch.stack([handle, handle]), r"torch.stack: expected a tensor of edges"),
+        (lambda: handle.size(0), r"batch.edge_index.size: expected no tensor operation"),
+    ]
+    for use, message in uses:
+        with pytest.raises(gsplit.InputError, match=message):
+            use()
+    assert batch.edge_index.blocks == batch.blocks
+    assert batch.to("cpu").x.device.type == "cpu"
+
+
+def test_mean_and_sum_are_over_the_whole_batch(store: Store) -> None:
+    batch = _loader(store).make_batch(0, 0)
+    values = torch.arange(100.0, requires_grad=True)
+    mean = batch.mean(values)
+    assert float(mean.detach()) == 49.5
+    mean.backward()
+    assert values.grad is not None
+    assert torch.allclose(values.grad, torch.full((100,), 0.01))
+    assert float(batch.sum(values.detach())) == 4950
+
+
+def test_two_batches_live_at_once(store: Store) -> None:
+    loader = _loader(store)
+    one, two = loader.make_batch(0, 0), loader.make_batch(0, 1)
+    before = one.x.clone()
+    three = loader.make_batch(0, 2)
+    assert torch.equal(one.x, before)
+    assert len({b.x.data_ptr() for b in (one, two, three)}) == 3
+
+
+def test_start_says_both_batch_sizes(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    _loader(store, quiet=False)
+    assert (
+        "global mini-batch of 100 targets over 1 rank(s), 100.0 per rank on average; 9 steps" in capsys.readouterr().err
+    )
+
+
+def test_telemetry_is_one_line_per_step(store: Store, tmp_path: Path) -> None:
+    loader = _loader(store, telemetry=tmp_path / "rank0.jsonl")
+    edges = [sum(block.num_edges for block in batch.blocks) for batch in loader]
+    loader.telemetry.close()
+    lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [(line["epoch"], line["step"]) for line in lines] == [(0, step) for step in range(len(loader))]
+    assert [line["counts"]["edges"] for line in lines] == edges
+    assert sum(line["counts"]["targets"] for line in lines) == loader.num_targets
+    for line in lines:
+        assert {"sample", "split", "exchange_ids", "load_features", "exchange_features"} <= line["seconds"].keys()
+        assert line["peaks"]["batch_bytes"] > 0
+
+
+class UnansweredComm(SoloComm):
+    """One of four ranks whose peers ask for nothing and answer with zeros: enough to see what a rank keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.size = 1, 4
+
+    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        return (0,) * self.size
+
+    def exchange(self, call: Call, out: Any, rows: Any, out_counts: Any, row_counts: Any) -> Any:
+        out.zero_()
+        return super().exchange(call, out[:0], rows[:0], (0,), (0,))
+
+    def gather_text(self, call: Call, text: str) -> list[str]:
+        return [text] * self.size
+
+
+def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
+    """50 M vertices, one of 4 ranks: telemetry shows no array above the range's share, the batch apart (law 6)."""
+    n, e, num_targets = 50_000_000, 4_000_000, 5_000_000
+    rng = np.random.default_rng(0)
+    with StoreWriter(tmp_path / "g.gsplit") as writer:
+        indptr = writer.place("indptr", "int64", (n + 1,))
+        indptr[n // 4 + 1 : n // 4 + e] = np.arange(
+            1, e
+        )  # vertices of rank 1 have one in-edge each, the first e of them
+        indptr[n // 4 + e :] = e
+        writer.place("indices", "int32", (e,))[:] = rng.integers(0, n, e)
+        writer.write("targets/train", "int64", np.arange(0, n, n // num_targets))
+        writer.place("features/x", "float32", (n, 1))
+        counts = {"num_self_loops": 0, "num_duplicate_edges": 0, "num_isolated_vertices": 0, "max_in_degree": 1}
+        manifest = Manifest(
+            num_vertices=n,
+            num_edges=e,
+            vertex_range=(0, n),
+            part_boundaries=[0, n],
+            arrays=writer.finish_arrays(),
+            statistics=Statistics(**counts, in_degree_histogram=[]),
+            provenance=[],
+        )
+        writer.commit(manifest)
+    mesh = Mesh(torch.device("cpu"), UnansweredComm(), UnansweredComm(), UnansweredComm())
+    loader = _loader(gsplit.open(tmp_path / "g.gsplit"), num_neighbors=[10] * 3, batch_size=4096, mesh=mesh)
+    for batch, _ in zip(loader, range(3), strict=False):
+        assert batch.batch_size > 500
+    assert len(loader.telemetry.records) == 3
+    for record in loader.telemetry.records:
+        share, batch_share = n // 4, 8 * 4096 * (1 + 10 + 100 + 1000)
+        assert record.peaks["largest_range_array_bytes"] <= 4 * share  # row_of, int32 per vertex of the range
+        assert record.peaks["targets_bytes"] <= 4 * 8 * (num_targets // 4 + 1)
+        assert record.peaks["sampler_bytes"] <= 4 * share + batch_share
+        assert record.peaks["largest_batch_array_bytes"] <= batch_share
+    held = vars(loader._strategy._sampler) | vars(loader._strategy._targets)  # type: ignore[attr-defined]
+    assert max(a.nbytes for a in held.values() if isinstance(a, np.ndarray)) <= 4 * share + batch_share
+
+
+def test_labels_are_missed_when_asked_for(store: Store) -> None:
+    data = gsplit.to_pyg(store)
+    del data.y
+    with pytest.raises(gsplit.InputError, match=r"batch.y: expected a graph with labels"):
+        _ = _loader(data).make_batch(0, 0).y
+
+
+def test_a_mesh_of_one_needs_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (init("cpu").size, init("cpu").rank, solo_mesh().device.type) == (1, 0, "cpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(gsplit.InputError, match="expected RANK beside WORLD_SIZE"):
+        init("cpu")
