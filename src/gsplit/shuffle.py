@@ -9,10 +9,11 @@ Rows sent to peer p are ``h[send_rows of p]``. Backward, from the gradients of b
 
     g = g_mixed[:num_local];  g[send_rows] += what the peers return of g_mixed;  g[:num_dst] += g_dst
 
-Nothing is saved but the index. The incoming gradients are never written to: they may belong to another branch as
-well. In a deterministic shuffle returned rows are added peer after peer, and for one peer no row comes twice, so no
-sum depends on the order of threads. Every rank joins forward and backward, with no rows if it has none (law 5); an
-output nobody used counts as a gradient of zero.
+Nothing is saved but the index. The incoming gradients are never written to: they may belong to another branch as well.
+In a deterministic shuffle returned rows are added peer after
+peer, and for one peer no row comes twice, so no sum depends on the order of threads; on the host it always is. Every
+rank joins forward and backward, with no rows if it has none (law 5); an output nobody used counts as a gradient of
+zero.
 """
 
 from typing import Any
@@ -22,26 +23,44 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gsplit.blocks import ShuffleIndex
+from gsplit.buffers import BufferPool
 from gsplit.comm import Call, Comm
+from gsplit.rows import has_kernels, merge_gradient, spread_rows
 
-__all__ = ["add_returned", "gather_rows", "shuffle"]
-
-
-def gather_rows(h: Tensor, index: ShuffleIndex) -> Tensor:
-    """The rows that leave, peer after peer."""
-    return h.index_select(0, index.send_rows)
+__all__ = ["merge_gradients", "shuffle", "spread"]
 
 
-def add_returned(
-    g_mixed: Tensor, g_dst: Tensor | None, returned: Tensor, index: ShuffleIndex, *, deterministic: bool
+def spread(h: Tensor, index: ShuffleIndex, pool: BufferPool) -> tuple[Tensor, Tensor]:
+    """The mixed tensor with its own part filled, and the rows that leave, peer after peer."""
+    mixed = pool.lend((index.num_mixed, *h.shape[1:]), h.dtype)
+    leaving = pool.lend((index.num_sent, *h.shape[1:]), h.dtype)
+    own = mixed[: index.num_local]
+    if has_kernels(h):
+        spread_rows(h, index.send_rows, own, leaving)
+    else:
+        own.copy_(h)
+        torch.index_select(h.detach(), 0, index.send_rows, out=leaving)
+    return mixed, leaving
+
+
+def merge_gradients(
+    g_mixed: Tensor,
+    g_dst: Tensor | None,
+    returned: Tensor,
+    index: ShuffleIndex,
+    pool: BufferPool,
+    *,
+    deterministic: bool,
 ) -> Tensor:
     """The gradient of ``h`` from those of both outputs and the rows that peers returned."""
-    g = g_mixed[: index.num_local].clone()
-    if deterministic:
-        for rows, part in zip(index.send_rows.split(index.send_counts), returned.split(index.send_counts), strict=True):
-            g.index_add_(0, rows, part)
-    else:
-        g.index_add_(0, index.send_rows, returned)
+    g = pool.lend((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
+    if has_kernels(g):
+        merge_gradient(g_mixed, g_mixed[:0] if g_dst is None else g_dst, index.send_rows, returned, g)
+        return g
+    g.copy_(g_mixed[: index.num_local])
+    parts = index.send_counts if deterministic else (index.num_sent,)
+    for rows, part in zip(index.send_rows.split(parts), returned.split(parts), strict=True):
+        g.index_add_(0, rows, part)
     if g_dst is not None:
         g[: index.num_dst] += g_dst
     return g
@@ -52,17 +71,15 @@ class _Shuffle(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, deterministic: bool
+        ctx: Any, h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.index, ctx.comm, ctx.call, ctx.deterministic = index, comm, call, deterministic
+        ctx.index, ctx.comm, ctx.call, ctx.pool, ctx.deterministic = index, comm, call, pool, deterministic
         ctx.like = h.new_empty(0)
         ctx.width = h.shape[1:]
-        h_mixed = h.new_empty(index.num_mixed, *h.shape[1:])
-        rows = gather_rows(h, index)
-        arriving = comm.exchange(call, h_mixed[index.num_local :], rows, index.recv_counts, index.send_counts)
-        h_mixed[: index.num_local].copy_(h)  # while the rows travel
-        arriving.wait()
+        h_mixed, leaving = spread(h, index, pool)
+        arriving = h_mixed[index.num_local :]
+        comm.exchange(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
         return h_mixed, h_mixed.detach()[: index.num_dst]
 
     @staticmethod
@@ -71,17 +88,19 @@ class _Shuffle(torch.autograd.Function):
         index: ShuffleIndex = ctx.index
         if g_mixed is None:
             g_mixed = ctx.like.new_zeros(index.num_mixed, *ctx.width)
-        leaving = g_mixed[index.num_local :].contiguous()
-        returned = g_mixed.new_empty(index.num_sent, *g_mixed.shape[1:])
+        g_mixed = g_mixed.contiguous()
+        returned = ctx.pool.lend((index.num_sent, *g_mixed.shape[1:]), g_mixed.dtype)
         call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
+        leaving = g_mixed[index.num_local :]
         ctx.comm.exchange(call, returned, leaving, index.send_counts, index.recv_counts).wait()
-        return add_returned(g_mixed, g_dst, returned, index, deterministic=ctx.deterministic), None, None, None, None
+        g = merge_gradients(g_mixed, g_dst, returned, index, ctx.pool, deterministic=ctx.deterministic)
+        return g, None, None, None, None, None
 
 
 def shuffle(
-    h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, *, deterministic: bool = False
+    h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool, *, deterministic: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Make the mixed tensor of a layer from this rank's rows; returns ``(h_mixed, h_dst)``. Every rank calls it."""
     assert h.size(0) == index.num_local, (h.shape, index.num_local)
-    h_mixed, h_dst = _Shuffle.apply(h, index, comm, call, deterministic)  # type: ignore[no-untyped-call]
+    h_mixed, h_dst = _Shuffle.apply(h, index, comm, call, pool, deterministic)  # type: ignore[no-untyped-call]
     return h_mixed, h_dst

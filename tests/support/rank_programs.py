@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
+from gsplit.buffers import BufferPool
 from gsplit.comm import Call, agree
 from gsplit.loader import NeighborLoader
 from gsplit.mesh import Mesh
 from gsplit.ownership import Ownership
 from gsplit.shuffle import shuffle
 from gsplit.store.memory import MemoryStore, renumbered_store
+
+POOL = BufferPool(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def sampled_edges(mesh: Mesh, cases: list[Case]) -> list[Any]:
             for layer, block in enumerate(batch.blocks):
                 index = batch.indices[layer]
                 ids = batch.n_id[: index.num_local].double().unsqueeze(1)
-                mixed, _ = shuffle(ids, index, mesh.shuffles, Call("ids", 0, layer))
+                mixed, _ = shuffle(ids, index, mesh.shuffles, Call("ids", 0, layer), POOL)
                 src, dst = block.edge_index()
                 edges = torch.stack([mixed[src, 0], ids[dst, 0]], 1).long()
                 layers.append(edges.tolist())
@@ -100,7 +103,7 @@ def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
             for deterministic in (False, True):
                 g = torch.Generator().manual_seed(mesh.rank)
                 h = torch.randn(index.num_local, 3, generator=g, dtype=torch.float64, requires_grad=True)
-                mixed, dst = shuffle(h, index, mesh.shuffles, Call("adjoint"), deterministic=deterministic)
+                mixed, dst = shuffle(h, index, mesh.shuffles, Call("adjoint"), POOL, deterministic=deterministic)
                 b = torch.randn(mixed.shape, generator=g, dtype=torch.float64)
                 c = torch.randn(dst.shape, generator=g, dtype=torch.float64)
                 (grad,) = torch.autograd.grad([mixed, dst], [h], [b, c])
@@ -109,7 +112,7 @@ def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
                 out.append((float(pair[0]), float(pair[1])))
             for dtype in (torch.float32, torch.bfloat16):
                 rows = torch.randn(index.num_local, 2).to(dtype)
-                got, _ = shuffle(rows, index, mesh.shuffles, Call("dtype"))
+                got, _ = shuffle(rows, index, mesh.shuffles, Call("dtype"), POOL)
                 assert got.dtype == dtype and torch.equal(got[: index.num_local], rows)
     return out
 

@@ -10,9 +10,12 @@ from simulated import cut_points, memory_store, shaped_graphs, simulate_exchange
 from torch import Tensor
 
 from gsplit.blocks import ShuffleIndex
+from gsplit.buffers import BufferPool
 from gsplit.comm import Call, SoloComm
 from gsplit.sampling.minibatch import StepKey
-from gsplit.shuffle import add_returned, gather_rows, shuffle
+from gsplit.shuffle import merge_gradients, shuffle, spread
+
+POOL = BufferPool(torch.device("cpu"))
 
 
 class AllRanks(torch.autograd.Function):
@@ -21,8 +24,9 @@ class AllRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, indices: list[ShuffleIndex], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
         ctx.indices, ctx.deterministic = indices, deterministic
-        sent = [gather_rows(h, index).split(index.send_counts) for h, index in zip(hs, indices, strict=True)]
-        mixed = [torch.cat([hs[r], *(part[r] for part in sent)]) for r in range(len(hs))]
+        spreads = [spread(h, index, POOL) for h, index in zip(hs, indices, strict=True)]
+        sent = [leaving.split(index.send_counts) for (_, leaving), index in zip(spreads, indices, strict=True)]
+        mixed = [torch.cat([spreads[r][0][: hs[r].size(0)], *(part[r] for part in sent)]) for r in range(len(hs))]
         dst = [h[: index.num_dst].clone() for h, index in zip(hs, indices, strict=True)]
         return (*mixed, *dst)
 
@@ -34,7 +38,8 @@ class AllRanks(torch.autograd.Function):
         for rank, index in enumerate(ctx.indices):
             returned = torch.cat([part[rank] for part in parts])
             before = grads[rank].clone()
-            out.append(add_returned(grads[rank], grads[count + rank], returned, index, deterministic=ctx.deterministic))
+            parts_of_it = (grads[rank], grads[count + rank], returned, index, POOL)
+            out.append(merge_gradients(*parts_of_it, deterministic=ctx.deterministic))
             assert torch.equal(grads[rank], before)  # the incoming gradient is not ours to write to
         return (None, None, *out)
 
@@ -80,7 +85,9 @@ def _solo_index(num_local: int, num_dst: int) -> ShuffleIndex:
 def test_one_rank(dtype: torch.dtype, num_local: int, num_dst: int, deterministic: bool) -> None:
     comm = SoloComm()
     h = torch.randn(num_local, 4).to(dtype).requires_grad_()
-    mixed, dst = shuffle(h, _solo_index(num_local, num_dst), comm, Call("shuffle", 0, 1), deterministic=deterministic)
+    mixed, dst = shuffle(
+        h, _solo_index(num_local, num_dst), comm, Call("shuffle", 0, 1), POOL, deterministic=deterministic
+    )
     assert torch.equal(mixed, h)
     assert torch.equal(dst, h[:num_dst])
     assert mixed.dtype == dst.dtype == dtype
@@ -96,7 +103,7 @@ def test_one_rank(dtype: torch.dtype, num_local: int, num_dst: int, deterministi
 def test_either_output_may_go_unused() -> None:
     for use in (0, 1):
         h = torch.randn(4, 2, requires_grad=True)
-        outputs = shuffle(h, _solo_index(4, 2), SoloComm(), Call("shuffle"))
+        outputs = shuffle(h, _solo_index(4, 2), SoloComm(), Call("shuffle"), POOL)
         outputs[use].sum().backward()
         assert h.grad is not None
         assert h.grad.tolist() == ([[1.0] * 2] * 4 if use == 0 else [[1.0] * 2] * 2 + [[0.0] * 2] * 2)
@@ -105,8 +112,8 @@ def test_either_output_may_go_unused() -> None:
 def test_two_forwards_before_two_backwards_and_a_shared_gradient() -> None:
     h = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     index, comm = _solo_index(4, 2), SoloComm()
-    one, one_dst = shuffle(h, index, comm, Call("shuffle"))
-    two, two_dst = shuffle(h * 2, index, comm, Call("shuffle"))
+    one, one_dst = shuffle(h, index, comm, Call("shuffle"), POOL)
+    two, two_dst = shuffle(h * 2, index, comm, Call("shuffle"), POOL)
     total = (one + two).sum() + (one_dst * two_dst).sum()  # one + two hands the same gradient to both
     total.backward()
     again = h.detach().clone().requires_grad_()
@@ -114,14 +121,16 @@ def test_two_forwards_before_two_backwards_and_a_shared_gradient() -> None:
     assert h.grad is not None and again.grad is not None
     assert torch.allclose(h.grad, again.grad)
     expanded = torch.randn(4, 1, requires_grad=True)
-    shuffle(expanded, index, comm, Call("shuffle"))[0].sum().backward()  # the gradient of sum is expanded, not writable
+    shuffle(expanded, index, comm, Call("shuffle"), POOL)[
+        0
+    ].sum().backward()  # the gradient of sum is expanded, not writable
     assert expanded.grad is not None
     assert expanded.grad.tolist() == [[1.0]] * 4
 
 
 def test_second_derivatives_are_refused() -> None:
     h = torch.randn(4, 2, requires_grad=True)
-    mixed, _ = shuffle(h, _solo_index(4, 2), SoloComm(), Call("shuffle"))
+    mixed, _ = shuffle(h, _solo_index(4, 2), SoloComm(), Call("shuffle"), POOL)
     (g,) = torch.autograd.grad((mixed**2).sum(), h, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         g.sum().backward()

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
+from gsplit.cli.options import Json
 from gsplit.cli.summary import describe, show
 from gsplit.store.importers.vertex_ids import IdMode
 from gsplit.store.source import EdgeRules, GraphSource
@@ -22,7 +23,6 @@ __all__ = ["import_app"]
 import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph in another form.")
 
 Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout and nothing else")]
 Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
 Symmetrise = Annotated[bool, typer.Option(help="add the reverse of every edge; drops duplicates")]
 DropLoops = Annotated[bool, typer.Option(help="leave out edges from a vertex to itself")]

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from gsplit.cli.bench_commands import bench_app
 from gsplit.cli.console import command, emit_json, progress_bars
-from gsplit.cli.import_commands import Json, import_app
+from gsplit.cli.import_commands import import_app
+from gsplit.cli.options import Json
 from gsplit.cli.summary import describe, show
 from gsplit.store.reader import open_store
 
@@ -20,6 +22,7 @@ app = typer.Typer(
     help="Split-parallel training of graph neural networks on big graphs.",
 )
 app.add_typer(import_app, name="import")
+app.add_typer(bench_app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,17 +13,9 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
-from gsplit.jit import kernel
+from gsplit.rows import copy_rows
 
 __all__ = ["MappedRows", "torch_dtype"]
-
-
-@kernel
-def _gather(array: npt.NDArray[Any], rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-    for i in range(rows.size):
-        source = rows[i]
-        for j in range(array.shape[1]):
-            out[i, j] = array[source, j]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -50,7 +42,7 @@ class MappedRows:
             raise InputError(explain(self._name, f"vertices of {self._first}.. held here", "others", fix))
         flat = out.view(torch.uint16) if out.dtype == torch.bfloat16 else out  # bfloat16 lies as uint16 on disk
         target = flat.view(rows.size, self._array.shape[1]).numpy().view(self._bits)
-        _gather(self._array, rows, target)
+        copy_rows(self._array, rows, target)
 
     def take(self, ids: Tensor) -> Tensor:
         """The rows of some vertices as a new tensor."""

@@ -97,21 +97,14 @@ class HostFrontier:
         _check(host.count_layer(graph.indptr, graph.indices.size, first, frontier, fanout, indptr))
         sources = np.empty(int(indptr[-1]), np.int64)
         self._reserve(min(sources.size, sampler._row_of.size))
-        status, self.num_rows, foreign = host.fill_layer(
-            graph.indptr,
-            graph.indices,
-            first,
-            graph.stop_vertex,
-            graph.num_vertices,
-            sampler._original,
-            np.uint64(key),
-            indptr,
-            sampler._ids,
-            self.num_rows,
-            sampler._row_of,
-            sources,
+        host.draw_layer(
+            graph.indptr, graph.indices, first, sampler._original, np.uint64(key), frontier, indptr, sources
+        )
+        status, self.num_rows, num_foreign = host.relabel_own(
+            sources, first, graph.stop_vertex, graph.num_vertices, sampler._ids, self.num_rows, sampler._row_of
         )
         _check(status)
+        foreign = host.relabel_foreign(sources, num_foreign) if num_foreign else np.empty(0, np.int64)
         return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign))
 
     def locate(self, ids: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gsplit.blocks import Block, ShuffleIndex
+from gsplit.buffers import BufferPool
 from gsplit.comm import Call, Comm
 from gsplit.errors import InputError, explain
 from gsplit.sampling.minibatch import StepKey
@@ -80,6 +81,7 @@ class Batch:
     key: StepKey
     comm: Comm
     telemetry: Telemetry
+    pool: BufferPool
     deterministic: bool = False
 
     @property
@@ -115,7 +117,7 @@ class Batch:
             raise InputError(explain(f"h at layer {layer}", f"[{index.num_local}, ...]", list(h.shape), fix))
         call = Call("shuffle", self.key.step, layer)
         with self.telemetry.span("shuffle"):
-            return shuffle(h, index, self.comm, call, deterministic=self.deterministic)
+            return shuffle(h, index, self.comm, call, self.pool, deterministic=self.deterministic)
 
     def _check_rows(self, values: Tensor) -> None:
         if values.dim() != 1 or values.size(0) != self.batch_size:

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
+from gsplit.buffers import BufferPool
 from gsplit.comm import Call
 from gsplit.features.mapped import MappedRows
-from gsplit.features.pool import BufferPool
 from gsplit.mesh import Mesh
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
@@ -75,6 +75,7 @@ class SplitStrategy:
             key=key,
             comm=self._mesh.shuffles,
             telemetry=telemetry,
+            pool=self._pool,
             deterministic=self._deterministic,
         )
 

@@ -159,3 +159,15 @@ def test_numpy_table_and_ogb_commands_work(tmp_path: Path) -> None:
     assert document["ids"] == "names"
     assert document["edge_arrays"] == {"w": {"dtype": "float64", "shape": [7]}}
     assert document["provenance"][0]["counts"]["reverse_edges_added"] == 3
+
+
+def test_bench_commands_print_their_keys() -> None:
+    small = ["--vertices", "3000", "--edges", "30000", "--steps", "2", "--batch-size", "50"]
+    sampling = json.loads(_run("bench", "sampling", *small, "--json").stdout)
+    assert {"edges_per_s", "peer_edges_per_s", "ratio", "split_to_plain"} <= sampling.keys()
+    assert sampling["edges_per_s"] > 0
+    assert (sampling["peer"] is None) == (sampling["ratio"] is None)
+    assert "gsplit, split path" in _run("bench", "sampling", *small).stdout
+    shuffle = json.loads(_run("bench", "shuffle", "--ranks", "2", "--rows", "200", "--repeats", "2", "--json").stdout)
+    assert {"bytes_per_s", "composed_bytes_per_s", "bare_bytes_per_s", "ratio"} <= shuffle.keys()
+    assert [row["ranks"] for row in shuffle["rows"]] == [2]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from gsplit.buffers import BufferPool
 from gsplit.errors import InputError
 from gsplit.features.mapped import MappedRows, torch_dtype
-from gsplit.features.pool import BufferPool
 
 CPU = torch.device("cpu")
 

@@ -1,12 +1,14 @@
-"""Buffers for the input rows of mini-batches, reused without ever being shared.
+"""Buffers for rows that travel or wait, reused without ever being shared.
 
-A buffer belongs to its mini-batch until the last tensor that looks at it is gone, those saved in an autograd graph
-included: collectives write without telling autograd, so reuse while a graph still holds the rows would give
-silently wrong gradients. The rule needs no bookkeeping by the user: each loan is a new array object over the
-buffer, torch keeps that object alive as long as any tensor of the storage lives, and its finalizer brings the
-buffer back.
+A buffer belongs to its loan until the last tensor that looks at it is gone, those saved in an autograd graph included:
+collectives write without telling autograd, so reuse while a graph still holds the rows would give silently wrong
+gradients. The rule needs no bookkeeping by the user: each loan is a new array object over the buffer, torch keeps that
+object alive as long as any tensor of the storage lives, and its finalizer brings the buffer back.
+
+Why at all: on the host most of the cost of a fresh tensor of this size is page faults on new memory.
 """
 
+import threading
 import weakref
 from math import prod
 
@@ -26,6 +28,7 @@ class BufferPool:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[npt.NDArray[np.uint8]] = []
+        self._taking = threading.Lock()  # finalizers only append, which needs none
         self.num_bytes = 0
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -39,6 +42,10 @@ class BufferPool:
         return torch.from_numpy(loan).view(dtype)[: prod(shape)].view(shape)
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
+        with self._taking:
+            return self._take_locked(size)
+
+    def _take_locked(self, size: int) -> npt.NDArray[np.uint8]:
         fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].size))

@@ -1,0 +1,93 @@
+"""``gsplit bench``: measure this machine, against a peer or the bare engine."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gsplit.cli.console import command, emit_json, human, progress_bars
+from gsplit.cli.options import Json
+
+__all__ = ["bench_app"]
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine, against a peer or the bare engine.")
+
+
+@bench_app.command()
+def sampling(
+    vertices: Annotated[int, typer.Option(help="vertices of the planted graph")] = 1_000_000,
+    edges: Annotated[int, typer.Option(help="edges of the planted graph")] = 30_000_000,
+    fanout: Annotated[int, typer.Option(help="neighbours per vertex and layer")] = 15,
+    layers: Annotated[int, typer.Option(help="number of layers")] = 3,
+    batch_size: Annotated[int, typer.Option(help="targets per mini-batch")] = 1024,
+    steps: Annotated[int, typer.Option(help="mini-batches measured")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Sampling with relabelling on one core, against DGL if it is installed."""
+    with command(as_json):
+        from gsplit.bench.sampling import bench_sampling
+
+        with progress_bars(as_json) as progress:
+            document = bench_sampling(
+                num_vertices=vertices,
+                num_edges=edges,
+                num_neighbors=(fanout,) * layers,
+                batch_size=batch_size,
+                steps=steps,
+                progress=progress,
+            )
+        if as_json:
+            emit_json(document)
+            return
+        table = _table("", "edges/s", "ratio")
+        table.add_row("gsplit", human(document["edges_per_s"]), "")
+        table.add_row(
+            "gsplit, split path", human(document["split_edges_per_s"]), f"{document['split_to_plain']:.2f} of plain"
+        )
+        if document["peer"]:
+            table.add_row(document["peer"], human(document["peer_edges_per_s"]), f"gsplit is {document['ratio']:.2f} x")
+        Console().print(table)
+        if document["note"]:
+            Console().print(document["note"], style="yellow", highlight=False)
+
+
+@bench_app.command()
+def shuffle(
+    ranks: Annotated[list[int] | None, typer.Option(help="numbers of ranks; repeatable")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="rows per rank; repeatable")] = None,
+    width: Annotated[int, typer.Option(help="floats per row")] = 256,
+    repeats: Annotated[int, typer.Option(help="round trips measured")] = 15,
+    as_json: Json = False,
+) -> None:
+    """Shuffle forward and backward between gloo ranks of this machine, against the bare engine."""
+    with command(as_json):
+        from gsplit.bench.shuffle import bench_shuffle
+
+        with progress_bars(as_json) as progress:
+            document = bench_shuffle(
+                world_sizes=tuple(ranks or (2, 4)),
+                num_rows=tuple(rows or (10_000, 100_000)),
+                width=width,
+                repeats=repeats,
+                progress=progress,
+            )
+        if as_json:
+            emit_json(document)
+            return
+        table = _table("ranks", "rows", "shuffle", "composed", "bare", "of composed", "of bare")
+        for row in document["rows"]:
+            table.add_row(*_shuffle_cells(row))
+        Console().print(table)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if not name else "right")
+    return table
+
+
+def _shuffle_cells(row: dict[str, Any]) -> list[str]:
+    speeds = [f"{human(row[f'{name}bytes_per_s'])}B/s" for name in ("", "composed_", "bare_")]
+    return [str(row["ranks"]), f"{row['rows']:,}", *speeds, f"{row['ratio']:.2f}", f"{row['ratio_to_bare']:.2f}"]

@@ -1,0 +1,101 @@
+"""Moving rows on the host: gather them, spread them for a shuffle, merge a gradient from its parts; one pass each.
+
+Compiled, because on a host that computes, memory traffic is what a shuffle costs: torch operations would pass over the
+gradient once to copy it and once more to add. Float32 and float64 are merged here; for other types, and on other
+devices, callers use torch operations with the same result.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.jit import kernel
+
+__all__ = ["copy_rows", "has_kernels", "merge_gradient", "spread_rows"]
+
+Matrix = npt.NDArray[Any]
+
+
+@kernel
+def copy_rows(array: Matrix, rows: npt.NDArray[np.int64], out: Matrix) -> None:
+    """``out[i] = array[rows[i]]``; the rows have been checked."""
+    for i in range(rows.size):
+        source = rows[i]
+        for j in range(array.shape[1]):
+            out[i, j] = array[source, j]
+
+
+@kernel
+def _lists(rows: npt.NDArray[np.int64], num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For every row the places k with ``rows[k]`` equal to it: the first, and for each k the next one, -1 at
+
+    the end.
+    """
+    head, following = np.full(num_rows, -1, np.int64), np.empty(rows.size, np.int64)
+    for k in range(rows.size - 1, -1, -1):
+        following[k] = head[rows[k]]
+        head[rows[k]] = k
+    return head, following
+
+
+@kernel
+def _spread(h: Matrix, rows: npt.NDArray[np.int64], own: Matrix, leaving: Matrix) -> None:
+    head, following = _lists(rows, h.shape[0])
+    for i in range(h.shape[0]):
+        for j in range(h.shape[1]):
+            own[i, j] = h[i, j]
+        k = head[i]
+        while k >= 0:
+            for j in range(h.shape[1]):
+                leaving[k, j] = own[i, j]
+            k = following[k]
+
+
+@kernel
+def _merge(g_mixed: Matrix, g_dst: Matrix, rows: npt.NDArray[np.int64], returned: Matrix, out: Matrix) -> None:
+    head, following = _lists(rows, out.shape[0])
+    for i in range(out.shape[0]):
+        target, own, k = out[i], g_mixed[i], head[i]
+        if k < 0:
+            for j in range(target.size):
+                target[j] = own[j]
+        else:
+            first = returned[k]
+            for j in range(target.size):
+                target[j] = own[j] + first[j]
+            k = following[k]
+            while k >= 0:
+                for j in range(target.size):
+                    target[j] += returned[k, j]
+                k = following[k]
+        if i < g_dst.shape[0]:
+            for j in range(target.size):
+                target[j] += g_dst[i, j]
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether the kernels here can be used for a tensor."""
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+def _matrix(tensor: Tensor, like: Tensor) -> Matrix:
+    flat: Matrix = tensor.detach().reshape(tensor.size(0), like[0].numel()).numpy()
+    return flat
+
+
+def spread_rows(h: Tensor, rows: Tensor, own: Tensor, leaving: Tensor) -> None:
+    """``own = h`` and ``leaving[k] = h[rows[k]]``, reading ``h`` once."""
+    if h.size(0):
+        _spread(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(leaving, h))
+
+
+def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: Tensor, out: Tensor) -> None:
+    """``out = g_mixed[:len(out)]``, with ``returned[k]`` added to row ``rows[k]`` and ``g_dst`` to the first rows.
+
+    Every sum is made in one order, so the result does not depend on threads. ``rows`` are rows of ``out``.
+    """
+    if out.size(0):
+        _merge(_matrix(g_mixed, out), _matrix(g_dst, out), rows.numpy(), _matrix(returned, out), _matrix(out, out))
