@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gsplit.buffers import BufferPool
 from gsplit.errors import CommError, InputError, explain
 
 __all__ = [
@@ -82,6 +83,9 @@ class Comm(Protocol):
         wait.
         """
 
+    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor to write the rows of the next exchange into; no one may keep it beyond that exchange."""
+
     def all_reduce(self, call: Call, tensor: Tensor) -> None:
         """Sum a tensor over the ranks, in place."""
 
@@ -100,6 +104,10 @@ class SoloComm:
     def __init__(self) -> None:
         self.rank, self.size = 0, 1
         self.ledger: deque[LedgerEntry] = deque(maxlen=LEDGER_ENTRIES)
+
+    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See ``Comm``."""
+        return torch.empty(shape, dtype=dtype)
 
     def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Comm``."""
@@ -145,6 +153,11 @@ class GroupComm:
         self._group, self._device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.ledger: deque[LedgerEntry] = deque(maxlen=LEDGER_ENTRIES)
+        self._pool = BufferPool(device)
+
+    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See ``Comm``."""
+        return self._pool.lend(shape, dtype)
 
     @contextmanager
     def _explained(self, call: Call) -> Iterator[None]:
@@ -171,8 +184,14 @@ class GroupComm:
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
     ) -> Pending:
         """See ``Comm``."""
-        assert out.is_contiguous() and rows.is_contiguous()
         self._note(call, rows, out)
+        return self.all_to_all(call, out, rows, out_counts, row_counts)
+
+    def all_to_all(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Pending:
+        """The bare collective of ``exchange``, without an entry in the ledger."""
+        assert out.is_contiguous() and rows.is_contiguous()
         with self._explained(call):
             work = dist.all_to_all_single(
                 out, rows, list(out_counts), list(row_counts), group=self._group, async_op=True
@@ -198,7 +217,7 @@ class GroupComm:
         return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
 
 
-def connect(device: torch.device, num_groups: int, timeout_s: float) -> list[Comm]:
+def connect(device: torch.device, num_groups: int, timeout_s: float) -> list[GroupComm]:
     """Join the process group that the environment describes and make separate groups of all its ranks."""
     timeout = timedelta(seconds=timeout_s)
     if not dist.is_initialized():

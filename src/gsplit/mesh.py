@@ -11,6 +11,7 @@ import torch
 
 from gsplit.comm import Comm, SoloComm, connect, is_connected
 from gsplit.errors import InputError, explain
+from gsplit.shared_memory import share_memory
 
 __all__ = ["Mesh", "init", "solo_mesh"]
 
@@ -40,11 +41,12 @@ def solo_mesh(device: torch.device | str = "cpu") -> Mesh:
     return Mesh(torch.device(device), SoloComm(), SoloComm(), SoloComm())
 
 
-def init(device: torch.device | str | None = None, *, timeout_s: float = 600.0) -> Mesh:
+def init(device: torch.device | str | None = None, *, timeout_s: float = 600.0, shared_memory: bool = True) -> Mesh:
     """Join the ranks that torchrun started, or be the only one.
 
     Without ``device``: GPUs where there are any (one per rank, by LOCAL_RANK), the CPU otherwise. A rank that waits
-    longer than ``timeout_s`` in a collective gives up with an error.
+    longer than ``timeout_s`` in a collective gives up with an error. CPU ranks of one host exchange rows through
+    shared memory unless told not to.
     """
     if device is None:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
@@ -56,4 +58,7 @@ def init(device: torch.device | str | None = None, *, timeout_s: float = 600.0) 
     if "RANK" not in os.environ and not is_connected():
         fix = "start the ranks with torchrun, which sets RANK, WORLD_SIZE and MASTER_ADDR"
         raise InputError(explain("environment", "RANK beside WORLD_SIZE", "none", fix))
-    return Mesh(device, *connect(device, 3, timeout_s))
+    groups = connect(device, 3, timeout_s)
+    if device.type == "cpu" and shared_memory:
+        return Mesh(device, *share_memory(groups))
+    return Mesh(device, *groups)

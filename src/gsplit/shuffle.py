@@ -30,17 +30,16 @@ from gsplit.rows import has_kernels, merge_gradient, spread_rows
 __all__ = ["merge_gradients", "shuffle", "spread"]
 
 
-def spread(h: Tensor, index: ShuffleIndex, pool: BufferPool) -> tuple[Tensor, Tensor]:
-    """The mixed tensor with its own part filled, and the rows that leave, peer after peer."""
+def spread(h: Tensor, index: ShuffleIndex, leaving: Tensor, pool: BufferPool) -> Tensor:
+    """The mixed tensor with its own part filled; ``leaving`` gets the rows that leave, peer after peer."""
     mixed = pool.lend((index.num_mixed, *h.shape[1:]), h.dtype)
-    leaving = pool.lend((index.num_sent, *h.shape[1:]), h.dtype)
     own = mixed[: index.num_local]
     if has_kernels(h):
         spread_rows(h, index.send_rows, own, leaving)
     else:
         own.copy_(h)
         torch.index_select(h.detach(), 0, index.send_rows, out=leaving)
-    return mixed, leaving
+    return mixed
 
 
 def merge_gradients(
@@ -77,7 +76,8 @@ class _Shuffle(torch.autograd.Function):
         ctx.index, ctx.comm, ctx.call, ctx.pool, ctx.deterministic = index, comm, call, pool, deterministic
         ctx.like = h.new_empty(0)
         ctx.width = h.shape[1:]
-        h_mixed, leaving = spread(h, index, pool)
+        leaving = comm.outgoing((index.num_sent, *h.shape[1:]), h.dtype)
+        h_mixed = spread(h, index, leaving, pool)
         arriving = h_mixed[index.num_local :]
         comm.exchange(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
         return h_mixed, h_mixed.detach()[: index.num_dst]

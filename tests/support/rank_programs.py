@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
+from gsplit import shared_memory
 from gsplit.buffers import BufferPool
 from gsplit.comm import Call, agree
 from gsplit.loader import NeighborLoader
@@ -206,7 +207,46 @@ def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
         "ledger": count_exchanges(mesh, cases[0]),
         "disagreement": disagree(mesh),
         "rank": mesh.rank,
+        "comm": type(mesh.shuffles).__name__,
     }
+
+
+def exchange_many(mesh: Mesh, count: int) -> int:
+    """Exchanges whose every element says who sent it, to whom, and when; returns how many arrived as they should."""
+    rng = np.random.default_rng(mesh.rank)
+    shared = np.random.default_rng(99)
+    dtypes = [torch.float64, torch.float32, torch.int64, torch.int32, torch.bfloat16, torch.uint8]
+    right = 0
+    for turn in range(count):
+        dtype = dtypes[turn % len(dtypes)]
+        counts = shared.integers(0, 4 ** int(shared.integers(1, 8)), (mesh.size, mesh.size))
+        sent = [
+            torch.full((int(counts[mesh.rank, p]), 3), (7 * turn + 3 * mesh.rank + p) % 120) for p in range(mesh.size)
+        ]
+        rows = torch.cat(sent).to(dtype)
+        if turn % 2:
+            filled = mesh.shuffles.outgoing(tuple(rows.shape), dtype)
+            filled.copy_(rows)
+            rows = filled
+        out = torch.empty(int(counts[:, mesh.rank].sum()), 3, dtype=dtype)
+        theirs, ours = tuple(counts[:, mesh.rank].tolist()), tuple(counts[mesh.rank].tolist())
+        if rng.random() < 0.1:
+            time.sleep(0.002)
+        version = out._version
+        mesh.shuffles.exchange(Call("many", turn), out, rows, theirs, ours).wait()
+        assert out._version > version or out.numel() == 0  # autograd has been told
+        pieces = out.split(theirs)
+        wanted = [(7 * turn + 3 * p + mesh.rank) % 120 for p in range(mesh.size)]
+        right += all(bool((piece == value).all()) for piece, value in zip(pieces, wanted, strict=True))
+    return right
+
+
+def refuse_sharing(mesh: Mesh) -> str:
+    """Rank 1 offers a segment that does not exist: all ranks stay with the process group."""
+    groups = [comm._group for comm in (mesh.shuffles, mesh.gradients)]  # type: ignore[attr-defined]
+    if mesh.rank == 1:
+        shared_memory._boot = lambda: "another host"
+    return type(shared_memory.share_memory(groups)[0]).__name__
 
 
 def return_rank(mesh: Mesh, offset: int) -> int:

@@ -24,9 +24,10 @@ class AllRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, indices: list[ShuffleIndex], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
         ctx.indices, ctx.deterministic = indices, deterministic
-        spreads = [spread(h, index, POOL) for h, index in zip(hs, indices, strict=True)]
-        sent = [leaving.split(index.send_counts) for (_, leaving), index in zip(spreads, indices, strict=True)]
-        mixed = [torch.cat([spreads[r][0][: hs[r].size(0)], *(part[r] for part in sent)]) for r in range(len(hs))]
+        leaving = [h.new_empty(index.num_sent, *h.shape[1:]) for h, index in zip(hs, indices, strict=True)]
+        own = [spread(*args, POOL)[: args[0].size(0)] for args in zip(hs, indices, leaving, strict=True)]
+        sent = [rows.split(index.send_counts) for rows, index in zip(leaving, indices, strict=True)]
+        mixed = [torch.cat([own[r], *(part[r] for part in sent)]) for r in range(len(hs))]
         dst = [h[: index.num_dst].clone() for h, index in zip(hs, indices, strict=True)]
         return (*mixed, *dst)
 

@@ -75,7 +75,7 @@ def shuffle(
         if as_json:
             emit_json(document)
             return
-        table = _table("ranks", "rows", "shuffle", "composed", "bare", "of composed", "of bare")
+        table = _table("ranks", "rows", "shuffle", "composed", "bare", "of composed", "over gloo", "of bare")
         for row in document["rows"]:
             table.add_row(*_shuffle_cells(row))
         Console().print(table)
@@ -90,4 +90,9 @@ def _table(*names: str) -> Table:
 
 def _shuffle_cells(row: dict[str, Any]) -> list[str]:
     speeds = [f"{human(row[f'{name}bytes_per_s'])}B/s" for name in ("", "composed_", "bare_")]
-    return [str(row["ranks"]), f"{row['rows']:,}", *speeds, f"{row['ratio']:.2f}", f"{row['ratio_to_bare']:.2f}"]
+    return [
+        str(row["ranks"]),
+        f"{row['rows']:,}",
+        *speeds,
+        *(f"{row[name]:.2f}" for name in ("ratio", "ratio_over_gloo", "ratio_to_bare")),
+    ]

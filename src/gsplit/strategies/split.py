@@ -1,5 +1,6 @@
 """Split parallelism: the ranks share one mini-batch, each sampling, loading and computing the vertices it owns."""
 
+import torch
 from torch import Tensor
 
 from gsplit.buffers import BufferPool
@@ -90,7 +91,8 @@ class SplitStrategy:
             else:
                 own.copy_(self._features.take(split.input_ids))
         with self._telemetry.span("exchange_features"):  # all ranks: once per step
-            rows = own.index_select(0, index.send_rows)
+            rows = self._mesh.loading.outgoing((index.num_sent, *self._features.row_shape), x.dtype)
+            torch.index_select(own, 0, index.send_rows, out=rows)
             call = Call("exchange features", key.step, 0)
             tail = x[index.num_local :]
             self._mesh.loading.exchange(call, tail, rows, index.recv_counts, index.send_counts).wait()

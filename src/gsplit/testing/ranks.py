@@ -31,13 +31,19 @@ def _free_port() -> int:
         return port
 
 
-def _run(program: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], pipe: Connection) -> None:
+def _run(
+    program: Callable[..., Any],
+    args: tuple[Any, ...],
+    environment: dict[str, str],
+    shared_memory: bool,
+    pipe: Connection,
+) -> None:
     import torch
 
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        mesh = init("cpu", timeout_s=60.0)
+        mesh = init("cpu", timeout_s=60.0, shared_memory=shared_memory)
         result = program(mesh, *args)
     except BaseException:
         pipe.send((False, traceback.format_exc()))
@@ -47,7 +53,9 @@ def _run(program: Callable[..., Any], args: tuple[Any, ...], environment: dict[s
     disconnect()
 
 
-def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 100.0) -> list[Any]:
+def run_ranks(
+    program: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 100.0, shared_memory: bool = True
+) -> list[Any]:
     """Run ``program(mesh, *args)`` on every rank; the results in rank order.
 
     ``program`` is a function of a module that can be imported. Its result and arguments are sent between processes.
@@ -62,7 +70,9 @@ def run_ranks(program: Callable[..., Any], world_size: int, *args: Any, timeout_
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process: BaseProcess = context.Process(target=_run, args=(program, args, environment, theirs), daemon=True)
+            process: BaseProcess = context.Process(
+                target=_run, args=(program, args, environment, shared_memory, theirs), daemon=True
+            )
             process.start()
             theirs.close()
             processes.append(process)

@@ -1,0 +1,186 @@
+"""Exchanges between ranks of one host through shared memory instead of sockets.
+
+A rank writes what it sends into a segment of its own, then tells every peer, in one small all-to-all, where to
+look; each peer copies its piece straight out of there. That message is also the barrier: data is in place before it
+is sent. Two segments take turns, so nothing is overwritten early: whoever has heard from all peers in exchange t +
+1 knows that they are done with t, and may write the segment of t again in t + 2.
+
+Segments are anonymous files (memfd) that peers open through /proc, so no name is left behind however a rank ends.
+Used only where every rank could open every other's probe at start; otherwise exchanges go over the process group as
+before.
+"""
+
+import json
+import mmap
+import os
+import secrets
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsplit.comm import Call, Comm, GroupComm, LedgerEntry, Pending
+
+__all__ = ["SharedComm", "share_memory"]
+
+_SLACK = 1.25
+_LEAST_BYTES = 1 << 20
+_WORDS = 5  # process, descriptor, generation, capacity, where the peer's piece begins
+
+
+class _Done:
+    def wait(self) -> None:
+        """The rows are there already."""
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Memory that other processes can open: a descriptor, how often it was made anew, and its bytes."""
+
+    descriptor: int
+    generation: int
+    data: Tensor
+
+
+def _new_segment(num_bytes: int, generation: int) -> _Segment:
+    capacity = -(-max(int(num_bytes * _SLACK), _LEAST_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("gsplit", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, capacity)
+    return _Segment(descriptor, generation, torch.frombuffer(mmap.mmap(descriptor, capacity), dtype=torch.uint8))
+
+
+def _open_peer(process: int, descriptor: int, capacity: int) -> Tensor:
+    """Map another process's segment."""
+    file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return torch.frombuffer(mmap.mmap(file, capacity), dtype=torch.uint8)
+    finally:
+        os.close(file)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+class SharedComm:
+    """See ``comm.Comm``. Everything but ``exchange`` is the process group's."""
+
+    def __init__(self, group: GroupComm) -> None:
+        self._group = group
+        self.rank, self.size = group.rank, group.size
+        self.ledger: deque[LedgerEntry] = group.ledger
+        self._slots: list[_Segment | None] = [None, None]
+        self._turn = 0
+        self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
+
+    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Comm``."""
+        return self._group.exchange_counts(call, counts)
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+        """See ``Comm``."""
+        self._group.all_reduce(call, tensor)
+
+    def gather_text(self, call: Call, text: str) -> list[str]:
+        """See ``Comm``."""
+        return self._group.gather_text(call, text)
+
+    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Where to write the rows of the next exchange, so that they need not be copied there."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        return self._segment(count * dtype.itemsize).data[: count * dtype.itemsize].view(dtype).view(shape)
+
+    def _segment(self, num_bytes: int) -> _Segment:
+        """This turn's segment, made anew if it is too small."""
+        held = self._slots[self._turn]
+        if held is None or held.data.numel() < num_bytes:
+            generation = 0 if held is None else held.generation + 1
+            if held is not None:
+                os.close(held.descriptor)  # peers that still map the old one keep it alive
+            held = self._slots[self._turn] = _new_segment(num_bytes, generation)
+        return held
+
+    def exchange(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Pending:
+        """See ``Comm``; done when it returns."""
+        self.ledger.append(LedgerEntry(call, rows.nbytes, out.nbytes))
+        segment = self._segment(rows.nbytes)
+        if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
+            segment.data[: rows.nbytes].copy_(_bytes_of(rows))
+        row_bytes = rows.nbytes // rows.size(0) if rows.size(0) else 0
+        ours = torch.empty(self.size, _WORDS, dtype=torch.int64)
+        begin = 0
+        for peer, count in enumerate(row_counts):
+            words = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel(), begin)
+            ours[peer] = torch.tensor(words)
+            begin += count * row_bytes
+        theirs = torch.empty_like(ours)
+        ones = (1,) * self.size
+        self._group.all_to_all(call, theirs, ours, ones, ones).wait()  # all ranks: says where, and that it is there
+        self._fetch(out, out_counts, theirs)
+        self._turn ^= 1
+        return _Done()
+
+    def _fetch(self, out: Tensor, out_counts: tuple[int, ...], where: Tensor) -> None:
+        """Copy every peer's piece out of its segment."""
+        if not out.numel():
+            return
+        data, row_bytes, at = _bytes_of(out), out.nbytes // out.size(0), 0
+        for peer, count in enumerate(out_counts):
+            length = count * row_bytes
+            if length:
+                *segment, begin = where[peer].tolist()
+                data[at : at + length].copy_(self._peer(peer, tuple(segment))[begin : begin + length])
+            at += length
+        torch.autograd.graph.increment_version(out)
+
+    def _peer(self, peer: int, segment: tuple[int, ...]) -> Tensor:
+        """The peer's segment of this turn; opened when it is first seen or has been made anew."""
+        held = self._peers.get((peer, self._turn))
+        if held is None or held[0] != segment:
+            process, descriptor, _, capacity = segment
+            held = self._peers[peer, self._turn] = (segment, _open_peer(process, descriptor, capacity))
+        return held[1]
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def share_memory(groups: list[GroupComm]) -> list[Comm]:
+    """The same groups exchanging through shared memory, if every rank can open every other's; else as they are.
+
+    A collective: all ranks come to the same answer.
+    """
+    first = groups[0]
+    token = secrets.token_bytes(16)
+    fine, offer = True, dict[str, Any]()
+    try:
+        probe = _new_segment(1, 0)
+        probe.data[:16] = torch.frombuffer(bytearray(token), dtype=torch.uint8)
+        offer = {"boot": _boot(), "process": os.getpid(), "descriptor": probe.descriptor, "token": token.hex()}
+    except OSError:
+        fine = False
+    offers = [json.loads(text) for text in first.gather_text(Call("offer shared memory"), json.dumps(offer))]
+    fine = fine and all(_can_open(offer, other) for other in offers)
+    verdict = torch.tensor([0 if fine else 1])
+    first.all_reduce(Call("compare shared memory"), verdict)  # also: nobody closes a probe before all have looked
+    if offer:
+        os.close(probe.descriptor)
+    return [SharedComm(group) for group in groups] if int(verdict) == 0 else list(groups)
+
+
+def _can_open(ours: dict[str, Any], other: dict[str, Any]) -> bool:
+    if not other or other["boot"] != ours["boot"]:
+        return False
+    try:
+        seen = _open_peer(other["process"], other["descriptor"], mmap.PAGESIZE)
+    except OSError:
+        return False
+    return bytes(seen[:16].tolist()).hex() == str(other["token"])
