@@ -20,6 +20,8 @@ from torch import Tensor
 __all__ = ["BufferPool"]
 
 _SLACK = 1.2
+_LOOSE = 4  # a small loan must not hold a large buffer
+_SMALL = 1 << 20
 
 
 class BufferPool:
@@ -33,7 +35,7 @@ class BufferPool:
 
     def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined contents, whose memory nobody else sees while it lives."""
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" or prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=self._device)
         size = max(1, prod(shape)) * dtype.itemsize
         buffer = self._take(size)
@@ -46,7 +48,7 @@ class BufferPool:
             return self._take_locked(size)
 
     def _take_locked(self, size: int) -> npt.NDArray[np.uint8]:
-        fitting = [i for i, buffer in enumerate(self._free) if buffer.size >= size]
+        fitting = [i for i, buffer in enumerate(self._free) if size <= buffer.size <= max(_LOOSE * size, _SMALL)]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].size))
         if self._free:  # too small from now on

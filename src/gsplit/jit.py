@@ -19,4 +19,8 @@ R = TypeVar("R")
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile ``function`` with numba, keeping its Python signature for the type checker."""
-    return cast(Callable[P, R], numba.njit(cache=True, nogil=True)(function))
+    try:
+        compiled = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no place where the cache could be written: compile anew in every process
+        compiled = numba.njit(nogil=True)(function)
+    return cast(Callable[P, R], compiled)

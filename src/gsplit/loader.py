@@ -5,12 +5,15 @@ first and the same on every rank. A position in training is (epoch, step) and no
 without the ones before.
 """
 
+import hashlib
+import operator
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -91,7 +94,7 @@ class NeighborLoader:
         self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.size)
         first, stop = self._check_range(store)
         targets = _own_targets(store, input_nodes, first, stop)
-        self._seed, self._batch_size, self._drop_last = seed, batch_size, drop_last
+        self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         settings = {
             "num_neighbors": num_neighbors,
             "batch_size": batch_size,
@@ -103,6 +106,8 @@ class NeighborLoader:
             "boundaries": self._ownership.boundaries,
             "num_vertices": store.num_vertices,
             "num_targets": targets.num_targets,
+            "graph": store.fingerprint,
+            "input_nodes": _fingerprint(input_nodes),
         }
         agree(self._mesh.loading, "NeighborLoader", settings)
         self.telemetry = Telemetry(self._mesh.rank, telemetry)
@@ -122,7 +127,9 @@ class NeighborLoader:
             shuffle=shuffle,
             deterministic=deterministic,
         )
-        self._epoch, self._step, self._pinned = -1, 0, False
+        self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
+        self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
+        self._iterators = 0
         if self._mesh.rank == 0 and not quiet:
             per_rank = batch_size / self._mesh.size
             sys.stderr.write(
@@ -155,35 +162,48 @@ class NeighborLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter`` run this epoch, from its first step."""
-        self._epoch, self._step, self._pinned = epoch, 0, True
+        self.load_state_dict({"epoch": epoch, "step": 0})
 
     def state_dict(self) -> dict[str, int]:
         """Where training stands: the epoch, and the step that comes next in it."""
-        return {"epoch": max(self._epoch, 0), "step": self._step}
+        epoch, step = self._start or self._position
+        return {"epoch": max(epoch, 0), "step": step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next ``iter`` go on from there."""
+        """Make the next ``iter`` go on from there; the end of an epoch is the beginning of the next."""
         if set(state) != {"epoch", "step"}:
             raise InputError(explain("state", "epoch and step", sorted(state), "pass what state_dict returned"))
-        self._epoch, self._step, self._pinned = state["epoch"], state["step"], True
+        epoch, step = operator.index(state["epoch"]), operator.index(state["step"])
+        if epoch < 0 or not 0 <= step <= len(self):
+            fix = "pass what state_dict returned for the same targets and batch size"
+            raise InputError(explain("state", f"an epoch from 0 and a step in 0..{len(self)}", (epoch, step), fix))
+        self._start = (epoch + 1, 0) if step == len(self) > 0 else (epoch, step)
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self._pinned:
-            self._epoch, self._step = self._epoch + 1, 0
-        self._pinned = False
-        return self._batches()
+        epoch, step = self._start or (self._position[0] + 1, 0)
+        self._position, self._start = (epoch, step), None
+        self._iterators += 1
+        return self._batches(epoch, step, self._iterators)
 
-    def _batches(self) -> Iterator[Batch]:
-        epoch = self._epoch
-        while self._step < len(self):
-            step = self._step
+    def _batches(self, epoch: int, first: int, number: int) -> Iterator[Batch]:
+        """The steps of one epoch. Only the newest iterator moves the loader's position."""
+        for step in range(first, len(self)):
+            if number != self._iterators:
+                fix = "iterate over one epoch at a time, or use make_batch(epoch, step)"
+                raise InputError(explain("this iterator", "to be the loader's newest", "a newer one", fix))
             batch = self.make_batch(epoch, step)
-            self._step = step + 1
-            yield batch
-            self.telemetry.end_step(epoch, step)
+            self._position = (epoch, step + 1)
+            try:
+                yield batch
+            finally:  # also when the loop is left or fails: no step's numbers run into the next
+                self.telemetry.end_step(epoch, step)
 
     def make_batch(self, epoch: int, step: int) -> Batch:
         """Any step of any epoch, by its name alone. A collective: every rank makes it."""
+        epoch, step = operator.index(epoch), operator.index(step)
+        if epoch < 0 or not 0 <= step < len(self):
+            got, fix = f"epoch {epoch}, step {step}", "len(loader) says how many steps there are"
+            raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         return self._strategy.make_batch(StepKey(self._seed, epoch, step))
 
 
@@ -195,7 +215,7 @@ def _check_options(
         raise InputError(
             explain("batch_size", "a positive number", batch_size, "give the size of the global mini-batch")
         )
-    if not 0 <= seed < 1 << 63:
+    if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
     if strategy != "split":
         fix = "use strategy='split'" + ("; this one is planned" if strategy in _PLANNED_STRATEGIES else "")
@@ -224,13 +244,33 @@ def _rows(store: Store | MemoryStore, name: str) -> MappedRows:
 
 def _own_targets(store: Store | MemoryStore, input_nodes: str | Tensor | None, first: int, stop: int) -> OwnTargets:
     if isinstance(input_nodes, str):
+        if store.vertex_range != (0, store.num_vertices):
+            fix = "pass the original ids of all targets as a tensor; shares do not know their place in the list yet"
+            raise InputError(explain("input_nodes", "a tensor, for a store that is a share", repr(input_nodes), fix))
         return own_of_stored(store.array(f"targets/{input_nodes}"), first, stop)
     original = np.asarray(store.original_ids(first, stop))
     if input_nodes is None:
         return own_all(original, first, store.num_vertices)
-    nodes = input_nodes.nonzero().squeeze(1) if input_nodes.dtype == torch.bool else input_nodes
-    wanted = nodes.cpu().numpy().astype(np.int64).reshape(-1)
+    wanted = _as_ids(input_nodes, store.num_vertices)
     if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
         fix = "give original ids, or a mask over all vertices"
         raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", "others", fix))
     return own_of_list(wanted, original, first)
+
+
+def _as_ids(nodes: Tensor, num_vertices: int) -> npt.NDArray[np.int64]:
+    whole = isinstance(nodes, Tensor) and nodes.dim() == 1 and not nodes.is_floating_point() and not nodes.is_complex()
+    if whole and nodes.dtype == torch.bool and nodes.numel() == num_vertices:
+        return np.flatnonzero(nodes.cpu().numpy())
+    if not whole or nodes.dtype == torch.bool or nodes.dtype == torch.uint8:
+        got = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
+        expected = f"a 1-d tensor of integer ids, or a bool mask of {num_vertices}"
+        raise InputError(explain("input_nodes", expected, got, "give ids, or a mask over all vertices"))
+    return nodes.cpu().numpy().astype(np.int64)
+
+
+def _fingerprint(nodes: str | Tensor | None) -> str:
+    """The targets' list in short, to compare between ranks."""
+    if nodes is None or isinstance(nodes, str):
+        return str(nodes)
+    return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()

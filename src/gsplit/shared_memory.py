@@ -14,6 +14,7 @@ import json
 import mmap
 import os
 import secrets
+import zlib
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,13 @@ import torch
 from torch import Tensor
 
 from gsplit.comm import Call, Comm, GroupComm, LedgerEntry, Pending
+from gsplit.errors import CommError, explain
 
 __all__ = ["SharedComm", "share_memory"]
 
 _SLACK = 1.25
 _LEAST_BYTES = 1 << 20
-_WORDS = 5  # process, descriptor, generation, capacity, where the peer's piece begins
+_WORDS = 7  # process, descriptor, generation, capacity; where the peer's piece begins, how long, what it is for
 
 
 class _Done:
@@ -109,7 +111,9 @@ class SharedComm:
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
     ) -> Pending:
         """See ``Comm``; done when it returns."""
+        assert out.is_contiguous() and rows.is_contiguous()
         self.ledger.append(LedgerEntry(call, rows.nbytes, out.nbytes))
+        purpose = zlib.crc32(f"{call} {rows.dtype} {list(rows.shape[1:])}".encode())
         segment = self._segment(rows.nbytes)
         if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
             segment.data[: rows.nbytes].copy_(_bytes_of(rows))
@@ -117,28 +121,33 @@ class SharedComm:
         ours = torch.empty(self.size, _WORDS, dtype=torch.int64)
         begin = 0
         for peer, count in enumerate(row_counts):
-            words = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel(), begin)
-            ours[peer] = torch.tensor(words)
-            begin += count * row_bytes
+            length = count * row_bytes
+            held = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel())
+            ours[peer] = torch.tensor((*held, begin, length, purpose))
+            begin += length
         theirs = torch.empty_like(ours)
         ones = (1,) * self.size
         self._group.all_to_all(call, theirs, ours, ones, ones).wait()  # all ranks: says where, and that it is there
-        self._fetch(out, out_counts, theirs)
+        self._fetch(call, out, out_counts, theirs, purpose)
         self._turn ^= 1
         return _Done()
 
-    def _fetch(self, out: Tensor, out_counts: tuple[int, ...], where: Tensor) -> None:
-        """Copy every peer's piece out of its segment."""
-        if not out.numel():
-            return
-        data, row_bytes, at = _bytes_of(out), out.nbytes // out.size(0), 0
-        for peer, count in enumerate(out_counts):
+    def _fetch(self, call: Call, out: Tensor, out_counts: tuple[int, ...], where: Tensor, purpose: int) -> None:
+        """Copy every peer's piece out of its segment, if it is what this rank is waiting for."""
+        data, row_bytes, at = _bytes_of(out), out.nbytes // out.size(0) if out.size(0) else 0, 0
+        for peer, (count, words) in enumerate(zip(out_counts, where.tolist(), strict=True)):
+            *segment, begin, sent, theirs = words
             length = count * row_bytes
+            if theirs != purpose or sent != length:
+                expected = f"{length} bytes of {out.dtype} {list(out.shape[1:])} from rank {peer} for this call"
+                got = f"{sent} bytes" if theirs == purpose else "rows of another call, type or width"
+                fix = "make all ranks call the same collectives with the same types"
+                raise CommError(explain(f"rank {self.rank}: {call}", expected, got, fix))
             if length:
-                *segment, begin = where[peer].tolist()
                 data[at : at + length].copy_(self._peer(peer, tuple(segment))[begin : begin + length])
             at += length
-        torch.autograd.graph.increment_version(out)
+        if out.numel():
+            torch.autograd.graph.increment_version(out)
 
     def _peer(self, peer: int, segment: tuple[int, ...]) -> Tensor:
         """The peer's segment of this turn; opened when it is first seen or has been made anew."""
@@ -165,7 +174,7 @@ def share_memory(groups: list[GroupComm]) -> list[Comm]:
         probe = _new_segment(1, 0)
         probe.data[:16] = torch.frombuffer(bytearray(token), dtype=torch.uint8)
         offer = {"boot": _boot(), "process": os.getpid(), "descriptor": probe.descriptor, "token": token.hex()}
-    except OSError:
+    except (OSError, AttributeError):  # no memfd, or no /proc: not Linux, or not allowed
         fine = False
     offers = [json.loads(text) for text in first.gather_text(Call("offer shared memory"), json.dumps(offer))]
     fine = fine and all(_can_open(offer, other) for other in offers)

@@ -16,7 +16,7 @@ from typing import Literal, Self
 
 __all__ = ["Counter", "Gauge", "Span", "StepRecord", "Telemetry"]
 
-Span = Literal["sample", "split", "exchange_ids", "load_features", "exchange_features", "shuffle", "shuffle_backward"]
+Span = Literal["sample", "split", "exchange_ids", "load_features", "exchange_features", "shuffle"]
 Counter = Literal[
     "targets",
     "edges",
@@ -55,7 +55,7 @@ class Telemetry:
         self._seconds: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
-        self._stream = Path(path).open("a") if path is not None else None  # noqa: SIM115
+        self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
         self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
 
     @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 
 from gsplit import shared_memory
@@ -206,6 +207,7 @@ def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
         "training": train_by_hand(mesh, cases),
         "ledger": count_exchanges(mesh, cases[0]),
         "disagreement": disagree(mesh),
+        "lists": {what: different_lists(mesh, cases[0], what) for what in ("nodes", "parts")},
         "rank": mesh.rank,
         "comm": type(mesh.shuffles).__name__,
     }
@@ -247,6 +249,34 @@ def refuse_sharing(mesh: Mesh) -> str:
     if mesh.rank == 1:
         shared_memory._boot = lambda: "another host"
     return type(shared_memory.share_memory(groups)[0]).__name__
+
+
+def mismatched(mesh: Mesh, how: str) -> str:
+    """Ranks that do not do the same: the error, or what came of it."""
+    dtype = torch.float64 if how == "dtype" and mesh.rank else torch.float32
+    width = 4 if how == "width" and mesh.rank else 3
+    call = Call("sum" if how == "call" and mesh.rank else "mean", 0)
+    rows, counts = torch.ones(2, width, dtype=dtype), tuple(0 if p == mesh.rank else 2 for p in range(mesh.size))
+    try:
+        mesh.shuffles.exchange(call, torch.empty_like(rows), rows, counts, counts).wait()
+    except ValueError as error:
+        return str(error)
+    return "passed"
+
+
+def different_lists(mesh: Mesh, case: Case, what: str) -> str:
+    """Ranks with other targets, or another partition: the error every rank gets."""
+    seed = torch.Generator().manual_seed(mesh.rank)
+    data = Data(x=torch.ones(case.n, 2), edge_index=torch.from_numpy(np.stack([case.src, case.dst])))
+    nodes = torch.randperm(case.n, generator=seed if what == "nodes" else None)[:10] if what == "nodes" else None
+    parts = torch.arange(case.n) % mesh.size
+    if what == "parts":
+        parts = parts[torch.randperm(case.n, generator=seed)]
+    try:
+        NeighborLoader(data, [2], nodes, 4, mesh=mesh, partition=parts, quiet=True)
+    except ValueError as error:
+        return str(error)
+    return "passed"
 
 
 def return_rank(mesh: Mesh, offset: int) -> int:

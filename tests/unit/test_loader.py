@@ -90,6 +90,56 @@ def test_resume_is_exact_by_epoch_and_step_alone(store: Store) -> None:
         loader.load_state_dict({"epoch": 1})
 
 
+def test_the_end_of_an_epoch_is_the_beginning_of_the_next(store: Store) -> None:
+    loader = _loader(store)
+    list(loader)
+    resumed = _loader(store)
+    resumed.load_state_dict(loader.state_dict())
+    assert [b.key for b in resumed] == [b.key for b in loader]
+    for state in ({"epoch": 0, "step": -1}, {"epoch": 0, "step": 10}, {"epoch": -1, "step": 0}):
+        with pytest.raises(gsplit.InputError, match=r"a step in 0..9"):
+            loader.load_state_dict(state)
+    for epoch, step in ((0, 9), (0, -1), (-1, 0)):
+        with pytest.raises(gsplit.InputError, match=r"make_batch: expected an epoch from 0 and a step in 0..8"):
+            loader.make_batch(epoch, step)
+    one: Any = np.int64(1)
+    assert _loader(store, seed=one).make_batch(one, one).key.step == 1
+
+
+def test_iterators_do_not_disturb_each_other_silently(store: Store) -> None:
+    loader = _loader(store)
+    first = iter(loader)
+    assert next(first).key.epoch == 0
+    second = iter(loader)
+    assert [next(second).key.step for _ in range(2)] == [0, 1]
+    with pytest.raises(gsplit.InputError, match="this iterator: expected to be the loader's newest"):
+        next(first)
+    steps = []
+    for batch in second:
+        steps.append(batch.key.step)
+        loader.set_epoch(7)  # for the next loop, not for this one
+    assert steps == list(range(2, len(loader)))
+    assert loader.state_dict() == {"epoch": 7, "step": 0}
+    assert [batch.key.epoch for batch in loader] == [7] * 9
+
+
+def test_an_abandoned_step_has_a_record_of_its_own(store: Store) -> None:
+    loader = _loader(store)
+    for _ in loader:
+        break
+    list(loader)
+    assert [(r.epoch, r.step) for r in loader.telemetry.records] == [(0, 0), *((1, s) for s in range(9))]
+    assert {r.counts["targets"] for r in list(loader.telemetry.records)[:-1]} == {100}
+
+
+def test_gradients_of_stored_features_are_refused(store: Store) -> None:
+    batch = _loader(store).make_batch(0, 0)
+    batch.x.requires_grad_()
+    for use in (lambda: batch.shuffle(0, batch.x), lambda: batch.mean(torch.zeros(100))):
+        with pytest.raises(gsplit.InputError, match=r"batch.x: expected no gradient asked for"):
+            use()
+
+
 def test_target_lists_masks_and_everybody(store: Store) -> None:
     wanted = torch.tensor([5, 1999, 3, 70])
     mask = torch.zeros(2000, dtype=torch.bool)
@@ -111,7 +161,7 @@ def test_pyg_data_with_a_partition(store: Store) -> None:
         assert torch.equal(one.n_id, two.n_id)  # the same mini-batch, in the same rows, in original ids
         assert torch.equal(one.x, two.x)
         assert torch.equal(one.y, two.y)
-    with pytest.raises(gsplit.InputError, match=r"partition: expected shape \[2000\]"):
+    with pytest.raises(gsplit.InputError, match=r"partition: expected integers of shape \[2000\]"):
         _loader(data, partition=parts[:5])
     with pytest.raises(gsplit.InputError, match="partition: expected none for a store"):
         _loader(store, partition=parts)
@@ -137,6 +187,10 @@ def test_pyg_data_with_a_partition(store: Store) -> None:
         ({"input_nodes": torch.tensor([1, 1])}, "input_nodes: expected every vertex once"),
         ({"input_nodes": torch.tensor([2000])}, "input_nodes: expected ids in 0..1999"),
         ({"features": "z"}, "features/z"),
+        ({"seed": 1.5}, "seed: expected 0 to"),
+        ({"input_nodes": torch.ones(10, dtype=torch.bool)}, "a bool mask of 2000 .got torch.bool"),
+        ({"input_nodes": torch.tensor([1.7, 2.9])}, "1-d tensor of integer ids"),
+        ({"input_nodes": [1, 2]}, "1-d tensor of integer ids.*got list"),
         ({"ownership": Ownership((0, 5, 2000))}, "ownership: expected 1 ranges over 2000 vertices"),
         ({"ownership": Ownership((0, 5))}, "ownership: expected 1 ranges"),
     ],
@@ -157,6 +211,11 @@ def test_wrong_use_of_a_batch_is_refused(store: Store) -> None:
         (lambda: batch.shuffle(1, batch.x), "h at layer 1: expected"),
         (lambda: torch.stack([handle, handle]), r"torch.stack: expected a tensor of edges"),
         (lambda: handle.size(0), r"batch.edge_index.size: expected no tensor operation"),
+        (lambda: list(handle), r"batch.edge_index: expected no tensor operation.*one block per layer"),
+        (lambda: handle[0], r"one block per layer"),
+        (lambda: handle + 1, r"one block per layer"),
+        (lambda: len(handle), r"one block per layer"),
+        (lambda: batch.to("meta"), r"batch.to: expected the mesh's device, cpu"),
     ]
     for use, message in uses:
         with pytest.raises(gsplit.InputError, match=message):
@@ -251,7 +310,7 @@ def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
     loader = _loader(gsplit.open(tmp_path / "g.gsplit"), num_neighbors=[10] * 3, batch_size=4096, mesh=mesh)
     for batch, _ in zip(loader, range(3), strict=False):
         assert batch.batch_size > 500
-    assert len(loader.telemetry.records) == 3
+    assert len(loader.telemetry.records) == 4  # the fourth was made and left
     for record in loader.telemetry.records:
         share, batch_share = n // 4, 8 * 4096 * (1 + 10 + 100 + 1000)
         assert record.peaks["largest_range_array_bytes"] <= 4 * share  # row_of, int32 per vertex of the range

@@ -4,11 +4,13 @@ A command runs inside ``command``. Errors of ours become one line and exit code 
 the work, so that temporary files go, and exit with 130 and 143.
 """
 
+import errno
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gsplit.errors import GSplitError
+from gsplit.errors import GSplitError, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
@@ -38,8 +40,19 @@ def command(as_json: bool) -> Iterator[None]:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
-    except (GSplitError, OSError) as error:
+    except GSplitError as error:
         _fail(str(error), 2, as_json)
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(0) from None
+    except OSError as error:
+        where = error.filename or "input or output"
+        fix = (
+            "free space, or choose another place"
+            if error.errno == errno.ENOSPC
+            else "check the path and its permissions"
+        )
+        _fail(explain(where, "a working file", error.strerror or error, fix), 2, as_json)
     except MemoryError:
         _fail("out of memory; nothing was written", 2, as_json)
     except KeyboardInterrupt:
@@ -50,7 +63,8 @@ def command(as_json: bool) -> Iterator[None]:
 
 def _fail(message: str, code: int, as_json: bool) -> NoReturn:
     if as_json:
-        emit_json({"error": message})
+        with suppress(OSError, AttributeError):  # standard output may be what failed
+            emit_json({"error": message})
     Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
     raise typer.Exit(code)
 
@@ -58,6 +72,7 @@ def _fail(message: str, code: int, as_json: bool) -> NoReturn:
 def emit_json(document: dict[str, Any]) -> None:
     """The one document of ``--json``."""
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    sys.stdout.flush()
 
 
 def human(count: float) -> str:

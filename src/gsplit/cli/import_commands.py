@@ -16,6 +16,7 @@ from gsplit.cli.options import Json
 from gsplit.cli.summary import describe, show
 from gsplit.store.importers.vertex_ids import IdMode
 from gsplit.store.source import EdgeRules, GraphSource
+from gsplit.store.writer import check_output
 
 __all__ = ["import_app"]
 
@@ -34,6 +35,7 @@ def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, ove
     with command(as_json):
         from gsplit.store.build import build_store
 
+        check_output(output, overwrite=overwrite)
         start = time.perf_counter()
         with progress_bars(as_json) as progress:
             source = make()
@@ -50,7 +52,7 @@ def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, ove
         rate = f"{human(num_read / seconds)} edges/s"
         console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
         for note in source.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False)
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
 
 
 @import_app.command()

@@ -50,14 +50,23 @@ def show(document: dict[str, Any], console: Console) -> None:
     table.add_column(style="bold")
     table.add_column()
     for name, value in _lines(document):
-        table.add_row(name, value)
+        table.add_row(Text(name, style="bold"), Text(value))
     console.print(Text(document["path"], style="bold cyan"), soft_wrap=True)
     console.print(table)
     console.print(Text("\nin-degrees", style="bold"))
     histogram = document["in_degree_histogram"]
+    full, least = ("█", "▏") if _can_draw(console) else ("#", ".")
     for label, count in zip(degree_bin_labels(len(histogram)), histogram, strict=True):
-        bar = "█" * round(_BAR * count / max(histogram)) or ("▏" if count else "")
+        bar = full * round(_BAR * count / max(1, *histogram)) or (least if count else "")
         console.print(Text.assemble(f"{label:>19} ", (f"{bar:<{_BAR}}", "green"), f" {count:,}"), soft_wrap=True)
+
+
+def _can_draw(console: Console) -> bool:
+    try:
+        "█▏".encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:

@@ -18,8 +18,8 @@ from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.files import Array
 from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, ArrayEntry, Manifest, ProvenanceStep, role_of
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, Rows
-from gsplit.store.statistics import Statistics, degree_histogram
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, Rows
+from gsplit.store.statistics import Statistics, count_classes, degree_histogram
 from gsplit.store.writer import StoreWriter
 
 __all__ = ["build_store"]
@@ -117,7 +117,12 @@ def _write_edges(
             once = chunk if not loops.any() else _select(chunk, ~loops)
             sorter.add(EdgeChunk(once.dst, once.src, once.values))
         progress("read edges", num_read, source.num_edges)
-    num_kept, duplicates, statistics = _write_csc(writer, source, rules, sorter, progress)
+    num_sorted, num_kept, duplicates, statistics = _write_csc(writer, source, rules, sorter, progress)
+    if num_sorted != sorter.num_added:
+        got = f"{num_sorted} of {sorter.num_added}"
+        raise InputError(
+            explain("edges", "all edges back from the temporary files", got, "free disk space, run it again")
+        )
     if num_kept > MAX_EDGES:
         raise InputError(explain("edges", f"at most {MAX_EDGES}", num_kept, "import a part of the graph"))
     counts = {
@@ -132,7 +137,7 @@ def _write_edges(
 
 def _write_csc(
     writer: StoreWriter, source: GraphSource, rules: EdgeRules, sorter: EdgeSorter, progress: Progress
-) -> tuple[int, int, Statistics]:
+) -> tuple[int, int, int, Statistics]:
     drop = rules.symmetrise or rules.drop_duplicates
     index_type = "int32" if source.num_vertices <= 1 << 31 else "int64"
     indptr, indices = writer.append("indptr", "int64"), writer.append("indices", index_type)
@@ -166,7 +171,7 @@ def _write_csc(
         max_in_degree=max_degree,
         in_degree_histogram=histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1].tolist(),
     )
-    return num_kept, duplicates, statistics
+    return num_sorted, num_kept, duplicates, statistics
 
 
 def _select(chunk: EdgeChunk, keep: npt.NDArray[np.bool_]) -> EdgeChunk:
@@ -186,13 +191,14 @@ def _write_vertices(writer: StoreWriter, source: GraphSource, progress: Progress
     if source.y is None:
         return 0
     y = _write_rows(writer, "y", source.y, source.num_vertices, progress)
-    return int(y.max(initial=-1)) + 1 if y.dtype.kind in "iu" and y.ndim == 1 else 0
+    return count_classes(y, source.y.type.dtype)
 
 
 def _write_rows(writer: StoreWriter, name: str, rows: Rows, num_vertices: int, progress: Progress) -> Array:
     placed = writer.place(name, rows.type.dtype, (num_vertices, *rows.type.row_shape))
     done = 0
     for chunk in rows.chunks():
+        _check_chunk(name, chunk, rows.type.row_shape, num_vertices)
         placed[chunk.vertices] = chunk.rows
         done += chunk.rows.shape[0]
         progress(f"write {name}", done, num_vertices)
@@ -200,6 +206,14 @@ def _write_rows(writer: StoreWriter, name: str, rows: Rows, num_vertices: int, p
         fix = "give one row per vertex"
         raise InputError(explain(name, f"{num_vertices} rows, one per vertex", f"{done} rows", fix))
     return placed
+
+
+def _check_chunk(name: str, chunk: RowChunk, row_shape: tuple[int, ...], num_vertices: int) -> None:
+    if chunk.rows.shape[1:] != row_shape:
+        got = f"one of shape {list(chunk.rows.shape[1:])}"
+        raise InputError(explain(name, f"every row of shape {list(row_shape)}", got, "make all rows alike"))
+    if isinstance(chunk.vertices, slice) and chunk.vertices.stop > num_vertices:
+        raise InputError(explain(name, f"{num_vertices} rows, one per vertex", "more", "give one row per vertex"))
 
 
 def _manifest(

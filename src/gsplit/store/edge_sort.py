@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.jit import kernel
-from gsplit.store.files import Array, storage_dtype
+from gsplit.store.files import Array, ordered_bits, read_exactly, storage_dtype, write_all
 from gsplit.store.source import EdgeChunk, ValueType
 
 __all__ = ["Bucket", "EdgeSorter", "SortedRun"]
 
-BUDGET_EDGES = 1 << 23
+BUDGET_BYTES = 64 << 20
 MAX_BUCKETS = 128
-BUFFERED_EDGES = 1 << 21
+BUFFERED_BYTES = 32 << 20
 
 Keys = npt.NDArray[np.uint64]
 
@@ -86,25 +86,22 @@ class _Spill:
         return self._stem.with_name(f"{self._stem.name}.{name}")
 
     def append(self, keys: Keys, values: Mapping[str, Array]) -> None:
-        with self._file("keys").open("ab", buffering=0) as stream:
-            keys.tofile(stream)
+        write_all(self._file("keys"), keys)
         for name, array in values.items():
-            with self._file(f"value.{name}").open("ab", buffering=0) as stream:
-                array.tofile(stream)
+            write_all(self._file(f"value.{name}"), array)
         self.size += keys.size
 
     def read(self, start: int, stop: int) -> tuple[Keys, dict[str, Array]]:
         if start >= stop:
-            return np.empty(0, np.uint64), {n: np.empty((0, *t.row_shape)) for n, t in self._values.items()}
-        keys = np.fromfile(self._file("keys"), np.uint64, stop - start, offset=8 * start)
+            return np.empty(0, np.uint64), {
+                n: np.empty((0, *t.row_shape), storage_dtype(t.dtype)) for n, t in self._values.items()
+            }
+        keys = read_exactly(self._file("keys"), np.dtype(np.uint64), start, stop - start)
         values = {}
         for name, kind in self._values.items():
-            dtype, width = storage_dtype(kind.dtype), prod(kind.row_shape)
-            flat = np.fromfile(
-                self._file(f"value.{name}"),
-                dtype,
-                (stop - start) * width,
-                offset=start * width * dtype.itemsize,
+            width = prod(kind.row_shape)
+            flat = read_exactly(
+                self._file(f"value.{name}"), storage_dtype(kind.dtype), start * width, (stop - start) * width
             )
             values[name] = flat.reshape(stop - start, *kind.row_shape)
         return keys, values
@@ -138,10 +135,13 @@ class EdgeSorter:
         num_edges: int,
         values: Mapping[str, ValueType],
         *,
-        budget_edges: int = BUDGET_EDGES,
+        budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         """``num_edges`` is a forecast that sets the number of buckets; being wrong costs time, not memory."""
         self.source_bits = max(1, (num_vertices - 1).bit_length())
+        edge_bytes = 8 + sum(storage_dtype(t.dtype).itemsize * prod(t.row_shape) for t in values.values())
+        budget_edges = max(1024, budget_bytes // edge_bytes)
+        self._buffer_edges = max(1, BUFFERED_BYTES // (8 + edge_bytes))
         wanted = min(MAX_BUCKETS, max(1, -(-3 * num_edges // (2 * budget_edges))))
         width_bits = max(0, -(-num_vertices // wanted) - 1).bit_length()
         self.shift = min(width_bits, 63 - self.source_bits)  # a key fits 63 bits
@@ -156,7 +156,7 @@ class EdgeSorter:
         """Take some edges; small chunks are gathered first so that each write is worth its call."""
         self._buffer.append(chunk)
         self._buffered += chunk.src.size
-        if self._buffered >= BUFFERED_EDGES:
+        if self._buffered >= self._buffer_edges:
             self._flush()
 
     def _flush(self) -> None:
@@ -168,7 +168,7 @@ class EdgeSorter:
         counts = np.zeros(self._num_buckets, np.int64)
         bad = _count_buckets(src, dst, self._num_vertices, self.shift, counts)
         if bad >= 0:
-            where = f"edge {self.num_added + bad} ({src[bad]} -> {dst[bad]})"
+            where = f"edge {src[bad]} -> {dst[bad]}"
             fix = "give the right number of vertices, or map the ids first"
             raise InputError(explain(where, f"ids in 0..{self._num_vertices - 1}", "one outside", fix))
         keys = np.empty(src.size, np.uint64)
@@ -195,19 +195,19 @@ class EdgeSorter:
 
 def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:
     if spill.size <= 2 * budget:
-        run = _sort(*spill.read(0, spill.size))
+        run = _sort(*spill.read(0, spill.size), spill._values)
         spill.remove()
         yield run
         return
     for part in _cut_by_sample(spill, budget):
         if part.size == spill.size:  # cannot be cut: copies of one edge
-            yield _sort(*part.read(0, part.size))
+            yield _sort(*part.read(0, part.size), part._values)
             part.remove()
         else:
             yield from _sorted_runs(part, budget)
 
 
-def _sort(keys: Keys, values: dict[str, Array]) -> SortedRun:
+def _sort(keys: Keys, values: dict[str, Array], types: Mapping[str, ValueType]) -> SortedRun:
     if not values:
         keys.sort()
         return SortedRun(keys, values)
@@ -217,7 +217,7 @@ def _sort(keys: Keys, values: dict[str, Array]) -> SortedRun:
     equal = keys[1:] == keys[:-1]
     tied = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
     if tied.size:  # positions of equal keys are adjacent, so sorting among them alone is enough
-        columns = [part for c in values.values() for part in c[tied].reshape(tied.size, prod(c.shape[1:])).T]
+        columns = [part for n, c in values.items() for part in ordered_bits(c[tied], types[n].dtype).T]
         by_value = tied[np.lexsort([*reversed(columns), keys[tied]])]
         for column in values.values():
             column[tied] = column[by_value]

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 from math import prod
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,13 @@ __all__ = [
     "ArrayFile",
     "expected_bytes",
     "npy_header",
+    "ordered_bits",
     "open_inside",
     "raw_bytes",
+    "read_exactly",
     "read_inside",
     "storage_dtype",
+    "write_all",
 ]
 
 Array = npt.NDArray[Any]
@@ -65,6 +68,34 @@ def raw_bytes(array: Array) -> memoryview:
     """The elements of an array as bytes, copied only if they do not lie together."""
     flat: Any = np.ascontiguousarray(array).reshape(-1)
     return memoryview(flat).cast("B")
+
+
+def write_all(path: Path, array: Array) -> None:
+    """Append an array's elements to a file; a full disk is an error, not a shorter file."""
+    data = raw_bytes(array)
+    with path.open("ab", buffering=0) as stream:
+        written = 0
+        while written < data.nbytes:  # one call moves at most 2 GiB
+            written += stream.write(data[written:])
+
+
+def read_exactly(path: Path, dtype: np.dtype[Any], start: int, count: int) -> Array:
+    """``count`` elements from element ``start`` on; fewer is an error."""
+    found: Array = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
+    if found.size != count:
+        fix = "free disk space and run it again"
+        raise StoreError(explain(path.name, f"{count} elements", found.size, fix))
+    return found
+
+
+def ordered_bits(rows: Array, dtype: str) -> Array:
+    """Integers, one column per element of a row, that sort as the values do and differ wherever their bits do."""
+    flat = np.ascontiguousarray(rows).reshape(rows.shape[0], prod(rows.shape[1:]))
+    if not dtype.endswith(("float16", "float32", "float64")):
+        return flat
+    bits = flat.view(f"u{flat.itemsize}")
+    sign = bits.dtype.type(1 << (8 * flat.itemsize - 1))
+    return np.where(bits & sign, ~bits, bits | sign)
 
 
 def open_inside(root: int, relative: str) -> int:

@@ -30,6 +30,7 @@ __all__ = [
 VERSION = 1
 MAX_VERTICES = 1 << 35
 MAX_EDGES = 1 << 40
+MAX_COLUMNS = 1 << 24
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -102,7 +103,7 @@ class ProvenanceStep(_Strict):
     time: str
     gsplit_version: str
     settings: dict[str, Any] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, Annotated[int, Field(ge=0, le=1 << 62)]] = {}
 
 
 class Manifest(_Strict):
@@ -147,6 +148,8 @@ class Manifest(_Strict):
         role = role_of(name)
         if entry.dtype not in role.dtypes:
             raise ValueError(f"{name}: dtype {entry.dtype[:20]!r} is not one of {', '.join(role.dtypes)}")
+        if len(entry.shape) == 2 and entry.shape[1] > MAX_COLUMNS:
+            raise ValueError(f"{name}: {entry.shape[1]} columns, more than {MAX_COLUMNS}")
         if len(entry.shape) not in role.dimensions:
             raise ValueError(f"{name}: {len(entry.shape)} dimensions instead of {role.dimensions}")
         local = self.vertex_range[1] - self.vertex_range[0]

@@ -1,5 +1,6 @@
 """A graph in memory with the face of an opened store, for data that has not been written to disk."""
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
-from gsplit.store.files import Array
+from gsplit.store.files import Array, raw_bytes
 
 __all__ = ["MemoryStore", "renumbered_store"]
 
@@ -30,6 +31,14 @@ class MemoryStore:
     def vertex_range(self) -> tuple[int, int]:
         """All vertices."""
         return 0, self.num_vertices
+
+    @property
+    def fingerprint(self) -> str:
+        """The graph in short, to compare between ranks."""
+        digest = hashlib.sha256()
+        for array in (self.graph.indptr, self.graph.indices, self.original_ids()):
+            digest.update(raw_bytes(array))
+        return digest.hexdigest()
 
     @property
     def names(self) -> list[str]:

@@ -61,6 +61,14 @@ class Store:
         return sorted(self._arrays)
 
     @property
+    def fingerprint(self) -> str:
+        """The graph in short: equal for stores with the same edges in the same numbering; to compare between ranks."""
+        entries = self.manifest.arrays
+        if self.vertex_range != (0, self.num_vertices):
+            return f"shares of {self.num_vertices} vertices"
+        return " ".join(entries[name].sha256[:16] for name in ("indptr", "indices", "original_ids") if name in entries)
+
+    @property
     def graph(self) -> Graph:
         """The edges."""
         return Graph(self._arrays["indptr"], self._arrays["indices"], self.num_vertices, self.vertex_range[0])
@@ -103,9 +111,10 @@ def open_store(path: str | Path) -> Store:
     path = Path(path)
     try:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        got = error.strerror if isinstance(error, OSError) else error
         fix = "check the path; gsplit import makes a store"
-        raise StoreError(explain(path, "the directory of a store", error.strerror, fix)) from None
+        raise StoreError(explain(path, "the directory of a store", got, fix)) from None
     files: dict[str, ArrayFile] = {}
     try:
         manifest = parse_manifest(read_inside(root, "manifest.json", MAX_MANIFEST_BYTES))

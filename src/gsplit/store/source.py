@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.errors import InputError, explain
 from gsplit.store.files import DTYPES, Array
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "RowChunk",
     "Rows",
     "ValueType",
+    "check_edge_index",
     "dtype_name",
     "rows_of",
     "row_slices",
@@ -85,6 +87,13 @@ class EdgeRules:
     symmetrise: bool = False
     drop_self_loops: bool = False
     drop_duplicates: bool = False
+
+
+def check_edge_index(where: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Refuse what is not a 2 x E matrix of whole numbers, sources above destinations."""
+    if len(shape) != 2 or shape[0] != 2 or dtype.kind not in "iu":
+        got, fix = f"{dtype} {list(shape)}", "give it in PyG's form"
+        raise InputError(explain(where, "integers of shape [2, E]", got, fix))
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:

@@ -1,12 +1,12 @@
 """What is known of a graph's shape without reading it again: counted once, while it is built."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Statistics", "degree_bin_labels", "degree_histogram"]
+__all__ = ["Statistics", "count_classes", "degree_bin_labels", "degree_histogram"]
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -31,6 +31,11 @@ def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
     """
     _, exponents = np.frexp(in_degrees.astype(np.float64))  # exact below 2**53: the exponent is the bit length
     return np.bincount(np.clip(exponents, 0, 63), minlength=64).astype(np.int64)
+
+
+def count_classes(y: npt.NDArray[Any], dtype: str) -> int:
+    """Largest label plus one, for one integer label per vertex; else 0."""
+    return int(y.max()) + 1 if y.size and y.ndim == 1 and dtype.startswith(("int", "uint")) else 0
 
 
 def degree_bin_labels(count: int) -> list[str]:

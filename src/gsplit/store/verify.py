@@ -17,7 +17,7 @@ from gsplit.store.files import Array, raw_bytes
 from gsplit.store.manifest import file_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
-from gsplit.store.statistics import Statistics, degree_histogram
+from gsplit.store.statistics import Statistics, count_classes, degree_histogram
 
 __all__ = ["verify_store"]
 
@@ -33,6 +33,7 @@ def verify_store(store: Store, progress: Progress = silent) -> None:
         statistics = _verify_edges(store, progress)
         _verify_ids(store)
         _verify_statistics(store, statistics)
+        _verify_listing(store)
     except StoreError as error:
         raise StoreError(f"{store.path}: {error}") from None
 
@@ -155,6 +156,20 @@ def _verify_ids(store: Store) -> None:
             raise _fail("original_ids", f"ids in 0..{store.num_vertices - 1}", f"{ids.min()}..{ids.max()}")
         if np.count_nonzero(np.bincount(ids, minlength=1)) != ids.size:
             raise _fail("original_ids", "every id once", "duplicates")
+
+
+def _verify_listing(store: Store) -> None:
+    listed = {file_of(name) for name in store.names}
+    for file in store.path.rglob("*.npy"):
+        if str(file.relative_to(store.path)) not in listed:
+            fix = "remove the file, or restore manifest.json from a copy"
+            raise StoreError(explain("manifest.json", "an entry for every array", f"none for {file.name}", fix))
+    if "y" in store.names:
+        classes = count_classes(store.array("y"), store.dtype("y"))
+        whole = store.vertex_range == (0, store.num_vertices)
+        if classes > store.num_classes or (whole and classes != store.num_classes):
+            expected = f"num_classes = {classes}, as the labels say"
+            raise StoreError(explain("manifest.json", expected, store.num_classes, "import the graph again"))
 
 
 def _verify_statistics(store: Store, found: Statistics) -> None:

@@ -8,7 +8,9 @@ for the instants in which siblings are made, swept and renamed.
 
 import fcntl
 import hashlib
+import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from gsplit.errors import StoreError, explain
 from gsplit.store.files import Array, expected_bytes, npy_header, raw_bytes, storage_dtype
 from gsplit.store.manifest import ArrayEntry, Manifest, file_of
 
-__all__ = ["ArrayAppender", "StoreWriter"]
+__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store"]
 
 LOCK = "lock"
 SPILL = "spill"
@@ -66,18 +68,16 @@ class StoreWriter:
     """Makes one store; use as a context manager. Leaving it without ``commit`` removes every trace."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        self.path = path
+        self.path = path.resolve() if path.is_symlink() else path
         self._overwrite = overwrite
         self._appenders: dict[str, ArrayAppender] = {}
         self._placed: dict[str, tuple[str, np.memmap[Any, np.dtype[Any]]]] = {}
 
     def __enter__(self) -> Self:
-        if self.path.suffix != ".gsplit":
-            raise StoreError(explain(self.path, "a store name ending in .gsplit", self.path.name, "rename the output"))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        check_output(self.path, overwrite=self._overwrite)
         with _locked_directory(self.path.parent):
             self._sweep()
-            self._refuse_existing()
+            check_output(self.path, overwrite=self._overwrite)
             self._work = self.path.parent / f".{self.path.name}.tmp-{secrets.token_hex(4)}"
             self._work.mkdir()
             self._lock = (self._work / LOCK).open("w")
@@ -92,25 +92,24 @@ class StoreWriter:
         self._lock.close()
         shutil.rmtree(self._work, ignore_errors=True)  # after a commit it is no longer there
 
-    def _refuse_existing(self) -> None:
-        if os.path.lexists(self.path) and not (self._overwrite and (self.path / "manifest.json").is_file()):
-            fix = "choose another name, or ask to overwrite it (--overwrite replaces stores only, nothing else)"
-            raise StoreError(explain(self.path, "no file or directory of this name", "one that exists", fix))
-
     def _sweep(self) -> None:
-        """Remove what killed writers of this store left; an old store moved aside comes back if it is the only one."""
-        for aside in self.path.parent.glob(f".{self.path.name}.old-*"):
-            if os.path.lexists(self.path):
-                shutil.rmtree(aside)
+        """Remove what killed writers of this store left; a store moved aside comes back if it is the only one."""
+        for left in self._siblings("old"):
+            if os.path.lexists(self.path) or not is_store(left):
+                shutil.rmtree(left, ignore_errors=True)
             else:
-                aside.rename(self.path)
-        for left in self.path.parent.glob(f".{self.path.name}.tmp-*"):
+                left.rename(self.path)
+        for left in self._siblings("tmp"):
             with suppress(FileNotFoundError), (left / LOCK).open("r+") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     continue  # its writer lives
-            shutil.rmtree(left)
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _siblings(self, kind: str) -> list[Path]:
+        pattern = re.compile(re.escape(f".{self.path.name}.{kind}-") + "[0-9a-f]{8}")
+        return [p for p in self.path.parent.iterdir() if pattern.fullmatch(p.name)]
 
     @property
     def spill_directory(self) -> Path:
@@ -141,7 +140,9 @@ class StoreWriter:
         file = self._file(name)
         with file.open("xb") as stream:
             stream.write(header)
-            stream.truncate(expected_bytes(dtype, shape))
+            os.posix_fallocate(
+                stream.fileno(), 0, expected_bytes(dtype, shape)
+            )  # a full disk shows here, not as SIGBUS
         mapped = np.memmap(file, storage_dtype(dtype), "r+", len(header), shape)
         self._placed[name] = (dtype, mapped)
         return mapped
@@ -158,21 +159,51 @@ class StoreWriter:
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest, flush everything and let the store appear under its name."""
         shutil.rmtree(self._work / SPILL, ignore_errors=True)
-        with (self._work / "manifest.json").open("x") as stream:
+        with (self._work / "manifest.json").open("x", encoding="utf-8") as stream:
             stream.write(manifest.model_dump_json(indent=1))
             stream.flush()
             os.fsync(stream.fileno())
         for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:
             _sync_directory(directory)
         with _locked_directory(self.path.parent):
-            self._refuse_existing()
+            check_output(self.path, overwrite=self._overwrite)
             (self._work / LOCK).unlink()
             aside = self.path.parent / f".{self.path.name}.old-{secrets.token_hex(4)}"
-            if self.path.exists():
-                self.path.rename(aside)
-            self._work.rename(self.path)
+            replaces = self.path.exists()
+            try:
+                if replaces:
+                    self.path.rename(aside)
+                self._work.rename(self.path)
+            except BaseException:
+                if replaces and aside.exists() and not self.path.exists():
+                    aside.rename(self.path)  # the old store stays
+                raise
             _sync_directory(self.path.parent)
-        shutil.rmtree(aside, ignore_errors=True)
+            if replaces:  # under a name from which nothing comes back
+                aside = aside.rename(aside.with_name(aside.name.replace(".old-", ".tmp-")))
+        if replaces:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def is_store(path: Path) -> bool:
+    """Whether a directory has the manifest of a store, of any version."""
+    try:
+        found = json.loads((path / "manifest.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("format") == "gsplit-store"
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Refuse a name that cannot become a store, before any work is done."""
+    if path.suffix != ".gsplit" or path.name == ".gsplit":
+        raise StoreError(explain(path, "NAME.gsplit", path.name, "give the store a name that ends in .gsplit"))
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        got = "one that cannot be written" if path.parent.is_dir() else "none"
+        raise StoreError(explain(path.parent, "a directory to write in", got, "create it, or choose another output"))
+    if os.path.lexists(path) and not (overwrite and is_store(path)):
+        fix = "choose another name, or ask to overwrite it (--overwrite replaces stores only, nothing else)"
+        raise StoreError(explain(path, "no file or directory of this name", "one that exists", fix))
 
 
 @contextmanager

@@ -37,6 +37,11 @@ class EdgeHandle:
             explain(f"torch.{name}", "a tensor of edges", "batch.edge_index, which holds one block per layer", _FIX)
         )
 
+    def _refuse(self, *args: object) -> NoReturn:
+        raise InputError(explain("batch.edge_index", "no tensor operation", "one", _FIX))
+
+    __iter__ = __getitem__ = __len__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = __bool__ = _refuse
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -69,7 +74,11 @@ def _global_sum(values: Tensor, comm: Comm, call: Call) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a mini-batch."""
+    """One rank's share of a mini-batch.
+
+    ``n_id`` names this rank's own input rows, which are the first rows of ``x``; rows received from others follow
+    them in ``x``.
+    """
 
     x: Tensor
     labels: Tensor | None
@@ -107,6 +116,7 @@ class Batch:
             fix = "count layers from the input up"
             raise InputError(explain("layer", f"0 to {self.num_layers - 1}", layer, fix))
         index = self.indices[layer]
+        self._refuse_input_gradients()
         if layer == 0:
             if h is not self.x:
                 fix = "pass batch.x itself; stored features carry no gradient"
@@ -116,10 +126,19 @@ class Batch:
             fix = "pass the output of the layer below, one row per destination"
             raise InputError(explain(f"h at layer {layer}", f"[{index.num_local}, ...]", list(h.shape), fix))
         call = Call("shuffle", self.key.step, layer)
+        self.telemetry.count("bytes_sent", index.num_sent * h[:1].nbytes)
+        self.telemetry.count("bytes_received", index.num_received * h[:1].nbytes)
+        self.telemetry.count("collectives", 1)
         with self.telemetry.span("shuffle"):
             return shuffle(h, index, self.comm, call, self.pool, deterministic=self.deterministic)
 
+    def _refuse_input_gradients(self) -> None:
+        if self.x.requires_grad:
+            fix = "train an embedding of your own instead; stored features carry no gradient"
+            raise InputError(explain("batch.x", "no gradient asked for", "requires_grad", fix))
+
     def _check_rows(self, values: Tensor) -> None:
+        self._refuse_input_gradients()
         if values.dim() != 1 or values.size(0) != self.batch_size:
             fix = 'give one value per target of this rank, for example cross_entropy(..., reduction="none")'
             raise InputError(explain("values", f"shape [{self.batch_size}]", list(values.shape), fix))
@@ -140,6 +159,9 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device."""
         device = torch.device(device)
+        if device != self.x.device:
+            fix = "make the mesh for that device: gsplit.init(device=...)"
+            raise InputError(explain("batch.to", f"the mesh's device, {self.x.device}", device, fix))
         move: Callable[[Any], Any] = lambda item: item.to(device)  # noqa: E731
         return replace(
             self,

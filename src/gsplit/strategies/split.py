@@ -68,7 +68,9 @@ class SplitStrategy:
         return Batch(
             x=x,
             labels=None if self._labels is None else self._labels.take(targets).to(self._mesh.device),
-            n_id=split.input_ids if self._original_ids is None else self._original_ids.take(split.input_ids),
+            n_id=split.input_ids
+            if self._original_ids is None
+            else self._original_ids.take(split.input_ids).to(self._mesh.device),
             blocks=tuple(layer.block for layer in split.layers),
             indices=tuple(layer.index for layer in split.layers),
             batch_size=split.num_targets,
@@ -102,8 +104,12 @@ class SplitStrategy:
         telemetry = self._telemetry
         telemetry.count("targets", split.num_targets)
         telemetry.count("input_rows", split.layers[0].index.num_local)
-        telemetry.count("rows_loaded", split.layers[0].index.num_local)
-        for layer in split.layers:
+        index = split.layers[0].index
+        telemetry.count("rows_loaded", index.num_local)
+        telemetry.count("bytes_sent", index.num_sent * x[:1].nbytes)
+        telemetry.count("bytes_received", index.num_received * x[:1].nbytes)
+        telemetry.count("collectives", 2 * len(split.layers) + 1)  # counts and ids of every layer, then features
+        for layer in split.layers:  # of the whole step: hidden layers send the same rows in forward
             telemetry.count("rows_sent", layer.index.num_sent)
             telemetry.count("rows_received", layer.index.num_received)
         arrays = [x, split.input_ids, *(layer.block.src_rows for layer in split.layers)]

@@ -15,9 +15,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from gsplit.comm import disconnect
+from gsplit.errors import CommError
 from gsplit.mesh import init
 
 __all__ = ["RankFailedError", "run_ranks"]
+
+
+_GRACE_S = 0.5
 
 
 class RankFailedError(AssertionError):
@@ -45,8 +49,8 @@ def _run(
     try:
         mesh = init("cpu", timeout_s=60.0, shared_memory=shared_memory)
         result = program(mesh, *args)
-    except BaseException:
-        pipe.send((False, traceback.format_exc()))
+    except BaseException as error:
+        pipe.send((False, (isinstance(error, CommError), traceback.format_exc())))
         os._exit(1)  # not the orderly way: peers wait in a collective, and leaving it politely would wait for them
     pipe.send((True, result))
     pipe.close()
@@ -91,24 +95,38 @@ def run_ranks(
 
 def _collect(processes: list[BaseProcess], pipes: list[Connection], timeout_s: float) -> list[Any]:
     results: dict[int, Any] = {}
+    failures: list[tuple[bool, str]] = []
     deadline = time.monotonic() + timeout_s
-    while len(results) < len(pipes):
-        missing = [rank for rank in range(len(pipes)) if rank not in results]
-        ready = wait([pipes[rank] for rank in missing], timeout=max(0.0, deadline - time.monotonic()))
+    while len(results) + len(failures) < len(pipes):
+        missing = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
+        ready = wait(list(missing), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise RankFailedError(f"ranks {missing} did not finish in {timeout_s:.0f} s")
-        for rank in missing:
-            if pipes[rank] not in ready:
-                continue
-            try:
-                fine, value = pipes[rank].recv()
-            except EOFError:
-                processes[rank].join()
-                code = processes[rank].exitcode
-                raise RankFailedError(f"rank {rank} ended without a word, exit code {code}") from None
-            if not fine:
-                raise RankFailedError(f"rank {rank} failed:\n{value}")
-            results[rank] = value
+            raise RankFailedError(f"ranks {sorted(missing.values())} did not finish in {timeout_s:.0f} s")
+        for rank in sorted(missing[pipe] for pipe in pipes if pipe in ready):
+            _receive(rank, processes[rank], pipes[rank], results, failures)
+        if failures:  # a collective that fails is what another rank's end looks like: wait a little for the cause
+            time.sleep(_GRACE_S)
+            for rank, pipe in enumerate(pipes):
+                if rank not in results and pipe not in ready and pipe.poll():
+                    _receive(rank, processes[rank], pipe, results, failures)
+            raise RankFailedError(min(failures, key=lambda failure: failure[0])[1])
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
     return [results[rank] for rank in range(len(pipes))]
+
+
+def _receive(
+    rank: int, process: BaseProcess, pipe: Connection, results: dict[int, Any], failures: list[tuple[bool, str]]
+) -> None:
+    """One rank's result, or how it failed and whether that is only the consequence of another's end."""
+    try:
+        fine, value = pipe.recv()
+    except EOFError:
+        process.join()
+        failures.append((False, f"rank {rank} ended without a word, exit code {process.exitcode}"))
+        return
+    if fine:
+        results[rank] = value
+    else:
+        consequence, text = value
+        failures.append((consequence, f"rank {rank} failed:\n{text}"))

@@ -84,7 +84,7 @@ def test_a_wide_path_is_not_broken_on_a_narrow_screen(store: Path, capsys: pytes
         (("import", "ogb", "absent", "OUT"), "absent: expected raw/edge.csv.gz"),
         (("import", "tables", "absent.csv", "OUT"), "absent.csv: expected a table"),
         (("import", "synthetic", "OUT", "--vertices", "1", "--edges", "1"), "num_vertices: expected 2 to"),
-        (("import", "synthetic", "x.store", "--vertices", "9", "--edges", "1"), "a store name ending in .gsplit"),
+        (("import", "synthetic", "x.store", "--vertices", "9", "--edges", "1"), "expected NAME.gsplit"),
     ],
 )
 def test_errors_are_one_line_and_exit_with_two(
@@ -171,3 +171,31 @@ def test_bench_commands_print_their_keys() -> None:
     shuffle = json.loads(_run("bench", "shuffle", "--ranks", "2", "--rows", "200", "--repeats", "2", "--json").stdout)
     assert {"bytes_per_s", "composed_bytes_per_s", "bare_bytes_per_s", "ratio"} <= shuffle.keys()
     assert [row["ranks"] for row in shuffle["rows"]] == [2]
+
+
+def test_odd_graphs_and_odd_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    members: dict[str, Any] = {"edge_index": np.empty((2, 0), np.int64), "[/x]": np.zeros(1)}
+    np.savez(tmp_path / "e.npz", **members)
+    done = _run("import", "npz", tmp_path / "e.npz", tmp_path / "e.gsplit")
+    assert done.returncode == 0, done.stderr
+    assert "note: not imported: [/x]" in done.stdout
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    plain = subprocess.run(_gsplit("inspect", tmp_path / "e.gsplit"), capture_output=True, env=environment, check=False)
+    assert plain.returncode == 0, plain.stderr
+
+
+def test_an_existing_output_is_refused_before_the_input_is_read(store: Path) -> None:
+    done = _run("import", "npz", "absent.npz", store)
+    assert "expected no file or directory of this name" in done.stderr
+
+
+def test_a_closed_pipe_is_not_an_error(store: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m gsplit.cli inspect {store} --json | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """Any order of edges in, the one right CSC out, in memory that does not grow with the edges."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from graphs import edge_lists, expected_edges, source_of, stored_edges
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gsplit.errors import InputError
+from gsplit.errors import InputError, StoreError
 from gsplit.store import edge_sort
 from gsplit.store.build import build_store
 from gsplit.store.edge_sort import EdgeSorter
+from gsplit.store.files import write_all
 from gsplit.store.source import EdgeChunk, EdgeRules, RowChunk, Rows, ValueType, rows_of
 from gsplit.store.verify import verify_store
 
@@ -65,7 +67,7 @@ def test_order_of_input_leaves_no_trace(tmp_path: Path, graph: tuple[int, Any, A
 def test_oversize_buckets_are_cut_until_they_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, weighted: bool
 ) -> None:
-    monkeypatch.setattr(edge_sort, "BUFFERED_EDGES", 1000)
+    monkeypatch.setattr(edge_sort, "BUFFERED_BYTES", 16_000)
     rng = np.random.default_rng(1)
     n, e, budget = 5000, 60_000, 2048
     src = rng.integers(0, n, e)
@@ -80,7 +82,9 @@ def test_oversize_buckets_are_cut_until_they_fit(
     weight = rng.integers(0, 100, e).astype(np.float32)
     values = {"w": weight} if weighted else {}
     types = {"w": ValueType("float32")} if weighted else {}
-    sorter = EdgeSorter(tmp_path, n, 100, types, budget_edges=budget)  # a forecast that is far too low
+    sorter = EdgeSorter(
+        tmp_path, n, 100, types, budget_bytes=budget * (12 if weighted else 8)
+    )  # a forecast that is far too low
     for first in range(0, e, 700):
         piece = slice(first, first + 700)
         sorter.add(EdgeChunk(src[piece], dst[piece], {name: v[piece] for name, v in values.items()}))
@@ -118,8 +122,8 @@ def test_keys_fit_sixty_three_bits(tmp_path: Path, n: int, forecast: int) -> Non
 
 
 @pytest.mark.parametrize("src, dst", [([0, 5], [0, 1]), ([0, 1], [0, 5]), ([-1, 0], [0, 0]), ([0, 0], [0, -7])])
-def test_ids_out_of_range_are_refused_by_number(tmp_path: Path, src: list[int], dst: list[int]) -> None:
-    with pytest.raises(InputError, match=r"edge \d+ \(.* -> .*\): expected ids in 0..4 .*Fix: "):
+def test_ids_out_of_range_are_refused_by_name(tmp_path: Path, src: list[int], dst: list[int]) -> None:
+    with pytest.raises(InputError, match=r"edge -?\d -> -?\d: expected ids in 0..4 .*Fix: "):
         build_store(source_of(5, np.array(src), np.array(dst)), tmp_path / "g.gsplit")
     assert list(tmp_path.iterdir()) == []
 
@@ -165,3 +169,59 @@ def test_statistics_are_the_graphs(tmp_path: Path) -> None:
     assert store.graph.sources(1).tolist() == [0, 0, 1]
     with pytest.raises(IndexError, match=r"vertex: expected 0..5 \(got 6\)"):
         store.graph.sources(6)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([0.0, -0.0]),
+        np.array([0x7FC00001, 0x7FC00002, 0xFFC00000, 0x3F800000], np.uint32).view(np.float32),  # several NaNs
+        np.array([1.0, -2.0], np.float16),
+    ],
+)
+def test_equal_looking_values_leave_no_trace_either(tmp_path: Path, values: np.ndarray) -> None:
+    ends = np.zeros(values.size, np.int64)
+    stores = [
+        build_store(source_of(1, ends, ends, {"w": column}), _fresh(tmp_path))
+        for column in (values, values[::-1].copy())
+    ]
+    assert stores[0].manifest.arrays == stores[1].manifest.arrays
+
+
+def test_the_smallest_value_of_a_duplicate_stays_in_any_type(tmp_path: Path) -> None:
+    ends, bits = np.zeros(2, np.int64), np.array([0x3F80, 0xC000], np.uint16)  # 1.0 and -2.0 in bfloat16
+    source = source_of(1, ends, ends, {"w": bits})
+    source = dataclasses.replace(source, edge_values={"w": ValueType("bfloat16")})
+    store = build_store(source, _fresh(tmp_path), rules=EdgeRules(drop_duplicates=True))
+    assert store.array("edges/w").tolist() == [0xC000]
+
+
+def test_wide_values_get_smaller_buckets(tmp_path: Path) -> None:
+    narrow = EdgeSorter(tmp_path, 1000, 0, {})
+    wide = EdgeSorter(tmp_path, 1000, 0, {"w": ValueType("float32", (126,))})
+    assert narrow._budget == 64 * wide._budget
+    assert narrow._buffer_edges > 30 * wide._buffer_edges
+
+
+def test_lost_temporary_data_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk can cut a file short without an error: what comes back is counted."""
+    monkeypatch.setattr(edge_sort, "write_all", lambda path, array: write_all(path, array[:-1]))
+    with pytest.raises(StoreError, match=r"bucket0.keys: expected 4 elements .got 3.*free disk space"):
+        build_store(source_of(4, np.arange(4), np.arange(4)), tmp_path / "g.gsplit")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
+    def chunks() -> Iterator[RowChunk]:
+        yield RowChunk(slice(0, 2), np.zeros((2, 2)))
+        yield RowChunk(slice(2, 4), np.zeros((2, 1)))
+
+    def too_many() -> Iterator[RowChunk]:
+        yield RowChunk(slice(0, 5), np.zeros((5, 2)))
+
+    for make, message in ((chunks, r"every row of shape \[2\]"), (too_many, "4 rows, one per vertex .got more")):
+        source = source_of(
+            4, np.empty(0, np.int64), np.empty(0, np.int64), features={"x": Rows(ValueType("float32", (2,)), make)}
+        )
+        with pytest.raises(InputError, match=message):
+            build_store(source, tmp_path / "g.gsplit")

@@ -277,6 +277,11 @@ def _manifest_damages() -> Iterator[Damage]:
         yield damage(f"statistics.{key} = -1", _set("statistics", key, value=-1))
     wrong = _edit_manifest(_set("statistics", "num_self_loops", value=10**6))
     yield Damage("manifest wrong statistics", wrong, "verify", "manifest.json")
+    wrong_classes = _edit_manifest(_set("num_classes", value=77))
+    yield Damage("manifest wrong num_classes", wrong_classes, "verify", "manifest.json")
+    yield Damage("manifest forgets y", _edit_manifest(_delete("arrays", "y")), "verify", "manifest.json")
+    yield damage("absurd columns", _set("arrays", "features/x", "shape", value=[N, 2**61]))
+    yield damage("negative counts", _set("provenance", 0, "counts", value={"edges_read": -5}))
     digest_of_nothing = _edit_manifest(_set("arrays", "y", "sha256", value="0" * 64))
     yield Damage("manifest wrong checksum", digest_of_nothing, "verify", "y.npy")
 

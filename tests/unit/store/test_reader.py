@@ -54,7 +54,14 @@ def _share(path: Path, sources: list[int] | None = None) -> Store:
         "in_degree_histogram": [0, 1, 2],
     }
     return _write(
-        path, arrays, statistics, num_vertices=10, num_edges=5, vertex_range=(4, 7), part_boundaries=[0, 4, 7, 10]
+        path,
+        arrays,
+        statistics,
+        num_vertices=10,
+        num_edges=5,
+        vertex_range=(4, 7),
+        part_boundaries=[0, 4, 7, 10],
+        num_classes=3,
     )
 
 

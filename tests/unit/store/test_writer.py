@@ -48,30 +48,87 @@ def test_existing_things_are_not_overwritten(tmp_path: Path) -> None:
     build_store(source_of(1, empty, empty), store.path, overwrite=True)
     assert open_store(store.path).num_vertices == 1
     assert _listing(tmp_path) == ["g.gsplit", "notes.gsplit"]
-    with pytest.raises(StoreError, match=r"expected a store name ending in .gsplit"):
+    with pytest.raises(StoreError, match=r"expected NAME.gsplit"):
         sample_store(tmp_path / "g")
 
 
 def test_the_dead_are_swept_and_the_living_are_not(tmp_path: Path) -> None:
-    (tmp_path / ".g.gsplit.tmp-dead").mkdir()
-    (tmp_path / ".g.gsplit.tmp-dead" / "lock").touch()
-    (tmp_path / ".g.gsplit.tmp-killed-early").mkdir()
-    (tmp_path / ".other.gsplit.tmp-dead").mkdir()
+    (tmp_path / ".g.gsplit.tmp-deaddead").mkdir()
+    (tmp_path / ".g.gsplit.tmp-deaddead" / "lock").touch()
+    (tmp_path / ".g.gsplit.tmp-0123abcd").mkdir()
+    (tmp_path / ".other.gsplit.tmp-deaddead").mkdir()
     with StoreWriter(tmp_path / "g.gsplit"):
         living = [name for name in _listing(tmp_path) if name.startswith(".g.")]
         assert len(living) == 1
         sample_store(tmp_path / "g.gsplit")
-        assert _listing(tmp_path) == [*living, ".other.gsplit.tmp-dead", "g.gsplit"]
-    assert _listing(tmp_path) == [".other.gsplit.tmp-dead", "g.gsplit"]
+        assert _listing(tmp_path) == [*living, ".other.gsplit.tmp-deaddead", "g.gsplit"]
+    assert _listing(tmp_path) == [".other.gsplit.tmp-deaddead", "g.gsplit"]
 
 
 def test_an_overwrite_killed_between_its_renames_gives_the_old_store_back(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
-    store.path.rename(tmp_path / ".g.gsplit.old-1")
+    store.path.rename(tmp_path / ".g.gsplit.old-00000001")
     with pytest.raises(StoreError, match="expected no file or directory"):
         sample_store(store.path)
     verify_store(open_store(store.path))
     assert _listing(tmp_path) == ["g.gsplit"]
+
+
+def test_what_is_not_whole_never_comes_back(tmp_path: Path) -> None:
+    (tmp_path / ".g.gsplit.old-00000001").mkdir()  # a store whose deletion was cut short
+    (tmp_path / ".g.gsplit.old-00000001" / "indptr.npy").touch()
+    sample_store(tmp_path / "g.gsplit")
+    assert _listing(tmp_path) == ["g.gsplit"]
+
+
+def test_an_interrupt_between_the_renames_keeps_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = sample_store(tmp_path / "g.gsplit")
+    real = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if ".tmp-" in self.name:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    empty = np.empty(0, np.int64)
+    with pytest.raises(KeyboardInterrupt):
+        build_store(source_of(1, empty, empty), store.path, overwrite=True)
+    assert _listing(tmp_path) == ["g.gsplit"]
+    assert open_store(store.path).num_vertices == 300
+
+
+def test_only_stores_are_replaced_and_links_are_followed(tmp_path: Path) -> None:
+    other = tmp_path / "app.gsplit"
+    other.mkdir()
+    (other / "manifest.json").write_text('{"name": "my web app"}')
+    empty = np.empty(0, np.int64)
+    with pytest.raises(StoreError, match="replaces stores only"):
+        build_store(source_of(1, empty, empty), other, overwrite=True)
+    sample_store(tmp_path / "real.gsplit")
+    (tmp_path / "link.gsplit").symlink_to("real.gsplit")
+    for _ in range(2):
+        build_store(source_of(1, empty, empty), tmp_path / "link.gsplit", overwrite=True)
+    assert _listing(tmp_path) == ["app.gsplit", "link.gsplit", "real.gsplit"]
+    assert open_store(tmp_path / "real.gsplit").num_vertices == 1
+
+
+def test_names_are_not_patterns(tmp_path: Path) -> None:
+    (tmp_path / ".victim.gsplit.tmp-00000001").mkdir()
+    (tmp_path / ".a[1].gsplit.tmp-00000001").mkdir()
+    sample_store(tmp_path / "a[1].gsplit")
+    sample_store(tmp_path / "*.gsplit")
+    assert _listing(tmp_path) == ["*.gsplit", ".victim.gsplit.tmp-00000001", "a[1].gsplit"]
+
+
+def test_outputs_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
+    for name, message in (
+        ("none/g.gsplit", "expected a directory to write in .got none"),
+        (".gsplit", "expected NAME.gsplit"),
+    ):
+        with pytest.raises(StoreError, match=message):
+            sample_store(tmp_path / name)
+    assert _listing(tmp_path) == []
 
 
 @pytest.mark.timeout(300)

@@ -14,8 +14,9 @@ from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.store.files import Array
 from gsplit.store.source import CHUNK_EDGES
 
-__all__ = ["Table", "csv_columns", "list_rows", "load_arrow", "number_column"]
+__all__ = ["Table", "csv_columns", "explained", "list_rows", "load_arrow", "number_column"]
 
+BATCH_BYTES = 64 << 20
 _CSV_ROW_BYTES = 16  # a forecast for the progress bar only
 
 
@@ -33,34 +34,58 @@ def load_arrow() -> Any:
 
 
 @contextmanager
-def _explained(where: object) -> Iterator[None]:
+def explained(where: object, fix: str) -> Iterator[None]:
+    """Turn what pyarrow raises while reading into our message."""
     arrow = load_arrow()
     try:
         yield
-    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError, arrow.ArrowKeyError, OSError) as error:
-        text = str(error).splitlines()[0]
-        fix = "check the file; a CSV file needs a header row and one type per column (--ids names reads ids as text)"
+    except InputError:
+        raise
+    except (arrow.ArrowException, OSError, KeyError, ValueError, TypeError, OverflowError) as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(explain(where, "a readable table", text, fix)) from None
+
+
+_TABLE_FIX = (
+    "check the file; a CSV file needs a header row, the right --delimiter and one type per column "
+    "(--ids names reads ids as text)"
+)
 
 
 class Table:
     """A Parquet or CSV table in one file or in a folder of files, read a bounded number of rows at a time."""
 
-    def __init__(self, path: str | Path, *, delimiter: str = ",", text_columns: Sequence[str] = ()) -> None:
-        """``text_columns`` are read as text even where a CSV file shows only digits."""
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        delimiter: str = ",",
+        text_columns: Sequence[str] = (),
+        number_columns: Sequence[str] = (),
+    ) -> None:
+        """In CSV, ``text_columns`` are read as text and ``number_columns`` as floats, whatever the first rows show."""
         self.path = Path(path)
-        files = sorted(p for p in self.path.rglob("*") if p.is_file()) if self.path.is_dir() else [self.path]
-        self._files = [p for p in files if not p.name.startswith((".", "_"))]
+        files = [self.path]
+        if self.path.is_dir():  # as Spark and others write them, with marker files beside the data
+            files = sorted(p for p in self.path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+        self._files = files
         if not self._files or not self._files[0].is_file():
             raise InputError(explain(self.path, "a table, or a folder of them", "nothing there", "check the path"))
         first = self._files[0]
         self._is_csv = not first.name.endswith((".parquet", ".pq"))
         if self._is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", "another", "convert it"))
+        if len(delimiter) != 1:
+            raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
         self._delimiter = delimiter
-        self._types: dict[str, Any] = dict.fromkeys(text_columns, load_arrow().string())
-        with _explained(first):
+        arrow = load_arrow()
+        self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
+        self._types |= dict.fromkeys(text_columns, arrow.string())
+        with explained(first, _TABLE_FIX):
             self.schema = self._csv(first).schema if self._is_csv else self._parquet(first).schema_arrow
+            names = list(self.schema.names)
+        if len(set(names)) != len(names):
+            raise InputError(explain(first, "every column name once", names, "rename the columns"))
         self._types = {field.name: field.type for field in self.schema}  # every file is read as the first one
 
     def _parquet(self, file: Path) -> Any:
@@ -93,11 +118,11 @@ class Table:
         """Record batches of these columns of about ``rows`` rows, one in memory at a time."""
         held: list[Any] = []
         for file in self._files:
-            with _explained(file):
+            with explained(file, _TABLE_FIX):
                 for batch in self._file_batches(file, columns, rows):
                     held.append(batch)
-                    if sum(b.num_rows for b in held) >= rows:  # a CSV block may hold few rows
-                        yield from _joined(held)
+                    if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= BATCH_BYTES:
+                        yield from _joined(held)  # a CSV block may hold few rows, and long strings many bytes
                         held = []
         yield from _joined(held)
 
@@ -105,8 +130,9 @@ class Table:
         if self._is_csv:
             yield from self._csv(file, list(columns))
             return
-        for batch in self._parquet(file).iter_batches(rows, columns=list(columns)):
-            yield batch.select(list(columns))
+        wanted = load_arrow().schema([self.schema.field(name) for name in columns])
+        for batch in self._parquet(file).iter_batches(min(rows, CHUNK_EDGES), columns=list(columns)):
+            yield batch.select(list(columns)).cast(wanted)  # every file is read as the first one
 
     def extent(self, column: str) -> tuple[int, int] | None:
         """Smallest and largest value of a Parquet column as its statistics say; None where they do not."""
@@ -118,7 +144,7 @@ class Table:
             for group in range(metadata.num_row_groups):
                 chunks = [metadata.row_group(group).column(c) for c in range(metadata.num_columns)]
                 found = next((c.statistics for c in chunks if c.path_in_schema == column), None)
-                if found is None or not found.has_min_max:
+                if found is None or not found.has_min_max or not isinstance(found.min, int):
                     return None
                 ends += [found.min, found.max]
         return (min(ends), max(ends)) if ends else None
@@ -130,14 +156,20 @@ def _joined(batches: list[Any]) -> Iterator[Any]:
         yield from (batch for batch in table.to_batches() if batch.num_rows)
 
 
-def csv_columns(path: Path) -> Iterator[list[Any]]:
-    """The columns of a CSV file without a header row, gzipped or not, a block at a time."""
+def csv_columns(path: Path, *, floats: bool = False) -> Iterator[list[Any]]:
+    """The columns of a CSV file without a header row, gzipped or not, a block at a time; as floats if asked."""
     arrow = load_arrow()
-    with _explained(path):
+    with explained(path, "download the set again"):
         if path.stat().st_size == 0:
             return
         options = arrow.csv.ReadOptions(autogenerate_column_names=True, block_size=16 << 20)
-        with arrow.csv.open_csv(path, read_options=options) as reader:
+        types: dict[str, Any] = {}
+        if floats:
+            with arrow.csv.open_csv(path, read_options=options) as reader:
+                types = dict.fromkeys(reader.schema.names, arrow.float64())
+        convert = arrow.csv.ConvertOptions(column_types=types)
+        parse = arrow.csv.ParseOptions(ignore_empty_lines=not floats)  # a missing label may be an empty line
+        with arrow.csv.open_csv(path, read_options=options, convert_options=convert, parse_options=parse) as reader:
             for batch in reader:
                 yield batch.columns
 
@@ -156,6 +188,13 @@ def number_column(where: str, column: Any) -> Array:
 def list_rows(where: str, column: Any) -> Array:
     """A column of equally long lists of numbers as a matrix."""
     arrow = load_arrow()
+    if not (
+        arrow.types.is_list(column.type)
+        or arrow.types.is_large_list(column.type)
+        or arrow.types.is_fixed_size_list(column.type)
+    ):
+        fix = "make it a column of lists, or name number columns with --feature-column"
+        raise InputError(explain(where, "lists of numbers", column.type, fix))
     flat = number_column(where, column.flatten())
     if arrow.types.is_fixed_size_list(column.type):
         width = column.type.list_size

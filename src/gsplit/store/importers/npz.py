@@ -16,12 +16,14 @@ from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
 from gsplit.store.importers.npz_file import NpzMember, npz_members
 from gsplit.store.source import (
+    CHUNK_BYTES,
     CHUNK_EDGES,
     EdgeChunk,
     GraphSource,
     RowChunk,
     Rows,
     ValueType,
+    check_edge_index,
     dtype_name,
     row_slices,
 )
@@ -41,9 +43,7 @@ def npz_source(path: str | Path) -> GraphSource:
         got = ", ".join(members) or "no member"
         raise InputError(explain(path, "a member edge_index", got, "save the edges under that name"))
     edges = members["edge_index"]
-    if len(edges.shape) != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
-        got = f"{edges.dtype} {list(edges.shape)}"
-        raise InputError(explain(edges.where, "integers of shape [2, E]", got, "save it in PyG's form"))
+    check_edge_index(edges.where, edges.dtype, edges.shape)
     values = {name: members[name] for name in _EDGE_VALUES if name in members}
     features = {}
     if "x" in members:
@@ -60,9 +60,7 @@ def npz_source(path: str | Path) -> GraphSource:
         edge_values={name: _value_type(member, edges.shape[1]) for name, member in values.items()},
         features=features,
         y=label_rows(members["y"]) if "y" in members else None,
-        targets={
-            name: members[key].read().astype(np.int64).reshape(-1) for key, name in _TARGETS.items() if key in members
-        },
+        targets={name: members[key].integers() for key, name in _TARGETS.items() if key in members},
         settings={"input": path.name},
         notes=(f"not imported: {', '.join(unused)}",) if unused else (),
     )
@@ -71,12 +69,14 @@ def npz_source(path: str | Path) -> GraphSource:
 def edge_index_chunks(edges: NpzMember, values: dict[str, NpzMember]) -> Iterator[EdgeChunk]:
     """The columns of ``edge_index`` in order, with the per-edge values beside them."""
     count = edges.shape[1]
+    row_bytes = 16 + sum(m.dtype.itemsize * prod(m.shape[1:]) for m in values.values())
+    step = max(1, min(CHUNK_EDGES, CHUNK_BYTES // row_bytes))
     ends: Iterator[tuple[Array, Array]]
     if edges.fortran_order:  # source and destination alternate
-        ends = ((pair[0::2], pair[1::2]) for pair in edges.elements(0, 2 * count, 2 * CHUNK_EDGES))
+        ends = ((pair[0::2], pair[1::2]) for pair in edges.elements(0, 2 * count, 2 * step))
     else:
-        ends = zip(edges.elements(0, count, CHUNK_EDGES), edges.elements(count, count, CHUNK_EDGES), strict=True)
-    columns = {name: _value_chunks(member) for name, member in values.items()}
+        ends = zip(edges.elements(0, count, step), edges.elements(count, count, step), strict=True)
+    columns = {name: _value_chunks(member, step) for name, member in values.items()}
     for src, dst in ends:
         yield EdgeChunk(src, dst, {name: next(column) for name, column in columns.items()})
 
@@ -91,12 +91,16 @@ def _value_type(member: NpzMember, num_edges: int) -> ValueType:
     return ValueType(dtype, member.shape[1:])
 
 
-def _value_chunks(member: NpzMember) -> Iterator[Array]:
+def _value_chunks(member: NpzMember, step: int) -> Iterator[Array]:
     if member.fortran_order and len(member.shape) > 1:
         fix = "save numpy.ascontiguousarray(array)"
         raise InputError(explain(member.where, "rows one after the other (C order)", "Fortran order", fix))
     width = prod(member.shape[1:])
-    for flat in member.elements(0, member.shape[0] * width, CHUNK_EDGES * max(width, 1)):
+    if not width:  # values without columns: nothing to read
+        for first in range(0, member.shape[0], step):
+            yield np.empty((min(step, member.shape[0] - first), *member.shape[1:]), member.dtype)
+        return
+    for flat in member.elements(0, member.shape[0] * width, step * width):
         yield flat.reshape(-1, *member.shape[1:])
 
 
@@ -114,7 +118,7 @@ def feature_rows(member: NpzMember) -> Rows:
 
 def label_rows(member: NpzMember) -> Rows:
     """Integer labels as int64; floats as they are."""
-    if member.dtype.kind in "iub":
+    if member.dtype.kind in "iub" and member.dtype != np.uint64:
         return member.rows("int64")
     name = dtype_name(member.dtype)
     if name is None:
@@ -124,13 +128,17 @@ def label_rows(member: NpzMember) -> Rows:
 
 def _sparse_rows(members: dict[str, NpzMember]) -> Rows:
     """Rows of a CSR matrix, made dense a bounded number at a time; its triple is held in memory."""
-    num_rows, width = (int(n) for n in members["x_shape"].read())
+    num_rows, width = _sparse_shape(members)
 
     def chunks() -> Iterator[RowChunk]:
         indptr, columns, data = (members[name].read() for name in _SPARSE_X[:3])
         indptr = indptr.astype(np.int64)
         sound = indptr.shape == (num_rows + 1,) and (np.diff(indptr) >= 0).all() and indptr[-1] == columns.size
-        if not sound or columns.size != data.size or (columns.size and int(columns.max()) >= width):
+        if (
+            not sound
+            or columns.size != data.size
+            or (columns.size and not 0 <= int(columns.min()) <= int(columns.max()) < width)
+        ):
             where = members["x_indptr"].where
             raise InputError(explain(where, f"a CSR matrix of {num_rows} x {width}", "another", "save it again"))
         for piece in row_slices(num_rows, 4 * width):
@@ -143,10 +151,22 @@ def _sparse_rows(members: dict[str, NpzMember]) -> Rows:
     return Rows(ValueType("float32", (width,)), chunks)
 
 
+def _sparse_shape(members: dict[str, NpzMember]) -> tuple[int, int]:
+    shape = members["x_shape"].integers()
+    if shape.size != 2:
+        raise InputError(explain(members["x_shape"].where, "two numbers", shape.size, "save the shape of the matrix"))
+    return int(shape[0]), int(shape[1])
+
+
 def _num_vertices(members: dict[str, NpzMember]) -> int:
     """From ``num_nodes``, the rows of ``x`` or ``y``, or else the largest id in a first pass over the edges."""
     if "num_nodes" in members:
-        return int(members["num_nodes"].read().reshape(-1)[0])
+        counts = members["num_nodes"].integers()
+        if counts.size != 1:
+            raise InputError(explain(members["num_nodes"].where, "one number", counts.size, "save one number"))
+        return int(counts[0])
+    if "x_shape" in members:
+        return int(_sparse_shape(members)[0])
     for name in ("x", "y"):
         if name in members and members[name].shape:
             return members[name].shape[0]

@@ -3,6 +3,7 @@
 Pickled (object) members are refused by their header; damage inside the archive is an ``InputError``.
 """
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
@@ -58,14 +60,27 @@ class NpzMember:
         flat = np.concatenate([np.empty(0, self.dtype), *self.elements(0, count, max(count, 1))])
         return flat.reshape(self.shape, order="F" if self.fortran_order else "C")
 
+    def integers(self) -> npt.NDArray[np.int64]:
+        """The whole array as ids: whole numbers in one dimension."""
+        if self.dtype.kind not in "iu" or len(self.shape) > 1:
+            got = f"{self.dtype} {list(self.shape)}"
+            fix = "save numpy.flatnonzero(mask)" if self.dtype.kind == "b" else "save integers"
+            raise InputError(explain(self.where, "integers in one dimension", got, fix))
+        return self.read().astype(np.int64).reshape(-1)
+
     def rows(self, dtype: str) -> Rows:
         """The member as a per-vertex array, stored with element type ``dtype``."""
         if self.fortran_order and len(self.shape) > 1:
             fix = "save numpy.ascontiguousarray(array)"
             raise InputError(explain(self.where, "rows one after the other (C order)", "Fortran order", fix))
+        if not 1 <= len(self.shape) <= 2:
+            raise InputError(explain(self.where, "one or two dimensions", list(self.shape), "save one row per vertex"))
         width = prod(self.shape[1:])
 
         def chunks() -> Iterator[RowChunk]:
+            if not width:  # rows without columns: nothing to read
+                yield RowChunk(slice(0, self.shape[0]), np.empty(self.shape, self.dtype))
+                return
             pieces = list(row_slices(self.shape[0], width * self.dtype.itemsize))
             step = (pieces[0].stop if pieces else 1) * max(width, 1)
             for piece, flat in zip(pieces, self.elements(0, prod(self.shape), step), strict=False):
@@ -80,6 +95,8 @@ def npz_members(path: Path) -> dict[str, NpzMember]:
     try:
         with zipfile.ZipFile(path) as archive:
             for file in archive.namelist():
+                if not file.endswith(".npy"):
+                    raise InputError(explain(path, "members ending in .npy", file, _SAVE_AGAIN))
                 name = file.removesuffix(".npy")
                 with archive.open(file) as stream:
                     members[name] = NpzMember(path, name, *_read_header(stream, f"{path}: {name}"))
@@ -95,8 +112,10 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[np.dtype[Any], tuple[in
             shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
         else:
             shape, fortran_order, dtype = np.lib.format.read_array_header_2_0(stream)
-    except ValueError as error:
+    except (ValueError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise InputError(explain(where, "an array in .npy form", error, _SAVE_AGAIN)) from None
+    if any(not isinstance(extent, int) or extent < 0 for extent in shape):
+        raise InputError(explain(where, "a shape", shape, _SAVE_AGAIN))
     if dtype.hasobject:
         raise InputError(explain(where, "plain numbers", "pickled objects, which are never opened", _SAVE_AGAIN))
     return dtype, shape, fortran_order

@@ -8,6 +8,7 @@ Heterogeneous sets are refused. Sets whose file lists each undirected edge once 
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from gsplit.store.files import Array
 from gsplit.store.importers.arrow import csv_columns, number_column
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
 from gsplit.store.importers.npz_file import npz_members
-from gsplit.store.source import EdgeChunk, GraphSource, RowChunk, Rows, ValueType, rows_of
+from gsplit.store.source import EdgeChunk, GraphSource, RowChunk, Rows, ValueType, check_edge_index, rows_of
 
 __all__ = ["ogb_source"]
 
@@ -52,8 +53,15 @@ def _targets(folder: Path, split: str | None) -> dict[str, npt.NDArray[np.int64]
 
 
 def _csv_integers(path: Path) -> npt.NDArray[np.int64]:
-    parts = [number_column(str(path), columns[0]).astype(np.int64) for columns in csv_columns(path)]
+    parts = [_integers(path, columns[0]) for columns in csv_columns(path)]
     return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _integers(path: Path, column: Any) -> npt.NDArray[np.int64]:
+    values = number_column(str(path), column)
+    if values.dtype.kind not in "iu":
+        raise InputError(explain(path, "whole numbers", values.dtype, "download the set again"))
+    return values.astype(np.int64)
 
 
 def _as_labels(raw: Array) -> Array:
@@ -76,9 +84,17 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
     num_edges = int(_csv_integers(raw / "num-edge-list.csv.gz").sum())
 
     def edges() -> Iterator[EdgeChunk]:
-        for columns in csv_columns(raw / "edge.csv.gz"):
-            src, dst = (number_column(str(raw / "edge.csv.gz"), column) for column in columns[:2])
+        file, found = raw / "edge.csv.gz", 0
+        for columns in csv_columns(file):
+            if len(columns) != 2:
+                raise InputError(explain(file, "two columns", len(columns), "download the set again"))
+            src, dst = (_integers(file, column) for column in columns)
+            found += src.size
             yield EdgeChunk(src, dst)
+        if found != num_edges:
+            raise InputError(
+                explain(file, f"{num_edges} edges, as num-edge-list says", found, "download the set again")
+            )
 
     features, y = {}, None
     if (raw / "node-feat.csv.gz").is_file():
@@ -98,21 +114,25 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
 
 
 def _csv_matrix(path: Path) -> Array:
-    blocks = [np.stack([number_column(str(path), c) for c in columns], axis=1) for columns in csv_columns(path)]
+    blocks = [_matrix(path, columns) for columns in csv_columns(path, floats=True)]
     if not blocks:
         raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
     return np.concatenate(blocks)
 
 
+def _matrix(path: Path, columns: list[Any]) -> Array:
+    return np.stack([number_column(str(path), column) for column in columns], axis=1)
+
+
 def _csv_features(path: Path) -> Rows:
-    first = next(csv_columns(path), None)
+    first = next(csv_columns(path, floats=True), None)
     if first is None:
         raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
 
     def chunks() -> Iterator[RowChunk]:
         start = 0
-        for columns in csv_columns(path):
-            rows = np.stack([number_column(str(path), c) for c in columns], axis=1)
+        for columns in csv_columns(path, floats=True):
+            rows = _matrix(path, columns)
             yield RowChunk(slice(start, start + rows.shape[0]), rows)
             start += rows.shape[0]
 
@@ -125,6 +145,7 @@ def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> G
         if name not in members:
             raise InputError(explain(folder / "raw", f"an array {name}", "none", "download the set again"))
     edges = data["edge_index"]
+    check_edge_index(edges.where, edges.dtype, edges.shape)
     return GraphSource(
         kind="ogb",
         num_vertices=int(data["num_nodes_list"].read().sum()),

@@ -19,7 +19,17 @@ from gsplit.store.build import build_store
 from gsplit.store.files import Array
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.store.reader import Store
-from gsplit.store.source import CHUNK_EDGES, EdgeChunk, EdgeRules, GraphSource, Rows, ValueType, dtype_name, rows_of
+from gsplit.store.source import (
+    CHUNK_EDGES,
+    EdgeChunk,
+    EdgeRules,
+    GraphSource,
+    Rows,
+    ValueType,
+    check_edge_index,
+    dtype_name,
+    rows_of,
+)
 
 __all__ = ["from_pyg", "memory_store", "pyg_source", "to_pyg"]
 
@@ -51,6 +61,7 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         fix = "pass a homogeneous torch_geometric.data.Data; convert adj_t with ToUndirected or to edge_index"
         raise InputError(explain("data", "a PyG Data with edge_index", got, fix))
     num_vertices, edge_index = int(data.num_nodes or 0), _host(data.edge_index)
+    check_edge_index("data.edge_index", edge_index.dtype, edge_index.shape)
     features: dict[str, Rows] = {}
     values: dict[str, tuple[ValueType, Array]] = {}
     targets: dict[str, Array] = {}
@@ -59,8 +70,8 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
     for name, value in data.to_dict().items():
         if name in ("edge_index", "num_nodes") or name in ignore or value is None:
             continue
-        split = name.removesuffix("_mask")
-        if not isinstance(value, Tensor):
+        split = name.removesuffix("_mask") if name.endswith("_mask") else ""
+        if not isinstance(value, Tensor) or value.layout != torch.strided or name == POSITION:
             left.append(name)
         elif name == "y" and value.dim() in (1, 2) and value.size(0) == num_vertices:
             y = rows_of(*_stored(value))
@@ -88,16 +99,18 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         features=features,
         y=y,
         targets=targets,
+        settings={"num_nodes_given": "num_nodes" in data},
     )
 
 
 def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     """A ``Data`` object in memory, renumbered by ``partition`` (a part for every vertex; one part if None)."""
     source = pyg_source(data, keep_positions=False)
-    parts = np.zeros(source.num_vertices, np.int64) if partition is None else _host(partition).astype(np.int64)
-    if parts.shape != (source.num_vertices,) or (parts.size and int(parts.min()) < 0):
-        fix = "give the part of every vertex, from 0"
-        raise InputError(explain("partition", f"shape [{source.num_vertices}]", list(parts.shape), fix))
+    parts = np.zeros(source.num_vertices, np.int64) if partition is None else _host(partition)
+    if parts.shape != (source.num_vertices,) or parts.dtype.kind not in "iu" or (parts.size and int(parts.min()) < 0):
+        got, fix = f"{parts.dtype} {list(parts.shape)}", "give the part of every vertex, from 0"
+        raise InputError(explain("partition", f"integers of shape [{source.num_vertices}]", got, fix))
+    parts = parts.astype(np.int64)
     arrays = {f"features/{name}": (_all_rows(rows), rows.type.dtype) for name, rows in source.features.items()}
     if source.y is not None:
         arrays["y"] = (_all_rows(source.y), source.y.type.dtype)
@@ -119,7 +132,7 @@ def _edge_chunks(edge_index: Array, values: dict[str, Array]) -> Iterator[EdgeCh
 
 
 def _host(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().cpu().contiguous().numpy()
+    array: Array = tensor.detach().resolve_neg().cpu().contiguous().numpy()
     return array
 
 
@@ -167,6 +180,8 @@ def to_pyg(store: Store) -> Data:
         mask = torch.zeros(store.num_vertices, dtype=torch.bool)
         mask[original[_loaded(store, f"targets/{name}")]] = True
         content[f"{name}_mask"] = mask
-    if not any(name in content for name in ("x", "pos")):  # from what else PyG does not infer it
+    first = store.manifest.provenance[0] if store.manifest.provenance else None
+    given = first is not None and first.settings.get("num_nodes_given", False)
+    if given or not any(name in content for name in ("x", "pos")):  # from other attributes PyG does not infer it
         content["num_nodes"] = store.num_vertices
     return Data(**content)

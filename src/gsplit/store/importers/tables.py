@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
 from gsplit.store.importers.arrow import Table, list_rows, load_arrow, number_column
-from gsplit.store.importers.vertex_ids import BATCH_IDS, IdMode, VertexIds, collect_ids, dense_ids
+from gsplit.store.importers.vertex_ids import BATCH_IDS, IdMode, VertexIds, collect_ids, dense_ids, widened_alike
 from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, Rows, ValueType, dtype_name
 
 __all__ = ["TableColumns", "tables_source"]
@@ -57,12 +57,25 @@ def tables_source(
     columns = columns or TableColumns()
     ids = IdMode(ids)
     text = ids == IdMode.NAMES
-    edge_table = Table(edges, delimiter=delimiter, text_columns=(columns.src, columns.dst) if text else ())
+    edge_table = Table(
+        edges,
+        delimiter=delimiter,
+        text_columns=(columns.src, columns.dst) if text else (),
+        number_columns=columns.edge_values,
+    )
     edge_table.require([columns.src, columns.dst, *columns.edge_values])
     vertex_table = None
     if vertices is not None:
-        vertex_table = Table(vertices, delimiter=delimiter, text_columns=(columns.id,) if text else ())
-        vertex_table.require([columns.id, *columns.features])
+        vertex_table = Table(
+            vertices,
+            delimiter=delimiter,
+            text_columns=(columns.split, columns.id) if text else (columns.split,),
+            number_columns=columns.features,
+        )
+        usual = TableColumns()
+        asked = [(columns.label, usual.label), (columns.split, usual.split), (columns.feature_list, usual.feature_list)]
+        named = [name for name, default in asked if name != default]  # a column that was asked for must be there
+        vertex_table.require([columns.id, *columns.features, *named])
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, Rows] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}
@@ -95,6 +108,9 @@ def _vertex_ids(
     edges: Table, vertices: Table | None, columns: TableColumns, ids: IdMode, num_vertices: int | None
 ) -> VertexIds:
     arrow = load_arrow()
+    if num_vertices is not None and (vertices is not None or ids in (IdMode.MAP, IdMode.NAMES)):
+        fix = "leave it out: the vertices are those of the vertex table, or the ids that are mapped"
+        raise InputError(explain("num_vertices", "none with a vertex table or mapped ids", num_vertices, fix))
     kinds = [edges.schema.field(name).type for name in (columns.src, columns.dst)]
     integers = all(arrow.types.is_integer(kind) for kind in kinds)
     if ids == IdMode.DENSE and not integers:
@@ -141,7 +157,7 @@ def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
 def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds) -> Iterator[EdgeChunk]:
     names = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values]))
     for batch in table.batches(names, CHUNK_EDGES if ids.values is None else BATCH_IDS // 2):
-        both = load_arrow().chunked_array([batch[columns.src], batch[columns.dst]]).combine_chunks()
+        both = load_arrow().concat_arrays(widened_alike(str(table.path), [batch[columns.src], batch[columns.dst]]))
         ends = ids.lookup(str(table.path), both)
         values = {name: number_column(f"{table.path}: {name}", batch[name]) for name in columns.edge_values}
         yield EdgeChunk(ends[: batch.num_rows], ends[batch.num_rows :], values)
@@ -154,7 +170,8 @@ def _value_type(table: Table, name: str) -> ValueType:
         dtype = None
     if dtype is None:
         got = table.schema.field(name).type
-        raise InputError(explain(f"{table.path}: {name}", "a column of numbers", got, "convert the column"))
+        expected = "a column of numbers: bool, int8 to int64, uint8, float16 to float64"
+        raise InputError(explain(f"{table.path}: {name}", expected, got, "cast the column to one of these"))
     return ValueType(dtype)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import load_arrow
+from gsplit.store.importers.arrow import BATCH_BYTES, load_arrow
 
-__all__ = ["IdMode", "VertexIds", "collect_ids", "dense_ids"]
+__all__ = ["IdMode", "VertexIds", "collect_ids", "dense_ids", "widened_alike"]
 
 
 class IdMode(StrEnum):
@@ -42,12 +42,17 @@ class VertexIds:
     def lookup(self, where: str, ids: Any) -> npt.NDArray[np.int64]:
         """The vertices of a column of ids; an id that is not there is refused."""
         arrow = load_arrow()
+        ids = _widened(ids)
+        expected_type = arrow.int64() if self.values is None else self.values.type
+        if ids.type != expected_type:
+            fix = "use one kind of id in both tables"
+            raise InputError(explain(where, f"ids of type {expected_type}", ids.type, fix))
         if self.values is None:
-            column = ids.cast(arrow.int64())
+            column = ids
             vertices: npt.NDArray[np.int64] = np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
             missing = (vertices < 0) | (vertices >= self.num_vertices)
         else:
-            found = arrow.compute.index_in(_widened(ids), value_set=self.values)
+            found = arrow.compute.index_in(ids, value_set=self.values)
             vertices = np.asarray(found.cast(arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
             missing = vertices < 0
         if missing.any():
@@ -108,10 +113,22 @@ def _widened(column: Any) -> Any:
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if arrow.types.is_integer(column.type):
-        return column.cast(arrow.int64())
+        try:
+            return column.cast(arrow.int64())
+        except arrow.ArrowInvalid as error:
+            raise InputError(explain("ids", "integers below 2**63", error, "map them to smaller ones")) from None
     if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
         return column.cast(arrow.large_string())
     raise InputError(explain("ids", "integers or strings", column.type, "convert the id columns"))
+
+
+def widened_alike(where: str, columns: list[Any]) -> list[Any]:
+    """Columns of ids as one type, so that they can be joined; numbers and strings do not mix."""
+    wide = [_widened(column) for column in columns]
+    if len({str(column.type) for column in wide}) > 1:
+        got = " and ".join(str(column.type) for column in columns)
+        raise InputError(explain(where, "one kind of id for sources and destinations", got, "convert one of them"))
+    return wide
 
 
 def _gathered(columns: Iterable[Any]) -> Iterator[Any]:
@@ -122,8 +139,8 @@ def _gathered(columns: Iterable[Any]) -> Iterator[Any]:
     for column in columns:
         held.append(_widened(column))
         count += len(column)
-        if count >= BATCH_IDS:
-            yield arrow.concat_arrays(held)
+        if count >= BATCH_IDS or sum(part.nbytes for part in held) >= BATCH_BYTES:
+            yield arrow.concat_arrays(widened_alike("ids", held))
             held, count = [], 0
     if held:
-        yield arrow.concat_arrays(held)
+        yield arrow.concat_arrays(widened_alike("ids", held))

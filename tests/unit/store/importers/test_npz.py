@@ -107,6 +107,12 @@ def test_number_of_vertices(tmp_path: Path, more: dict[str, Any], n: int) -> Non
         ({"edge_index": EDGES, "edge_weight": np.zeros(3)}, r"edge_weight: expected numbers of shape \[400\]"),
         ({"edge_index": EDGES, "edge_weight": np.zeros(E, complex)}, "edge_weight: expected numbers"),
         ({"edge_index": EDGES, "edge_attr": np.zeros((2, E)).T}, r"edge_attr: expected rows one after the other"),
+        ({"edge_index": EDGES, "train_idx": np.array([0.0, 1.9])}, "train_idx: expected integers in one dimension"),
+        ({"edge_index": EDGES, "train_idx": np.ones(N, bool)}, "flatnonzero"),
+        ({"edge_index": EDGES, "num_nodes": np.float64(3.7)}, "num_nodes: expected integers"),
+        ({"edge_index": EDGES, "num_nodes": np.array([1, 2])}, "num_nodes: expected one number"),
+        ({"edge_index": EDGES, "num_nodes": np.int64(N), "x": np.zeros((N + 3, 2))}, "features/x: expected 50 rows"),
+        ({"edge_index": EDGES, "y": np.zeros((N, 1, 1))}, "y: expected one or two dimensions"),
         ({"edge_index": EDGES, "y": np.array([None] * N)}, "pickled objects, which are never opened"),
     ],
 )
@@ -132,3 +138,10 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected a .npz file"):
         npz_source(tmp_path / "absent.npz")
     assert npz_file.__all__ == ["NpzMember", "npz_members"]
+
+
+def test_arrays_without_columns(tmp_path: Path) -> None:
+    file = _save(tmp_path / "g.npz", edge_index=EDGES, x=np.zeros((N, 0), np.float32), edge_attr=np.zeros((E, 0)))
+    store = build_store(npz_source(file), tmp_path / "g.gsplit")
+    assert store.array("features/x").shape == (N, 0)
+    assert store.array("edges/edge_attr").shape == (E, 0)

@@ -35,7 +35,7 @@ def _splits(folder: Path, name: str = "time") -> None:
 def _csv_layout(folder: Path) -> Path:
     _csv(folder / "raw" / "edge.csv.gz", EDGES.T)
     _csv(folder / "raw" / "node-feat.csv.gz", X)
-    _csv(folder / "raw" / "node-label.csv.gz", np.nan_to_num(Y, nan=0).astype(np.int64))
+    _csv(folder / "raw" / "node-label.csv.gz", Y)
     _csv(folder / "raw" / "num-node-list.csv.gz", [N])
     _csv(folder / "raw" / "num-edge-list.csv.gz", [E])
     _splits(folder)
@@ -57,8 +57,7 @@ def test_both_layouts(tmp_path: Path, layout: Any) -> None:
     src, dst, _ = expected_edges(EDGES[0], EDGES[1], [], EdgeRules())
     assert np.array_equal(stored_edges(store), [src, dst])
     assert np.allclose(store.array("features/x"), X, atol=2e-3)
-    missing = -1 if layout is _binary_layout else 0
-    assert np.array_equal(store.array("y"), np.nan_to_num(Y, nan=missing).astype(np.int64))
+    assert np.array_equal(store.array("y"), np.nan_to_num(Y, nan=-1).astype(np.int64))
     assert {n: store.array(f"targets/{n}").tolist() for n in store.manifest.names("targets")} == {
         "train": list(range(0, N, 3)),
         "val": list(range(1, N, 3)),
@@ -94,6 +93,14 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"expected one row per vertex .got an empty file"):
             ogb_source(empty)
         (empty / "raw" / f"{name}.csv.gz").write_bytes(sound)
+    for edges, message in (
+        (np.array([[0.7, 1.9]]), "expected whole numbers"),
+        (np.array([[0], [1]]), "expected two columns"),
+        (np.array([[0, 1]]), "expected 200 edges, as num-edge-list says"),
+    ):
+        _csv(empty / "raw" / "edge.csv.gz", edges)
+        with pytest.raises(InputError, match=message):
+            build_store(ogb_source(empty), tmp_path / "g.gsplit")
     (empty / "raw" / "edge.csv.gz").write_bytes(b"not gzip")
     with pytest.raises(InputError, match="expected a readable table"):
         build_store(ogb_source(empty), tmp_path / "g.gsplit")

@@ -25,12 +25,12 @@ def test_round_trip_is_identical(tmp_path: Path, graph: tuple[int, Any, Any], da
     content: dict[str, Any] = {"edge_index": edge_index}
     if data.draw(st.booleans(), label="vertices"):
         content["x"] = torch.randn(n, data.draw(st.integers(0, 3)), generator=generator).to(data.draw(floats))
-        content["y"] = torch.randint(-1, 5, (n,), generator=generator).to(
-            data.draw(st.sampled_from([torch.int64, torch.int32]))
+        content["y"] = torch.randint(0, 5, (n,), generator=generator).to(
+            data.draw(st.sampled_from([torch.int64, torch.int32, torch.uint8, torch.bfloat16]))
         )
         content["train_mask"] = torch.rand(n, generator=generator) < 0.5
         content["pos"] = torch.randn(n, 2, generator=generator)
-    else:
+    if "x" not in content or data.draw(st.booleans(), label="num_nodes"):
         content["num_nodes"] = n
     if data.draw(st.booleans(), label="edge values"):
         content["edge_attr"] = torch.randn(src.size, 2, generator=generator).to(data.draw(floats))

@@ -132,6 +132,49 @@ def test_the_four_ways_of_ids(tmp_path: Path) -> None:
     assert tables_source(no_statistics).num_vertices == 4
 
 
+@pytest.mark.parametrize(
+    "src, dst",
+    [
+        (pa.array([0, 1], pa.int32()), pa.array([1, 2], pa.int64())),
+        (pa.array(["a", "b"], pa.string()), pa.array(["b", "c"], pa.large_string())),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"])),
+        (pa.array([0, 1], pa.uint8()), pa.array([1, 2], pa.uint64())),
+    ],
+)
+def test_id_columns_of_different_width_are_joined(tmp_path: Path, src: Any, dst: Any) -> None:
+    store = build_store(
+        tables_source(_write(tmp_path, "parquet", "e", {"src": src, "dst": dst})), tmp_path / "g.gsplit"
+    )
+    assert np.array_equal(stored_edges(store), [[0, 1], [1, 2]])
+
+
+def test_files_of_a_folder_are_read_as_the_first(tmp_path: Path) -> None:
+    (tmp_path / "e").mkdir()
+    pq.write_table(
+        pa.table({"src": pa.array([0], pa.int32()), "dst": pa.array([1], pa.int32())}), tmp_path / "e" / "a.parquet"
+    )
+    pq.write_table(
+        pa.table({"src": pa.array([1], pa.int64()), "dst": pa.array([0], pa.int64())}), tmp_path / "e" / "b.parquet"
+    )
+    assert build_store(tables_source(tmp_path / "e"), tmp_path / "g.gsplit").num_edges == 2
+    pq.write_table(pa.table({"src": ["x"], "dst": ["y"]}), tmp_path / "e" / "c.parquet")
+    with pytest.raises(InputError, match=r"c.parquet: expected a readable table"):
+        build_store(tables_source(tmp_path / "e"), tmp_path / "h.gsplit")
+    pq.write_table(pa.table({"src": [0], "dst": [1]}), tmp_path / "_e.parquet")
+    assert tables_source(tmp_path / "_e.parquet").num_edges == 1  # a name of one's own choice may begin with _
+
+
+def test_types_do_not_come_from_the_first_rows_alone(tmp_path: Path) -> None:
+    rows = 300_000
+    lines = ["id,split,f\n", *(f"{i},,0\n" for i in range(rows - 1)), f"{rows - 1},train,0.5\n"]
+    (tmp_path / "v.csv").write_text("".join(lines))
+    (tmp_path / "e.csv").write_text("src,dst\n0,1\n")
+    source = tables_source(tmp_path / "e.csv", tmp_path / "v.csv", columns=TableColumns(features=("f",)))
+    store = build_store(source, tmp_path / "g.gsplit")
+    assert store.array("features/x")[-1, 0] == 0.5
+    assert store.array("targets/train").tolist() == [rows - 1]
+
+
 EDGES = {"src": [0, 1], "dst": [1, 2]}
 
 
@@ -148,6 +191,18 @@ EDGES = {"src": [0, 1], "dst": [1, 2]}
         (EDGES, {"id": [0, 1, 1, 2]}, {}, "id: expected every id once .got 1 repeated"),
         (EDGES, {"id": [5, 6, 7]}, {"ids": "dense"}, "expected ids 0 .. n-1 for --ids dense"),
         (EDGES, {"name": [0, 1, 2]}, {}, "id: expected one of name"),
+        (EDGES, {"id": [0, 1, 2]}, {"columns": TableColumns(label="nope")}, "nope: expected one of id"),
+        (EDGES, {"id": [0, 1, 2]}, {"num_vertices": 3}, "num_vertices: expected none with a vertex table"),
+        (EDGES, {"id": [0, 1, 2], "x": [1.0, 2.0, 3.0]}, {}, "x: expected lists of numbers"),
+        (EDGES, {"id": ["a", "b", "c"]}, {}, "expected ids of type large_string .got int64"),
+        ({"src": [0], "dst": ["a"]}, None, {}, "one kind of id for sources and destinations"),
+        (
+            {"src": pa.array([2**63], pa.uint64()), "dst": [0]},
+            None,
+            {"ids": "map"},
+            r"ids: expected integers below 2\*\*63",
+        ),
+        (EDGES, None, {"delimiter": ""}, "delimiter: expected one character"),
         (EDGES, {"id": [0, 1, 2], "y": ["a", "b", "c"]}, {}, "y: expected numbers without nulls"),
         (EDGES, {"id": [0, 1, 2], "split": ["train", "x", ""]}, {}, "split: expected one of train, val"),
         (EDGES, {"id": [0, 1, 2], "x": [[1.0], [1.0, 2.0], [3.0]]}, {}, "x: expected lists of one length"),
