@@ -42,7 +42,7 @@ class PlantedGraph:
     skew: int = 2
     inside: float = 0.8
     label_noise: float = 0.1
-    feature_noise: float = 2.0
+    feature_noise: float = 6.0
     target_share: float = 0.5
     target_communities: float = 1.0
 

@@ -76,7 +76,7 @@ def test_labels_follow_communities_and_features_follow_labels(drawn: dict[str, A
     centres = np.stack([drawn["x"][:half][drawn["y"][:half] == c].mean(0) for c in range(GRAPH.num_classes)])
     guess = ((drawn["x"][half:, None, :] - centres[None]) ** 2).sum(2).argmin(1)
     accuracy = (guess == drawn["y"][half:]).mean()
-    assert 0.5 < accuracy < 0.999  # learnable, not given away
+    assert 0.2 < accuracy < 0.8  # learnable (chance is 0.125), not given away: neighbours are worth asking
 
 
 def test_targets_can_be_concentrated(drawn: dict[str, Any]) -> None:
