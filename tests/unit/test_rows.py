@@ -1,0 +1,44 @@
+"""Compiled row moves equal the torch operations they replace, rows that go to several peers included."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gsplit.rows import has_kernels, merge_gradient, spread_rows
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 7), max_size=30), st.integers(0, 3), st.integers(0, 8), st.booleans())
+def test_spread_and_merge(num_rows: int, picks: list[int], width: int, num_dst: int, single: bool) -> None:
+    dtype = torch.float32 if single else torch.float64
+    rows = torch.tensor([p % num_rows for p in picks], dtype=torch.int64)
+    num_dst = min(num_dst, num_rows)
+    generator = torch.Generator().manual_seed(0)
+    h, g_mixed, g_dst, returned = (
+        torch.randn(count, width, generator=generator, dtype=dtype)
+        for count in (num_rows, num_rows + 5, num_dst, len(picks))
+    )
+    own, leaving = torch.empty_like(h), torch.empty_like(returned)
+    spread_rows(h, rows, own, leaving)
+    assert torch.equal(own, h)
+    assert torch.equal(leaving, h[rows])
+    out, before = torch.empty_like(h), g_mixed.clone()
+    merge_gradient(g_mixed, g_dst, rows, returned, out)
+    want = g_mixed[:num_rows].clone().index_add_(0, rows, returned)
+    want[:num_dst] += g_dst
+    assert torch.allclose(out, want, atol=1e-5 if single else 1e-12)
+    assert torch.equal(g_mixed, before)
+
+
+def test_a_row_wanted_by_three_peers_gets_all_three_back() -> None:
+    out = torch.empty(2, 1, dtype=torch.float64)
+    values = torch.tensor([[1.0], [10.0], [100.0], [1000.0]], dtype=torch.float64)
+    merge_gradient(torch.zeros(3, 1).double(), torch.zeros(0, 1).double(), torch.tensor([0, 1, 0, 0]), values, out)
+    assert out.tolist() == [[1101.0], [10.0]]
+
+
+@pytest.mark.parametrize(
+    "dtype, fits", [(torch.float32, True), (torch.float64, True), (torch.bfloat16, False), (torch.int64, False)]
+)
+def test_types_without_a_kernel_are_known(dtype: torch.dtype, fits: bool) -> None:
+    assert has_kernels(torch.empty(1, dtype=dtype)) is fits
