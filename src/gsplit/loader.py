@@ -136,6 +136,8 @@ class NeighborLoader:
                 f"gsplit: global mini-batch of {batch_size} targets over {self._mesh.size} rank(s), "
                 f"{per_rank:.1f} per rank on average; {len(self)} steps per epoch\n"
             )
+            if isinstance(store, MemoryStore) and store.unused:
+                sys.stderr.write(f"gsplit: not in the mini-batches: {', '.join(store.unused)}\n")
 
     def _check_range(self, store: Store | MemoryStore) -> tuple[int, int]:
         if self._ownership.num_ranks != self._mesh.size or self._ownership.num_vertices != store.num_vertices:

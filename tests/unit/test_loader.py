@@ -334,3 +334,11 @@ def test_a_mesh_of_one_needs_no_process_group(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(gsplit.InputError, match="expected RANK beside WORLD_SIZE"):
         init("cpu")
+
+
+def test_what_a_batch_does_not_carry_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    data = gsplit.to_pyg(store)
+    data.edge_weight = torch.ones(data.num_edges)
+    data.node_year = torch.zeros(2000, dtype=torch.int64)
+    _loader(data, quiet=False)
+    assert "not in the mini-batches: edge_weight, node_year" in capsys.readouterr().err

@@ -21,6 +21,7 @@ class MemoryStore:
     part_boundaries: list[int]
     arrays: dict[str, Array]
     dtypes: dict[str, str]
+    unused: tuple[str, ...] = ()
 
     @property
     def num_vertices(self) -> int:

@@ -1,7 +1,9 @@
 """What an importer hands to ``build``: a graph that can be read in pieces, and nothing read yet."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ __all__ = [
     "ValueType",
     "check_edge_index",
     "dtype_name",
+    "plain_name",
     "rows_of",
     "row_slices",
 ]
@@ -94,6 +97,11 @@ def check_edge_index(where: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -
     if len(shape) != 2 or shape[0] != 2 or dtype.kind not in "iu":
         got, fix = f"{dtype} {list(shape)}", "give it in PyG's form"
         raise InputError(explain(where, "integers of shape [2, E]", got, fix))
+
+
+def plain_name(path: Path) -> str:
+    """A file's name for the provenance, also where it is not UTF-8."""
+    return os.fsencode(path.name).decode("utf-8", "replace")
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:

@@ -25,6 +25,7 @@ from gsplit.store.source import (
     ValueType,
     check_edge_index,
     dtype_name,
+    plain_name,
     row_slices,
 )
 
@@ -61,7 +62,7 @@ def npz_source(path: str | Path) -> GraphSource:
         features=features,
         y=label_rows(members["y"]) if "y" in members else None,
         targets={name: members[key].integers() for key, name in _TARGETS.items() if key in members},
-        settings={"input": path.name},
+        settings={"input": plain_name(path)},
         notes=(f"not imported: {', '.join(unused)}",) if unused else (),
     )
 

@@ -18,7 +18,7 @@ from gsplit.store.files import Array
 from gsplit.store.importers.arrow import csv_columns, number_column
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
 from gsplit.store.importers.npz_file import npz_members
-from gsplit.store.source import EdgeChunk, GraphSource, RowChunk, Rows, ValueType, check_edge_index, rows_of
+from gsplit.store.source import EdgeChunk, GraphSource, RowChunk, Rows, ValueType, check_edge_index, plain_name, rows_of
 
 __all__ = ["ogb_source"]
 
@@ -109,7 +109,7 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
         features=features,
         y=y,
         targets=targets,
-        settings={"folder": folder.name, "layout": "csv"},
+        settings={"folder": plain_name(folder), "layout": "csv"},
     )
 
 
@@ -154,5 +154,5 @@ def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> G
         features={"x": feature_rows(data["node_feat"])} if "node_feat" in data else {},
         y=_label_rows(labels["node_label"].read()),  # one number per vertex
         targets=targets,
-        settings={"folder": folder.name, "layout": "binary"},
+        settings={"folder": plain_name(folder), "layout": "binary"},
     )

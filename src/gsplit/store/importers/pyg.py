@@ -5,6 +5,7 @@ position in ``edge_index`` (``edges/input_position``), so that ``to_pyg`` gives 
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
 
 def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     """A ``Data`` object in memory, renumbered by ``partition`` (a part for every vertex; one part if None)."""
-    source = pyg_source(data, keep_positions=False)
+    unused = _not_for_sampling(data)
+    source = pyg_source(data, ignore=unused, keep_positions=False)
     parts = np.zeros(source.num_vertices, np.int64) if partition is None else _host(partition)
     if parts.shape != (source.num_vertices,) or parts.dtype.kind not in "iu" or (parts.size and int(parts.min()) < 0):
         got, fix = f"{parts.dtype} {list(parts.shape)}", "give the part of every vertex, from 0"
@@ -117,7 +119,19 @@ def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     edges = _host(data.edge_index).astype(np.int64)
     if edges.size and not 0 <= int(edges.min()) <= int(edges.max()) < source.num_vertices:
         raise InputError(explain("edge_index", f"ids in 0..{source.num_vertices - 1}", "others", "correct the edges"))
-    return renumbered_store(edges[0], edges[1], parts, arrays, dict(source.targets))
+    store = renumbered_store(edges[0], edges[1], parts, arrays, dict(source.targets))
+    return replace(store, unused=tuple(unused))
+
+
+def _not_for_sampling(data: Data) -> list[str]:
+    """Attributes that mini-batches do not carry: all but x, y, masks and float matrices of the vertices."""
+    if not isinstance(data, Data):
+        return []
+    kept = {"x", "y", "edge_index", "num_nodes", *(f"{split}_mask" for split in _SPLITS)}
+    for name, value in data.to_dict().items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and data.is_node_attr(name):
+            kept.add(name)
+    return sorted(set(data.keys()) - kept)
 
 
 def _all_rows(rows: Rows) -> Array:

@@ -18,7 +18,7 @@ from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
 from gsplit.store.importers.arrow import Table, list_rows, load_arrow, number_column
 from gsplit.store.importers.vertex_ids import BATCH_IDS, IdMode, VertexIds, collect_ids, dense_ids, widened_alike
-from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, Rows, ValueType, dtype_name
+from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, Rows, ValueType, dtype_name, plain_name
 
 __all__ = ["TableColumns", "tables_source"]
 
@@ -96,8 +96,8 @@ def tables_source(
         vertex_ids=vertex_ids.as_integers(),
         vertex_names=vertex_ids.as_names(),
         settings={
-            "edges": Path(edges).name,
-            "vertices": Path(vertices).name if vertices else None,
+            "edges": plain_name(Path(edges)),
+            "vertices": plain_name(Path(vertices)) if vertices else None,
             "ids": ids,
         },
         notes=notes,

@@ -1,5 +1,6 @@
 """numpy files: every layout of the same graph gives the same store; pickles and damage are refused."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,11 @@ def test_arrays_without_columns(tmp_path: Path) -> None:
     store = build_store(npz_source(file), tmp_path / "g.gsplit")
     assert store.array("features/x").shape == (N, 0)
     assert store.array("edges/edge_attr").shape == (E, 0)
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xff.npz"))
+    np.savez(tmp_path / "g.npz", edge_index=EDGES)
+    (tmp_path / "g.npz").rename(file)
+    store = build_store(npz_source(file), tmp_path / "g.gsplit")
+    assert store.manifest.provenance[0].settings["input"] == "x\ufffd.npz"
