@@ -25,6 +25,7 @@ from gsplit.errors import CommError, InputError, explain
 __all__ = [
     "Call",
     "Comm",
+    "Done",
     "GroupComm",
     "LedgerEntry",
     "Pending",
@@ -93,7 +94,9 @@ class Comm(Protocol):
         """A short text from every rank, in rank order."""
 
 
-class _Done:
+class Done:
+    """A collective that is over when it returns."""
+
     def wait(self) -> None:
         """Nothing is under way."""
 
@@ -121,7 +124,7 @@ class SoloComm:
         assert out_counts == row_counts == (out.size(0),) == (rows.size(0),)
         out.copy_(rows)
         self.ledger.append(LedgerEntry(call, 0, 0))
-        return _Done()
+        return Done()
 
     def all_reduce(self, call: Call, tensor: Tensor) -> None:
         """See ``Comm``."""

@@ -30,10 +30,7 @@ def copy_rows(array: Matrix, rows: npt.NDArray[np.int64], out: Matrix) -> None:
 
 @kernel
 def _lists(rows: npt.NDArray[np.int64], num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For every row the places k with ``rows[k]`` equal to it: the first, and for each k the next one, -1 at
-
-    the end.
-    """
+    """The places k of each row in ``rows``: the first for every row, and for every k the next; -1 at the end."""
     head, following = np.full(num_rows, -1, np.int64), np.empty(rows.size, np.int64)
     for k in range(rows.size - 1, -1, -1):
         following[k] = head[rows[k]]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.comm import Call, Comm, GroupComm, LedgerEntry, Pending
+from gsplit.comm import Call, Comm, Done, GroupComm, LedgerEntry, Pending
 from gsplit.errors import CommError, explain
 
 __all__ = ["SharedComm", "share_memory"]
@@ -31,11 +31,6 @@ __all__ = ["SharedComm", "share_memory"]
 _SLACK = 1.25
 _LEAST_BYTES = 1 << 20
 _WORDS = 7  # process, descriptor, generation, capacity; where the peer's piece begins, how long, what it is for
-
-
-class _Done:
-    def wait(self) -> None:
-        """The rows are there already."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ class SharedComm:
         self._group.all_to_all(call, theirs, ours, ones, ones).wait()  # all ranks: says where, and that it is there
         self._fetch(call, out, out_counts, theirs, purpose)
         self._turn ^= 1
-        return _Done()
+        return Done()
 
     def _fetch(self, call: Call, out: Tensor, out_counts: tuple[int, ...], where: Tensor, purpose: int) -> None:
         """Copy every peer's piece out of its segment, if it is what this rank is waiting for."""

@@ -10,10 +10,9 @@ Rows sent to peer p are ``h[send_rows of p]``. Backward, from the gradients of b
     g = g_mixed[:num_local];  g[send_rows] += what the peers return of g_mixed;  g[:num_dst] += g_dst
 
 Nothing is saved but the index. The incoming gradients are never written to: they may belong to another branch as well.
-In a deterministic shuffle returned rows are added peer after
-peer, and for one peer no row comes twice, so no sum depends on the order of threads; on the host it always is. Every
-rank joins forward and backward, with no rows if it has none (law 5); an output nobody used counts as a gradient of
-zero.
+In a deterministic shuffle returned rows are added peer after peer, and for one peer no row comes twice, so no sum
+depends on the order of threads; on the host every shuffle is deterministic. Every rank joins forward and backward, with
+no rows if it has none (law 5); an output nobody used counts as a gradient of zero.
 """
 
 from typing import Any

@@ -2,6 +2,7 @@
 
 A ``Telemetry`` collects while a step runs and closes it into one frozen record; records go to a JSONL file if one
 is given and the last of them stay at hand. Names are stable, because advice and results are computed from them.
+Rows, bytes and collectives are those of loading and forward; backward returns the same rows of the hidden layers.
 """
 
 import json

@@ -19,7 +19,7 @@ from gsplit.store.files import Array
 from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, ArrayEntry, Manifest, ProvenanceStep, role_of
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, Rows
-from gsplit.store.statistics import Statistics, count_classes, degree_histogram
+from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
 from gsplit.store.writer import StoreWriter
 
 __all__ = ["build_store"]
@@ -169,7 +169,7 @@ def _write_csc(
         num_duplicate_edges=0 if drop else duplicates,
         num_isolated_vertices=source.num_vertices - int(np.count_nonzero(seen)),
         max_in_degree=max_degree,
-        in_degree_histogram=histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1].tolist(),
+        in_degree_histogram=without_empty_tail(histogram),
     )
     return num_sorted, num_kept, duplicates, statistics
 

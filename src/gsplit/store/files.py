@@ -33,6 +33,7 @@ __all__ = [
     "read_inside",
     "storage_dtype",
     "write_all",
+    "write_bytes",
 ]
 
 Array = npt.NDArray[Any]
@@ -72,11 +73,15 @@ def raw_bytes(array: Array) -> memoryview:
 
 def write_all(path: Path, array: Array) -> None:
     """Append an array's elements to a file; a full disk is an error, not a shorter file."""
-    data = raw_bytes(array)
     with path.open("ab", buffering=0) as stream:
-        written = 0
-        while written < data.nbytes:  # one call moves at most 2 GiB
-            written += stream.write(data[written:])
+        write_bytes(stream, raw_bytes(array))
+
+
+def write_bytes(stream: io.FileIO, data: memoryview) -> None:
+    """Write all of it; one call of the system moves at most 2 GiB."""
+    written = 0
+    while written < data.nbytes:
+        written += stream.write(data[written:])
 
 
 def read_exactly(path: Path, dtype: np.dtype[Any], start: int, count: int) -> Array:

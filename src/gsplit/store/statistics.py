@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Statistics", "count_classes", "degree_bin_labels", "degree_histogram"]
+__all__ = ["Statistics", "count_classes", "degree_bin_labels", "degree_histogram", "without_empty_tail"]
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -36,6 +36,12 @@ def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
 def count_classes(y: npt.NDArray[Any], dtype: str) -> int:
     """Largest label plus one, for one integer label per vertex; else 0."""
     return int(y.max()) + 1 if y.size and y.ndim == 1 and dtype.startswith(("int", "uint")) else 0
+
+
+def without_empty_tail(histogram: npt.NDArray[np.int64]) -> list[int]:
+    """The bins up to the last that holds a vertex, as the manifest keeps them."""
+    kept: list[int] = histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1].tolist()
+    return kept
 
 
 def degree_bin_labels(count: int) -> list[str]:

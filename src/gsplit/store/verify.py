@@ -17,7 +17,7 @@ from gsplit.store.files import Array, raw_bytes
 from gsplit.store.manifest import file_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
-from gsplit.store.statistics import Statistics, count_classes, degree_histogram
+from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
 
 __all__ = ["verify_store"]
 
@@ -136,7 +136,7 @@ def _verify_edges(store: Store, progress: Progress) -> Statistics:
         num_duplicate_edges=int(totals[1]),
         num_isolated_vertices=local.size - int(np.count_nonzero(local)),
         max_in_degree=max_degree,
-        in_degree_histogram=histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1].tolist(),
+        in_degree_histogram=without_empty_tail(histogram),
     )
 
 

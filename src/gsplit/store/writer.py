@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from gsplit.errors import StoreError, explain
-from gsplit.store.files import Array, expected_bytes, npy_header, raw_bytes, storage_dtype
+from gsplit.store.files import Array, expected_bytes, npy_header, raw_bytes, storage_dtype, write_bytes
 from gsplit.store.manifest import ArrayEntry, Manifest, file_of
 
 __all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store"]
@@ -45,9 +45,7 @@ class ArrayAppender:
         assert rows.shape[1:] == self._row_shape, (rows.shape, self._row_shape)
         data = raw_bytes(rows.astype(storage_dtype(self._dtype), copy=False))
         self._hash.update(data)
-        written = 0
-        while written < data.nbytes:  # one write call moves at most 2 GiB
-            written += self._stream.write(data[written:])
+        write_bytes(self._stream, data)
         self._rows += rows.shape[0]
 
     def close(self) -> None:
