@@ -55,7 +55,7 @@ def main() -> None:
             loss.backward()
             for parameter in model.parameters():  # average over the ranks
                 assert parameter.grad is not None
-                mesh.gradients.all_reduce(Call("gradient", step), parameter.grad)
+                mesh.gradients.all_reduce(Call("gradient", step), parameter.grad).wait()
                 parameter.grad /= mesh.size
             optimizer.step()
             optimizer.zero_grad()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.loader import NeighborLoader
     from gsplit.mesh import Mesh, init
+    from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.reader import Store
@@ -22,6 +23,7 @@ _HOME = {
     "open": ("gsplit.store.reader", "open_store"),
     "Store": ("gsplit.store.reader", "Store"),
     "NeighborLoader": ("gsplit.loader", "NeighborLoader"),
+    "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Ownership": ("gsplit.ownership", "Ownership"),
     "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
     "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
@@ -38,6 +40,7 @@ __all__ = [
     "open",
     "Store",
     "NeighborLoader",
+    "parallelize",
     "Ownership",
     "from_pyg",
     "to_pyg",

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from gsplit.buffers import BufferPool
 from gsplit.errors import CommError, InputError, explain
@@ -27,6 +28,7 @@ __all__ = [
     "Comm",
     "Done",
     "GroupComm",
+    "Groups",
     "LedgerEntry",
     "Pending",
     "SoloComm",
@@ -87,8 +89,11 @@ class Comm(Protocol):
     def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor to write the rows of the next exchange into; no one may keep it beyond that exchange."""
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> None:
-        """Sum a tensor over the ranks, in place."""
+    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+        """Sum a tensor over the ranks, in place. It may not be touched until the wait."""
+
+    def broadcast(self, call: Call, tensor: Tensor) -> None:
+        """Give every rank what rank 0 has, in place."""
 
     def gather_text(self, call: Call, text: str) -> list[str]:
         """A short text from every rank, in rank order."""
@@ -126,7 +131,12 @@ class SoloComm:
         self.ledger.append(LedgerEntry(call, 0, 0))
         return Done()
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+        """See ``Comm``."""
+        self.ledger.append(LedgerEntry(call, 0, 0))
+        return Done()
+
+    def broadcast(self, call: Call, tensor: Tensor) -> None:
         """See ``Comm``."""
         self.ledger.append(LedgerEntry(call, 0, 0))
 
@@ -201,11 +211,18 @@ class GroupComm:
             )  # all ranks: empty tensors where there is nothing to say
         return _Work(self, call, work, out)
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
         """See ``Comm``."""
         self._note(call, tensor, tensor)
         with self._explained(call):
-            dist.all_reduce(tensor, group=self._group)  # all ranks: callers are collectives themselves
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)  # all ranks: callers are collectives
+        return _Work(self, call, work, tensor)
+
+    def broadcast(self, call: Call, tensor: Tensor) -> None:
+        """See ``Comm``."""
+        self._note(call, tensor, tensor)
+        with self._explained(call):
+            dist.broadcast(tensor, group=self._group, group_src=0)  # all ranks: at start, parameter after parameter
         torch.autograd.graph.increment_version(tensor)
 
     def gather_text(self, call: Call, text: str) -> list[str]:
@@ -220,12 +237,39 @@ class GroupComm:
         return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
 
 
-def connect(device: torch.device, num_groups: int, timeout_s: float) -> list[GroupComm]:
-    """Join the process group that the environment describes and make separate groups of all its ranks."""
+@dataclass(frozen=True)
+class Groups:
+    """A rank's process groups: two of the ranks that split a mini-batch with it, two of all ranks."""
+
+    replica: int
+    num_replicas: int
+    shuffles: GroupComm
+    loading: GroupComm
+    gradients: GroupComm
+    world: GroupComm
+
+
+def connect(device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
+    """Join the process group that the environment describes and make this rank's groups.
+
+    The ranks form a mesh of replicas x splits, row after row. Groups are made by hand, because DeviceMesh hands out
+    the world group itself where a dimension spans it, and no two uses may share a group.
+    """
     timeout = timedelta(seconds=timeout_s)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
-    return [GroupComm(dist.new_group(timeout=timeout), device) for _ in range(num_groups)]  # all ranks: at start
+    size = dist.get_world_size()
+    if num_replicas < 1 or size % num_replicas:
+        fix = "choose a number of replicas that divides the ranks"
+        raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
+    layout = init_device_mesh(device.type, (num_replicas, size // num_replicas), mesh_dim_names=("replica", "split"))
+    split: list[GroupComm] = []
+    for row in layout.mesh.tolist():  # all ranks make all groups, in the same order
+        groups = [dist.new_group(row, timeout=timeout) for _ in range(2)]
+        if dist.get_rank() in row:
+            split = [GroupComm(group, device) for group in groups]
+    world = [GroupComm(dist.new_group(timeout=timeout), device) for _ in range(2)]
+    return Groups(layout.get_local_rank("replica"), num_replicas, *split, *world)
 
 
 def is_connected() -> bool:

@@ -27,14 +27,17 @@ from gsplit.sampling.neighbor import check_fanouts, make_sampler
 from gsplit.store.memory import MemoryStore
 from gsplit.store.reader import Store
 from gsplit.strategies.batch import Batch
+from gsplit.strategies.data import DataStrategy
 from gsplit.strategies.protocol import Strategy
 from gsplit.strategies.split import SplitStrategy
 from gsplit.strategies.targets import OwnTargets, own_all, own_of_list, own_of_stored
+from gsplit.strategies.vertex_data import VertexData, gcn_factors
 from gsplit.telemetry import Telemetry
 
-__all__ = ["NeighborLoader"]
+__all__ = ["STRATEGIES", "NeighborLoader"]
 
-_PLANNED_STRATEGIES = ("data", "push_pull", "data_cached", "auto")
+STRATEGIES = ("split", "data")
+_PLANNED_STRATEGIES = ("push_pull", "data_cached", "auto")
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
     "replace": "neighbours are drawn without replacement",
@@ -76,6 +79,7 @@ class NeighborLoader:
         ownership: Ownership | None = None,
         partition: Tensor | None = None,
         features: str = "x",
+        gcn_norm: bool = False,
         deterministic: bool = False,
         telemetry: str | Path | None = None,
         quiet: bool = False,
@@ -86,13 +90,15 @@ class NeighborLoader:
 
         ``input_nodes``: the name of stored targets, a tensor of original ids or a mask, or None for every vertex.
         ``num_neighbors[0]`` is the targets' own hop; -1 takes all neighbours. ``ownership`` overrides who owns
-        which range. ``telemetry`` is a file for one JSON line per step and rank.
+        which range. ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets
+        and their whole neighbourhood); the result is the same. ``gcn_norm`` makes ``batch.edge_weight``, GCN's
+        normalisation by the degrees of the whole graph. ``telemetry`` is a file for one JSON line per step and rank.
         """
         _check_options(num_neighbors, batch_size, strategy, sampler, seed, options)
         self._mesh = mesh or solo_mesh()
         store = _as_store(graph, partition)
-        self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.size)
-        first, stop = self._check_range(store)
+        self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.num_splits)
+        first, stop = self._check_range(store, whole=strategy == "data")
         targets = _own_targets(store, input_nodes, first, stop)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         settings = {
@@ -103,30 +109,39 @@ class NeighborLoader:
             "strategy": strategy,
             "seed": seed,
             "features": features,
+            "gcn_norm": gcn_norm,
             "boundaries": self._ownership.boundaries,
             "num_vertices": store.num_vertices,
             "num_targets": targets.num_targets,
             "graph": store.fingerprint,
             "input_nodes": _fingerprint(input_nodes),
         }
-        agree(self._mesh.loading, "NeighborLoader", settings)
+        agree(self._mesh.world, "NeighborLoader", settings)
         self.telemetry = Telemetry(self._mesh.rank, telemetry)
         renumbered = "original_ids" in store.names
         original = np.asarray(store.original_ids(first, stop)) if renumbered else np.empty(0, np.int64)
-        self._strategy: Strategy = SplitStrategy(
-            sampler=make_sampler(store.graph.restrict(first, stop), original, self._mesh.device),
-            ownership=self._ownership,
-            targets=targets,
+        own = store.graph.restrict(first, stop)
+        data = VertexData(
             features=_rows(store, f"features/{features}"),
             labels=_rows(store, "y") if "y" in store.names else None,
             original_ids=MappedRows("original_ids", original, torch.int64, first) if renumbered else None,
-            mesh=self._mesh,
-            telemetry=self.telemetry,
-            num_neighbors=list(num_neighbors),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            deterministic=deterministic,
+            factors=gcn_factors(own) if gcn_norm else None,
         )
+        common: dict[str, Any] = {
+            "sampler": make_sampler(own, original, self._mesh.device),
+            "targets": targets,
+            "data": data,
+            "mesh": self._mesh,
+            "telemetry": self.telemetry,
+            "num_neighbors": list(num_neighbors),
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+        }
+        self._strategy: Strategy
+        if strategy == "data":
+            self._strategy = DataStrategy(**common)
+        else:
+            self._strategy = SplitStrategy(**common, ownership=self._ownership, deterministic=deterministic)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
         self._iterators = 0
@@ -139,15 +154,17 @@ class NeighborLoader:
             if isinstance(store, MemoryStore) and store.unused:
                 sys.stderr.write(f"gsplit: not in the mini-batches: {', '.join(store.unused)}\n")
 
-    def _check_range(self, store: Store | MemoryStore) -> tuple[int, int]:
-        if self._ownership.num_ranks != self._mesh.size or self._ownership.num_vertices != store.num_vertices:
-            expected = f"{self._mesh.size} ranges over {store.num_vertices} vertices"
+    def _check_range(self, store: Store | MemoryStore, *, whole: bool) -> tuple[int, int]:
+        """The vertices this rank samples: those it owns, or all of them."""
+        ranks = self._mesh.num_splits
+        if self._ownership.num_ranks != ranks or self._ownership.num_vertices != store.num_vertices:
+            expected = f"{ranks} ranges over {store.num_vertices} vertices"
             got = f"{self._ownership.num_ranks} over {self._ownership.num_vertices}"
             raise InputError(explain("ownership", expected, got, "make it for this graph and mesh"))
-        first, stop = self._ownership.range_of(self._mesh.rank)
+        first, stop = (0, store.num_vertices) if whole else self._ownership.range_of(self._mesh.split_rank)
         low, high = store.vertex_range
         if not low <= first <= stop <= high:
-            fix = "give this rank the store that holds its vertices"
+            fix = "open the whole store" if whole else "give this rank the store that holds its vertices"
             raise InputError(
                 explain(f"rank {self._mesh.rank}", f"vertices {first}..{stop}", f"a share {low}..{high}", fix)
             )
@@ -219,9 +236,9 @@ def _check_options(
         )
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
-    if strategy != "split":
-        fix = "use strategy='split'" + ("; this one is planned" if strategy in _PLANNED_STRATEGIES else "")
-        raise InputError(explain("strategy", "'split', the only one built so far", repr(strategy), fix))
+    if strategy not in STRATEGIES:
+        fix = "use one of these" + ("; this one is planned" if strategy in _PLANNED_STRATEGIES else "")
+        raise InputError(explain("strategy", " or ".join(map(repr, STRATEGIES)), repr(strategy), fix))
     if sampler != "uniform":
         fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
         raise InputError(explain("sampler", "'uniform', the only one built so far", repr(sampler), fix))

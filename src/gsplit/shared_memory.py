@@ -77,9 +77,13 @@ class SharedComm:
         """See ``Comm``."""
         return self._group.exchange_counts(call, counts)
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> None:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
         """See ``Comm``."""
-        self._group.all_reduce(call, tensor)
+        return self._group.all_reduce(call, tensor)
+
+    def broadcast(self, call: Call, tensor: Tensor) -> None:
+        """See ``Comm``."""
+        self._group.broadcast(call, tensor)
 
     def gather_text(self, call: Call, text: str) -> list[str]:
         """See ``Comm``."""
@@ -174,7 +178,9 @@ def share_memory(groups: list[GroupComm]) -> list[Comm]:
     offers = [json.loads(text) for text in first.gather_text(Call("offer shared memory"), json.dumps(offer))]
     fine = fine and all(_can_open(offer, other) for other in offers)
     verdict = torch.tensor([0 if fine else 1])
-    first.all_reduce(Call("compare shared memory"), verdict)  # also: nobody closes a probe before all have looked
+    first.all_reduce(
+        Call("compare shared memory"), verdict
+    ).wait()  # also: nobody closes a probe before all have looked
     if offer:
         os.close(probe.descriptor)
     return [SharedComm(group) for group in groups] if int(verdict) == 0 else list(groups)

@@ -26,7 +26,7 @@ from gsplit.buffers import BufferPool
 from gsplit.comm import Call, Comm
 from gsplit.rows import has_kernels, merge_gradient, spread_rows
 
-__all__ = ["merge_gradients", "shuffle", "spread"]
+__all__ = ["keep_prefix", "merge_gradients", "shuffle", "spread"]
 
 
 def spread(h: Tensor, index: ShuffleIndex, leaving: Tensor, pool: BufferPool) -> Tensor:
@@ -96,10 +96,39 @@ class _Shuffle(torch.autograd.Function):
         return g, None, None, None, None, None
 
 
+class _KeepPrefix(torch.autograd.Function):
+    """The shuffle where nothing travels: h -> (h, h[:num_dst]) without a copy. Backward: g_mixed + [g_dst | 0]."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.num_dst, ctx.shape = num_dst, h.shape
+        return h.detach(), h.detach()[:num_dst]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_mixed: Tensor | None, g_dst: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g_dst is None:
+            return g_mixed, None
+        g = g_dst.new_zeros(ctx.shape) if g_mixed is None else g_mixed.clone()
+        g[: ctx.num_dst] += g_dst
+        return g, None
+
+
+def keep_prefix(h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    """``(h, h[:num_dst])`` whose backward makes no zero-filled temporary; the mixed frontier is ``h`` itself."""
+    if not h.requires_grad:
+        return h, h[:num_dst]
+    h_mixed, h_dst = _KeepPrefix.apply(h, num_dst)  # type: ignore[no-untyped-call]
+    return h_mixed, h_dst
+
+
 def shuffle(
     h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool, *, deterministic: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Make the mixed tensor of a layer from this rank's rows; returns ``(h_mixed, h_dst)``. Every rank calls it."""
     assert h.size(0) == index.num_local, (h.shape, index.num_local)
+    if comm.size == 1:
+        return keep_prefix(h, index.num_dst)
     h_mixed, h_dst = _Shuffle.apply(h, index, comm, call, pool, deterministic)  # type: ignore[no-untyped-call]
     return h_mixed, h_dst

@@ -110,7 +110,7 @@ def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
                 c = torch.randn(dst.shape, generator=g, dtype=torch.float64)
                 (grad,) = torch.autograd.grad([mixed, dst], [h], [b, c])
                 pair = torch.stack([(mixed * b).sum() + (dst * c).sum(), (h * grad).sum()]).detach()
-                mesh.gradients.all_reduce(Call("sum"), pair)
+                mesh.gradients.all_reduce(Call("sum"), pair).wait()
                 out.append((float(pair[0]), float(pair[1])))
             for dtype in (torch.float32, torch.bfloat16):
                 rows = torch.randn(index.num_local, 2).to(dtype)
@@ -157,7 +157,7 @@ def train_by_hand(mesh: Mesh, cases: list[Case]) -> list[Any]:
                 grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
                 assert len(grads) == len(list(model.parameters()))
                 for grad in grads:
-                    mesh.gradients.all_reduce(Call("gradient"), grad)
+                    mesh.gradients.all_reduce(Call("gradient"), grad).wait()
                 rows = dict(zip(batch.n_id[: batch.batch_size].tolist(), result.detach().tolist(), strict=True))
                 out.append(
                     {"rows": rows, "loss": float(loss.detach()), "grads": [(g / mesh.size).tolist() for g in grads]}
@@ -169,13 +169,14 @@ def count_exchanges(mesh: Mesh, case: Case) -> dict[str, list[str]]:
     """The collectives of one whole training step, by group."""
     loader = loader_of(mesh, case)
     model = ByHand("sage").double()
-    for comm in (mesh.loading, mesh.shuffles):
+    for comm in (mesh.loading, mesh.shuffles, mesh.world):
         comm.ledger.clear()
     batch = loader.make_batch(0, 0)
     batch.sum(model(batch).sum(dim=1)).backward()
     return {
         "loading": [str(entry.call) for entry in mesh.loading.ledger],
         "shuffles": [str(entry.call) for entry in mesh.shuffles.ledger],
+        "world": [str(entry.call) for entry in mesh.world.ledger],
     }
 
 
@@ -196,7 +197,7 @@ def fail_on_one(mesh: Mesh, how: str) -> None:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
-    mesh.shuffles.all_reduce(Call("wait", 3, 2), torch.zeros(1))
+    mesh.shuffles.all_reduce(Call("wait", 3, 2), torch.zeros(1)).wait()
 
 
 def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def exchange_many(mesh: Mesh, count: int) -> int:
 
 def refuse_sharing(mesh: Mesh) -> str:
     """Rank 1 offers a segment that does not exist: all ranks stay with the process group."""
-    groups = [comm._group for comm in (mesh.shuffles, mesh.gradients)]  # type: ignore[attr-defined]
+    groups = [comm._group for comm in (mesh.shuffles, mesh.loading)]  # type: ignore[attr-defined]
     if mesh.rank == 1:
         shared_memory._boot = lambda: "another host"
     return type(shared_memory.share_memory(groups)[0]).__name__

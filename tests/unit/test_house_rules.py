@@ -40,6 +40,7 @@ def test_public_names() -> None:
         "open",
         "Store",
         "NeighborLoader",
+        "parallelize",
         "Ownership",
         "from_pyg",
         "to_pyg",

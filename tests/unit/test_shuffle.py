@@ -98,7 +98,8 @@ def test_one_rank(dtype: torch.dtype, num_local: int, num_dst: int, deterministi
     want[:num_dst] += b
     assert h.grad is not None
     assert torch.equal(h.grad, want)
-    assert [entry.call.name for entry in comm.ledger] == ["shuffle", "shuffle backward"]
+    assert not comm.ledger  # nothing travels
+    assert num_local == 0 or mixed.data_ptr() == h.data_ptr()  # and nothing is copied
 
 
 def test_either_output_may_go_unused() -> None:

@@ -24,6 +24,7 @@ class _Domain(IntEnum):
 
     TARGETS = 0
     NEIGHBORS = 1
+    DROPOUT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class StepKey:
     def layer(self, layer: int) -> int:
         """The key of the neighbours drawn at one layer."""
         return scalar.mix(self.seed, _Domain.NEIGHBORS, self.epoch, self.step, layer)
+
+    def dropout(self, call: int) -> int:
+        """The key of the masks of one dropout call within the step."""
+        return scalar.mix(self.seed, _Domain.DROPOUT, self.epoch, self.step, call)
 
 
 def target_order(

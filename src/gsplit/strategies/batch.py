@@ -1,13 +1,14 @@
 """A mini-batch as the training loop sees it on one rank: input rows, labels, and the collectives of one step.
 
-``x`` is the mixed input tensor of layer 0, exchanged already. A hand-written model does, for layer l above 0,
-``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``; rows of the last output are this
+``x`` is the mixed input tensor of layer 0, exchanged already. A model wrapped by ``gsplit.parallelize`` takes
+``(batch.x, batch.edge_index)``. A model written against the batch does, for every layer l,
+``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``. Rows of the last output are this
 rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are collectives: every rank calls them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,37 +19,11 @@ from gsplit.buffers import BufferPool
 from gsplit.comm import Call, Comm
 from gsplit.errors import InputError, explain
 from gsplit.sampling.minibatch import StepKey
-from gsplit.shuffle import shuffle
+from gsplit.shuffle import keep_prefix, shuffle
+from gsplit.strategies.handles import EdgeHandle, WeightHandle
 from gsplit.telemetry import Telemetry
 
-__all__ = ["Batch", "EdgeHandle"]
-
-
-class EdgeHandle:
-    """Stands where PyG models expect ``edge_index`` and carries the batch's blocks. It is not a tensor."""
-
-    def __init__(self, blocks: tuple[Block, ...]) -> None:
-        self.blocks = blocks
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        name = getattr(function, "__name__", str(function))
-        raise InputError(
-            explain(f"torch.{name}", "a tensor of edges", "batch.edge_index, which holds one block per layer", _FIX)
-        )
-
-    def _refuse(self, *args: object) -> NoReturn:
-        raise InputError(explain("batch.edge_index", "no tensor operation", "one", _FIX))
-
-    __iter__ = __getitem__ = __len__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = __bool__ = _refuse
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise InputError(explain(f"batch.edge_index.{name}", "no tensor operation", "one", _FIX))
-
-
-_FIX = "use batch.blocks[l].edge_index() with batch.shuffle(l, h), one block per layer"
+__all__ = ["Batch"]
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -58,7 +33,7 @@ class _GlobalSum(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, comm: Comm, call: Call) -> Tensor:
         ctx.shape, ctx.size = values.shape, comm.size
         total = values.sum()
-        comm.all_reduce(call, total)
+        comm.all_reduce(call, total).wait()
         return total
 
     @staticmethod
@@ -77,7 +52,8 @@ class Batch:
     """One rank's share of a mini-batch.
 
     ``n_id`` names this rank's own input rows, which are the first rows of ``x``; rows received from others follow
-    them in ``x``.
+    them in ``x``. ``comm`` are the ranks that exchange rows of this batch, ``world`` all that share the mini-batch.
+    ``scales`` are the factors of GCN's normalisation, one for every mixed row of every layer, if they were asked for.
     """
 
     x: Tensor
@@ -89,9 +65,12 @@ class Batch:
     global_batch_size: int
     key: StepKey
     comm: Comm
+    world: Comm
+    strategy: str
     telemetry: Telemetry
     pool: BufferPool
     deterministic: bool = False
+    scales: tuple[Tensor, ...] | None = None
 
     @property
     def num_layers(self) -> int:
@@ -108,7 +87,30 @@ class Batch:
     @property
     def edge_index(self) -> EdgeHandle:
         """What a wrapped PyG model takes in place of an edge tensor."""
-        return EdgeHandle(self.blocks)
+        return EdgeHandle(self)
+
+    @property
+    def edge_weight(self) -> WeightHandle:
+        """What a wrapped GCN takes in place of edge weights: its normalisation by the whole graph's degrees."""
+        if self.scales is None:
+            fix = "make the loader with NeighborLoader(..., gcn_norm=True)"
+            raise InputError(explain("batch.edge_weight", "GCN's normalisation", "none", fix))
+        return WeightHandle(self)
+
+    @property
+    def each_vertex_once(self) -> bool:
+        """Whether no vertex of the mini-batch is computed on two ranks: what BatchNorm needs."""
+        return self.comm.size == self.world.size
+
+    def mixed_ids(self, layer: int) -> Tensor:
+        """Original ids of the rows of a layer's mixed frontier. A collective."""
+        index = self.indices[layer]
+        own = self.n_id[: index.num_local]
+        ids = torch.cat([own, own.new_empty(index.num_received)])
+        call = Call("exchange mixed ids", self.key.step, layer)
+        leaving, arriving = own[index.send_rows], ids[index.num_local :]
+        self.comm.exchange(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
+        return ids
 
     def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already."""
@@ -118,10 +120,10 @@ class Batch:
         index = self.indices[layer]
         self._refuse_input_gradients()
         if layer == 0:
-            if h is not self.x:
-                fix = "pass batch.x itself; stored features carry no gradient"
-                raise InputError(explain("batch.shuffle(0, h)", "batch.x", "another tensor", fix))
-            return h, h[: index.num_dst]
+            if h.dim() < 2 or h.size(0) != index.num_mixed:
+                fix = "pass batch.x, or what a row-wise encoder made of it"
+                raise InputError(explain("h at layer 0", f"[{index.num_mixed}, ...]", list(h.shape), fix))
+            return keep_prefix(h, index.num_dst)
         if h.dim() < 2 or h.size(0) != index.num_local:
             fix = "pass the output of the layer below, one row per destination"
             raise InputError(explain(f"h at layer {layer}", f"[{index.num_local}, ...]", list(h.shape), fix))
@@ -146,7 +148,7 @@ class Batch:
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the whole mini-batch of one value per target, the same on every rank. A collective."""
         self._check_rows(values)
-        return _global_sum(values, self.comm, Call("sum", self.key.step))
+        return _global_sum(values, self.world, Call("sum", self.key.step))
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the whole mini-batch of one value per target, the same on every rank. A collective.
@@ -154,7 +156,7 @@ class Batch:
         Its gradient is right when parameter gradients are then AVERAGED over the ranks.
         """
         self._check_rows(values)
-        return _global_sum(values, self.comm, Call("mean", self.key.step)) / self.global_batch_size
+        return _global_sum(values, self.world, Call("mean", self.key.step)) / self.global_batch_size
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device."""
@@ -170,4 +172,5 @@ class Batch:
             n_id=move(self.n_id),
             blocks=tuple(move(block) for block in self.blocks),
             indices=tuple(move(index) for index in self.indices),
+            scales=None if self.scales is None else tuple(move(scale) for scale in self.scales),
         )

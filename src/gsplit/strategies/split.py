@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from gsplit.blocks import ShuffleIndex
 from gsplit.buffers import BufferPool
 from gsplit.comm import Call
-from gsplit.features.mapped import MappedRows
 from gsplit.mesh import Mesh
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
@@ -13,98 +13,98 @@ from gsplit.sampling.protocol import LayerSampler
 from gsplit.split import Split, split_minibatch
 from gsplit.strategies.batch import Batch
 from gsplit.strategies.targets import OwnTargets
+from gsplit.strategies.vertex_data import VertexData
 from gsplit.telemetry import Telemetry
 
-__all__ = ["SplitStrategy"]
+__all__ = ["SplitMaker", "SplitStrategy"]
 
 
-class SplitStrategy:
-    """See ``protocol.Strategy``. Everything it holds is of the size of the rank's range or of a batch (law 6)."""
+class SplitMaker:
+    """Turns this rank's targets of a step into its batch; the ranks of a replica do so together."""
 
     def __init__(
         self,
         *,
         sampler: LayerSampler,
         ownership: Ownership,
-        targets: OwnTargets,
-        features: MappedRows,
-        labels: MappedRows | None,
-        original_ids: MappedRows | None,
+        data: VertexData,
         mesh: Mesh,
         telemetry: Telemetry,
         num_neighbors: list[int],
-        batch_size: int,
-        shuffle: bool,
         deterministic: bool,
     ) -> None:
-        self._sampler, self._ownership, self._targets = sampler, ownership, targets
-        self._features, self._labels, self._original_ids = features, labels, original_ids
+        self._sampler, self._ownership, self._data = sampler, ownership, data
         self._mesh, self._telemetry = mesh, telemetry
-        self._num_neighbors, self._batch_size = num_neighbors, batch_size
-        self._shuffle, self._deterministic = shuffle, deterministic
+        self._num_neighbors, self._deterministic = num_neighbors, deterministic
         self._pool = BufferPool(mesh.device)
 
-    @property
-    def num_targets(self) -> int:
-        """Targets of an epoch, over all ranks."""
-        return self._targets.num_targets
-
-    def make_batch(self, key: StepKey) -> Batch:
-        """Sample, exchange and load one step. A collective: every rank makes every step."""
-        telemetry = self._telemetry
-        targets = self._targets.of_step(key.seed, key.epoch, key.step, self._batch_size, shuffle=self._shuffle)
+    def make(self, targets: Tensor, key: StepKey, global_batch_size: int) -> Batch:
+        """Sample, exchange and load. A collective: every rank of the replica makes every step."""
+        mesh, data = self._mesh, self._data
         split = split_minibatch(
             self._sampler,
-            targets.to(self._mesh.device),
+            targets.to(mesh.device),
             self._num_neighbors,
             key,
             self._ownership,
-            self._mesh.loading,
-            telemetry,
+            mesh.loading,
+            self._telemetry,
         )
         x = self._load(split, key)
         self._count(split, x)
-        first = key.step * self._batch_size
         return Batch(
             x=x,
-            labels=None if self._labels is None else self._labels.take(targets).to(self._mesh.device),
-            n_id=split.input_ids
-            if self._original_ids is None
-            else self._original_ids.take(split.input_ids).to(self._mesh.device),
+            labels=data.take_labels(targets, mesh.device),
+            n_id=data.name(split.input_ids, mesh.device),
             blocks=tuple(layer.block for layer in split.layers),
             indices=tuple(layer.index for layer in split.layers),
             batch_size=split.num_targets,
-            global_batch_size=min(first + self._batch_size, self.num_targets) - first,
+            global_batch_size=global_batch_size,
             key=key,
-            comm=self._mesh.shuffles,
-            telemetry=telemetry,
+            comm=mesh.shuffles,
+            world=mesh.world,
+            strategy="split",
+            telemetry=self._telemetry,
             pool=self._pool,
             deterministic=self._deterministic,
+            scales=self._scales(split, key, x.dtype),
         )
 
     def _load(self, split: Split, key: StepKey) -> Tensor:
         """Own input rows read straight into the mixed tensor, foreign ones received into its tail."""
-        index = split.layers[0].index
-        x = self._pool.lend((index.num_mixed, *self._features.row_shape), self._features.dtype)
-        own = x[: index.num_local]
+        features, index = self._data.features, split.layers[0].index
+        x = self._pool.lend((index.num_mixed, *features.row_shape), features.dtype)
         with self._telemetry.span("load_features"):
-            if x.device.type == "cpu":
-                self._features.read(split.input_ids, own)
-            else:
-                own.copy_(self._features.take(split.input_ids))
+            self._data.read_features(split.input_ids, x[: index.num_local])
         with self._telemetry.span("exchange_features"):  # all ranks: once per step
-            rows = self._mesh.loading.outgoing((index.num_sent, *self._features.row_shape), x.dtype)
-            torch.index_select(own, 0, index.send_rows, out=rows)
-            call = Call("exchange features", key.step, 0)
-            tail = x[index.num_local :]
-            self._mesh.loading.exchange(call, tail, rows, index.recv_counts, index.send_counts).wait()
+            self._fill_tail(x, index, Call("exchange features", key.step, 0))
         return x
+
+    def _fill_tail(self, mixed: Tensor, index: ShuffleIndex, call: Call) -> None:
+        """Receive the rows of other ranks behind the own ones."""
+        rows = self._mesh.loading.outgoing((index.num_sent, *mixed.shape[1:]), mixed.dtype)
+        torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
+        tail = mixed[index.num_local :]
+        self._mesh.loading.exchange(call, tail, rows, index.recv_counts, index.send_counts).wait()
+
+    def _scales(self, split: Split, key: StepKey, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
+        """GCN's factor of every mixed row of every layer; local frontiers are prefixes of the lowest one."""
+        if self._data.factors is None:
+            return None
+        own = self._data.factors.take(split.input_ids).to(self._mesh.device, dtype)
+        scales = []
+        for layer, part in enumerate(split.layers):  # all ranks: one exchange per layer, if the loader was made so
+            mixed = own.new_empty(part.index.num_mixed)
+            mixed[: part.index.num_local] = own[: part.index.num_local]
+            self._fill_tail(mixed, part.index, Call("exchange factors", key.step, layer))
+            scales.append(mixed)
+        return tuple(scales)
 
     def _count(self, split: Split, x: Tensor) -> None:
         telemetry = self._telemetry
-        telemetry.count("targets", split.num_targets)
-        telemetry.count("input_rows", split.layers[0].index.num_local)
         index = split.layers[0].index
+        telemetry.count("targets", split.num_targets)
+        telemetry.count("input_rows", index.num_local)
         telemetry.count("rows_loaded", index.num_local)
         telemetry.count("bytes_sent", index.num_sent * x[:1].nbytes)
         telemetry.count("bytes_received", index.num_received * x[:1].nbytes)
@@ -116,5 +116,51 @@ class SplitStrategy:
         telemetry.peak("batch_bytes", sum(array.nbytes for array in arrays))
         telemetry.peak("largest_batch_array_bytes", max(array.nbytes for array in arrays))
         telemetry.peak("sampler_bytes", self._sampler.num_bytes)
-        telemetry.peak("targets_bytes", self._targets.num_bytes)
-        telemetry.peak("largest_range_array_bytes", max(self._sampler.num_range_bytes, self._targets.largest_bytes))
+
+
+class SplitStrategy:
+    """See ``protocol.Strategy``. Everything it holds is of the size of the rank's range or of a batch (law 6)."""
+
+    def __init__(
+        self,
+        *,
+        sampler: LayerSampler,
+        ownership: Ownership,
+        targets: OwnTargets,
+        data: VertexData,
+        mesh: Mesh,
+        telemetry: Telemetry,
+        num_neighbors: list[int],
+        batch_size: int,
+        shuffle: bool,
+        deterministic: bool,
+    ) -> None:
+        self._maker = SplitMaker(
+            sampler=sampler,
+            ownership=ownership,
+            data=data,
+            mesh=mesh,
+            telemetry=telemetry,
+            num_neighbors=num_neighbors,
+            deterministic=deterministic,
+        )
+        self._sampler, self._targets, self._telemetry = sampler, targets, telemetry
+        self._cut = (mesh.replica, mesh.num_replicas)
+        self._batch_size, self._shuffle = batch_size, shuffle
+
+    @property
+    def num_targets(self) -> int:
+        """Targets of an epoch, over all ranks."""
+        return self._targets.num_targets
+
+    def make_batch(self, key: StepKey) -> Batch:
+        """Sample, exchange and load one step. A collective: every rank makes every step.
+
+        With several replicas each takes a strided cut of the mini-batch's targets, and splits that.
+        """
+        targets, size = self._targets, self._batch_size
+        own = targets.of_step(key.seed, key.epoch, key.step, size, shuffle=self._shuffle, cut=self._cut)
+        self._telemetry.peak("targets_bytes", targets.num_bytes)
+        range_bytes = max(self._sampler.num_range_bytes, targets.largest_bytes)
+        self._telemetry.peak("largest_range_array_bytes", range_bytes)
+        return self._maker.make(own, key, targets.size_of_step(key.step, size))

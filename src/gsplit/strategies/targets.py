@@ -36,15 +36,25 @@ class OwnTargets:
         """The largest single array held."""
         return max(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))
 
-    def of_step(self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool) -> Tensor:
-        """This rank's targets of a step, in the order of their turns."""
+    def of_step(
+        self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, cut: tuple[int, int] = (0, 1)
+    ) -> Tensor:
+        """This rank's targets of a step, in the order of their turns.
+
+        ``cut = (first, stride)`` keeps those whose turn within the mini-batch is first, first + stride, and so on.
+        """
         if self._epoch != (seed, epoch, shuffle):
             turns = target_order(self._positions, self.num_targets, seed, epoch, shuffle=shuffle)
             order = np.argsort(turns)
             self._turns, self._ordered = turns[order], self._ids[order]
             self._epoch = (seed, epoch, shuffle)
         first, stop = np.searchsorted(self._turns, [step * batch_size, (step + 1) * batch_size])
-        return torch.from_numpy(self._ordered[first:stop].copy())
+        kept = (self._turns[first:stop] - step * batch_size) % cut[1] == cut[0]
+        return torch.from_numpy(self._ordered[first:stop][kept])
+
+    def size_of_step(self, step: int, batch_size: int) -> int:
+        """Targets of a step over all ranks: the last mini-batch of an epoch may be smaller."""
+        return min((step + 1) * batch_size, self.num_targets) - step * batch_size
 
 
 def own_of_stored(targets: Ids, first: int, stop: int) -> OwnTargets:

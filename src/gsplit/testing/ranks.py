@@ -39,7 +39,7 @@ def _run(
     program: Callable[..., Any],
     args: tuple[Any, ...],
     environment: dict[str, str],
-    shared_memory: bool,
+    options: dict[str, Any],
     pipe: Connection,
 ) -> None:
     import torch
@@ -47,7 +47,7 @@ def _run(
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        mesh = init("cpu", timeout_s=60.0, shared_memory=shared_memory)
+        mesh = init("cpu", timeout_s=60.0, **options)
         result = program(mesh, *args)
     except BaseException as error:
         pipe.send((False, (isinstance(error, CommError), traceback.format_exc())))
@@ -58,13 +58,19 @@ def _run(
 
 
 def run_ranks(
-    program: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 100.0, shared_memory: bool = True
+    program: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 100.0,
+    replicas: int = 1,
+    shared_memory: bool = True,
 ) -> list[Any]:
     """Run ``program(mesh, *args)`` on every rank; the results in rank order.
 
     ``program`` is a function of a module that can be imported. Its result and arguments are sent between processes.
     """
     context = multiprocessing.get_context("spawn")
+    options = {"replicas": replicas, "shared_memory": shared_memory}
     shared = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
     os.environ["OMP_NUM_THREADS"] = "1"  # read when a child imports torch
@@ -75,7 +81,7 @@ def run_ranks(
             ours, theirs = context.Pipe(duplex=False)
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process: BaseProcess = context.Process(
-                target=_run, args=(program, args, environment, shared_memory, theirs), daemon=True
+                target=_run, args=(program, args, environment, options, theirs), daemon=True
             )
             process.start()
             theirs.close()

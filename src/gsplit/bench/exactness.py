@@ -1,0 +1,213 @@
+"""Same answer everywhere (law 2), measured: every model, strategy, mesh and ownership against one process.
+
+Each case trains a small model in float64 for a few steps of Adam on one process and on W real ranks, and compares the
+outputs of every target in every step, the gradient of every parameter in every step and the weights at the end.
+``gsplit bench exactness`` runs the whole matrix; the tests run a covering part of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn import Module
+from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphConv, GraphSAGE, TransformerConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from gsplit.loader import NeighborLoader
+from gsplit.mesh import Mesh, solo_mesh
+from gsplit.nn.parallelize import parallelize
+from gsplit.ownership import Ownership
+from gsplit.progress import Progress, silent
+from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.testing import run_ranks
+
+__all__ = ["MESHES", "MODELS", "Case", "all_cases", "compare", "run_exactness", "train_cases"]
+
+MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn")
+OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1")
+MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
+"""Replicas and splits."""
+STEPS, BATCH, VERTICES, WIDTH, CLASSES = 5, 12, 90, 6, 5
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one graph, and how it is run."""
+
+    model: str
+    strategy: str
+    ownership: str
+    dropout: float
+    jk: str | None
+    norm: str | None
+
+
+class Transformer(BasicGNN):  # type: ignore[misc]
+    """TransformerConv as a model of PyG's family."""
+
+    supports_edge_weight = supports_edge_attr = False
+
+    def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
+        """One layer."""
+        conv: Module = TransformerConv(in_channels, out_channels // 2 or 1, heads=2, dropout=self.dropout.p, **kwargs)
+        return conv if out_channels % 2 == 0 else TransformerConv(in_channels, out_channels, dropout=self.dropout.p)
+
+
+class Graphs(BasicGNN):  # type: ignore[misc]
+    """GraphConv as a model of PyG's family."""
+
+    supports_edge_weight = supports_edge_attr = False
+
+    def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
+        """One layer."""
+        conv: Module = GraphConv(in_channels, out_channels, **kwargs)
+        return conv
+
+
+def make_model(case: Case) -> Module:
+    """The case's model, three layers, in float64."""
+    torch.manual_seed(0)
+    sizes = {"in_channels": WIDTH, "hidden_channels": 8, "num_layers": 3, "out_channels": CLASSES}
+    common: dict[str, Any] = {**sizes, "dropout": case.dropout, "jk": case.jk, "norm": case.norm}
+    pna = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"], "deg": torch.arange(1, 6)}
+    model: Module = {
+        "sage": lambda: GraphSAGE(**common),
+        "sage_max": lambda: GraphSAGE(**common, aggr="max"),
+        "gat": lambda: GAT(**common, heads=2 if case.jk else 1),
+        "gatv2": lambda: GAT(**common, v2=True),
+        "gin": lambda: GIN(**common),
+        "pna": lambda: PNA(**common, **pna),
+        "transformer": lambda: Transformer(**common),
+        "graphconv": lambda: Graphs(**common),
+        "edgecnn": lambda: EdgeCNN(**common),
+        "gcn": lambda: GCN(**common, normalize=False),
+    }[case.model]()  # type: ignore[no-untyped-call]
+    return model.double()
+
+
+def _store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership]:
+    """A small graph with hubs, self-loops, duplicates and isolated vertices, renumbered at random."""
+    rng = np.random.default_rng(7)
+    n, edges = VERTICES, 6 * VERTICES
+    src, dst = (n * rng.random(edges) ** 2).astype(np.int64), (n * rng.random(edges) ** 1.5).astype(np.int64)
+    src[: n // 9] = dst[: n // 9]  # self-loops
+    order = rng.permutation(n)
+    cuts = (0, *sorted(rng.integers(1, n, num_splits - 1).tolist()), n)
+    if ownership == "all on rank 0":
+        cuts = (0, *[n] * num_splits)
+    targets = rng.permutation(n)
+    if ownership == "no targets on rank 1" and num_splits > 1:
+        targets = targets[(order[targets] < cuts[1]) | (order[targets] >= cuts[2])]
+    targets = targets[: STEPS * BATCH - 3]
+    targets = targets[: targets.size - (targets.size % BATCH == 1)]  # batch norm needs two rows
+    arrays = {"features/x": (rng.normal(size=(n, WIDTH)), "float64"), "y": (rng.integers(0, CLASSES, n), "int64")}
+    store = renumbered_store(src, dst, order, arrays, {"train": targets})
+    return MemoryStore(store.graph, [0, n], store.arrays, store.dtypes), Ownership(cuts)
+
+
+def train_cases(mesh: Mesh, cases: list[Case], num_splits: int) -> list[dict[str, Any]]:
+    """Train every case on this mesh: outputs by original id, losses, gradients and last weights."""
+    return [_train(mesh, case, num_splits) for case in cases]
+
+
+def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
+    store, ownership = _store(case.ownership, num_splits)
+    model = parallelize(make_model(case), mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = NeighborLoader(
+        store,
+        [4, 3, -1],
+        "train",
+        BATCH,
+        strategy=case.strategy,
+        mesh=mesh,
+        seed=3,
+        ownership=ownership if mesh.size > 1 else None,
+        gcn_norm=case.model == "gcn",
+        quiet=True,
+    )
+    outputs: list[dict[int, Any]] = []
+    losses: list[float] = []
+    gradients: list[list[Any]] = []
+    while len(losses) < STEPS:
+        for batch in loader:
+            weights = {"edge_weight": batch.edge_weight} if case.model == "gcn" else {}
+            out = model(batch.x, batch.edge_index, **weights)
+            loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
+            loss.backward()
+            ids = batch.n_id[: batch.batch_size].tolist()
+            outputs.append(dict(zip(ids, out.detach().numpy().copy(), strict=True)))
+            losses.append(float(loss.detach()))
+            gradients.append([None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+            if len(losses) == STEPS:
+                break
+    state = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    return {"outputs": outputs, "losses": losses, "gradients": gradients, "state": state}
+
+
+def _distance(a: Any, b: Any) -> float:
+    if a is None or b is None:
+        return 0.0 if a is b else float("inf")
+    return float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0.0))
+
+
+def compare(one: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """The largest differences between one process and all ranks; infinite if something is missing."""
+    worst = {"output": 0.0, "loss": 0.0, "gradient": 0.0, "weights": 0.0}
+    for step, want in enumerate(one["outputs"]):
+        seen: dict[int, Any] = {}
+        for rank in ranks:
+            if seen.keys() & rank["outputs"][step].keys():
+                worst["output"] = float("inf")  # a target computed twice
+            seen |= rank["outputs"][step]
+        if seen.keys() != want.keys():
+            worst["output"] = float("inf")
+            continue
+        worst["output"] = max(worst["output"], *(_distance(seen[v], row) for v, row in want.items()))
+    for rank in ranks:
+        worst["loss"] = max(worst["loss"], _distance(rank["losses"], one["losses"]))
+        for got, want in zip(rank["gradients"], one["gradients"], strict=True):
+            worst["gradient"] = max(worst["gradient"], *(_distance(g, w) for g, w in zip(got, want, strict=True)))
+        assert rank["state"].keys() == one["state"].keys()
+        worst["weights"] = max(worst["weights"], *(_distance(rank["state"][k], w) for k, w in one["state"].items()))
+    return worst
+
+
+def all_cases(replicas: int, splits: int) -> Iterator[Case]:
+    """Every case that can run on a mesh: batch norm only where each vertex is computed once."""
+    alone = replicas * splits == 1
+    for model, strategy, dropout, jk, norm in product(
+        MODELS, ("split", "data"), (0.0, 0.5), (None, "max"), (None, "batch_norm")
+    ):
+        if norm is not None and not alone and (strategy == "data" or replicas > 1):
+            continue
+        for ownership in OWNERSHIPS if strategy == "split" and not alone else OWNERSHIPS[:1]:
+            yield Case(model, strategy, ownership, dropout, jk, norm)
+
+
+def run_exactness(meshes: list[tuple[int, int]], models: list[str], progress: Progress = silent) -> dict[str, Any]:
+    """The matrix on some meshes: a row per case with its largest differences, and whether all are within 1e-9."""
+    rows: list[dict[str, Any]] = []
+    for number, (replicas, splits) in enumerate(meshes):
+        progress("meshes", number, len(meshes))
+        cases = [case for case in all_cases(replicas, splits) if case.model in models]
+        many = run_ranks(train_cases, replicas * splits, cases, splits, replicas=replicas, timeout_s=3000.0)
+        for place, case in enumerate(cases):
+            worst = compare(_train(solo_mesh(), case, splits), [rank[place] for rank in many])
+            rows.append({"replicas": replicas, "splits": splits, **asdict(case), **worst})
+    progress("meshes", len(meshes), len(meshes))
+    worst_of = {key: max((row[key] for row in rows), default=0.0) for key in ("output", "loss", "gradient", "weights")}
+    return {
+        "cases": len(rows),
+        "tolerance": TOLERANCE,
+        "worst": worst_of,
+        "ok": max(worst_of.values()) <= TOLERANCE,
+        "rows": rows,
+    }

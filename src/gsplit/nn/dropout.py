@@ -1,0 +1,90 @@
+"""Dropout by key: the mask of an element is a hash of what it belongs to, so it is the same on any number of ranks.
+
+Element (row, column) of a call is dropped if 32 bits of a hash lie below p * 2**32. The hash is that of the row's key
+and of half the column's number; a row's key says which vertex, or which edge, the row is (``nn.step``). Two versions,
+bit for bit the same: compiled on the host, torch operations elsewhere. Nothing is kept for backward but the row keys.
+
+    forward:  out = x * mask / (1 - p)                    x, out: [rows, ...]
+    backward: g   = g_out * mask / (1 - p)                the mask is made again
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gsplit.jit import kernel
+from gsplit.keys import kernels_torch
+from gsplit.keys.kernels_numba import mix
+
+__all__ = ["keyed_dropout", "keyed_mask"]
+
+_HALF = 1 << 32
+_SHIFT, _LOW, _ONE = np.uint64(32), np.uint64(_HALF - 1), np.uint64(1)
+
+
+def keyed_mask(row_keys: Tensor, num_columns: int, p: float) -> Tensor:
+    """True where an element stays; [rows, columns]."""
+    pairs = torch.arange((num_columns + 1) // 2, device=row_keys.device)
+    words = kernels_torch.mix(row_keys.unsqueeze(1), pairs)
+    halves = torch.stack([(words >> 32) & (_HALF - 1), words & (_HALF - 1)], dim=2)
+    return halves.flatten(1)[:, :num_columns] >= int(p * _HALF)
+
+
+@kernel
+def _scale_kept(
+    x: npt.NDArray[Any], row_keys: npt.NDArray[np.uint64], threshold: np.uint64, scale: float, out: npt.NDArray[Any]
+) -> None:
+    columns = x.shape[1]
+    for row in range(x.shape[0]):
+        key, source, target = row_keys[row], x[row], out[row]
+        for pair in range(columns // 2):
+            word = mix(key, np.uint64(pair))
+            target[2 * pair] = source[2 * pair] * scale if word >> _SHIFT >= threshold else 0
+            target[2 * pair + 1] = source[2 * pair + 1] * scale if word & _LOW >= threshold else 0
+        if columns % 2:
+            word = mix(key, np.uint64(columns // 2))
+            target[columns - 1] = source[columns - 1] * scale if word >> _SHIFT >= threshold else 0
+
+
+def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
+    scale = 1.0 / (1.0 - p) if p < 1 else 0.0
+    flat = x.detach().reshape(x.size(0), -1) if x.numel() else x.detach()
+    if not x.numel():
+        return torch.empty_like(flat)
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        out = torch.empty(flat.shape, dtype=x.dtype)
+        keys = row_keys.numpy().view(np.uint64)
+        _scale_kept(
+            flat.contiguous().numpy(),
+            keys,
+            np.uint64(int(p * _HALF)),
+            x.numpy(force=True).dtype.type(scale),
+            out.numpy(),
+        )
+    else:
+        out = torch.where(keyed_mask(row_keys, flat.size(1), p), flat * scale, flat.new_zeros(()))
+    return out.view(x.shape)
+
+
+class _KeyedDropout(torch.autograd.Function):
+    """See the module."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, row_keys: Tensor, p: float) -> Tensor:
+        ctx.row_keys, ctx.p = row_keys, p
+        return _apply(x, row_keys, p)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return _apply(g, ctx.row_keys, ctx.p), None, None
+
+
+def keyed_dropout(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
+    """``x`` with elements dropped by key and the rest scaled; one key per row."""
+    out: Tensor = _KeyedDropout.apply(x, row_keys, p)  # type: ignore[no-untyped-call]
+    return out

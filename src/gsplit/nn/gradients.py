@@ -1,0 +1,156 @@
+"""Gradients averaged over all ranks while backward still runs.
+
+Parameters are put into buckets in the reverse of their order in the model, which is about the order in which backward
+reaches them. When all gradients of a bucket are there, its all-reduce starts; buckets start in the same order on every
+rank, and every rank starts every bucket in every backward (law 5), so nothing can pair wrongly. A parameter without a
+gradient on some ranks counts as zero there; one without a gradient on any rank keeps what it had.
+
+What is averaged is this backward's gradient, never what has accumulated in ``.grad``: that is put aside while
+backward runs and added afterwards.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from gsplit.comm import Call, Comm, Pending
+from gsplit.errors import InputError, explain
+
+__all__ = ["GradientAverage"]
+
+BUCKET_BYTES = 1 << 20
+"""Small enough that a model of a few MB, which is large for a GNN, has several."""
+
+
+class _Bucket:
+    """Parameters whose gradients travel together, and after them a flag for each: did it have one?"""
+
+    def __init__(self, parameters: list[Parameter]) -> None:
+        self.parameters = parameters
+        self.grads: dict[int, Tensor] = {}
+        self.flat: Tensor | None = None
+        self.work: Pending | None = None
+
+    @property
+    def complete(self) -> bool:
+        return len(self.grads) == len(self.parameters)
+
+    def start(self, comm: Comm, call: Call) -> None:
+        first = self.parameters[0]
+        flags = first.new_tensor([float(id(p) in self.grads) for p in self.parameters])
+        pieces = [
+            self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
+        ]
+        self.flat = torch.cat([*pieces, flags])
+        self.work = comm.all_reduce(call, self.flat)
+
+    def finish(self, size: int) -> list[tuple[Parameter, Tensor]]:
+        """The averaged gradients of all parameters that had one anywhere."""
+        assert self.work is not None and self.flat is not None
+        self.work.wait()
+        *pieces, flags = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters)])
+        present = flags.tolist()  # device sync: once per bucket
+        self.flat, self.work, self.grads = None, None, {}
+        return [
+            (p, piece.view_as(p).div_(size))
+            for p, piece, count in zip(self.parameters, pieces, present, strict=True)
+            if count > 0
+        ]
+
+
+class GradientAverage:
+    """Averages the gradients of some parameters after every backward that reaches them."""
+
+    def __init__(self, parameters: list[Parameter], comm: Comm) -> None:
+        for parameter in parameters:
+            if parameter.is_complex():
+                raise InputError(explain("parameters", "real numbers", "complex ones", "split them into two"))
+        self.parameters, self._comm = parameters, comm
+        self._buckets = [_Bucket(part) for part in _fill_buckets(parameters)]
+        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._aside: dict[int, Tensor | None] = {}
+        self._started, self._running, self._backwards = 0, False, 0
+        self._handles: list[RemovableHandle] = []
+        for parameter in parameters:
+            self._handles += [
+                parameter.register_hook(self._before(parameter)),  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._after),  # type: ignore[no-untyped-call]
+            ]
+
+    def detach(self) -> None:
+        """Leave the parameters alone from now on."""
+        for handle in self._handles:
+            handle.remove()
+
+    def recover(self) -> None:
+        """Forget a backward that failed half way: its gradients are gone, what had accumulated is put back."""
+        if not self._running:
+            return
+        for bucket in self._buckets:
+            bucket.grads, bucket.flat, bucket.work = {}, None, None
+        for parameter in self.parameters:
+            if id(parameter) in self._aside:
+                parameter.grad = self._aside[id(parameter)]
+        self._aside, self._running, self._started = {}, False, 0
+
+    def _before(self, parameter: Parameter) -> Any:
+        def put_aside(grad: Tensor) -> None:
+            if grad.layout != torch.strided:
+                fix = "use dense gradients (sparse=False)"
+                raise InputError(explain("gradient", "a dense tensor", str(grad.layout), fix))
+            if not self._running:
+                self._running = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            self._aside[id(parameter)] = parameter.grad
+            parameter.grad = None
+
+        return put_aside
+
+    def _after(self, parameter: Tensor) -> None:
+        """A parameter's whole gradient of this backward is there."""
+        assert parameter.grad is not None
+        bucket = self._bucket_of[id(parameter)]
+        bucket.grads[id(parameter)] = parameter.grad
+        parameter.grad = None
+        while self._started < len(self._buckets) and self._buckets[self._started].complete:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._started]
+        bucket.start(self._comm, Call("average gradients", self._backwards, self._started))
+        self._started += 1
+
+    def _finish(self) -> None:
+        """The end of backward: start what is left, wait for all, and add to what had accumulated."""
+        aside, self._aside, self._running = self._aside, {}, False
+        try:
+            if any(bucket.grads or bucket.work for bucket in self._buckets):  # not for torch.autograd.grad
+                while self._started < len(self._buckets):
+                    self._start_next()
+                for bucket in self._buckets:
+                    for parameter, average in bucket.finish(self._comm.size):
+                        before = aside.pop(id(parameter), parameter.grad)
+                        parameter.grad = average if before is None else before.add_(average)
+        finally:
+            self._started, self._backwards = 0, self._backwards + 1
+            for parameter in self.parameters:
+                if id(parameter) in aside:
+                    parameter.grad = aside[id(parameter)]
+
+
+def _fill_buckets(parameters: list[Parameter]) -> list[list[Parameter]]:
+    """Parameters in reverse order, a bucket for every element type and about BUCKET_BYTES."""
+    buckets: list[list[Parameter]] = []
+    fill: dict[Any, tuple[list[Parameter], int]] = {}
+    for parameter in reversed(parameters):
+        kind = (parameter.dtype, parameter.device)
+        bucket, size = fill.get(kind, ([], 0))
+        if not bucket or size + parameter.nbytes > BUCKET_BYTES:
+            bucket, size = [], 0
+            buckets.append(bucket)
+        bucket.append(parameter)
+        fill[kind] = (bucket, size + parameter.nbytes)
+    return buckets

@@ -1,0 +1,132 @@
+"""Averaged gradients without ranks: a comm of two equal ranks doubles every sum, so averages must equal plain ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Linear, Parameter
+
+from gsplit.comm import Call, Pending, SoloComm
+from gsplit.errors import InputError
+from gsplit.nn import gradients
+from gsplit.nn.gradients import GradientAverage
+
+
+class TwinComm(SoloComm):
+    """Two ranks that do the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+        tensor *= 2
+        return super().all_reduce(call, tensor)
+
+
+def _model() -> tuple[torch.nn.Sequential, TwinComm, GradientAverage]:
+    torch.manual_seed(0)
+    model, comm = torch.nn.Sequential(Linear(4, 8), Linear(8, 8), Linear(8, 2)).double(), TwinComm()
+    return model, comm, GradientAverage(list(model.parameters()), comm)
+
+
+def _plain(backwards: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Linear(4, 8), Linear(8, 8), Linear(8, 2)).double()
+    for number in range(backwards):
+        model(_x(number)).square().sum().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def _x(number: int) -> Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backwards", [1, 3])
+@pytest.mark.parametrize("bucket_bytes", [1, 300, 1 << 20])
+def test_accumulated_gradients_are_averaged_once(
+    backwards: int, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", bucket_bytes)
+    model, comm, _ = _model()
+    for number in range(backwards):
+        model(_x(number)).square().sum().backward()
+    for parameter, want in zip(model.parameters(), _plain(backwards), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad, want, atol=1e-14)
+    buckets = {1: 6, 300: 4, 1 << 20: 1}[bucket_bytes]
+    calls = [(entry.call.step, entry.call.layer) for entry in comm.ledger]
+    assert calls == [(number, bucket) for number in range(backwards) for bucket in range(buckets)]
+
+
+def test_buckets_start_while_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
+    model, comm, _ = _model()
+    started: list[int] = []
+    h = model[0](_x(0))
+    h.register_hook(lambda g: started.append(len(comm.ledger)))
+    model[2](model[1](h)).sum().backward()
+    assert started == [4]  # both parameters of the two upper layers were on their way
+
+
+def test_a_parameter_that_no_rank_used_keeps_what_it_had() -> None:
+    model: Any = _model()[0]
+    model[2](_x(0).repeat(1, 2)).sum().backward()
+    assert model[0].weight.grad is None
+    assert model[2].weight.grad is not None
+    kept = model[2].weight.grad.clone()
+    model[0](_x(0)).sum().backward()
+    assert torch.equal(model[2].weight.grad, kept)
+    assert model[0].weight.grad is not None
+
+
+def test_autograd_grad_leaves_accumulated_gradients_alone() -> None:
+    model, comm, _ = _model()
+    model(_x(0)).sum().backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    calls = len(comm.ledger)
+    torch.autograd.grad(model(_x(1)).sum(), list(model.parameters()))
+    assert [
+        torch.equal(a, b)
+        for a, b in zip(before, [p.grad for p in model.parameters() if p.grad is not None], strict=True)
+    ] == [True] * 6
+    assert len(comm.ledger) == calls
+
+
+def test_a_backward_that_fails_is_forgotten() -> None:
+    model, _, average = _model()
+    model(_x(0)).square().sum().backward()
+    h = model[0](_x(1))
+    h.register_hook(_fail)
+    with pytest.raises(RuntimeError, match="half way"):
+        model[2](model[1](h)).square().sum().backward()
+    average.recover()
+    for parameter, want in zip(model.parameters(), _plain(1), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad, want, atol=1e-14)
+    model.zero_grad()
+    model(_x(0)).square().sum().backward()
+    first = next(model.parameters()).grad
+    assert first is not None
+    assert torch.allclose(first, _plain(1)[0], atol=1e-14)
+
+
+def _fail(g: Tensor) -> None:
+    raise RuntimeError("half way")
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    with pytest.raises(InputError, match="parameters: expected real numbers"):
+        GradientAverage([Parameter(torch.ones(2, dtype=torch.complex64))], TwinComm())
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    GradientAverage(list(table.parameters()), TwinComm())
+    with pytest.raises(InputError, match="gradient: expected a dense tensor"):
+        table(torch.tensor([1])).sum().backward()
+
+
+def test_detached_parameters_are_left_alone() -> None:
+    model, comm, average = _model()
+    average.detach()
+    model(_x(0)).sum().backward()
+    assert not comm.ledger
