@@ -3,6 +3,7 @@
 A ``Telemetry`` collects while a step runs and closes it into one frozen record; records go to a JSONL file if one
 is given and the last of them stay at hand. Names are stable, because advice and results are computed from them.
 Rows, bytes and collectives are those of loading and forward; backward returns the same rows of the hidden layers.
+``forward`` contains ``shuffle``.
 """
 
 import json
@@ -15,9 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-__all__ = ["Counter", "Gauge", "Span", "StepRecord", "Telemetry"]
+__all__ = ["Counter", "Gauge", "Span", "StepRecord", "Telemetry", "Value"]
 
-Span = Literal["sample", "split", "exchange_ids", "load_features", "exchange_features", "shuffle"]
+Span = Literal[
+    "sample",
+    "split",
+    "exchange_ids",
+    "load_features",
+    "exchange_features",
+    "shuffle",
+    "forward",
+    "backward",
+    "optimizer",
+]
 Counter = Literal[
     "targets",
     "edges",
@@ -33,6 +44,8 @@ Gauge = Literal[
     "sampler_bytes", "targets_bytes", "batch_bytes", "largest_range_array_bytes", "largest_batch_array_bytes"
 ]
 
+Value = Literal["loss", "learning_rate", "gradient_norm"]
+
 KEPT_RECORDS = 1024
 
 
@@ -46,6 +59,7 @@ class StepRecord:
     seconds: dict[str, float]
     counts: dict[str, int]
     peaks: dict[str, int]
+    values: dict[str, float]
 
 
 class Telemetry:
@@ -56,8 +70,14 @@ class Telemetry:
         self._seconds: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
+        self._values: dict[str, float] = {}
         self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
         self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds per stage of the step under way."""
+        return dict(self._seconds)
 
     @contextmanager
     def span(self, name: Span) -> Iterator[None]:
@@ -76,10 +96,14 @@ class Telemetry:
         """Raise a high-water mark."""
         self._peaks[name] = max(self._peaks.get(name, 0), value)
 
+    def note(self, name: Value, value: float) -> None:
+        """Keep a value of this step."""
+        self._values[name] = value
+
     def end_step(self, epoch: int, step: int) -> StepRecord:
         """Close the step: hand out its record and start anew."""
-        record = StepRecord(self._rank, epoch, step, self._seconds, self._counts, self._peaks)
-        self._seconds, self._counts, self._peaks = {}, {}, {}
+        record = StepRecord(self._rank, epoch, step, self._seconds, self._counts, self._peaks, self._values)
+        self._seconds, self._counts, self._peaks, self._values = {}, {}, {}, {}
         self.records.append(record)
         if self._stream is not None:
             self._stream.write(json.dumps(asdict(record)) + "\n")

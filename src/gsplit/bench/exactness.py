@@ -14,20 +14,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn import Module
-from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphConv, GraphSAGE, TransformerConv
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gsplit.loader import NeighborLoader
 from gsplit.mesh import Mesh, solo_mesh
+from gsplit.nn import models
+from gsplit.nn.models import MODELS
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.testing import run_ranks
 
-__all__ = ["MESHES", "MODELS", "Case", "all_cases", "compare", "run_exactness", "train_cases"]
+__all__ = ["MESHES", "Case", "all_cases", "compare", "make_model", "run_exactness", "train_cases"]
 
-MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn")
 OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1")
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """Replicas and splits."""
@@ -47,47 +46,21 @@ class Case:
     norm: str | None
 
 
-class Transformer(BasicGNN):  # type: ignore[misc]
-    """TransformerConv as a model of PyG's family."""
-
-    supports_edge_weight = supports_edge_attr = False
-
-    def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
-        """One layer."""
-        conv: Module = TransformerConv(in_channels, out_channels // 2 or 1, heads=2, dropout=self.dropout.p, **kwargs)
-        return conv if out_channels % 2 == 0 else TransformerConv(in_channels, out_channels, dropout=self.dropout.p)
-
-
-class Graphs(BasicGNN):  # type: ignore[misc]
-    """GraphConv as a model of PyG's family."""
-
-    supports_edge_weight = supports_edge_attr = False
-
-    def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
-        """One layer."""
-        conv: Module = GraphConv(in_channels, out_channels, **kwargs)
-        return conv
-
-
 def make_model(case: Case) -> Module:
-    """The case's model, three layers, in float64."""
+    """The case's model, three layers, in float64, the same on every rank."""
     torch.manual_seed(0)
-    sizes = {"in_channels": WIDTH, "hidden_channels": 8, "num_layers": 3, "out_channels": CLASSES}
-    common: dict[str, Any] = {**sizes, "dropout": case.dropout, "jk": case.jk, "norm": case.norm}
-    pna = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"], "deg": torch.arange(1, 6)}
-    model: Module = {
-        "sage": lambda: GraphSAGE(**common),
-        "sage_max": lambda: GraphSAGE(**common, aggr="max"),
-        "gat": lambda: GAT(**common, heads=2 if case.jk else 1),
-        "gatv2": lambda: GAT(**common, v2=True),
-        "gin": lambda: GIN(**common),
-        "pna": lambda: PNA(**common, **pna),
-        "transformer": lambda: Transformer(**common),
-        "graphconv": lambda: Graphs(**common),
-        "edgecnn": lambda: EdgeCNN(**common),
-        "gcn": lambda: GCN(**common, normalize=False),
-    }[case.model]()  # type: ignore[no-untyped-call]
-    return model.double()
+    return models.make_model(
+        case.model,
+        in_channels=WIDTH,
+        hidden_channels=8,
+        num_layers=3,
+        out_channels=CLASSES,
+        dropout=case.dropout,
+        jk=case.jk,
+        norm=case.norm,
+        heads=2,
+        degrees=torch.arange(1, 6),
+    ).double()
 
 
 def _store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership]:

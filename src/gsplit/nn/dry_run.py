@@ -7,7 +7,6 @@ some targets must not depend on which other targets are in the mini-batch. A mod
 neighbours, in a layer we do not know or in its own code, and would be silently wrong when it is split.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,18 +23,15 @@ from gsplit.buffers import BufferPool
 from gsplit.comm import SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
-from gsplit.nn.layers import is_square, layers_of
 from gsplit.nn.step import Plan, Rows, Step, num_rows
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.strategies.batch import Batch
-from gsplit.strategies.handles import EdgeHandle, WeightHandle
 from gsplit.telemetry import Telemetry
 
 __all__ = [
     "Recorder",
     "ToyBatch",
-    "call_model",
     "check_rows",
     "example_input",
     "explain_failure",
@@ -232,15 +228,6 @@ def example_input(model: Module, num_features: int | None) -> Tensor:
         fix = "say it: gsplit.parallelize(model, mesh, num_features=...)"
         raise InputError(explain("the model", "a number of input features", "no module that has one", fix))
     return torch.empty(1, num_features, dtype=first.dtype, device=first.device)
-
-
-def call_model(model: Module, batch: Batch) -> Any:
-    """Call a model as its user will: ``(x, edge_index)``, with ``edge_weight`` if it takes one, or ``(batch)``."""
-    names = list(inspect.signature(model.forward).parameters)
-    if names[:1] == ["batch"]:
-        return model(batch)
-    weighted = "edge_weight" in names and any(is_square(layer) for layer in layers_of(model).values())
-    return model(batch.x, EdgeHandle(batch), **({"edge_weight": WeightHandle(batch)} if weighted else {}))
 
 
 @contextmanager

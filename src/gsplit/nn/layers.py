@@ -18,7 +18,16 @@ from torch_geometric.nn import aggr
 from gsplit.blocks import Block
 from gsplit.errors import InputError, explain
 
-__all__ = ["check_modules", "is_layer", "is_square", "layers_of", "normalised_edges", "takes_csr", "to_csr"]
+__all__ = [
+    "check_modules",
+    "is_layer",
+    "is_square",
+    "layers_of",
+    "normalised_edges",
+    "takes_csr",
+    "takes_weights",
+    "to_csr",
+]
 
 _HOPS = "it reaches further than one hop, and a block holds one"
 _GRAPH = "it mixes all vertices of the graph, and a mini-batch has only some"
@@ -69,6 +78,11 @@ def layers_of(model: Module) -> dict[str, Module]:
 def is_square(layer: Module) -> bool:
     """Whether a layer takes one tensor of rows only, not (sources, destinations)."""
     return isinstance(layer, _SQUARE)
+
+
+def takes_weights(layer: Module) -> bool:
+    """Whether a layer wants GCN's normalisation handed to it."""
+    return isinstance(layer, pyg.GCNConv)
 
 
 def takes_csr(layer: Module, dtype: torch.dtype) -> bool:

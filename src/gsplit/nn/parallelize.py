@@ -6,6 +6,8 @@ a batch's ``edge_index`` (or with a batch); each layer's hook puts the layer's r
 Called with plain tensors the model does what it always did. Gradients are averaged over all ranks during backward.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -16,9 +18,9 @@ from torch_geometric.nn import JumpingKnowledge
 from gsplit.comm import Call, agree
 from gsplit.errors import InputError, explain
 from gsplit.mesh import Mesh
+from gsplit.nn.calls import call_model
 from gsplit.nn.dry_run import (
     Recorder,
-    call_model,
     check_rows,
     example_input,
     explain_failure,
@@ -32,7 +34,7 @@ from gsplit.nn.step import Plan, Step, StepMode
 from gsplit.strategies.batch import Batch
 from gsplit.strategies.handles import EdgeHandle, Handle
 
-__all__ = ["parallelize"]
+__all__ = ["parallelize", "plan_of", "stand_in"]
 
 M = TypeVar("M", bound=Module)
 
@@ -45,7 +47,7 @@ class _Runtime:
 
     def __init__(self, plan: Plan | None, mesh: Mesh | None) -> None:
         self.plan, self.mesh = plan, mesh
-        self.recorder: Recorder | None = None
+        self.stand_in: Step | None = None
         self._open: list[tuple[Step, StepMode] | None] = []
         self._gradients: GradientAverage | None = None
 
@@ -60,8 +62,8 @@ class _Runtime:
         self._open.append(None)  # what ``close`` takes away, whatever happens here
         if batch is None:
             return
-        if self.recorder is not None:
-            step: Step = self.recorder
+        if self.stand_in is not None:
+            step: Step = self.stand_in
         elif self.plan is None or self.mesh is None:
             fix = "call gsplit.parallelize(model, mesh) again"
             raise InputError(explain("the model", "to know its ranks", "a model loaded from a file", fix))
@@ -195,7 +197,7 @@ def _learn(model: Module, runtime: _Runtime, num_features: int | None) -> Plan:
     with untouched(model):
         model.train()
         while True:
-            recorder = runtime.recorder = Recorder(batch, meanings, square)
+            recorder = runtime.stand_in = Recorder(batch, meanings, square)
             try:
                 plan = recorder.plan(explain_failure(lambda: call_model(model, batch)))
                 break
@@ -205,7 +207,7 @@ def _learn(model: Module, runtime: _Runtime, num_features: int | None) -> Plan:
                     raise
                 square |= {unknown}
             finally:
-                runtime.recorder = None
+                runtime.stand_in = None
         runtime.plan = plan
         model.eval()
         whole, part, count = toy_tangle(plan.depth, like)
@@ -225,6 +227,31 @@ def _same_weights(model: Module, mesh: Mesh) -> None:
             flat = whole.view(torch.uint8) if whole.dtype == torch.bool else whole
             mesh.world.broadcast(Call(f"broadcast {name}"), flat)  # all ranks: same names, compared above
             tensor.copy_(whole)
+
+
+def _runtime_of(model: Module) -> _Runtime:
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, _Enter) and hook.runtime.plan is not None:
+            return hook.runtime
+    raise InputError(explain("the model", "a wrapped model", "another", "call gsplit.parallelize(model, mesh) first"))
+
+
+def plan_of(model: Module) -> Plan:
+    """What wrapping has learned about a model."""
+    plan = _runtime_of(model).plan
+    assert plan is not None
+    return plan
+
+
+@contextmanager
+def stand_in(model: Module, step: Step) -> Iterator[None]:
+    """Let another step answer the layers of a wrapped model for a while."""
+    runtime = _runtime_of(model)
+    runtime.stand_in = step
+    try:
+        yield
+    finally:
+        runtime.stand_in = None
 
 
 def parallelize(model: M, mesh: Mesh, *, num_features: int | None = None) -> M:

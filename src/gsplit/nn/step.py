@@ -124,7 +124,7 @@ class Step:
         if weighted:
             scales = self.batch.scales
             assert scales is not None
-            block, weights = self._once(("gcn", index), lambda: normalised_edges(block, scales[index]))
+            block, weights = self._once(("gcn", index), lambda: normalised_edges(block, scales[index].to(dtype)))
         if takes_csr(layer, dtype):
             values = (
                 weights if weights is not None else torch.ones(block.num_edges, dtype=dtype, device=block.indptr.device)

@@ -27,6 +27,11 @@ class OwnTargets:
         self._turns, self._ordered = positions, ids
 
     @property
+    def ids(self) -> Ids:
+        """This rank's targets, by internal id."""
+        return self._ids
+
+    @property
     def num_bytes(self) -> int:
         """Memory held."""
         return sum(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))

@@ -19,8 +19,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GATConv, GCNConv, GraphSAGE, MessagePassing, SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
-from gsplit.bench.exactness import MODELS, Case, make_model
+from gsplit.bench.exactness import Case, make_model
 from gsplit.mesh import Mesh, solo_mesh
+from gsplit.nn.models import MODELS
 from gsplit.nn.parallelize import _Hook
 from gsplit.strategies.batch import Batch
 
@@ -165,7 +166,8 @@ def test_hand_written_models_with_branches_encoders_and_trimmed_residuals() -> N
         h = self.a(x, edge_index) + self.side(x, edge_index)
         h = x[: h.size(0)] + h.relu()
         out: Tensor = self.b(h, edge_index)
-        return h[: out.size(0)] + out
+        kept: Tensor = h[: out.size(0)]
+        return kept + out
 
     model = Stack(forward, encode=torch.nn.Linear(WIDTH, WIDTH).double(), side=GATConv(WIDTH, WIDTH).double(), **_two())
     plain = copy.deepcopy(model)

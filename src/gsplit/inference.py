@@ -1,0 +1,357 @@
+"""Exact inference: the outputs of all vertices from all their neighbours, in bounded memory, on any number of ranks.
+
+The model is not taken apart. It runs on rows of this rank's vertices, chunk by chunk, with every layer's outputs read
+from a memory map; where a layer's outputs are not there yet, its inputs are collected instead. For each layer, in the
+order in which the model calls them:
+
+    collect   run the model on all row chunks up to this layer and keep what it would be given
+    evaluate  for chunks of destinations with all their in-edges: a mini-batch of one layer, like those of training,
+              whose input rows are the collected ones; keep the layer's outputs
+
+and at last run the model through. Everything between two layers is row-wise (wrapping has checked that), so each chunk
+is computed as on the full graph. Held in memory: a chunk. On disk: every layer's outputs for the rank's own vertices.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from gsplit.buffers import BufferPool
+from gsplit.comm import Call, SoloComm
+from gsplit.errors import InputError, explain
+from gsplit.features.mapped import MappedRows, torch_dtype
+from gsplit.mesh import Mesh, solo_mesh
+from gsplit.nn.calls import call_model
+from gsplit.nn.parallelize import plan_of, stand_in
+from gsplit.nn.step import Plan, Step
+from gsplit.ownership import Ownership, own_parts
+from gsplit.progress import Progress, silent
+from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.neighbor import make_sampler
+from gsplit.store.memory import MemoryStore
+from gsplit.store.reader import Store
+from gsplit.strategies.batch import Batch
+from gsplit.strategies.handles import EdgeHandle, WeightHandle
+from gsplit.strategies.split import SplitMaker
+from gsplit.strategies.targets import own_of_stored
+from gsplit.strategies.vertex_data import VertexData, gcn_factors
+from gsplit.telemetry import Telemetry
+
+__all__ = ["evaluate", "infer"]
+
+CHUNK_EDGES = 1 << 17
+CHUNK_ROWS = 1 << 15
+_KEY = StepKey(0, 0, 0)
+
+
+class _Reached(Exception):  # noqa: N818
+    """The model has come to the layer whose inputs are wanted."""
+
+
+class _Replay(Step):
+    """Answers layers from stored outputs, and stops at the one whose inputs are wanted."""
+
+    def __init__(
+        self, batch: Batch, plan: Plan, outputs: dict[str, MappedRows], ids: Tensor, wanted: str | None
+    ) -> None:
+        super().__init__(batch, plan)
+        self._outputs, self._ids, self._wanted = outputs, ids, wanted
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def enter_layer(
+        self, name: str, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give a stored layer nothing to do."""
+        if name == self._wanted:
+            self.call = (args, kwargs)
+            raise _Reached
+        self.inside = name
+        h = args[0] if args else kwargs["x"]
+        rows = h[:0] if name in self._plan.square else (h[:0], h[:0])
+        empty = torch.empty(2, 0, dtype=torch.int64, device=h.device)
+        swap = _swapper(h, rows, empty, h.new_empty(0))
+        return tuple(map(swap, args)), {key: swap(value) for key, value in kwargs.items()}
+
+    def leave_layer(self, out: Any) -> Any:
+        """What the layer gave for these rows."""
+        name, self.inside = self.inside, None
+        assert name is not None
+        return self._outputs[name].take(self._ids).to(self.batch.x.device)
+
+
+def _swapper(h: Any, rows: Any, edges: Any, weights: Any) -> Callable[[Any], Any]:
+    def swap(value: Any) -> Any:
+        if value is h:
+            return rows
+        if isinstance(value, EdgeHandle):
+            return edges
+        return weights if isinstance(value, WeightHandle) else value
+
+    return swap
+
+
+class _Run:
+    """One inference of one model on this rank's vertices. Every rank makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        model: Module,
+        store: Store | MemoryStore,
+        mesh: Mesh,
+        ownership: Ownership | None,
+        features: str,
+        workspace: Path,
+        progress: Progress,
+    ) -> None:
+        if mesh.num_replicas > 1:  # every rank its own vertices: replicas share nothing here
+            mesh = Mesh(mesh.device, mesh.world, mesh.world, mesh.gradients, mesh.world)
+        self._model, self._mesh, self._plan, self._progress = model, mesh, plan_of(model), progress
+        self._ownership = ownership or own_parts(store.part_boundaries, mesh.num_splits)
+        self.first, self.stop = self._ownership.range_of(mesh.split_rank)
+        self.graph = store.graph.restrict(self.first, self.stop)
+        original = np.asarray(store.original_ids(self.first, self.stop)) if "original_ids" in store.names else None
+        self.original = np.arange(self.first, self.stop) if original is None else original
+        self._sampler = make_sampler(self.graph, self.original, mesh.device)
+        name = f"features/{features}"
+        self._x = MappedRows(name, store.array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
+        self._workspace = workspace
+        self._outputs: dict[str, MappedRows] = {}
+        self._factors = gcn_factors(self.graph)
+
+    def _new_map(self, name: str, rows: Tensor) -> tuple[npt.NDArray[Any], MappedRows]:
+        """A map on disk for rows like these of all own vertices."""
+        path = self._workspace / f"{self._mesh.rank}-{name}.npy"
+        bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
+        shape = (self.stop - self.first, *rows.shape[1:])
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=bits.cpu().numpy().dtype, shape=shape)
+        return array, MappedRows(name, array, rows.dtype, self.first)
+
+    def _row_chunks(self) -> Iterator[tuple[int, int]]:
+        """At least one, so that a rank without vertices learns the shapes."""
+        for low in range(self.first, max(self.stop, self.first + 1), CHUNK_ROWS):
+            yield low, min(low + CHUNK_ROWS, self.stop)
+
+    def _replay(self, low: int, high: int, wanted: str | None) -> tuple[_Replay, Any]:
+        """The model on some own vertices, up to a layer or through; returns what it gave, None if it was stopped."""
+        ids = torch.arange(low, high)
+        x = self._x.take(ids).to(self._mesh.device)
+        batch = _rows_only(x, self._plan.depth)
+        step = _Replay(batch, self._plan, self._outputs, ids, wanted)
+        with stand_in(self._model, step):
+            try:
+                return step, call_model(self._model, batch)
+            except _Reached:
+                return step, None
+
+    def outputs(self) -> Iterator[tuple[int, Tensor]]:
+        """Outputs of all own vertices, in chunks of rows, each with its first vertex. Collective until the first."""
+        for number, name in enumerate(self._plan.layer_of):
+            self._progress("layers", number, len(self._plan.layer_of))
+            self._outputs[name] = self._evaluate(name, *self._collect(name))
+        self._progress("layers", len(self._plan.layer_of), len(self._plan.layer_of))
+        for low, high in self._row_chunks():
+            _, out = self._replay(low, high, None)
+            if not isinstance(out, Tensor):
+                fix = "let forward return one tensor with a row per vertex"
+                raise InputError(explain("the model's output", "a tensor", type(out).__name__, fix))
+            yield low, out
+
+    def _collect(self, name: str) -> tuple[MappedRows, tuple[Any, ...], dict[str, Any]]:
+        """The inputs of a layer for all own vertices, and how the model calls it."""
+        probe, _ = self._replay(self.first, self.first, name)  # also on ranks without vertices
+        args, kwargs = probe.call
+        h = args[0] if args else kwargs["x"]
+        if h is probe.batch.x:
+            return self._x, args, kwargs  # the stored features themselves
+        array, rows = self._new_map(f"{name}-in", h)
+        for low, high in self._row_chunks():
+            step, _ = self._replay(low, high, name)
+            _write(array[low - self.first : high - self.first], step.call[0][0] if args else step.call[1]["x"])
+        return rows, args, kwargs
+
+    def _evaluate(self, name: str, inputs: MappedRows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MappedRows:
+        """A layer's outputs for all own vertices, from chunks of destinations with all their in-edges. A collective."""
+        weighted = any(isinstance(value, WeightHandle) for value in [*args, *kwargs.values()])
+        data = VertexData(inputs, None, None, self._factors if weighted else None)
+        maker = SplitMaker(
+            sampler=self._sampler,
+            ownership=self._ownership,
+            data=data,
+            mesh=self._mesh,
+            telemetry=Telemetry(),
+            num_neighbors=[-1],
+            deterministic=True,
+        )
+        layer = self._model.get_submodule(name)
+        square = frozenset({name}) & self._plan.square
+        plan = Plan(1, {name: 0}, square, (), ())
+        given = args[0] if args else kwargs["x"]
+        cuts = _cut_by_edges(self.graph.indptr)
+        call = Call("count chunks")
+        rounds = max(self._mesh.loading.exchange_counts(call, (len(cuts) - 1,) * self._mesh.num_splits))
+        array: npt.NDArray[Any] | None = None
+        for number in range(rounds):  # all ranks: as many rounds as the rank with most chunks needs
+            low, high = (cuts[number], cuts[number + 1]) if number + 1 < len(cuts) else (0, 0)
+            batch = maker.make(torch.arange(self.first + low, self.first + high), _KEY, high - low)
+            step = Step(batch, plan)
+            swap = _swapper(given, batch.x, EdgeHandle(batch), WeightHandle(batch))
+            placed = step.enter_layer(name, layer, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
+            out = step.leave_layer(layer(*placed[0], **placed[1]))
+            if array is None:
+                array, rows = self._new_map(f"{name}-out", out)
+            _write(array[low:high], out)
+        return rows
+
+
+def _write(target: npt.NDArray[Any], rows: Tensor) -> None:
+    rows = rows.detach().cpu()
+    target[...] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
+def _rows_only(x: Tensor, depth: int) -> Batch:
+    """A batch of rows and no edges, for a model whose layers are answered from elsewhere."""
+    return Batch(
+        x=x,
+        labels=None,
+        n_id=torch.empty(0, dtype=torch.int64),
+        blocks=(None,) * depth,  # type: ignore[arg-type]
+        indices=(),
+        batch_size=x.size(0),
+        global_batch_size=x.size(0),
+        key=_KEY,
+        comm=SoloComm(),
+        world=SoloComm(),
+        strategy="split",
+        telemetry=Telemetry(),
+        pool=BufferPool(x.device),
+        scales=(),
+    )
+
+
+def _cut_by_edges(indptr: npt.NDArray[np.int64]) -> list[int]:
+    """Rows cut into chunks of at most CHUNK_EDGES edges and CHUNK_ROWS rows, but at least one row; one chunk at least.
+
+    >>> _cut_by_edges(np.array([0, 3, 5, 9]))
+    [0, 3]
+    """
+    cuts, num_rows = [0], indptr.size - 1
+    while cuts[-1] < num_rows or len(cuts) == 1:
+        low = cuts[-1]
+        high = int(np.searchsorted(indptr, indptr[low] + CHUNK_EDGES, side="right")) - 1
+        cuts.append(min(max(high, low + 1), low + CHUNK_ROWS, num_rows))
+    return cuts
+
+
+@contextmanager
+def _prepared(model: Module, workspace: str | Path | None) -> Iterator[Path]:
+    """Evaluation mode, no gradients, and a folder for the maps that goes away afterwards."""
+    modes = {name: module.training for name, module in model.named_modules()}
+    folder = Path(tempfile.mkdtemp(prefix="gsplit-infer-", dir=workspace))
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, module in model.named_modules():
+            module.training = modes[name]
+
+
+def infer(
+    model: Module,
+    graph: Store | MemoryStore,
+    out: str | Path | None = None,
+    *,
+    mesh: Mesh | None = None,
+    ownership: Ownership | None = None,
+    features: str = "x",
+    workspace: str | Path | None = None,
+    progress: Progress = silent,
+) -> npt.NDArray[Any]:
+    """The model's outputs for all vertices with all their neighbours, row v for original vertex v. A collective.
+
+    With ``out``, a ``.npy`` file that every rank can write to: owners write their rows into it, and a memory map of it
+    is returned. Without, one process gets an array in memory. ``workspace`` is where activations are kept meanwhile:
+    about the width of all layers' outputs together, in floats, per vertex. The model must have been wrapped.
+    """
+    mesh = mesh or solo_mesh()
+    if out is None and mesh.size > 1:
+        fix = "give out=, a .npy file that all ranks can write to"
+        raise InputError(explain("out", f"a file, for {mesh.size} ranks", "none", fix))
+    with _prepared(model, workspace) as folder:
+        run = _Run(model, graph, mesh, ownership, features, folder, progress)
+        partial = None if out is None else Path(f"{out}.partial")
+        result: npt.NDArray[Any] | None = None
+        for low, rows in run.outputs():
+            values = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy(force=True)
+            if result is None:
+                result = _make_result(partial, (graph.num_vertices, *values.shape[1:]), values.dtype, mesh)
+            result[run.original[low - run.first :][: values.shape[0]]] = values
+        assert result is not None
+        if out is None or partial is None:
+            return result
+        del result  # written
+        _meet(mesh, "finish output")
+        if mesh.rank == 0:
+            partial.rename(out)
+        _meet(mesh, "rename output")
+        return np.load(out, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+
+
+def _meet(mesh: Mesh, what: str) -> None:
+    mesh.world.all_reduce(Call(what), torch.zeros(1, device=mesh.device)).wait()  # all ranks: as a barrier
+
+
+def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any], mesh: Mesh) -> npt.NDArray[Any]:
+    """Where results go: an array, or a file that rank 0 makes and all open. A collective."""
+    if path is None:
+        return np.empty(shape, dtype)
+    if mesh.rank == 0:
+        np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
+    _meet(mesh, "make output")
+    return np.load(path, mmap_mode="r+", allow_pickle=False)  # type: ignore[no-any-return]
+
+
+def evaluate(
+    model: Module,
+    graph: Store | MemoryStore,
+    names: list[str],
+    *,
+    mesh: Mesh | None = None,
+    ownership: Ownership | None = None,
+    features: str = "x",
+    workspace: str | Path | None = None,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Exact accuracy on stored targets, by inference over all vertices; the same on every rank. A collective.
+
+    Each target is counted by its owner and by nobody else.
+    """
+    mesh = mesh or solo_mesh()
+    labels = graph.array("y")
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        fix = "compute another metric from the output of gsplit.infer"
+        raise InputError(explain("y", "one class per vertex", f"{labels.dtype} {list(labels.shape[1:])}", fix))
+    with _prepared(model, workspace) as folder:
+        run = _Run(model, graph, mesh, ownership, features, folder, progress)
+        right = np.zeros(run.stop - run.first, bool)
+        offset = graph.vertex_range[0]
+        for low, rows in run.outputs():
+            high = low + rows.size(0)
+            guess = rows.argmax(dim=-1).cpu().numpy()
+            right[low - run.first : high - run.first] = guess == labels[low - offset : high - offset]
+    counts = torch.zeros(len(names), 2, dtype=torch.float64, device=mesh.device)
+    for place, name in enumerate(names):
+        ids = own_of_stored(graph.array(f"targets/{name}"), run.first, run.stop).ids
+        counts[place, 0], counts[place, 1] = float(right[ids - run.first].sum()), float(ids.size)
+    mesh.world.all_reduce(Call("count right answers"), counts).wait()  # all ranks: same names
+    return {name: float(counts[place, 0] / counts[place, 1].clamp(min=1)) for place, name in enumerate(names)}
