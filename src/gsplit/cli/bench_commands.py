@@ -96,3 +96,28 @@ def _shuffle_cells(row: dict[str, Any]) -> list[str]:
         *speeds,
         *(f"{row[name]:.2f}" for name in ("ratio", "ratio_over_gloo", "ratio_to_bare")),
     ]
+
+
+@bench_app.command()
+def exactness(
+    model: Annotated[list[str] | None, typer.Option(help="models; repeatable [all]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Every model, option, strategy, mesh and ownership against one process, in float64; some ten minutes."""
+    with command(as_json):
+        from gsplit.bench.exactness import MESHES, run_exactness
+        from gsplit.nn.models import MODELS
+
+        with progress_bars(as_json) as progress:
+            document = run_exactness(list(MESHES), model or list(MODELS), progress)
+        if as_json:
+            emit_json(document)
+        else:
+            table = _table("largest difference of", "")
+            for name, value in document["worst"].items():
+                table.add_row(name, f"{value:.1e}")
+            Console().print(table)
+            verdict = "all" if document["ok"] else "NOT all"
+            Console().print(f"{document['cases']} cases, {verdict} within {document['tolerance']:.0e}")
+        if not document["ok"]:
+            raise typer.Exit(1)

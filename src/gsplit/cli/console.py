@@ -35,13 +35,18 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def command(as_json: bool) -> Iterator[None]:
-    """Run the body of a command; turn what can go wrong into a message and an exit code."""
+def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was written") -> Iterator[None]:
+    """Run the body of a command; turn what can go wrong into a message and an exit code.
+
+    ``lost`` is what a user should know after Ctrl-C. A rank says its number, leaves JSON to whoever started it, and
+    says nothing when it is ended from outside.
+    """
     signal.signal(signal.SIGTERM, _terminate)
+    as_json = as_json and rank is None
     try:
         yield
     except GSplitError as error:
-        _fail(str(error), 2, as_json)
+        _fail(str(error) if rank is None else f"rank {rank}: {error}", 2, as_json)
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(0) from None
@@ -54,11 +59,17 @@ def command(as_json: bool) -> Iterator[None]:
         )
         _fail(explain(where, "a working file", error.strerror or error, fix), 2, as_json)
     except MemoryError:
-        _fail("out of memory; nothing was written", 2, as_json)
+        _fail(f"out of memory; {lost}", 2, as_json)
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", 130, as_json)
+        _stop(f"interrupted; {lost}", 130, as_json, rank)
     except _Terminated:
-        _fail("terminated; nothing was written", 143, as_json)
+        _stop(f"terminated; {lost}", 143, as_json, rank)
+
+
+def _stop(message: str, code: int, as_json: bool, rank: int | None) -> NoReturn:
+    if rank is not None:
+        os._exit(code)  # not the orderly way: the other ranks are ending too, and would be waited for
+    _fail(message, code, as_json)
 
 
 def _fail(message: str, code: int, as_json: bool) -> NoReturn:

@@ -12,6 +12,7 @@ from gsplit.cli.console import command, emit_json, progress_bars
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.options import Json
 from gsplit.cli.summary import describe, show
+from gsplit.cli.train_commands import infer, train, verify
 from gsplit.store.reader import open_store
 
 __all__ = ["app", "main"]
@@ -23,6 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
+for verb in (train, infer, verify):
+    app.command()(verb)
 
 
 def _print_version(wanted: bool) -> None:
@@ -43,14 +46,16 @@ def _root(
 @app.command()
 def inspect(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")],
-    verify: Annotated[bool, typer.Option(help="read everything: every checksum, every id, every order")] = False,
+    check: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="read everything: every checksum, every id, every order")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Say what a store holds; with --verify, check every byte of it."""
     with command(as_json):
         opened = open_store(store)
-        document = describe(opened) | {"verified": verify}
-        if verify:
+        document = describe(opened) | {"verified": check}
+        if check:
             from gsplit.store.verify import verify_store  # numba, only when used
 
             with progress_bars(as_json) as progress:
@@ -60,7 +65,7 @@ def inspect(
             return
         console = Console()
         show(document, console)
-        if verify:
+        if check:
             console.print("\nverified: every checksum, every id and every order is right", style="green")
 
 

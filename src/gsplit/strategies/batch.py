@@ -158,6 +158,10 @@ class Batch:
         self._check_rows(values)
         return _global_sum(values, self.world, Call("mean", self.key.step)) / self.global_batch_size
 
+    def double(self) -> "Batch":
+        """The batch with its input rows in float64."""
+        return replace(self, x=self.x.double())
+
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device."""
         device = torch.device(device)
