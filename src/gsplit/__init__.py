@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
+    from gsplit.inference import evaluate, infer
     from gsplit.loader import NeighborLoader
     from gsplit.mesh import Mesh, init
     from gsplit.nn.parallelize import parallelize
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.reader import Store
     from gsplit.store.reader import open_store as open
+    from gsplit.trainer import Trainer
+    from gsplit.verification import Verification, verify
 
 _HOME = {
     "init": ("gsplit.mesh", "init"),
@@ -24,6 +27,11 @@ _HOME = {
     "Store": ("gsplit.store.reader", "Store"),
     "NeighborLoader": ("gsplit.loader", "NeighborLoader"),
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
+    "Trainer": ("gsplit.trainer", "Trainer"),
+    "infer": ("gsplit.inference", "infer"),
+    "evaluate": ("gsplit.inference", "evaluate"),
+    "verify": ("gsplit.verification", "verify"),
+    "Verification": ("gsplit.verification", "Verification"),
     "Ownership": ("gsplit.ownership", "Ownership"),
     "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
     "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
@@ -41,6 +49,11 @@ __all__ = [
     "Store",
     "NeighborLoader",
     "parallelize",
+    "Trainer",
+    "infer",
+    "evaluate",
+    "verify",
+    "Verification",
     "Ownership",
     "from_pyg",
     "to_pyg",

@@ -4,7 +4,7 @@ Everything here is a ``ValueError``: the caller gave us something we cannot use.
 assertions. ``explain`` is the one place that puts the three parts together.
 """
 
-__all__ = ["CommError", "GSplitError", "InputError", "MissingDependencyError", "StoreError", "explain"]
+__all__ = ["CommError", "GSplitError", "InputError", "MissingDependencyError", "StoreError", "Terminated", "explain"]
 
 
 class GSplitError(ValueError):
@@ -25,6 +25,10 @@ class CommError(GSplitError, RuntimeError):
 
 class MissingDependencyError(GSplitError, ImportError):
     """An optional package is needed for what was asked."""
+
+
+class Terminated(BaseException):  # noqa: N818
+    """SIGTERM, as an exception that unwinds the work."""
 
 
 def explain(where: object, expected: str, got: object, fix: str) -> str:

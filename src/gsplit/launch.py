@@ -8,6 +8,7 @@ blocks back to the kernel after every step, and page faults on fresh memory then
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from gsplit.errors import CommError, explain
+from gsplit.errors import CommError, Terminated, explain
 
 __all__ = ["ALLOCATOR", "is_rank", "launch"]
 
@@ -58,7 +59,7 @@ def launch(command: Sequence[str], nproc: int) -> None:
     try:
         elastic_launch(config, command[0])(*command[1:])
     except SignalException as stopped:
-        raise KeyboardInterrupt from stopped
+        raise (KeyboardInterrupt if stopped.sigval == signal.SIGINT else Terminated) from stopped
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         end = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"

@@ -25,7 +25,7 @@ from gsplit.progress import Progress, silent
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.testing import run_ranks
 
-__all__ = ["MESHES", "Case", "all_cases", "compare", "make_model", "run_exactness", "train_cases"]
+__all__ = ["MESHES", "Case", "all_cases", "compare", "make_model", "run_exactness", "small_store", "train_cases"]
 
 OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1")
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
@@ -63,7 +63,7 @@ def make_model(case: Case) -> Module:
     ).double()
 
 
-def _store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership]:
+def small_store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership]:
     """A small graph with hubs, self-loops, duplicates and isolated vertices, renumbered at random."""
     rng = np.random.default_rng(7)
     n, edges = VERTICES, 6 * VERTICES
@@ -89,7 +89,7 @@ def train_cases(mesh: Mesh, cases: list[Case], num_splits: int) -> list[dict[str
 
 
 def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
-    store, ownership = _store(case.ownership, num_splits)
+    store, ownership = small_store(case.ownership, num_splits)
     model = parallelize(make_model(case), mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = NeighborLoader(

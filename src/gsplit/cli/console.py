@@ -19,19 +19,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gsplit.errors import GSplitError, explain
+from gsplit.errors import GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
 __all__ = ["command", "emit_json", "human", "progress_bars"]
 
 
-class _Terminated(BaseException):
-    """SIGTERM, as an exception that unwinds the work."""
-
-
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+    raise Terminated
 
 
 @contextmanager
@@ -62,7 +58,7 @@ def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was 
         _fail(f"out of memory; {lost}", 2, as_json)
     except KeyboardInterrupt:
         _stop(f"interrupted; {lost}", 130, as_json, rank)
-    except _Terminated:
+    except Terminated:
         _stop(f"terminated; {lost}", 143, as_json, rank)
 
 

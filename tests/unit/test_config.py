@@ -1,0 +1,44 @@
+"""Settings from a file and from flags; what is wrong is named by its key."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gsplit.config import TrainSettings, load_settings
+from gsplit.errors import InputError
+
+
+def test_flags_come_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('model = "gat"\nlr = 0.01\nfanout = [10, 5]\n')
+    settings = load_settings(path, {"lr": 0.5})
+    assert (settings.model, settings.lr, settings.num_layers) == ("gat", 0.5, 2)
+    assert load_settings(None, {}) == TrainSettings()
+
+
+@pytest.mark.parametrize(
+    "text, given, message",
+    [
+        (
+            "layers = 3",
+            {},
+            r"run.toml: layers: expected Extra inputs are not permitted .got 3.*use one of model, hidden",
+        ),
+        ("lr = -1", {}, r"run.toml: lr: expected Input should be greater than 0 .got -1"),
+        ("", {"dropout": 1.0}, r"^dropout: expected Input should be less than 1 .got 1"),
+        ("fanout = []", {}, r"run.toml: fanout: expected List should have at least 1 item"),
+        ("schedule = 'linear'", {}, r"run.toml: schedule: expected Input should be 'constant' or 'cosine' .got linear"),
+        ("lr = = 1", {}, r"run.toml: expected TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, given: dict[str, Any], message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_settings(path, given)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere.toml: expected a readable file"):
+        load_settings(tmp_path / "nowhere.toml", {})

@@ -1,0 +1,101 @@
+"""Exact inference on one process: every vertex once, with all its neighbours, however the work is cut."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from gsplit import InputError, evaluate, infer, inference, parallelize
+from gsplit.bench.exactness import VERTICES, WIDTH, Case, make_model, small_store
+from gsplit.mesh import Mesh, solo_mesh
+from gsplit.nn.models import MODELS
+from gsplit.store.memory import MemoryStore
+
+
+def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:
+    """The store's graph in original numbering: features and edges."""
+    graph, original = store.graph, store.original_ids()
+    dst = original[np.repeat(np.arange(graph.num_vertices), graph.in_degrees())]
+    x = torch.empty(VERTICES, WIDTH, dtype=torch.float64)
+    x[original] = torch.from_numpy(store.array("features/x"))
+    return x, torch.from_numpy(np.stack([original[graph.indices], dst]))
+
+
+@pytest.mark.parametrize("chunks", [(1, 1), (50, 17), (1 << 17, 1 << 15)])
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_is_the_full_graph_forward(kind: str, chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "CHUNK_EDGES", chunks[0])
+    monkeypatch.setattr(inference, "CHUNK_ROWS", chunks[1])
+    case = Case(kind, "split", "random", 0.5, "cat" if chunks[0] == 50 else None, "batch_norm")
+    store, _ = small_store("random", 1)
+    model, plain = parallelize(make_model(case), solo_mesh()), make_model(case).eval()
+    x, edges = _full(store)
+    if kind == "gcn":
+        edges, weights = gcn_norm(edges, None, VERTICES, dtype=torch.float64)
+        want = plain(x, edges, weights)
+    else:
+        want = plain(x, edges)
+    got = infer(model, store)
+    assert np.abs(got - want.detach().numpy()).max() < 1e-11
+    assert model.training  # left as it was
+
+
+def test_results_go_to_a_file_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    store, _ = small_store("random", 1)
+    model = parallelize(GraphSAGE(WIDTH, 8, 2, 3).double(), solo_mesh())
+    (tmp_path / "scratch").mkdir()
+    seen: list[tuple[str, int, int | None]] = []
+    got = infer(
+        model,
+        store,
+        tmp_path / "out.npy",
+        workspace=tmp_path / "scratch",
+        progress=lambda *state: seen.append(state),
+    )
+    assert np.array_equal(np.load(tmp_path / "out.npy"), infer(model, store))
+    assert got.shape == (VERTICES, 3)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["out.npy", "scratch"]
+    assert seen[-1] == ("layers", 2, 2)
+
+
+def test_evaluation_counts_every_target_once() -> None:
+    store, _ = small_store("random", 1)
+    model = parallelize(make_model(Case("gat", "split", "random", 0.5, None, None)), solo_mesh())
+    x, edges = _full(store)
+    guess = make_model(Case("gat", "split", "random", 0.5, None, None)).eval()(x, edges).argmax(1).numpy()
+    labels = np.empty(VERTICES, np.int64)
+    labels[store.original_ids()] = store.array("y")
+    targets = store.original_ids()[store.array("targets/train")]
+    assert evaluate(model, store, ["train"]) == {"train": pytest.approx(float((guess == labels)[targets].mean()))}
+
+
+def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
+    store, _ = small_store("random", 1)
+    plain = GraphSAGE(WIDTH, 8, 2, 3).double()
+    with pytest.raises(InputError, match=r"a wrapped model .*gsplit.parallelize\(model, mesh\) first"):
+        infer(plain, store)
+    mesh, two = solo_mesh(), solo_mesh()
+    two.world.size = 2
+    ranks = Mesh(mesh.device, mesh.shuffles, mesh.loading, mesh.gradients, two.world)
+    with pytest.raises(InputError, match="out: expected a file, for 2 ranks"):
+        infer(parallelize(plain, mesh), store, mesh=ranks)
+    floats = MemoryStore(
+        store.graph, store.part_boundaries, {**store.arrays, "y": np.zeros((VERTICES, 2))}, store.dtypes
+    )
+    with pytest.raises(InputError, match="y: expected one class per vertex"):
+        evaluate(plain, floats, ["train"])
+
+    class Pair(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = GraphSAGE(WIDTH, 8, 2, 3).double()
+
+        def forward(self, x: Any, edge_index: Any) -> Any:
+            return self.inner(x, edge_index), 1
+
+    with pytest.raises(InputError, match=r"the model's output: expected a tensor .got tuple"):
+        infer(parallelize(Pair(), mesh), store)
