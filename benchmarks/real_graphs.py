@@ -24,7 +24,7 @@ def real_store(name: str, work: Path) -> Store:
         return open_store(path)
     data = Path(os.environ.get("GSPLIT_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     sys.path.insert(0, str(data))
-    from load_graph import load  # type: ignore[import-not-found]
+    from load_graph import load
 
     graph: dict[str, Any] = load(name, dense=_FEATURES[name]) if name in _FEATURES else load(name)
     arrays = {"edge_index": graph["edge_index"], "num_nodes": graph["num_nodes"]}

@@ -27,7 +27,7 @@ class MissingDependencyError(GSplitError, ImportError):
     """An optional package is needed for what was asked."""
 
 
-class Terminated(BaseException):  # noqa: N818
+class Terminated(BaseException):
     """SIGTERM, as an exception that unwinds the work."""
 
 

@@ -1,0 +1,111 @@
+"""Real training: the same loss curve on 1, 2 and 4 ranks with both strategies, and the same accuracy at the end.
+
+python benchmarks/training.py --work /tmp/work                 # about an hour on two cores; writes benchmarks/results
+python benchmarks/training.py --work /tmp/work --draw-only     # only the pictures, from the record
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from real_graphs import real_store
+
+RESULTS = Path(__file__).parent / "results"
+GRAPHS = {"debian": "debian_packages", "arxiv": "ogbn_arxiv_nofeat"}
+CURVES = {"sage": ["--hidden", "256"], "gat": ["--hidden", "128", "--heads", "4"]}
+COMMON = ["--fanout", "15,15,15", "--batch-size", "1024", "--dropout", "0.5", "--json"]
+FULL = {"debian": ["--epochs", "12"], "arxiv": ["--epochs", "8"]}
+TUNED = ["--hidden", "256", "--norm", "batch_norm", "--lr", "3e-3", "--schedule", "cosine"]
+STEPS = 60
+
+
+def train(store: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "gsplit.cli", "train", str(store), *COMMON, *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return {"command": " ".join(["gsplit train", f"{store.name}", *COMMON, *options]), **document}
+
+
+def distance(curves: list[list[float]]) -> float:
+    return float(max(max(values) - min(values) for values in zip(*curves, strict=True)))
+
+
+def run(work: Path, record: Path) -> None:
+    document: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {"curves": {}, "full": {}}
+    for graph, model in product(GRAPHS, CURVES):
+        store = real_store(GRAPHS[graph], work).path
+        for ranks, strategy in product((1, 2, 4), ("split", "data")):
+            name = f"{graph} {model} {ranks} {strategy}"
+            if name not in document["curves"]:
+                options = ["--model", model, *CURVES[model], "--steps", str(STEPS), "--evaluate-every", "0"]
+                document["curves"][name] = train(store, *options, "--nproc", str(ranks), "--strategy", strategy)
+                record.write_text(json.dumps(document, indent=1) + "\n")
+                print(name, flush=True)
+        mine = [c["losses"] for name, c in document["curves"].items() if name.startswith(f"{graph} {model} ")]
+        print(f"{graph} {model}: {len(mine)} curves, largest distance {distance(mine):.2e}", flush=True)
+    for graph, ranks in product(GRAPHS, (1, 2)):
+        name = f"{graph} sage {ranks} split"
+        if name not in document["full"]:
+            store = real_store(GRAPHS[graph], work).path
+            document["full"][name] = train(store, *TUNED, *FULL[graph], "--nproc", str(ranks))
+            record.write_text(json.dumps(document, indent=1) + "\n")
+        print(name, document["full"][name]["best"], flush=True)
+
+
+def draw(record: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    document = json.loads(record.read_text())
+    figure, axes = plt.subplots(2, 4, figsize=(16, 6.4), height_ratios=(2, 1), constrained_layout=True)
+    for column, (graph, model) in enumerate(product(GRAPHS, CURVES)):
+        curves = {n: c["losses"] for n, c in document["curves"].items() if n.startswith(f"{graph} {model} ")}
+        reference = curves[f"{graph} {model} 1 split"]
+        for name, losses in curves.items():
+            _, _, ranks, strategy = name.split()
+            style = {"color": f"C{(1, 2, 4).index(int(ranks))}", "linestyle": "-" if strategy == "split" else ":"}
+            axes[0, column].plot(losses, label=f"{ranks} rank{'s' * (ranks != '1')}, {strategy}", **style)
+            apart = [max(abs(a - b), 1e-9) for a, b in zip(losses, reference, strict=True)]
+            axes[1, column].semilogy(apart, **style)
+        axes[0, column].set_title(f"{graph}, {'GraphSAGE 256' if model == 'sage' else 'GAT 4 x 32'}")
+        axes[1, column].axhline(1e-4, color="grey", linewidth=0.8)
+        axes[1, column].set_ylim(5e-10, 1e-3)
+        axes[1, column].set_xlabel("step")
+    axes[0, 0].set_ylabel("loss of the mini-batch")
+    axes[1, 0].set_ylabel("distance from 1 rank, split\n(grey: 1e-4)")
+    axes[0, 0].legend(fontsize=8)
+    figure.savefig(record.with_suffix(".curves.png"), dpi=90)
+
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
+    for panel, graph in zip(panels, GRAPHS, strict=True):
+        for ranks, line in ((1, "-"), (2, ":")):
+            history = document["full"][f"{graph} sage {ranks} split"]["evaluations"]
+            for color, part in enumerate(("val", "test")):
+                values = [100 * e[part] for e in history]
+                panel.plot([e["epoch"] for e in history], values, f"C{color}{line}", label=f"{part}, {ranks} rank(s)")
+        panel.set_title(f"{graph}, GraphSAGE 256, exact accuracy")
+        panel.set_xlabel("epoch")
+        panel.legend(fontsize=8)
+    panels[0].set_ylabel("%")
+    figure.savefig(record.with_suffix(".accuracy.png"), dpi=90)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="a folder for the stores")
+    parser.add_argument("--record", type=Path, default=RESULTS / "2026-11-15-training.json")
+    parser.add_argument("--draw-only", action="store_true")
+    options = parser.parse_args()
+    if not options.draw_only:
+        run(options.work, options.record)
+    draw(options.record)
+
+
+if __name__ == "__main__":
+    main()
