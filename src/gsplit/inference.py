@@ -14,7 +14,7 @@ is computed as on the full graph. Held in memory: a chunk. On disk: every layer'
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from gsplit.comm import Call, SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.mesh import Mesh, solo_mesh
-from gsplit.nn.calls import call_model
+from gsplit.nn.calls import LayerCall, call_model, rows_of, substitute
 from gsplit.nn.parallelize import plan_of, stand_in
 from gsplit.nn.step import Plan, Step
 from gsplit.ownership import Ownership, own_parts
@@ -65,38 +65,23 @@ class _Replay(Step):
     ) -> None:
         super().__init__(batch, plan)
         self._outputs, self._ids, self._wanted = outputs, ids, wanted
-        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.call: LayerCall = ((), {})
 
-    def enter_layer(
-        self, name: str, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
         """Give a stored layer nothing to do."""
         if name == self._wanted:
-            self.call = (args, kwargs)
+            self.call = call
             raise _Reached
         self.inside = name
-        h = args[0] if args else kwargs["x"]
+        h = rows_of(call)
         rows = h[:0] if name in self._plan.square else (h[:0], h[:0])
-        empty = torch.empty(2, 0, dtype=torch.int64, device=h.device)
-        swap = _swapper(h, rows, empty, h.new_empty(0))
-        return tuple(map(swap, args)), {key: swap(value) for key, value in kwargs.items()}
+        return substitute(call, rows, torch.empty(2, 0, dtype=torch.int64, device=h.device), h.new_empty(0))
 
     def leave_layer(self, out: Any) -> Any:
         """What the layer gave for these rows."""
         name, self.inside = self.inside, None
         assert name is not None
         return self._outputs[name].take(self._ids).to(self.batch.x.device)
-
-
-def _swapper(h: Any, rows: Any, edges: Any, weights: Any) -> Callable[[Any], Any]:
-    def swap(value: Any) -> Any:
-        if value is h:
-            return rows
-        if isinstance(value, EdgeHandle):
-            return edges
-        return weights if isinstance(value, WeightHandle) else value
-
-    return swap
 
 
 class _Run:
@@ -165,47 +150,44 @@ class _Run:
                 raise InputError(explain("the model's output", "a tensor", type(out).__name__, fix))
             yield low, out
 
-    def _collect(self, name: str) -> tuple[MappedRows, tuple[Any, ...], dict[str, Any]]:
+    def _collect(self, name: str) -> tuple[MappedRows, LayerCall]:
         """The inputs of a layer for all own vertices, and how the model calls it."""
         probe, _ = self._replay(self.first, self.first, name)  # also on ranks without vertices
-        args, kwargs = probe.call
-        h = args[0] if args else kwargs["x"]
+        h = rows_of(probe.call)
         if h is probe.batch.x:
-            return self._x, args, kwargs  # the stored features themselves
+            return self._x, probe.call  # the stored features themselves
         array, rows = self._new_map(f"{name}-in", h)
         for low, high in self._row_chunks():
             step, _ = self._replay(low, high, name)
-            _write(array[low - self.first : high - self.first], step.call[0][0] if args else step.call[1]["x"])
-        return rows, args, kwargs
+            _write(array[low - self.first : high - self.first], rows_of(step.call))
+        return rows, probe.call
 
-    def _evaluate(self, name: str, inputs: MappedRows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MappedRows:
+    def _evaluate(self, name: str, inputs: MappedRows, call: LayerCall) -> MappedRows:
         """A layer's outputs for all own vertices, from chunks of destinations with all their in-edges. A collective."""
-        weighted = any(isinstance(value, WeightHandle) for value in [*args, *kwargs.values()])
-        data = VertexData(inputs, None, None, self._factors if weighted else None)
+        weighted = any(isinstance(value, WeightHandle) for value in [*call[0], *call[1].values()])
         maker = SplitMaker(
             sampler=self._sampler,
             ownership=self._ownership,
-            data=data,
+            data=VertexData(inputs, None, None, self._factors if weighted else None),
             mesh=self._mesh,
             telemetry=Telemetry(),
             num_neighbors=[-1],
             deterministic=True,
         )
         layer = self._model.get_submodule(name)
-        square = frozenset({name}) & self._plan.square
-        plan = Plan(1, {name: 0}, square, (), ())
-        given = args[0] if args else kwargs["x"]
+        plan = Plan(1, {name: 0}, frozenset({name}) & self._plan.square, (), ())
         cuts = _cut_by_edges(self.graph.indptr)
-        call = Call("count chunks")
-        rounds = max(self._mesh.loading.exchange_counts(call, (len(cuts) - 1,) * self._mesh.num_splits))
+        ours = (len(cuts) - 1,) * self._mesh.num_splits
+        rounds = max(self._mesh.loading.exchange_counts(Call("count chunks"), ours))
         array: npt.NDArray[Any] | None = None
         for number in range(rounds):  # all ranks: as many rounds as the rank with most chunks needs
             low, high = (cuts[number], cuts[number + 1]) if number + 1 < len(cuts) else (0, 0)
             batch = maker.make(torch.arange(self.first + low, self.first + high), _KEY, high - low)
             step = Step(batch, plan)
-            swap = _swapper(given, batch.x, EdgeHandle(batch), WeightHandle(batch))
-            placed = step.enter_layer(name, layer, tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()})
-            out = step.leave_layer(layer(*placed[0], **placed[1]))
+            args, kwargs = step.enter_layer(
+                name, layer, substitute(call, batch.x, EdgeHandle(batch), WeightHandle(batch))
+            )
+            out = step.leave_layer(layer(*args, **kwargs))
             if array is None:
                 array, rows = self._new_map(f"{name}-out", out)
             _write(array[low:high], out)

@@ -1,4 +1,4 @@
-"""How a model is called with a batch: by the names of its forward's parameters."""
+"""How a model is called with a batch, and what its layers get in place of the batch's handles."""
 
 import inspect
 from typing import Any
@@ -9,7 +9,10 @@ from gsplit.nn.layers import layers_of, takes_weights
 from gsplit.strategies.batch import Batch
 from gsplit.strategies.handles import EdgeHandle, WeightHandle
 
-__all__ = ["call_model", "needs_weights"]
+__all__ = ["LayerCall", "call_model", "needs_weights", "rows_of", "substitute"]
+
+LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments."""
 
 
 def needs_weights(model: Module) -> bool:
@@ -25,3 +28,23 @@ def call_model(model: Module, batch: Batch) -> Any:
     if needs_weights(model):
         return model(batch.x, EdgeHandle(batch), edge_weight=WeightHandle(batch))
     return model(batch.x, EdgeHandle(batch))
+
+
+def rows_of(call: LayerCall) -> Any:
+    """The rows a layer was called with: its first argument, or ``x``."""
+    args, kwargs = call
+    return args[0] if args else kwargs.get("x")
+
+
+def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any) -> LayerCall:
+    """A layer's call with other rows, and with edges and weights in place of the handles."""
+    given = rows_of(call)
+
+    def swap(value: Any) -> Any:
+        if value is given:
+            return rows
+        if isinstance(value, EdgeHandle):
+            return edges
+        return weights if isinstance(value, WeightHandle) else value
+
+    return tuple(map(swap, call[0])), {name: swap(value) for name, value in call[1].items()}

@@ -23,6 +23,7 @@ from gsplit.buffers import BufferPool
 from gsplit.comm import SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
+from gsplit.nn.calls import LayerCall, rows_of
 from gsplit.nn.step import Plan, Rows, Step, num_rows
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
@@ -147,21 +148,19 @@ class Recorder(Step):
             raise InputError(_stray_rows(where, x))
         return self._meanings[x.size(0)]
 
-    def enter_layer(
-        self, name: str, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
         """Learn which layer this is from the rows it is given."""
         if name in self._layer_of:
             fix = "give every layer a module of its own; weights can be shared by assigning parameters"
             raise InputError(explain(name, "one call per forward", "a second one", fix))
-        h = args[0] if args else kwargs.get("x")
+        h = rows_of(call)
         if isinstance(h, Tensor):
             rows = self._meaning(f"the input of {name}", h)
             if rows.space not in ("local", "mixed") or (rows.space == "mixed") != (rows.layer == 0):
                 raise InputError(_stray_rows(f"the input of {name}", h))
             self._layer_of[name] = rows.layer
             self._plan = replace(self._plan, layer_of=self._layer_of)
-        return super().enter_layer(name, layer, args, kwargs)
+        return super().enter_layer(name, layer, call)
 
     def drop(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Note the rows of a dropout call; calls that drop nothing count as well."""

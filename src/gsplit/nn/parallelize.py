@@ -135,7 +135,7 @@ class _Leave(_Hook):
 class _EnterLayer(_Hook):
     def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handle = next((a for a in [*args, *kwargs.values()] if isinstance(a, EdgeHandle)), None)
-        return None if handle is None else self.runtime.step_of(handle).enter_layer(self.name, module, args, kwargs)
+        return None if handle is None else self.runtime.step_of(handle).enter_layer(self.name, module, (args, kwargs))
 
 
 class _LeaveLayer(_Hook):

@@ -21,11 +21,12 @@ from torch.overrides import TorchFunctionMode
 from gsplit.blocks import Block
 from gsplit.errors import InputError, explain
 from gsplit.keys import kernels_torch
+from gsplit.nn.calls import LayerCall, rows_of, substitute
 from gsplit.nn.dropout import keyed_dropout
 from gsplit.nn.layers import normalised_edges, takes_csr, to_csr
 from gsplit.nn.norm import global_batch_norm
 from gsplit.strategies.batch import Batch
-from gsplit.strategies.handles import EdgeHandle, WeightHandle
+from gsplit.strategies.handles import WeightHandle
 
 __all__ = ["Plan", "Rows", "Step", "StepMode"]
 
@@ -84,31 +85,20 @@ class Step:
             self._made[key] = make()
         return self._made[key]
 
-    def enter_layer(
-        self, name: str, layer: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a layer with its own rows and edges in place of the model's. A collective."""
-        h = args[0] if args else kwargs.get("x")
-        others = [a for a in [*args[1:], *kwargs.values()] if isinstance(a, Tensor) and a is not h]
+    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
+        """The call of a layer with its own rows and edges in place of the model's. A collective."""
+        h, values = rows_of(call), [*call[0], *call[1].values()]
+        others = [value for value in values if isinstance(value, Tensor) and value is not h]
         if not isinstance(h, Tensor) or others:
-            got = "no tensor of rows" if not isinstance(h, Tensor) else f"{len(others)} more tensors"
+            got = f"{len(others)} more tensors" if others else "no tensor of rows"
             fix = "edge features and positions are not in the mini-batches"
             raise InputError(explain(name, "a call with rows and batch.edge_index", got, fix))
         index = self._plan.layer_of[name]
         mixed, dst = self.batch.shuffle(index, h)
-        weighted = any(isinstance(a, WeightHandle) for a in [*args, *kwargs.values()])
+        weighted = any(isinstance(value, WeightHandle) for value in values)
         edges, weights = self._edges(index, layer, h.dtype, weighted)
         self.inside = name
-        rows = mixed if name in self._plan.square else (mixed, dst)
-
-        def replace(value: Any) -> Any:
-            if value is h:
-                return rows
-            if isinstance(value, EdgeHandle):
-                return edges
-            return weights if isinstance(value, WeightHandle) else value
-
-        return tuple(replace(a) for a in args), {key: replace(value) for key, value in kwargs.items()}
+        return substitute(call, mixed if name in self._plan.square else (mixed, dst), edges, weights)
 
     def leave_layer(self, out: Any) -> Any:
         """Keep the destinations of a layer that knows no others."""
