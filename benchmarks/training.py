@@ -12,11 +12,25 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from gsplit.config import TrainSettings
+from gsplit.loader import NeighborLoader
+from gsplit.mesh import solo_mesh
+from gsplit.nn.parallelize import parallelize
+from gsplit.recipe import build_model, learning_rate, shape_of
+from gsplit.store.reader import open_store
+from gsplit.trainer import Trainer
 from real_graphs import real_store
 
 RESULTS = Path(__file__).parent / "results"
 GRAPHS = {"debian": "debian_packages", "arxiv": "ogbn_arxiv_nofeat"}
-CURVES = {"sage": ["--hidden", "256"], "gat": ["--hidden", "128", "--heads", "4"]}
+CURVES = {
+    "sage": ["--model", "sage", "--hidden", "256"],
+    "gat": ["--model", "gat", "--hidden", "128", "--heads", "4"],
+    "gat_warm": ["--model", "gat", "--hidden", "128", "--heads", "4", "--warmup-steps", "10"],
+}
+TITLES = {"sage": "GraphSAGE 256", "gat": "GAT 4 x 32", "gat_warm": "GAT 4 x 32, 10 warm-up steps"}
 COMMON = ["--fanout", "15,15,15", "--batch-size", "1024", "--dropout", "0.5", "--json"]
 FULL = {"debian": ["--epochs", "12"], "arxiv": ["--epochs", "8"]}
 TUNED = ["--hidden", "256", "--norm", "batch_norm", "--lr", "3e-3", "--schedule", "cosine"]
@@ -34,19 +48,48 @@ def distance(curves: list[list[float]]) -> float:
     return float(max(max(values) - min(values) for values in zip(*curves, strict=True)))
 
 
+def control(store: Path, options: list[str]) -> list[float]:
+    """How far rounding alone leads: the run of one process with every first weight moved by half a unit in its last place."""
+    given = dict(zip((o.strip("-").replace("-", "_") for o in options[::2]), options[1::2], strict=True))
+    settings = TrainSettings(**{k: v if k == "model" else int(v) for k, v in given.items()})
+    opened = open_store(store)
+    model = build_model(settings, shape_of(opened, settings), opened)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 6e-8 * torch.randn_like(parameter).sign())
+    model = parallelize(model, solo_mesh())
+    loader = NeighborLoader(opened, settings.fanout, "train", settings.batch_size, quiet=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, STEPS))
+    return Trainer(model, optimizer, loader, mesh=solo_mesh(), schedule=schedule).train_epoch(STEPS)
+
+
 def run(work: Path, record: Path) -> None:
-    document: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {"curves": {}, "full": {}}
+    document: dict[str, Any] = {"curves": {}, "full": {}, "control": {}}
+    if record.exists():
+        document |= json.loads(record.read_text())
     for graph, model in product(GRAPHS, CURVES):
         store = real_store(GRAPHS[graph], work).path
         for ranks, strategy in product((1, 2, 4), ("split", "data")):
             name = f"{graph} {model} {ranks} {strategy}"
             if name not in document["curves"]:
-                options = ["--model", model, *CURVES[model], "--steps", str(STEPS), "--evaluate-every", "0"]
+                options = [*CURVES[model], "--steps", str(STEPS), "--evaluate-every", "0"]
                 document["curves"][name] = train(store, *options, "--nproc", str(ranks), "--strategy", strategy)
                 record.write_text(json.dumps(document, indent=1) + "\n")
                 print(name, flush=True)
         mine = [c["losses"] for name, c in document["curves"].items() if name.startswith(f"{graph} {model} ")]
         print(f"{graph} {model}: {len(mine)} curves, largest distance {distance(mine):.2e}", flush=True)
+        if model.startswith("gat") and f"{graph} {model}" not in document["control"]:
+            document["control"][f"{graph} {model}"] = control(store, CURVES[model])
+            record.write_text(json.dumps(document, indent=1) + "\n")
+        if model.startswith("gat"):
+            ours, apart = (
+                document["control"][f"{graph} {model}"],
+                document["curves"][f"{graph} {model} 1 split"]["losses"],
+            )
+            print(
+                f"{graph} {model}: one process, weights moved by half an ulp: {distance([ours, apart]):.2e}", flush=True
+            )
     for graph, ranks in product(GRAPHS, (1, 2)):
         name = f"{graph} sage {ranks} split"
         if name not in document["full"]:
@@ -63,7 +106,8 @@ def draw(record: Path) -> None:
     from matplotlib import pyplot as plt
 
     document = json.loads(record.read_text())
-    figure, axes = plt.subplots(2, 4, figsize=(16, 6.4), height_ratios=(2, 1), constrained_layout=True)
+    size = (2, len(GRAPHS) * len(CURVES))
+    figure, axes = plt.subplots(*size, figsize=(4 * size[1], 6.4), height_ratios=(2, 1), constrained_layout=True)
     for column, (graph, model) in enumerate(product(GRAPHS, CURVES)):
         curves = {n: c["losses"] for n, c in document["curves"].items() if n.startswith(f"{graph} {model} ")}
         reference = curves[f"{graph} {model} 1 split"]
@@ -73,7 +117,14 @@ def draw(record: Path) -> None:
             axes[0, column].plot(losses, label=f"{ranks} rank{'s' * (ranks != '1')}, {strategy}", **style)
             apart = [max(abs(a - b), 1e-9) for a, b in zip(losses, reference, strict=True)]
             axes[1, column].semilogy(apart, **style)
-        axes[0, column].set_title(f"{graph}, {'GraphSAGE 256' if model == 'sage' else 'GAT 4 x 32'}")
+        if f"{graph} {model}" in document["control"]:
+            moved = document["control"][f"{graph} {model}"]
+            apart = [max(abs(a - b), 1e-9) for a, b in zip(moved, reference, strict=True)]
+            axes[1, column].semilogy(
+                apart, color="black", linewidth=0.8, label="1 rank, first weights moved by half an ulp"
+            )
+            axes[1, column].legend(fontsize=7)
+        axes[0, column].set_title(f"{graph}, {TITLES[model]}")
         axes[1, column].axhline(1e-4, color="grey", linewidth=0.8)
         axes[1, column].set_ylim(5e-10, 1e-3)
         axes[1, column].set_xlabel("step")

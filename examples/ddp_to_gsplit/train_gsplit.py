@@ -33,6 +33,7 @@ def main() -> None:
             optimizer.zero_grad()
         if rank == 0:
             print(f"epoch {epoch} loss {loss.item():.6f}", flush=True)
+    del model
     dist.destroy_process_group()
 
 

@@ -9,7 +9,7 @@ as modified for autograd, which cannot see it otherwise.
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from gsplit.buffers import BufferPool
-from gsplit.errors import CommError, InputError, explain
+from gsplit.errors import CommError, GSplitError, InputError, explain
 
 __all__ = [
     "Call",
@@ -35,6 +35,7 @@ __all__ = [
     "agree",
     "connect",
     "disconnect",
+    "first_rank_only",
     "is_connected",
 ]
 
@@ -230,7 +231,8 @@ class GroupComm:
         data = text.encode()
         sizes = self.exchange_counts(call, (len(data),) * self.size)
         ours = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
-        ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        if data:
+            ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
         theirs = [torch.empty_like(ours) for _ in range(self.size)]
         with self._explained(call):
             dist.all_gather(theirs, ours, group=self._group)  # all ranks: at start only
@@ -292,6 +294,18 @@ def agree(comm: Comm, what: str, settings: Mapping[str, object]) -> None:
         if len(set(values)) > 1:
             got = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
             raise InputError(explain(f"{what}: {key}", "the same on every rank", got, "start every rank alike"))
+
+
+def first_rank_only(comm: Comm, what: str, act: Callable[[], None]) -> None:
+    """Let rank 0 do something for all; if it cannot, all ranks raise its error. A collective."""
+    said = ""
+    if comm.rank == 0:
+        try:
+            act()
+        except (GSplitError, OSError) as error:
+            said = str(error) or type(error).__name__
+    if said := comm.gather_text(Call(what), said)[0]:
+        raise InputError(said)
 
 
 def _short(value: object) -> str:

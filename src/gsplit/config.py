@@ -17,7 +17,7 @@ __all__ = ["TrainSettings", "load_settings"]
 class TrainSettings(BaseModel):
     """Everything that decides what a run computes, but not on how many ranks: that does not change the result."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str = "sage"
     hidden: int = Field(256, ge=1)
@@ -64,6 +64,7 @@ def load_settings(path: Path | None, given: dict[str, Any]) -> TrainSettings:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         where = f"{path}: {key}" if path is not None and key not in given else key
-        known = ", ".join(TrainSettings.model_fields)
-        fix = f"use one of {known}" if first["type"] == "extra_forbidden" else "change this setting"
-        raise InputError(explain(where, first["msg"], first.get("input"), fix)) from error
+        unknown = first["type"] == "extra_forbidden"
+        expected = "a setting that exists" if unknown else first["msg"].removeprefix("Input should be ")
+        fix = f"use one of {', '.join(TrainSettings.model_fields)}" if unknown else "change this setting"
+        raise InputError(explain(where, expected, first.get("input"), fix)) from error

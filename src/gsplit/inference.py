@@ -12,7 +12,6 @@ and at last run the model through. Everything between two layers is row-wise (wr
 is computed as on the full graph. Held in memory: a chunk. On disk: every layer's outputs for the rank's own vertices.
 """
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +25,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.buffers import BufferPool
-from gsplit.comm import Call, SoloComm
+from gsplit.comm import Call, SoloComm, first_rank_only
 from gsplit.errors import InputError, explain
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.mesh import Mesh, solo_mesh
-from gsplit.nn.calls import LayerCall, call_model, rows_of, substitute
+from gsplit.nn.calls import LayerCall, call_model, dtype_of, rows_of, substitute
 from gsplit.nn.parallelize import plan_of, stand_in
 from gsplit.nn.step import Plan, Step
 from gsplit.ownership import Ownership, own_parts
@@ -74,8 +73,9 @@ class _Replay(Step):
             raise _Reached
         self.inside = name
         h = rows_of(call)
-        rows = h[:0] if name in self._plan.square else (h[:0], h[:0])
-        return substitute(call, rows, torch.empty(2, 0, dtype=torch.int64, device=h.device), h.new_empty(0))
+        row = h.new_zeros(1, *h.shape[1:])  # one vertex with a self-loop: there are layers that fail on nothing
+        rows = row if name in self._plan.square else (row, row)
+        return substitute(call, rows, torch.zeros(2, 1, dtype=torch.int64, device=h.device), h.new_ones(1))
 
     def leave_layer(self, out: Any) -> Any:
         """What the layer gave for these rows."""
@@ -94,7 +94,7 @@ class _Run:
         mesh: Mesh,
         ownership: Ownership | None,
         features: str,
-        workspace: Path,
+        workspace: str | Path | None,
         progress: Progress,
     ) -> None:
         if mesh.num_replicas > 1:  # every rank its own vertices: replicas share nothing here
@@ -108,16 +108,18 @@ class _Run:
         self._sampler = make_sampler(self.graph, self.original, mesh.device)
         name = f"features/{features}"
         self._x = MappedRows(name, store.array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
-        self._workspace = workspace
+        self._workspace, self._dtype = workspace, dtype_of(model)
         self._outputs: dict[str, MappedRows] = {}
         self._factors = gcn_factors(self.graph)
 
     def _new_map(self, name: str, rows: Tensor) -> tuple[npt.NDArray[Any], MappedRows]:
-        """A map on disk for rows like these of all own vertices."""
-        path = self._workspace / f"{self._mesh.rank}-{name}.npy"
+        """A map for rows like these of all own vertices, in a file without a name: whatever ends us, it is gone."""
         bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
-        shape = (self.stop - self.first, *rows.shape[1:])
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=bits.cpu().numpy().dtype, shape=shape)
+        shape, dtype = (self.stop - self.first, *rows.shape[1:]), bits.cpu().numpy().dtype
+        array: npt.NDArray[Any] = np.empty(shape, dtype)
+        if array.size:
+            with tempfile.TemporaryFile(dir=self._workspace) as file:
+                array = np.memmap(file, dtype, "w+", shape=shape)
         return array, MappedRows(name, array, rows.dtype, self.first)
 
     def _row_chunks(self) -> Iterator[tuple[int, int]]:
@@ -128,7 +130,7 @@ class _Run:
     def _replay(self, low: int, high: int, wanted: str | None) -> tuple[_Replay, Any]:
         """The model on some own vertices, up to a layer or through; returns what it gave, None if it was stopped."""
         ids = torch.arange(low, high)
-        x = self._x.take(ids).to(self._mesh.device)
+        x = self._x.take(ids).to(self._mesh.device, self._dtype)
         batch = _rows_only(x, self._plan.depth)
         step = _Replay(batch, self._plan, self._outputs, ids, wanted)
         with stand_in(self._model, step):
@@ -154,8 +156,8 @@ class _Run:
         """The inputs of a layer for all own vertices, and how the model calls it."""
         probe, _ = self._replay(self.first, self.first, name)  # also on ranks without vertices
         h = rows_of(probe.call)
-        if h is probe.batch.x:
-            return self._x, probe.call  # the stored features themselves
+        if h is probe.batch.x and h._version == 0:
+            return self._x, probe.call  # the stored features themselves, not written to
         array, rows = self._new_map(f"{name}-in", h)
         for low, high in self._row_chunks():
             step, _ = self._replay(low, high, name)
@@ -182,7 +184,7 @@ class _Run:
         array: npt.NDArray[Any] | None = None
         for number in range(rounds):  # all ranks: as many rounds as the rank with most chunks needs
             low, high = (cuts[number], cuts[number + 1]) if number + 1 < len(cuts) else (0, 0)
-            batch = maker.make(torch.arange(self.first + low, self.first + high), _KEY, high - low)
+            batch = maker.make(torch.arange(self.first + low, self.first + high), _KEY, high - low).cast(self._dtype)
             step = Step(batch, plan)
             args, kwargs = step.enter_layer(
                 name, layer, substitute(call, batch.x, EdgeHandle(batch), WeightHandle(batch))
@@ -234,16 +236,14 @@ def _cut_by_edges(indptr: npt.NDArray[np.int64]) -> list[int]:
 
 
 @contextmanager
-def _prepared(model: Module, workspace: str | Path | None) -> Iterator[Path]:
-    """Evaluation mode, no gradients, and a folder for the maps that goes away afterwards."""
+def _evaluating(model: Module) -> Iterator[None]:
+    """Evaluation mode, no gradients; afterwards as it was."""
     modes = {name: module.training for name, module in model.named_modules()}
-    folder = Path(tempfile.mkdtemp(prefix="gsplit-infer-", dir=workspace))
     try:
         model.eval()
         with torch.no_grad():
-            yield folder
+            yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         for name, module in model.named_modules():
             module.training = modes[name]
 
@@ -269,24 +269,44 @@ def infer(
     if out is None and mesh.size > 1:
         fix = "give out=, a .npy file that all ranks can write to"
         raise InputError(explain("out", f"a file, for {mesh.size} ranks", "none", fix))
-    with _prepared(model, workspace) as folder:
-        run = _Run(model, graph, mesh, ownership, features, folder, progress)
-        partial = None if out is None else Path(f"{out}.partial")
-        result: npt.NDArray[Any] | None = None
-        for low, rows in run.outputs():
-            values = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy(force=True)
-            if result is None:
-                result = _make_result(partial, (graph.num_vertices, *values.shape[1:]), values.dtype, mesh)
-            result[run.original[low - run.first :][: values.shape[0]]] = values
-        assert result is not None
-        if out is None or partial is None:
+    path = None if out is None else Path(out)
+    partial = None if path is None else path.with_name(f"{path.name}.partial")
+    if path is not None:
+        first_rank_only(mesh.world, "check output", lambda: _check_file(path))
+    try:
+        with _evaluating(model):
+            result = _write_all(_Run(model, graph, mesh, ownership, features, workspace, progress), partial, mesh)
+        if path is None or partial is None:
             return result
         del result  # written
         _meet(mesh, "finish output")
-        if mesh.rank == 0:
-            partial.rename(out)
-        _meet(mesh, "rename output")
-        return np.load(out, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        first_rank_only(mesh.world, "rename output", lambda: _rename(partial, path))
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    finally:
+        if partial is not None and mesh.rank == 0:
+            partial.unlink(missing_ok=True)
+
+
+def _check_file(path: Path) -> None:
+    if not path.parent.is_dir() or path.is_dir():
+        got = "a folder" if path.is_dir() else "a folder that does not exist"
+        raise InputError(explain(path, "a file in a folder that exists", got, "choose another place"))
+
+
+def _rename(partial: Path, path: Path) -> None:
+    partial.rename(path)
+
+
+def _write_all(run: _Run, partial: Path | None, mesh: Mesh) -> npt.NDArray[Any]:
+    """Outputs of own vertices to their places in original order. A collective."""
+    result: npt.NDArray[Any] | None = None
+    for low, rows in run.outputs():
+        values = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy(force=True)
+        if result is None:
+            result = _make_result(partial, (run.graph.num_vertices, *values.shape[1:]), values.dtype, mesh)
+        result[run.original[low - run.first :][: values.shape[0]]] = values
+    assert result is not None
+    return result
 
 
 def _meet(mesh: Mesh, what: str) -> None:
@@ -297,9 +317,8 @@ def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any]
     """Where results go: an array, or a file that rank 0 makes and all open. A collective."""
     if path is None:
         return np.empty(shape, dtype)
-    if mesh.rank == 0:
-        np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()
-    _meet(mesh, "make output")
+    make = lambda: np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()  # noqa: E731
+    first_rank_only(mesh.world, "make output", make)
     return np.load(path, mmap_mode="r+", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -323,8 +342,11 @@ def evaluate(
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         fix = "compute another metric from the output of gsplit.infer"
         raise InputError(explain("y", "one class per vertex", f"{labels.dtype} {list(labels.shape[1:])}", fix))
-    with _prepared(model, workspace) as folder:
-        run = _Run(model, graph, mesh, ownership, features, folder, progress)
+    for name in names:
+        if graph.array(f"targets/{name}").size == 0:
+            raise InputError(explain(f"targets/{name}", "at least one target", "none", "name other targets"))
+    with _evaluating(model):
+        run = _Run(model, graph, mesh, ownership, features, workspace, progress)
         right = np.zeros(run.stop - run.first, bool)
         offset = graph.vertex_range[0]
         for low, rows in run.outputs():
@@ -336,4 +358,4 @@ def evaluate(
         ids = own_of_stored(graph.array(f"targets/{name}"), run.first, run.stop).ids
         counts[place, 0], counts[place, 1] = float(right[ids - run.first].sum()), float(ids.size)
     mesh.world.all_reduce(Call("count right answers"), counts).wait()  # all ranks: same names
-    return {name: float(counts[place, 0] / counts[place, 1].clamp(min=1)) for place, name in enumerate(names)}
+    return {name: float(counts[place, 0] / counts[place, 1]) for place, name in enumerate(names)}

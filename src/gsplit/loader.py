@@ -217,6 +217,7 @@ class NeighborLoader:
             finally:  # also when the loop is left or fails: no step's numbers run into the next
                 self.telemetry.end_step(epoch, step)
 
+    @torch.inference_mode(False)
     def make_batch(self, epoch: int, step: int) -> Batch:
         """Any step of any epoch, by its name alone. A collective: every rank makes it."""
         epoch, step = operator.index(epoch), operator.index(step)

@@ -7,7 +7,9 @@ may one day run in a thread of their own), gradients (started by backward), and 
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 
@@ -32,6 +34,8 @@ class Mesh:
     world: Comm
     replica: int = 0
     num_replicas: int = 1
+    numbers: Iterator[int] = field(default_factory=count, compare=False, repr=False)
+    """Names for what ranks make in the same order, to tell one from another."""
 
     @property
     def rank(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import Module
 
+from gsplit.comm import first_rank_only
 from gsplit.config import TrainSettings
 from gsplit.errors import InputError, explain
 from gsplit.inference import infer
@@ -21,12 +22,12 @@ from gsplit.nn.calls import needs_weights
 from gsplit.nn.models import make_model
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
-from gsplit.run_folder import load_run, load_weights, save_run, telemetry_path
+from gsplit.run_folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
 from gsplit.store.reader import Store
 from gsplit.trainer import StepReport, Trainer
 from gsplit.verification import Verification, verify
 
-__all__ = ["build_model", "infer_run", "shape_of", "train_run", "verify_run"]
+__all__ = ["build_model", "check_new_file", "infer_run", "learning_rate", "shape_of", "train_run", "verify_run"]
 
 
 def shape_of(store: Store, settings: TrainSettings) -> dict[str, int]:
@@ -58,7 +59,7 @@ def build_model(settings: TrainSettings, shape: dict[str, int], store: Store) ->
     )
 
 
-def _learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
+def learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
     """The factor of the learning rate at every step: a linear start, then constant or half a cosine."""
 
     def factor(step: int) -> float:
@@ -77,6 +78,7 @@ def train_run(
     store: Store,
     mesh: Mesh,
     out: Path | None,
+    overwrite: bool = False,
     observer: Callable[[StepReport], None] | None = None,
     on_evaluation: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
@@ -85,6 +87,9 @@ def train_run(
     Returns what ``gsplit train --json`` prints. Without an evaluation the last weights are kept.
     """
     shape = shape_of(store, settings)
+    first_rank_only(mesh.world, "check labels", lambda: _check_labels(store, settings))
+    if out is not None:
+        first_rank_only(mesh.world, "begin run", lambda: _begin(out, overwrite))
     model = parallelize(build_model(settings, shape, store), mesh)
     loader = NeighborLoader(
         store,
@@ -102,11 +107,11 @@ def train_run(
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     num_steps = settings.steps or settings.epochs * len(loader)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate(settings, num_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, num_steps))
     trainer = Trainer(
         model, optimizer, loader, mesh=mesh, schedule=schedule, clip_norm=settings.clip_norm, observer=observer
     )
-    names = [name for name in ("val", "test") if f"targets/{name}" in store.names]
+    names = [name for name in ("val", "test") if _num_targets(store, name)]
     every = settings.evaluate_every if "val" in names else 0
     best: dict[str, Any] = {"epoch": 0, "val": -1.0}
     state = model.state_dict()
@@ -125,8 +130,9 @@ def train_run(
                     state = {name: value.clone() for name, value in model.state_dict().items()}
     if every == 0:
         state = model.state_dict()
-    if out is not None and mesh.rank == 0:
-        save_run(out, settings, shape, state, trainer.history)
+    if out is not None:
+        _finish = lambda: finish_run(out, settings, shape, state, trainer.history)  # noqa: E731
+        first_rank_only(mesh.world, "finish run", _finish)
     return {
         "ranks": mesh.size,
         "replicas": mesh.num_replicas,
@@ -140,17 +146,48 @@ def train_run(
     }
 
 
-def infer_run(run: Path, store: Store, out: Path, mesh: Mesh, progress: Progress = silent) -> dict[str, Any]:
+def _num_targets(store: Store, name: str) -> int:
+    return int(store.array(f"targets/{name}").size) if f"targets/{name}" in store.names else 0
+
+
+def _check_labels(store: Store, settings: TrainSettings) -> None:
+    """Every target needs a label; unlabelled vertices have -1."""
+    targets = store.array(f"targets/{settings.targets}")
+    if targets.size == 0:
+        raise InputError(explain(f"targets/{settings.targets}", "at least one target", "none", "name other targets"))
+    unlabelled = int((store.array("y")[targets - store.vertex_range[0]] < 0).sum())
+    if unlabelled:
+        fix = "leave unlabelled vertices out of the targets"
+        raise InputError(
+            explain(f"targets/{settings.targets}", "a label of every target", f"{unlabelled} without", fix)
+        )
+
+
+def _begin(out: Path, overwrite: bool) -> None:
+    check_new_run(out, overwrite=overwrite)
+    begin_run(out)
+
+
+def infer_run(
+    run: Path, store: Store, out: Path, mesh: Mesh, *, overwrite: bool = False, progress: Progress = silent
+) -> dict[str, Any]:
     """Exact outputs of a trained model for all vertices, into a file. A collective."""
     settings, shape = load_run(run)
-    held = shape_of(store, settings)
-    if held["num_features"] != shape["num_features"]:
+    first_rank_only(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
+    width = store.array(f"features/{settings.features}").shape[1]
+    if width != shape["num_features"]:
         fix = "give the store it was trained on, or one like it"
-        raise InputError(explain(store.path, f"{shape['num_features']} features", held["num_features"], fix))
+        raise InputError(explain(store.path, f"{shape['num_features']} features", width, fix))
     model = build_model(settings, shape, store)
     load_weights(run, model)
     result = infer(parallelize(model, mesh), store, out, mesh=mesh, features=settings.features, progress=progress)
     return {"out": str(out), "shape": list(result.shape), "dtype": str(result.dtype), "ranks": mesh.size}
+
+
+def check_new_file(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write over a file by accident."""
+    if path.exists() and not overwrite:
+        raise InputError(explain(path, "a new file", "one that exists", "choose another --out, or pass --overwrite"))
 
 
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:

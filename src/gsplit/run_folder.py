@@ -5,10 +5,12 @@ RUN/weights.npz    the state dict, array by array
 RUN/history.json   losses of every step, accuracies of every evaluation
 RUN/steps-rank-R.jsonl   telemetry, a line per step
 
-The weights are written to a temporary name and renamed, so a run that is cut off has whole ones or none.
+All of it is made in RUN.partial, which takes RUN's place when it is whole: an older run stays until then, and a run
+that is cut off leaves its telemetry there, until the next one begins.
 """
 
 import json
+import shutil
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -23,44 +25,57 @@ from gsplit.config import TrainSettings
 from gsplit.errors import InputError, explain
 from gsplit.trainer import History
 
-__all__ = ["check_new_run", "load_run", "load_weights", "save_run", "telemetry_path"]
+__all__ = ["begin_run", "check_new_run", "finish_run", "load_run", "load_weights", "telemetry_path"]
 
 _FILES = ("settings.json", "weights.npz", "history.json")
 _FIX = "train again with gsplit train --out"
 
 
 def telemetry_path(run: Path, rank: int) -> Path:
-    """Where a rank writes its steps."""
-    return run / f"steps-rank-{rank}.jsonl"
+    """Where a rank writes its steps while the run is on."""
+    return _partial(run) / f"steps-rank-{rank}.jsonl"
+
+
+def _partial(run: Path) -> Path:
+    return run.with_name(f"{run.name}.partial")
 
 
 def check_new_run(run: Path, *, overwrite: bool) -> None:
-    """Make the folder; refuse one that holds a run, or anything else."""
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        ours = run.is_dir() and all(p.name in _FILES or p.name.startswith("steps-rank-") for p in run.iterdir())
-        if not (ours and overwrite):
-            fix = "choose another --out" + (", or pass --overwrite" if ours else "")
-            raise InputError(explain(run, "an empty or new folder", "a run" if ours else "other files", fix))
-        for path in run.iterdir():
-            path.unlink()
-    run.mkdir(parents=True, exist_ok=True)
+    """Refuse a place that holds a run, unless it may be replaced, or anything else."""
+    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+        return
+    kind = "a run" if run.is_dir() and _is_run(run) else "other files" if run.is_dir() else "a file"
+    if not (kind == "a run" and overwrite):
+        fix = "choose another --out" + (", or pass --overwrite" if kind == "a run" else "")
+        raise InputError(explain(run, "an empty or new folder", kind, fix))
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.rename(path)
+def _is_run(folder: Path) -> bool:
+    return all(path.name in _FILES or path.name.startswith("steps-rank-") for path in folder.iterdir())
 
 
-def save_run(
+def begin_run(run: Path) -> None:
+    """Make the folder that a run is made in; what an earlier one left there goes."""
+    partial = _partial(run)
+    if partial.exists():
+        if not (partial.is_dir() and _is_run(partial)):
+            raise InputError(explain(partial, "nothing, or what a run left", "other files", "choose another --out"))
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+
+
+def finish_run(
     run: Path, settings: TrainSettings, shape: dict[str, int], state: dict[str, Any], history: History
 ) -> None:
-    """Write a trained model; ``shape`` is the number of input features and of classes."""
-    partial = run / "weights.partial.npz"
-    np.savez(partial, **{name: value.numpy(force=True) for name, value in state.items()})
-    partial.rename(run / "weights.npz")
-    _replace(run / "history.json", json.dumps(asdict(history)))
-    _replace(run / "settings.json", json.dumps({"settings": settings.model_dump(), "shape": shape}, indent=1))
+    """Write the trained model and put the run in its place; ``shape`` is the number of input features and classes."""
+    partial = _partial(run)
+    np.savez(partial / "weights.npz", **{name: value.numpy(force=True) for name, value in state.items()})
+    (partial / "history.json").write_text(json.dumps(asdict(history), allow_nan=False))
+    document = {"settings": settings.model_dump(), "shape": shape}
+    (partial / "settings.json").write_text(json.dumps(document, indent=1, allow_nan=False))
+    if run.exists():
+        shutil.rmtree(run)
+    partial.rename(run)
 
 
 def load_run(run: Path) -> tuple[TrainSettings, dict[str, int]]:
@@ -68,7 +83,8 @@ def load_run(run: Path) -> tuple[TrainSettings, dict[str, int]]:
     path = run / "settings.json"
     try:
         document = json.loads(path.read_text())
-        return TrainSettings(**document["settings"]), dict(document["shape"])
+        shape = {key: int(document["shape"][key]) for key in ("num_features", "num_classes")}
+        return TrainSettings(**document["settings"]), shape
     except OSError as error:
         raise InputError(explain(path, "the settings of a run", error.strerror, _FIX)) from error
     except (ValueError, KeyError, TypeError, ValidationError) as error:
@@ -84,5 +100,6 @@ def load_weights(run: Path, model: Module) -> None:
         model.load_state_dict(state)
     except OSError as error:
         raise InputError(explain(path, "the weights of a run", error.strerror or error, _FIX)) from error
-    except (ValueError, RuntimeError, zipfile.BadZipFile) as error:
-        raise InputError(explain(path, "weights of this model", str(error).splitlines()[0], _FIX)) from error
+    except (ValueError, RuntimeError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        got = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(explain(path, "weights of this model", got, _FIX)) from error

@@ -49,6 +49,7 @@ def _new_segment(num_bytes: int, generation: int) -> _Segment:
     return _Segment(descriptor, generation, torch.frombuffer(mmap.mmap(descriptor, capacity), dtype=torch.uint8))
 
 
+@torch.inference_mode(False)
 def _open_peer(process: int, descriptor: int, capacity: int) -> Tensor:
     """Map another process's segment."""
     file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -96,6 +97,7 @@ class SharedComm:
             count *= extent
         return self._segment(count * dtype.itemsize).data[: count * dtype.itemsize].view(dtype).view(shape)
 
+    @torch.inference_mode(False)
     def _segment(self, num_bytes: int) -> _Segment:
         """This turn's segment, made anew if it is too small."""
         held = self._slots[self._turn]

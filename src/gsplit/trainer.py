@@ -4,6 +4,7 @@ Nothing here depends on the strategy or the number of ranks. The loss is the mea
 arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,12 +20,12 @@ from gsplit.errors import InputError, explain
 from gsplit.inference import evaluate
 from gsplit.loader import NeighborLoader
 from gsplit.mesh import Mesh
-from gsplit.nn.calls import call_model
+from gsplit.nn.calls import call_model, dtype_of
 from gsplit.store.memory import MemoryStore
 from gsplit.store.reader import Store
 from gsplit.strategies.batch import Batch
 
-__all__ = ["History", "StepReport", "Trainer", "per_target_cross_entropy"]
+__all__ = ["History", "StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
 
 
 class Schedule(Protocol):
@@ -61,6 +62,14 @@ def per_target_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y, reduction="none")
 
 
+def check_finite(loss: float, batch: Batch) -> None:
+    """Stop where a loss is no number; it is the same on every rank, so all stop."""
+    if not math.isfinite(loss):
+        fix = "look at the features of these targets, lower the learning rate, or clip gradients"
+        where = f"epoch {batch.key.epoch}, step {batch.key.step}"
+        raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
+
+
 class Trainer:
     """Trains a wrapped model. Every rank makes one and calls the same methods."""
 
@@ -89,7 +98,7 @@ class Trainer:
         """One step on one mini-batch; returns its loss, the same on every rank. A collective."""
         telemetry = self._loader.telemetry
         with telemetry.span("forward"):
-            out = call_model(self._model, batch)
+            out = call_model(self._model, batch.cast(dtype_of(self._model)))
             loss = batch.mean(self._loss(out, batch.y))
         with telemetry.span("backward"):
             loss.backward()  # gradients are averaged over all ranks on the way
@@ -103,6 +112,7 @@ class Trainer:
             if self._schedule is not None:
                 self._schedule.step()
         value = float(loss.detach())  # device sync: once per step
+        check_finite(value, batch)
         telemetry.note("loss", value)
         return value
 

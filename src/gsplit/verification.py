@@ -1,7 +1,7 @@
 """The promise, checked on the user's own model and graph: W ranks compute what one process computes.
 
 All ranks train a float64 copy of the model for some steps; rank 0 also trains one alone, on the same mini-batches, and
-compares the loss and every parameter's gradient at every step.
+compares the loss and every parameter's gradient at every step, and the buffers (running statistics) at the end.
 """
 
 import copy
@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.comm import Call
+from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
 from gsplit.mesh import Mesh, solo_mesh
 from gsplit.nn.calls import call_model, needs_weights
 from gsplit.nn.parallelize import parallelize
 from gsplit.store.memory import MemoryStore
 from gsplit.store.reader import Store
-from gsplit.trainer import per_target_cross_entropy
+from gsplit.trainer import check_finite, per_target_cross_entropy
 
 __all__ = ["Verification", "verify"]
 
@@ -31,6 +32,8 @@ class Verification:
 
     max_loss_error: float
     max_grad_error: float
+    max_buffer_error: float
+    largest_gradient: float
     tolerance: float
     steps: int
     ranks: int
@@ -38,8 +41,13 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the ranks computed what one process does."""
-        return max(self.max_loss_error, self.max_grad_error) <= self.tolerance
+        """Whether the ranks computed what one process does; small gradients must agree to their own size."""
+        errors = (
+            self.max_loss_error,
+            self.max_buffer_error,
+            self.max_grad_error / min(1.0, self.largest_gradient or 1.0),
+        )
+        return all(error <= self.tolerance for error in errors)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -53,21 +61,28 @@ def _train(
     steps: int,
     lr: float,
     loss: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[list[float], list[list[Tensor]]]:
-    """Losses, and gradients of all parameters, of the first steps."""
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Losses, gradients of all parameters in all steps, and the last buffers."""
     model = parallelize(copy.deepcopy(model).double().train(), mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     losses: list[float] = []
-    gradients: list[list[Tensor]] = []
+    gradients: list[Tensor] = []
     for number in range(steps):
-        batch = loader.make_batch(*divmod(number, len(loader))).double()
+        batch = loader.make_batch(*divmod(number, len(loader))).cast(torch.float64)
         value = batch.mean(loss(call_model(model, batch), batch.y))
         value.backward()
         losses.append(float(value.detach()))
-        gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()])
+        check_finite(losses[-1], batch)
+        gradients += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
         optimizer.step()
         optimizer.zero_grad()
-    return losses, gradients
+    return torch.tensor(losses, dtype=torch.float64), gradients, [b.double() for b in model.buffers()]
+
+
+def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """The largest difference; not a number if there is one that is none."""
+    pairs = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    return float(torch.stack(pairs).max()) if pairs else 0.0
 
 
 def verify(
@@ -91,7 +106,7 @@ def verify(
     Rank 0 needs the whole graph. The model itself is left as it is.
     """
 
-    def run(on: Mesh, how: str) -> tuple[list[float], list[list[Tensor]]]:
+    def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         loader = NeighborLoader(
             graph,
             num_neighbors,
@@ -104,14 +119,17 @@ def verify(
             gcn_norm=needs_weights(model),
             quiet=True,
         )
+        if len(loader) == 0:
+            raise InputError(explain("input_nodes", "at least one target", "none", "name other targets"))
         return _train(model, loader, on, steps, lr, loss)
 
-    losses, gradients = run(mesh, strategy)
-    errors = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+    losses, gradients, buffers = run(mesh, strategy)
+    found = torch.zeros(4, dtype=torch.float64, device=mesh.device)
     if mesh.rank == 0:
-        wanted_losses, wanted = run(solo_mesh(mesh.device), "split")
-        errors[0] = max(abs(a - b) for a, b in zip(losses, wanted_losses, strict=True))
-        pairs = [pair for got, want in zip(gradients, wanted, strict=True) for pair in zip(got, want, strict=True)]
-        errors[1] = max(float((got - want).abs().max()) if got.numel() else 0.0 for got, want in pairs)
-    mesh.world.broadcast(Call("broadcast errors"), errors)  # all ranks wait here for rank 0
-    return Verification(float(errors[0]), float(errors[1]), tolerance, steps, mesh.size, strategy)
+        wanted_losses, wanted, wanted_buffers = run(solo_mesh(mesh.device), "split")
+        errors = _distance([losses], [wanted_losses]), _distance(gradients, wanted), _distance(buffers, wanted_buffers)
+        largest = _distance(wanted, [torch.zeros_like(g) for g in wanted])
+        found = torch.tensor([*errors, largest], dtype=torch.float64, device=mesh.device)
+    mesh.world.broadcast(Call("broadcast errors"), found)  # all ranks wait here for rank 0
+    loss_error, grad_error, buffer_error, largest = found.tolist()
+    return Verification(loss_error, grad_error, buffer_error, largest, tolerance, steps, mesh.size, strategy)

@@ -23,12 +23,13 @@ def test_flags_come_before_the_file(tmp_path: Path) -> None:
         (
             "layers = 3",
             {},
-            r"run.toml: layers: expected Extra inputs are not permitted .got 3.*use one of model, hidden",
+            r"run.toml: layers: expected a setting that exists .got 3.*use one of model, hidden",
         ),
-        ("lr = -1", {}, r"run.toml: lr: expected Input should be greater than 0 .got -1"),
-        ("", {"dropout": 1.0}, r"^dropout: expected Input should be less than 1 .got 1"),
+        ("lr = -1", {}, r"run.toml: lr: expected greater than 0 .got -1"),
+        ("", {"dropout": 1.0}, r"^dropout: expected less than 1 .got 1"),
         ("fanout = []", {}, r"run.toml: fanout: expected List should have at least 1 item"),
-        ("schedule = 'linear'", {}, r"run.toml: schedule: expected Input should be 'constant' or 'cosine' .got linear"),
+        ("schedule = 'linear'", {}, r"run.toml: schedule: expected 'constant' or 'cosine' .got linear"),
+        ("lr = inf", {}, r"run.toml: lr: expected a finite number"),
         ("lr = = 1", {}, r"run.toml: expected TOML"),
     ],
 )

@@ -21,7 +21,7 @@ def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:
     graph, original = store.graph, store.original_ids()
     dst = original[np.repeat(np.arange(graph.num_vertices), graph.in_degrees())]
     x = torch.empty(VERTICES, WIDTH, dtype=torch.float64)
-    x[original] = torch.from_numpy(store.array("features/x"))
+    x[original] = torch.from_numpy(store.array("features/x")).double()
     return x, torch.from_numpy(np.stack([original[graph.indices], dst]))
 
 
@@ -58,7 +58,7 @@ def test_results_go_to_a_file_and_nothing_is_left_behind(tmp_path: Path) -> None
     )
     assert np.array_equal(np.load(tmp_path / "out.npy"), infer(model, store))
     assert got.shape == (VERTICES, 3)
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["out.npy", "scratch"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["out.npy", "scratch"]  # maps have no names
     assert seen[-1] == ("layers", 2, 2)
 
 
@@ -71,6 +71,29 @@ def test_evaluation_counts_every_target_once() -> None:
     labels[store.original_ids()] = store.array("y")
     targets = store.original_ids()[store.array("targets/train")]
     assert evaluate(model, store, ["train"]) == {"train": pytest.approx(float((guess == labels)[targets].mean()))}
+
+
+class InPlace(torch.nn.Module):
+    """Writes to its input before the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.conv = torch.nn.ReLU(inplace=True), GraphSAGE(WIDTH, 8, 1, 3)
+
+    def forward(self, x: torch.Tensor, edge_index: Any) -> torch.Tensor:
+        return self.conv(self.act(x), edge_index)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_features_of_another_type_and_inputs_written_to(dtype: str) -> None:
+    store, _ = small_store("random", 1)
+    arrays = {**store.arrays, "features/x": store.array("features/x").astype(dtype)}
+    half = MemoryStore(store.graph, store.part_boundaries, arrays, {**store.dtypes, "features/x": dtype})
+    torch.manual_seed(0)
+    model = InPlace().float()
+    rows, edges = _full(half)
+    want = model(rows.float(), edges).detach().numpy()
+    assert np.abs(infer(parallelize(model, solo_mesh()), half) - want).max() < 1e-5
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
@@ -88,6 +111,13 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="y: expected one class per vertex"):
         evaluate(plain, floats, ["train"])
+
+    for out, got in ((tmp_path / "no" / "o.npy", "a folder that does not exist"), (tmp_path, "a folder")):
+        with pytest.raises(InputError, match=f"expected a file in a folder that exists .got {got}"):
+            infer(plain, store, out)
+    empty = {**store.arrays, "targets/val": np.empty(0, np.int64)}
+    with pytest.raises(InputError, match="targets/val: expected at least one target"):
+        evaluate(plain, MemoryStore(store.graph, store.part_boundaries, empty, store.dtypes), ["val"])
 
     class Pair(torch.nn.Module):
         def __init__(self) -> None:

@@ -70,6 +70,14 @@ def test_some_steps_only_and_evaluations_are_kept() -> None:
     assert model.training
 
 
+def test_a_loss_that_is_no_number_stops_training() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e300)
+    trainer = Trainer(model, optimizer, _loader(), mesh=solo_mesh())
+    with pytest.raises(InputError, match="the loss of epoch 0, step 1: expected a number"):
+        trainer.train_epoch()
+
+
 def test_a_clip_norm_of_nothing_is_refused() -> None:
     model = _model()
     with pytest.raises(InputError, match="clip_norm: expected a positive number"):

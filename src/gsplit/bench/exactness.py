@@ -128,7 +128,8 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
 def _distance(a: Any, b: Any) -> float:
     if a is None or b is None:
         return 0.0 if a is b else float("inf")
-    return float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0.0))
+    distance = float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0.0))
+    return distance if np.isfinite(distance) else float("inf")
 
 
 def compare(one: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, float]:

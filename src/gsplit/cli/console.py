@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gsplit.errors import GSplitError, Terminated, explain
+from gsplit.errors import CommError, GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
@@ -34,15 +34,17 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was written") -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 
-    ``lost`` is what a user should know after Ctrl-C. A rank says its number, leaves JSON to whoever started it, and
-    says nothing when it is ended from outside.
+    ``lost`` is what a user should know after Ctrl-C. A rank leaves all of that to whoever started it.
     """
+    if rank is not None:
+        with _as_rank(rank):
+            yield
+        return
     signal.signal(signal.SIGTERM, _terminate)
-    as_json = as_json and rank is None
     try:
         yield
     except GSplitError as error:
-        _fail(str(error) if rank is None else f"rank {rank}: {error}", 2, as_json)
+        _fail(str(error), 2, as_json)
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(0) from None
@@ -57,15 +59,28 @@ def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was 
     except MemoryError:
         _fail(f"out of memory; {lost}", 2, as_json)
     except KeyboardInterrupt:
-        _stop(f"interrupted; {lost}", 130, as_json, rank)
+        _fail(f"interrupted; {lost}", 130, as_json)
     except Terminated:
-        _stop(f"terminated; {lost}", 143, as_json, rank)
+        _fail(f"terminated; {lost}", 143, as_json)
 
 
-def _stop(message: str, code: int, as_json: bool, rank: int | None) -> NoReturn:
-    if rank is not None:
-        os._exit(code)  # not the orderly way: the other ranks are ending too, and would be waited for
-    _fail(message, code, as_json)
+@contextmanager
+def _as_rank(rank: int) -> Iterator[None]:
+    """A rank's part of a command: signals end it at once, errors go to whoever started it."""
+    from gsplit.launch import report_failure
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not unwound: it may be deep in a collective
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    except (GSplitError, OSError, MemoryError) as error:
+        message = str(error) or type(error).__name__
+        if not report_failure(rank, message, consequence=isinstance(error, CommError)):
+            Console(stderr=True, soft_wrap=True).print(
+                Text.assemble(("error: ", "bold red"), f"rank {rank}: {message}")
+            )
+        sys.stderr.flush()
+        os._exit(2)  # not the orderly way: others wait in a collective, and leaving it politely would wait for them
 
 
 def _fail(message: str, code: int, as_json: bool) -> NoReturn:
@@ -78,7 +93,7 @@ def _fail(message: str, code: int, as_json: bool) -> NoReturn:
 
 def emit_json(document: dict[str, Any]) -> None:
     """The one document of ``--json``."""
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

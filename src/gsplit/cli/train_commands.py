@@ -56,7 +56,9 @@ def _rank() -> int | None:
 def _start_ranks(nproc: int) -> None:
     from gsplit.launch import launch
 
-    launch([sys.executable, "-m", "gsplit.cli", *sys.argv[1:]], nproc)
+    code = launch([sys.executable, "-P", "-m", "gsplit.cli", *sys.argv[1:]], nproc)
+    if code:
+        raise typer.Exit(code)
 
 
 def _on_ranks(nproc: int, check: Callable[[], None], work: Callable[[Any], None], replicas: int = 1) -> None:
@@ -132,22 +134,22 @@ def train(
         _on_ranks(
             nproc,
             lambda: _check_model(settings, opened, nproc),
-            lambda mesh: _train(settings, opened, mesh, out, as_json),
+            lambda mesh: _train(settings, opened, mesh, out, overwrite, as_json),
             settings.replicas,
         )
 
 
-def _train(settings: Any, store: Store, mesh: Any, out: Path | None, as_json: bool) -> None:
+def _train(settings: Any, store: Store, mesh: Any, out: Path | None, overwrite: bool, as_json: bool) -> None:
     from gsplit.cli.training_view import TrainingView
     from gsplit.recipe import train_run
 
     if mesh.rank or as_json:
-        document = train_run(settings, store, mesh, out)
+        document = train_run(settings, store, mesh, out, overwrite)
         if mesh.rank == 0:
             emit_json(document)
         return
     with TrainingView(settings.steps, settings.epochs) as view:
-        document = train_run(settings, store, mesh, out, view.step, view.evaluation)
+        document = train_run(settings, store, mesh, out, overwrite, view.step, view.evaluation)
     table = Table(box=None, show_header=False, pad_edge=False)
     seconds = sum(document["epoch_seconds"])
     table.add_row("steps", f"{document['steps']} on {mesh.size} rank(s), {settings.strategy}")
@@ -163,7 +165,7 @@ def _train(settings: Any, store: Store, mesh: Any, out: Path | None, as_json: bo
 
 def infer(
     store: StoreArgument,
-    run: Annotated[Path, typer.Option(help="a folder made by gsplit train --out")],
+    weights: Annotated[Path, typer.Option(metavar="RUN", help="a folder made by gsplit train --out")],
     out: Annotated[Path, typer.Option(help="the .npy file to write, a row per vertex in original order")],
     overwrite: Annotated[bool, typer.Option(help="replace a file of the same name")] = False,
     nproc: Nproc = 1,
@@ -171,19 +173,27 @@ def infer(
 ) -> None:
     """Exact outputs of a trained model for every vertex, from all neighbours."""
     with command(as_json, rank=_rank()):
-        from gsplit.run_folder import load_run
-
         opened = open_store(store)
-        if _rank() is None and out.exists() and not overwrite:
-            raise InputError(explain(out, "a new file", "one that exists", "choose another --out, or pass --overwrite"))
-        _on_ranks(nproc, lambda: load_run(run) and None, lambda mesh: _infer(run, opened, out, mesh, as_json))
+        _on_ranks(
+            nproc,
+            lambda: _check_inference(weights, out, overwrite),
+            lambda mesh: _infer(weights, opened, out, overwrite, mesh, as_json),
+        )
 
 
-def _infer(run: Path, store: Store, out: Path, mesh: Any, as_json: bool) -> None:
+def _check_inference(weights: Path, out: Path, overwrite: bool) -> None:
+    from gsplit.recipe import check_new_file
+    from gsplit.run_folder import load_run
+
+    load_run(weights)
+    check_new_file(out, overwrite=overwrite)
+
+
+def _infer(weights: Path, store: Store, out: Path, overwrite: bool, mesh: Any, as_json: bool) -> None:
     from gsplit.recipe import infer_run
 
     with progress_bars(as_json or mesh.rank > 0) as progress:
-        document = infer_run(run, store, out, mesh, progress)
+        document = infer_run(weights, store, out, mesh, overwrite=overwrite, progress=progress)
     if mesh.rank == 0 and as_json:
         emit_json(document)
     elif mesh.rank == 0:
@@ -211,7 +221,7 @@ def verify(
     steps: Annotated[int, typer.Option(min=1, help="steps compared")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Train the same steps on one process and on W ranks, in float64, and say how far they are apart."""
+    """Train the same steps on one process and on W ranks, in float64, and say how far they are apart; 3 if too far."""
     options = {name: value for name, value in dict(locals()).items() if name != "steps"}
     with command(as_json, rank=_rank()):
         from gsplit.config import TrainSettings, load_settings
@@ -227,6 +237,7 @@ def verify(
 
 
 def _verify(settings: Any, store: Store, mesh: Any, steps: int, as_json: bool) -> None:
+    from gsplit.launch import DIFFERS
     from gsplit.recipe import verify_run
 
     found = verify_run(settings, store, mesh, steps)
@@ -238,4 +249,5 @@ def _verify(settings: Any, store: Store, mesh: Any, steps: int, as_json: bool) -
         console.print(f"{settings.model}, {found.strategy}: {found.ranks} rank(s) {verdict} over {found.steps} steps")
         console.print(f"largest difference: loss {found.max_loss_error:.2e}, gradients {found.max_grad_error:.2e}")
     if not found.ok:
-        raise typer.Exit(1)
+        sys.stdout.flush()
+        raise typer.Exit(DIFFERS)

@@ -3,13 +3,14 @@
 import inspect
 from typing import Any
 
+import torch
 from torch.nn import Module
 
 from gsplit.nn.layers import layers_of, takes_weights
 from gsplit.strategies.batch import Batch
 from gsplit.strategies.handles import EdgeHandle, WeightHandle
 
-__all__ = ["LayerCall", "call_model", "needs_weights", "rows_of", "substitute"]
+__all__ = ["LayerCall", "call_model", "dtype_of", "needs_weights", "rows_of", "substitute"]
 
 LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
@@ -28,6 +29,12 @@ def call_model(model: Module, batch: Batch) -> Any:
     if needs_weights(model):
         return model(batch.x, EdgeHandle(batch), edge_weight=WeightHandle(batch))
     return model(batch.x, EdgeHandle(batch))
+
+
+def dtype_of(model: Module) -> torch.dtype:
+    """The type of a model's rows: that of its first parameter of real numbers."""
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, torch.get_default_dtype())
 
 
 def rows_of(call: LayerCall) -> Any:

@@ -17,19 +17,22 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from gsplit.comm import Call, Comm, Pending
-from gsplit.errors import InputError, explain
+from gsplit.errors import CommError, InputError, explain
 
 __all__ = ["GradientAverage"]
 
+_MOST_BUCKETS = 1 << 12
 BUCKET_BYTES = 1 << 20
 """Small enough that a model of a few MB, which is large for a GNN, has several."""
 
 
 class _Bucket:
-    """Parameters whose gradients travel together, and after them a flag for each: did it have one?"""
+    """Parameters whose gradients travel together, after them a flag for each (did it have one?), and a number that must
+    be the same on all ranks.
+    """
 
-    def __init__(self, parameters: list[Parameter]) -> None:
-        self.parameters = parameters
+    def __init__(self, number: int, parameters: list[Parameter]) -> None:
+        self.number, self.parameters = number, parameters
         self.grads: dict[int, Tensor] = {}
         self.flat: Tensor | None = None
         self.work: Pending | None = None
@@ -44,15 +47,18 @@ class _Bucket:
         pieces = [
             self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
         ]
-        self.flat = torch.cat([*pieces, flags])
+        self.flat = torch.cat([*pieces, flags, first.new_tensor([float(self.number)])])
         self.work = comm.all_reduce(call, self.flat)
 
     def finish(self, size: int) -> list[tuple[Parameter, Tensor]]:
         """The averaged gradients of all parameters that had one anywhere."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
-        *pieces, flags = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters)])
+        *pieces, flags, number = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters), 1])
         present = flags.tolist()  # device sync: once per bucket
+        if self.flat.dtype in (torch.float32, torch.float64) and float(number) != size * self.number:
+            fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
+            raise CommError(explain("averaged gradients", f"bucket {self.number} on every rank", "another", fix))
         self.flat, self.work, self.grads = None, None, {}
         return [
             (p, piece.view_as(p).div_(size))
@@ -64,26 +70,40 @@ class _Bucket:
 class GradientAverage:
     """Averages the gradients of some parameters after every backward that reaches them."""
 
-    def __init__(self, parameters: list[Parameter], comm: Comm) -> None:
+    def __init__(self, parameters: list[Parameter], comm: Comm, number: int = 0) -> None:
+        """``number`` tells the models of a mesh apart; the same on every rank."""
         for parameter in parameters:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", "complex ones", "split them into two"))
         self.parameters, self._comm = parameters, comm
-        self._buckets = [_Bucket(part) for part in _fill_buckets(parameters)]
+        buckets = enumerate(_fill_buckets(parameters))
+        self._buckets = [_Bucket(_MOST_BUCKETS * number + place, part) for place, part in buckets]
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._aside: dict[int, Tensor | None] = {}
         self._started, self._running, self._backwards = 0, False, 0
         self._handles: list[RemovableHandle] = []
+        self.refuse_other_hooks()
         for parameter in parameters:
             self._handles += [
                 parameter.register_hook(self._before(parameter)),  # type: ignore[no-untyped-call]
                 parameter.register_post_accumulate_grad_hook(self._after),  # type: ignore[no-untyped-call]
             ]
 
+    def refuse_other_hooks(self) -> None:
+        """Hooks of others on the parameters would see this rank's own gradients, before they are averaged."""
+        ours = 1 if self._handles else 0
+        for parameter in self.parameters:
+            tables = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+            if any(len(table or ()) > ours for table in tables):
+                fix = "work on p.grad after backward; a parameter belongs to one wrapped model"
+                got = "others, which would see a rank's own gradient"
+                raise InputError(explain("parameters", "no hooks but the average's", got, fix))
+
     def detach(self) -> None:
         """Leave the parameters alone from now on."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def recover(self) -> None:
         """Forget a backward that failed half way: its gradients are gone, what had accumulated is put back."""
@@ -127,13 +147,15 @@ class GradientAverage:
         """The end of backward: start what is left, wait for all, and add to what had accumulated."""
         aside, self._aside, self._running = self._aside, {}, False
         try:
-            if any(bucket.grads or bucket.work for bucket in self._buckets):  # not for torch.autograd.grad
-                while self._started < len(self._buckets):
-                    self._start_next()
-                for bucket in self._buckets:
-                    for parameter, average in bucket.finish(self._comm.size):
-                        before = aside.pop(id(parameter), parameter.grad)
-                        parameter.grad = average if before is None else before.add_(average)
+            if not any(bucket.grads or bucket.work for bucket in self._buckets):
+                got, fix = "some, whose gradients would be this rank's own", "call loss.backward() and read p.grad"
+                raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
+            while self._started < len(self._buckets):
+                self._start_next()
+            for bucket in self._buckets:
+                for parameter, average in bucket.finish(self._comm.size):
+                    before = aside.pop(id(parameter), parameter.grad)
+                    parameter.grad = average if before is None else before.add_(average)
         finally:
             self._started, self._backwards = 0, self._backwards + 1
             for parameter in self.parameters:

@@ -56,6 +56,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
 }
 _AGGREGATIONS = (aggr.LSTMAggregation, aggr.MedianAggregation, aggr.QuantileAggregation, aggr.GRUAggregation)
 _SQUARE = (pyg.GCNConv, pyg.PNAConv)
+_INNER = ("_propagate", "_message", "_aggregate", "_update", "_edge_update")
 _CSR = (pyg.SAGEConv, pyg.GraphConv, pyg.GINConv, pyg.SimpleConv, pyg.GCNConv)
 """Layers that give the same through a CSR matrix as through ``edge_index`` (measured), and are faster."""
 
@@ -87,8 +88,11 @@ def takes_weights(layer: Module) -> bool:
 
 def takes_csr(layer: Module, dtype: torch.dtype) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product."""
-    plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add")
-    return type(layer) in _CSR and plain and bool(layer.fuse) and dtype in (torch.float32, torch.float64)
+    plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
+    watched = any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
+    adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: on a matrix that is not square
+    known = type(layer) in _CSR and not (watched or adds_loops or layer.explain)
+    return known and plain and dtype in (torch.float32, torch.float64)
 
 
 def to_csr(block: Block, values: Tensor) -> Tensor:

@@ -19,18 +19,12 @@ from gsplit.comm import Call, agree
 from gsplit.errors import InputError, explain
 from gsplit.mesh import Mesh
 from gsplit.nn.calls import call_model
-from gsplit.nn.dry_run import (
-    Recorder,
-    check_rows,
-    example_input,
-    explain_failure,
-    toy_batch,
-    toy_tangle,
-    untouched,
-)
+from gsplit.nn.company import check_company
+from gsplit.nn.dry_run import Recorder, example_input, explain_failure, no_draws, untouched
 from gsplit.nn.gradients import GradientAverage
 from gsplit.nn.layers import check_modules, is_square, layers_of
 from gsplit.nn.step import Plan, Step, StepMode
+from gsplit.nn.toy import toy_batch
 from gsplit.strategies.batch import Batch
 from gsplit.strategies.handles import EdgeHandle, Handle
 
@@ -59,6 +53,8 @@ class _Runtime:
 
     def open(self, model: Module, batch: Batch | None) -> None:
         """Begin a forward; with plain tensors it is the model's own."""
+        while self._open:
+            self.close()  # left by an interrupt
         self._open.append(None)  # what ``close`` takes away, whatever happens here
         if batch is None:
             return
@@ -94,16 +90,22 @@ class _Runtime:
 
     def _watch_gradients(self, model: Module, mesh: Mesh) -> None:
         """Average the gradients of whatever parameters are being trained now."""
-        if mesh.size == 1 or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if torch._C._current_graph_task_id() != -1:
+            fix = "leave the wrapped model out of torch.utils.checkpoint"
+            raise InputError(explain("the model", "a forward outside of backward", "activation checkpointing", fix))
+        if mesh.size == 1:
             return
         trained = [p for p in model.parameters() if p.requires_grad]
         watched = self._gradients
         if watched is not None:
             watched.recover()
             if len(trained) == len(watched.parameters) and all(map(_is, trained, watched.parameters)):
+                watched.refuse_other_hooks()
                 return
             watched.detach()
-        self._gradients = GradientAverage(trained, mesh.gradients)
+        self._gradients = GradientAverage(trained, mesh.gradients, next(mesh.numbers))
 
     def release(self) -> None:
         """Leave the parameters alone."""
@@ -147,10 +149,10 @@ class _LeaveLayer(_Hook):
 class _Trim(_Hook):
     """Jumping knowledge joins the outputs of all layers: on blocks, their common prefix, the targets."""
 
-    def __call__(self, module: Module, args: tuple[Any, ...]) -> Any:
-        (outs,) = args
+    def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        outs = args[0] if args else kwargs["xs"]
         fewest = min(out.size(0) for out in outs)
-        return ([out[:fewest] for out in outs],)
+        return ([out[:fewest] for out in outs],), {}
 
 
 def _find_batch(values: list[Any]) -> Batch | None:
@@ -185,7 +187,7 @@ def _install(model: Module, runtime: _Runtime) -> None:
         layer.register_forward_hook(_LeaveLayer(runtime, name))
     for module in model.modules():
         if isinstance(module, JumpingKnowledge):
-            module.register_forward_pre_hook(_Trim(runtime, ""))
+            module.register_forward_pre_hook(_Trim(runtime, ""), with_kwargs=True)
     model.register_forward_hook(_Leave(runtime, ""), always_call=True)
 
 
@@ -199,7 +201,8 @@ def _learn(model: Module, runtime: _Runtime, num_features: int | None) -> Plan:
         while True:
             recorder = runtime.stand_in = Recorder(batch, meanings, square)
             try:
-                plan = recorder.plan(explain_failure(lambda: call_model(model, batch)))
+                with no_draws():
+                    plan = recorder.plan(explain_failure(lambda: call_model(model, batch)))
                 break
             except InputError as error:  # a layer we do not know may take one tensor of rows only
                 unknown = recorder.inside
@@ -209,11 +212,7 @@ def _learn(model: Module, runtime: _Runtime, num_features: int | None) -> Plan:
             finally:
                 runtime.stand_in = None
         runtime.plan = plan
-        model.eval()
-        whole, part, count = toy_tangle(plan.depth, like)
-        check_rows(
-            explain_failure(lambda: call_model(model, whole)), explain_failure(lambda: call_model(model, part)), count
-        )
+        check_company(model, plan, like, stand_in)
     return plan
 
 

@@ -93,6 +93,9 @@ class Step:
             got = f"{len(others)} more tensors" if others else "no tensor of rows"
             fix = "edge features and positions are not in the mini-batches"
             raise InputError(explain(name, "a call with rows and batch.edge_index", got, fix))
+        if name not in self._plan.layer_of:
+            fix = "let which layers are called depend on the model's settings only"
+            raise InputError(explain(name, "the same layers in every forward, as in the dry run", "a new one", fix))
         index = self._plan.layer_of[name]
         mixed, dst = self.batch.shuffle(index, h)
         weighted = any(isinstance(value, WeightHandle) for value in values)
@@ -151,9 +154,13 @@ class Step:
         dst_keys = kernels_torch.mix(key, batch.n_id[: batch.blocks[rows.layer].num_dst])
         return kernels_torch.mix(dst_keys[dst_rows], places)
 
-    def normalise(self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, momentum: float, eps: float) -> Tensor:
-        """Batch norm in training, over all ranks."""
+    def normalise(
+        self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+    ) -> Tensor:
+        """Batch norm, in training over all ranks."""
         call, self._num_norms = self._num_norms, self._num_norms + 1
+        if not training:
+            return F.batch_norm(x, mean, var, weight, bias, False, momentum, eps)
         rows = self._check("batch norm", call, self._plan.norms, x)
         if rows.space == "mixed":
             got, fix = (
@@ -196,18 +203,27 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> tuple[bool, tuple[Any, ...]]:
+) -> tuple[Any, ...]:
     """``F.batch_norm``'s arguments by name."""
-    return training, (x, running_mean, running_var, weight, bias, momentum, eps)
+    return x, running_mean, running_var, weight, bias, training, momentum, eps
 
 
 _RANDOM = {
     *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm),
-    *(torch.bernoulli, torch.normal, torch.multinomial, torch.poisson, torch.dropout, torch.alpha_dropout),
+    *(
+        torch.bernoulli,
+        torch.normal,
+        torch.multinomial,
+        torch.poisson,
+        torch.dropout,
+        torch.alpha_dropout,
+        torch.native_dropout,
+    ),
     *(Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_, Tensor.random_),
     *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial, F.gumbel_softmax),
     *(F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d),
 }
+_MIXING = {torch.batch_norm, torch.native_batch_norm, torch.instance_norm, F.instance_norm}
 _RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "training")}
 """Functions that draw if one argument says so: its place and name."""
 
@@ -226,8 +242,10 @@ class StepMode(TorchFunctionMode):
             out = self._step.drop(x, p, training)
             return x.copy_(out) if inplace and out is not x else out
         if function is F.batch_norm:
-            training, inputs = _batch_norm(*args, **kwargs)
-            return self._step.normalise(*inputs) if training else function(*args, **kwargs)
+            return self._step.normalise(*_batch_norm(*args, **kwargs))
+        if function in _MIXING:
+            fix = "use torch.nn.BatchNorm1d, which is made exact here, or a row-wise norm"
+            raise InputError(explain(f"{function.__name__} in the model", "rows that are not mixed", "a norm", fix))
         if function in _RANDOM or (function in _RANDOM_AT and _draws(*_RANDOM_AT[function], args, kwargs)):
             fix = "use F.dropout or torch.nn.Dropout, whose masks are keyed here"
             raise InputError(explain(f"{function.__name__} in the model", "no randomness of its own", "a draw", fix))

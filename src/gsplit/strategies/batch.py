@@ -158,9 +158,9 @@ class Batch:
         self._check_rows(values)
         return _global_sum(values, self.world, Call("mean", self.key.step)) / self.global_batch_size
 
-    def double(self) -> "Batch":
-        """The batch with its input rows in float64."""
-        return replace(self, x=self.x.double())
+    def cast(self, dtype: torch.dtype) -> "Batch":
+        """The batch with its input rows in another type: features may be stored in half precision."""
+        return self if self.x.dtype == dtype else replace(self, x=self.x.to(dtype))
 
     def to(self, device: torch.device | str) -> "Batch":
         """The batch on a device."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Linear, Parameter
 
 from gsplit.comm import Call, Pending, SoloComm
-from gsplit.errors import InputError
+from gsplit.errors import CommError, InputError
 from gsplit.nn import gradients
 from gsplit.nn.gradients import GradientAverage
 
@@ -81,12 +81,13 @@ def test_a_parameter_that_no_rank_used_keeps_what_it_had() -> None:
     assert model[0].weight.grad is not None
 
 
-def test_autograd_grad_leaves_accumulated_gradients_alone() -> None:
+def test_autograd_grad_is_refused_and_leaves_accumulated_gradients_alone() -> None:
     model, comm, _ = _model()
     model(_x(0)).sum().backward()
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     calls = len(comm.ledger)
-    torch.autograd.grad(model(_x(1)).sum(), list(model.parameters()))
+    with pytest.raises(InputError, match="torch.autograd.grad: expected no parameters of a wrapped model"):
+        torch.autograd.grad(model(_x(1)).sum(), list(model.parameters()))
     assert [
         torch.equal(a, b)
         for a, b in zip(before, [p.grad for p in model.parameters() if p.grad is not None], strict=True)
@@ -123,6 +124,32 @@ def test_what_cannot_be_averaged_is_refused() -> None:
     GradientAverage(list(table.parameters()), TwinComm())
     with pytest.raises(InputError, match="gradient: expected a dense tensor"):
         table(torch.tensor([1])).sum().backward()
+
+
+def test_hooks_of_others_are_refused() -> None:
+    model, _, average = _model()
+    next(model.parameters()).register_hook(lambda g: g.clamp(-1, 1))  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match="parameters: expected no hooks but the average's"):
+        average.refuse_other_hooks()
+    fresh = Linear(2, 2)
+    fresh.bias.register_post_accumulate_grad_hook(lambda p: None)  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match="a parameter belongs to one wrapped model"):
+        GradientAverage(list(fresh.parameters()), TwinComm())
+
+
+class LostComm(TwinComm):
+    """The other rank is at another bucket."""
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+        tensor[-1] += 1
+        return super().all_reduce(call, tensor)
+
+
+def test_buckets_that_pair_wrongly_are_found_out() -> None:
+    model = Linear(2, 2)
+    GradientAverage(list(model.parameters()), LostComm())
+    with pytest.raises(CommError, match="averaged gradients: expected bucket 0 on every rank"):
+        model(torch.ones(1, 2)).sum().backward()
 
 
 def test_detached_parameters_are_left_alone() -> None:

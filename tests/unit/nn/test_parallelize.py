@@ -146,13 +146,13 @@ def test_a_copy_works_and_a_saved_model_asks_for_its_ranks() -> None:
 class Stack(Module):
     """A model whose forward is given."""
 
-    def __init__(self, forward: Callable[..., Tensor], **modules: Module) -> None:
+    def __init__(self, forward: Callable[..., Any], **modules: Module) -> None:
         super().__init__()
         self._forward = forward
         for name, module in modules.items():
             self.add_module(name, module)
 
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Any) -> Any:
         return self._forward(self, x, edge_index)
 
 
@@ -220,6 +220,31 @@ def test_layers_of_the_users_are_tried_with_one_tensor_too() -> None:
     plain, data, batch = copy.deepcopy(model), _data(), _batch(2)
     out = parallelize(model, solo_mesh(), num_features=WIDTH)(batch.x, batch.edge_index)
     assert torch.allclose(out, plain(data.x, data.edge_index)[batch.n_id[: batch.batch_size]], atol=1e-12)
+
+
+class BothWays(MessagePassing):  # type: ignore[misc]
+    """Looks along the edges in both directions."""
+
+    def forward(self, x: Any, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) + self.propagate(edge_index.flip(0), x=x)  # type: ignore[no-any-return]
+
+
+class TrainedGate(Module):
+    """Mixes rows behind a gate that starts closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.gate * h.mean(0)
+
+
+class OwnNorm(Module):
+    """Batch statistics in training only."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h - h.mean(0) if self.training else h
 
 
 class DegreeSquare(OwnSquare):
@@ -356,6 +381,76 @@ REFUSALS: list[tuple[str, Callable[[], Module], str]] = [
 ]
 
 
+REFUSALS += [
+    (
+        "cumulated",
+        lambda: Stack(lambda self, x, e: self.a(x, e).cumsum(0), **_two()),
+        r"expected every target's output to depend on its neighbourhood only",
+    ),
+    (
+        "numbered",
+        lambda: Stack(lambda self, x, e: (h := self.a(x, e)) * torch.arange(h.size(0))[:, None], **_two()),
+        r"expected every target's output to depend on its neighbourhood only",
+    ),
+    (
+        "both ways",
+        lambda: Stack(lambda self, x, e: self.b(self.two(x, e), e), two=BothWays(), **_two()),
+        r"expected every target's output to depend on its neighbourhood only|to run on a mini-batch",
+    ),
+    (
+        "closed gate",
+        lambda: Stack(lambda self, x, e: self.gate(self.a(x, e)), gate=TrainedGate(), **_two()),
+        r"expected every target's output to depend on its neighbourhood only",
+    ),
+    (
+        "own norm",
+        lambda: Stack(lambda self, x, e: self.norm(self.a(x, e)), norm=OwnNorm(), **_two()),
+        r"expected every target's output to depend on its neighbourhood only",
+    ),
+    (
+        "tuple",
+        lambda: Stack(
+            lambda self, x, e: (self.a(x, e), self.a.lin_l.weight.sum(), self.lin(x).mean()),
+            lin=torch.nn.Linear(WIDTH, 2).double(),
+            **_two(),
+        ),
+        r"expected every target's output to depend on its neighbourhood only",
+    ),
+    (
+        "sequence",
+        lambda: Stack(lambda self, x, e: self.rnn(self.a(x, e))[0], rnn=torch.nn.GRU(WIDTH, 4).double(), **_two()),
+        r"expected every target's output to depend on its neighbourhood only|to run on a mini-batch",
+    ),
+    (
+        "attention",
+        lambda: Stack(
+            lambda self, x, e: self.mha(*[self.a(x, e).view(-1, 2, 3)] * 3)[0].flatten(1),
+            **_two(),
+            mha=torch.nn.MultiheadAttention(3, 1, dropout=0.5, batch_first=True).double(),
+        ),
+        r"draws from a generator in forward",
+    ),
+    (
+        "functional norm",
+        lambda: Stack(
+            lambda self, x, e: torch.batch_norm(self.a(x, e), None, None, None, None, True, 0.1, 1e-5, False), **_two()
+        ),
+        r"batch_norm in the model: expected rows that are not mixed",
+    ),
+    (
+        "wide norm",
+        lambda: Stack(
+            lambda self, x, e: self.n(self.a(x, e).view(-1, 2, 3)).flatten(1),
+            n=torch.nn.BatchNorm1d(2).double(),
+            **_two(),
+        ),
+        r"batch norm: expected rows of one dimension",
+    ),
+    ("feast", lambda: _seq(pyg.FeaStConv(WIDTH, 4).double()), "a rank may have no rows at all"),
+    ("edge features", lambda: _seq(pyg.GINEConv(torch.nn.Linear(WIDTH, 4)).double()), "layers no edge features"),
+]
+
+
 def _forward_a(self: Any, x: Tensor, edge_index: Any) -> Tensor:
     return self.a(x, edge_index)  # type: ignore[no-any-return]
 
@@ -411,15 +506,77 @@ def test_checkpointed_layers_are_refused_rather_than_wrong() -> None:
         model(batch.x, batch.edge_index).sum().backward()
 
 
+def test_a_checkpointed_model_is_refused_rather_than_wrong() -> None:
+    model = parallelize(_sage().double(), solo_mesh())
+    batch = _batch(3)
+    out: Any = checkpoint(lambda x: model(x, batch.edge_index), batch.x, use_reentrant=False)
+    with pytest.raises(InputError, match="the model: expected a forward outside of backward"):
+        out.sum().backward()
+
+
+def test_hooks_on_messages_and_added_self_loops_are_kept() -> None:
+    data, batch = _data(), _batch(2)
+    watched: Any = Stack(lambda self, x, e: self.b(self.a(x, e), e), **_two())
+    watched.a.register_message_forward_hook(lambda module, inputs, out: 2 * out)
+    looped = Stack(lambda self, x, e: self.b(self.a(x, e), e), a=pyg.SimpleConv("mean", "self_loop"), b=_two()["b"])
+    for model in (watched, looped):
+        want = model(data.x, data.edge_index)[batch.n_id[: batch.batch_size]]
+        got = parallelize(model, solo_mesh(), num_features=WIDTH)(batch.x, batch.edge_index)
+        assert torch.allclose(got, want, atol=1e-12)
+
+
+class Named(Module):
+    """Jumping knowledge by a named argument, behind a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = _two()["a"], _two()["b"]
+        self.norm, self.jk = torch.nn.BatchNorm1d(WIDTH).double(), pyg.JumpingKnowledge("cat")
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        h = self.norm(self.a(x, edge_index))
+        return self.jk(xs=[h, self.b(h, edge_index)])  # type: ignore[no-any-return]
+
+
+def test_frozen_batch_norm_and_named_jumping_knowledge() -> None:
+    model: Any = parallelize(Named(), solo_mesh())
+    batch = _batch(2)
+    model.norm.eval()
+    before = model.norm.running_mean.clone()
+    assert model(batch.x, batch.edge_index).shape == (20, 2 * WIDTH)
+    assert torch.equal(model.norm.running_mean, before)
+
+
+def test_inference_mode_does_not_spoil_training() -> None:
+    model, loader = parallelize(_sage(dropout=0.5).double(), solo_mesh()), _loader(3)
+    with torch.inference_mode():
+        batch = loader.make_batch(0, 0)
+        model(batch.x, batch.edge_index)
+    model(batch.x, batch.edge_index).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_layer_that_comes_late_is_refused() -> None:
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
+        layer = self.b if getattr(self, "late", False) else self.a
+        return layer(x, edge_index)  # type: ignore[no-any-return]
+
+    model: Any = parallelize(Stack(forward, **_two()), solo_mesh())
+    model.late = True
+    batch = _batch(1)
+    with pytest.raises(InputError, match="b: expected the same layers in every forward"):
+        model(batch.x, batch.edge_index)
+
+
 def test_a_forward_that_drops_now_and_then_is_refused() -> None:
     def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
         self.calls = getattr(self, "calls", 0) + 1
         h = self.a(x, edge_index)
-        return F.dropout(h, 0.5) if self.calls > 4 else h
+        return F.dropout(h, 0.5) if self.calls > 50 else h
 
     model = parallelize(Stack(forward, **_two()), solo_mesh())
     batch = _batch(1)
-    model(batch.x, batch.edge_index)
+    model.calls = 99  # type: ignore[assignment]
     with pytest.raises(InputError, match="dropout: expected the same calls in every forward"):
         model(batch.x, batch.edge_index)
 

@@ -1,0 +1,77 @@
+"""The verifier tells the truth, also when it is unwelcome. Real ranks: tests/dist/test_train_command.py."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE
+
+from gsplit import InputError, Verification, verification, verify
+from gsplit.bench.exactness import CLASSES, WIDTH, compare, small_store
+from gsplit.mesh import solo_mesh
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "errors, ok",
+    [
+        ((0.0, 0.0, 0.0, 1.0), True),
+        ((1e-10, 1e-10, 1e-10, 1.0), True),
+        ((1e-8, 0.0, 0.0, 1.0), False),
+        ((0.0, 1e-8, 0.0, 1.0), False),
+        ((0.0, 0.0, 1e-8, 1.0), False),
+        ((NAN, 0.0, 0.0, 1.0), False),
+        ((0.0, NAN, 0.0, 1.0), False),
+        ((0.0, 0.0, NAN, 1.0), False),
+        ((0.0, 1e-10, 0.0, 1e-3), False),  # small gradients agree to their own size
+        ((0.0, 0.0, 0.0, 0.0), True),
+    ],
+)
+def test_what_counts_as_equal(errors: tuple[float, float, float, float], ok: bool) -> None:
+    found = Verification(*errors, tolerance=1e-9, steps=1, ranks=2, strategy="split")
+    assert found.ok is ok
+    assert found.as_dict()["ok"] is ok
+
+
+def _verify(**options: Any) -> Verification:
+    store, _ = small_store("random", 1)
+    torch.manual_seed(0)
+    model = GraphSAGE(WIDTH, 8, 2, CLASSES, dropout=0.5, norm="batch_norm")
+    return verify(model, store, [3, 3], options.pop("nodes", "train"), 12, mesh=solo_mesh(), **options)
+
+
+def test_one_process_equals_itself_and_the_model_is_left_alone() -> None:
+    found = _verify(steps=7)  # into the second epoch
+    assert (found.max_loss_error, found.max_grad_error, found.max_buffer_error) == (0, 0, 0)
+    assert found.ok and found.largest_gradient > 0
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient", "buffer"])
+def test_a_difference_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, calls = verification._train, []
+
+    def wrong_once(*args: Any) -> Any:
+        losses, gradients, buffers = train(*args)
+        calls.append(1)
+        if len(calls) == 2:
+            {"loss": losses, "gradient": gradients[-1], "buffer": buffers[0]}[what].view(-1)[0] += 1e-6
+        return losses, gradients, buffers
+
+    monkeypatch.setattr(verification, "_train", wrong_once)
+    found = _verify()
+    assert not found.ok
+    errors = {"loss": found.max_loss_error, "gradient": found.max_grad_error, "buffer": found.max_buffer_error}
+    assert errors.pop(what) == pytest.approx(1e-6, rel=1e-3)
+    assert set(errors.values()) == {0.0}
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(InputError, match="input_nodes: expected at least one target"):
+        _verify(nodes=torch.empty(0, dtype=torch.int64))
+
+
+def test_the_matrix_does_not_overlook_what_is_no_number() -> None:
+    one = {"outputs": [{1: [0.0]}], "losses": [0.0], "gradients": [[[0.0]]], "state": {"w": [0.0]}}
+    bad = {"outputs": [{1: [NAN]}], "losses": [NAN], "gradients": [[[NAN]]], "state": {"w": [NAN]}}
+    assert set(compare(one, [bad]).values()) == {float("inf")}
