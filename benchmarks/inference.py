@@ -83,7 +83,7 @@ def main() -> None:
         for ranks in (1, 2):
             out = options.work / f"infer-{model}-{ranks}.npy"
             rows.append({"model": model, "how": "gsplit infer", "ranks": ranks})
-            infer = [*cli, "infer", str(store), "--run", str(run), "--out", str(out), "--overwrite"]
+            infer = [*cli, "infer", str(store), "--weights", str(run), "--out", str(out), "--overwrite"]
             rows[-1] |= watched([*infer, "--nproc", str(ranks), "--json"])
             rows[-1]["largest_difference"] = float(np.abs(np.load(out) - want).max())
             rows[-1]["largest_output"] = float(np.abs(want).max())

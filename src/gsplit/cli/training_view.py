@@ -6,6 +6,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from gsplit.cli.console import human
 from gsplit.trainer import StepReport
@@ -24,8 +25,8 @@ class TrainingView:
         self._console = Console(stderr=True)
         self._bars = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=10),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=6),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(compact=True),
             console=self._console,
@@ -65,7 +66,7 @@ class TrainingView:
             for stages in _STAGES
         ]
         shown = " ".join(f"{name} {1000 * time:.0f}" for name, time in zip(_NAMES, times, strict=True))
-        return f"loss {self._recent[-1].loss:.4f} {rate}/s {shown} ms"
+        return f"loss {self._recent[-1].loss:.4f} {rate.replace(' ', '')}/s {shown} ms"
 
     def evaluation(self, epoch: int, scores: dict[str, float]) -> None:
         """A line that stays."""
