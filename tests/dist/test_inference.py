@@ -1,0 +1,30 @@
+"""Exact inference on real ranks: one array in original order, whoever owns what, replicas included."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from inference_programs import infer_all
+
+from gsplit.bench.exactness import VERTICES
+from gsplit.mesh import solo_mesh
+from gsplit.testing import run_ranks
+
+KINDS = ["gat", "gcn", "pna"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 3), (2, 2)])
+def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_path: Path) -> None:
+    n, size = VERTICES, replicas * splits
+    boundaries = [(0, *[n] * size), (0, 0, *[n * k // size for k in range(2, size)], n), (0, *range(7, 7 + size - 1), n)]
+    ranks = run_ranks(infer_all, size, KINDS, boundaries, str(tmp_path), replicas=replicas, timeout_s=200)
+    (tmp_path / "one").mkdir()
+    one = infer_all(solo_mesh(), KINDS, boundaries, str(tmp_path / "one"))
+    for rank in ranks:
+        for (rows, scores), (want, wanted) in zip(rank, one, strict=True):
+            assert np.abs(np.array(rows) - np.array(want)).max() < 1e-11
+            assert scores == wanted
+    left = {p.suffix for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {".npy"}  # no maps, no partial files
+    assert not any(p.is_dir() and p.name.startswith("gsplit-infer") for p in tmp_path.rglob("*"))

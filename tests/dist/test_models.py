@@ -1,0 +1,38 @@
+"""Unmodified PyG models on real ranks: a part of the exactness matrix that has every model, strategy, ownership and option.
+
+The whole matrix: ``gsplit bench exactness``.
+"""
+
+from typing import Any
+
+import pytest
+
+from gsplit.bench.exactness import TOLERANCE, Case, all_cases, compare, train_cases
+from gsplit.mesh import solo_mesh
+from gsplit.nn.models import MODELS
+from gsplit.testing import run_ranks
+
+
+def _covering(replicas: int, splits: int) -> list[Case]:
+    """Every model, and beside it options that turn with the mesh."""
+    cases = list(all_cases(replicas, splits))
+    wanted: dict[tuple[Any, ...], Case] = {}
+    for number, case in enumerate(cases):
+        turn = (number + splits + 2 * replicas) % 3 == 0
+        if turn and (case.dropout > 0 or case.jk is not None or case.norm is not None):
+            wanted.setdefault((case.model, case.strategy, case.norm is not None), case)
+    for ownership in ("random", "all on rank 0", "no targets on rank 1"):
+        wanted.setdefault(("sage", ownership), Case("sage", "split", ownership, 0.5, None, None))
+    return list(wanted.values())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 3), (1, 4), (2, 2)])
+def test_models_equal_one_process(replicas: int, splits: int) -> None:
+    cases = _covering(replicas, splits)
+    assert {case.model for case in cases} == set(MODELS)
+    ranks = run_ranks(train_cases, replicas * splits, cases, splits, replicas=replicas, timeout_s=200)
+    for place, (case, one) in enumerate(zip(cases, train_cases(solo_mesh(), cases, splits), strict=True)):
+        worst = compare(one, [rank[place] for rank in ranks])
+        assert max(worst.values()) <= TOLERANCE, (case, worst)
+        assert max(abs(a - b) for a, b in zip(one["losses"], one["losses"][1:], strict=False)) > 0

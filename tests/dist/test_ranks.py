@@ -1,0 +1,153 @@
+"""Real gloo ranks: the same mini-batch, the same outputs and gradients as one process, and no hang when one fails."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from rank_programs import Case, everything, exchange_many, fail_on_one, mismatched, refuse_sharing, return_rank, sampled_edges, train_by_hand
+
+from gsplit.mesh import solo_mesh
+from gsplit.testing import RankFailedError, run_ranks
+
+
+def _case(seed: int, world_size: int, kind: str) -> Case:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(20, 80))
+    count = 6 * n
+    src, dst = (n * rng.random(count) ** 2).astype(np.int64), (n * rng.random(count) ** 1.5).astype(np.int64)
+    even = tuple(n * rank // world_size for rank in range(world_size + 1))
+    boundaries = {
+        "even": even,
+        "random": (0, *sorted(rng.integers(0, n, world_size - 1).tolist()), n),
+        "all on rank 0": (0, *[n] * world_size),
+        "none on rank 0": (0, 0, *even[2:]),
+    }[kind]
+    targets = rng.permutation(n)[: int(rng.integers(3, 20))]
+    fanouts = [int(f) for f in rng.choice([-1, 1, 2, 3, 5], 3)]
+    return Case(seed, n, src, dst, boundaries, fanouts, targets)
+
+
+def _cases(world_size: int) -> list[Case]:
+    kinds = ["even", "random", "all on rank 0", "none on rank 0"]
+    return [_case(100 * world_size + i, world_size, kind) for i, kind in enumerate(kinds)]
+
+
+@pytest.fixture(scope="module", params=[(2, True), (3, True), (4, True), (2, False)], ids=lambda p: f"{p[0]} {p[1]}")
+def ran(request: pytest.FixtureRequest) -> tuple[list[Case], list[Any]]:
+    """Every program on this many ranks, through shared memory or over the process group alone."""
+    world_size, shared_memory = request.param
+    cases = _cases(world_size)
+    ranks = run_ranks(everything, world_size, cases, shared_memory=shared_memory)
+    assert {rank["comm"] for rank in ranks} == {"SharedComm" if shared_memory else "GroupComm"}
+    return cases, ranks
+
+
+def test_splits_are_the_one_process_minibatch(ran: tuple[list[Case], list[Any]]) -> None:
+    cases, ranks = ran
+    whole = sampled_edges(solo_mesh(), cases)
+    for number, case in enumerate(cases):
+        one, many = whole[number], [rank["edges"][number] for rank in ranks]
+        assert {part["len"] for part in many} == {one["len"]}
+        assert all(part["calls"] == many[0]["calls"] for part in many)  # every rank joined every collective, in order
+        seen: list[int] = []
+        for step, want in enumerate(one["steps"]):
+            got = [part["steps"][step] for part in many]
+            for layer in range(len(case.fanouts)):
+                assert sorted(e for g in got for e in g["layers"][layer]) == sorted(want["layers"][layer])
+            assert sorted(v for g in got for v in g["inputs"]) == sorted(want["inputs"])
+            assert sorted(v for g in got for v in g["targets"]) == sorted(want["targets"])
+            assert {g["global"] for g in got} == {want["global"]} == {len(want["targets"])}
+            features = {row[0]: row[1:] for row in want["rows"]}
+            for g in got:  # input rows, received ones included, are the right vertices' rows
+                assert all(features[row[0]] == row[1:] for row in g["rows"])
+            seen += want["targets"]
+        assert sorted(seen) == sorted(case.targets.tolist())
+
+
+def test_shuffle_is_adjoint_to_its_backward(ran: tuple[list[Case], list[Any]]) -> None:
+    for rank in ran[1]:
+        assert len(rank["adjoint"]) == 4 * 3 * 2  # cases, layers, deterministic or not
+        for forward, backward in rank["adjoint"]:
+            assert forward == pytest.approx(backward, rel=1e-12, abs=1e-12)
+
+
+def test_models_by_hand_equal_one_process(ran: tuple[list[Case], list[Any]]) -> None:
+    cases, ranks = ran
+    whole = train_by_hand(solo_mesh(), cases)
+    assert len(whole) >= 2 * len(cases)
+    for step, one in enumerate(whole):
+        rows: dict[int, Any] = {}
+        for part in (rank["training"][step] for rank in ranks):
+            rows |= part["rows"]
+            assert part["loss"] == pytest.approx(one["loss"], abs=1e-9)
+            for got, want in zip(part["grads"], one["grads"], strict=True):
+                assert np.allclose(got, want, rtol=0, atol=1e-9)
+        assert rows.keys() == one["rows"].keys()
+        for vertex, want in one["rows"].items():
+            assert rows[vertex] == pytest.approx(want, abs=1e-9)
+
+
+def test_the_ledger_counts_the_exchanges_of_a_step(ran: tuple[list[Case], list[Any]]) -> None:
+    """Per layer one exchange of counts and one of ids; L for features and forward, L - 1 in backward; one for the loss."""
+    want = {
+        "loading": [
+            *(f"{name} ids of step 0, layer {layer}" for layer in (2, 1, 0) for name in ("count", "exchange")),
+            "exchange features of step 0, layer 0",
+        ],
+        "shuffles": [
+            "shuffle of step 0, layer 1",
+            "shuffle of step 0, layer 2",
+            "shuffle backward of step 0, layer 2",
+            "shuffle backward of step 0, layer 1",
+        ],
+        "world": ["sum of step 0, layer -1"],
+    }
+    assert all(rank["ledger"] == want for rank in ran[1])
+
+
+def test_different_settings_are_refused_on_every_rank(ran: tuple[list[Case], list[Any]]) -> None:
+    said = {rank["disagreement"] for rank in ran[1]}
+    assert len(said) == 1
+    assert "NeighborLoader: seed: expected the same on every rank (got rank 0: 0, rank 1: 1" in said.pop()
+    for rank in ran[1]:
+        assert "input_nodes: expected the same on every rank" in rank["lists"]["nodes"]
+        assert "graph: expected the same on every rank" in rank["lists"]["parts"]
+    assert [rank["rank"] for rank in ran[1]] == list(range(len(ran[1])))
+
+
+def test_results_come_back_in_rank_order() -> None:
+    assert run_ranks(return_rank, 3, 10) == [10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [("raise", "rank 1 failed:.*rank 1 has a bug"), ("kill", r"rank 1 ended without a word, exit code -9|rank 0 failed")],
+)
+def test_a_failing_rank_ends_the_others_in_seconds(how: str, message: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(RankFailedError, match=f"(?s){message}"):
+        run_ranks(fail_on_one, 3, how)
+    assert time.monotonic() - start < 30  # most of it is starting three processes
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    with pytest.raises(RankFailedError, match=r"ranks \[0, 1\] did not finish in 8 s"):
+        run_ranks(fail_on_one, 2, "sleep", timeout_s=8)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_exchanges_of_any_size_and_type_arrive_whole(shared_memory: bool) -> None:
+    """Hundreds in a row, growing, shrinking and empty, each rank at its own pace: segments are never reused early."""
+    assert run_ranks(exchange_many, 3, 300, shared_memory=shared_memory) == [300, 300, 300]
+
+
+def test_shared_memory_is_given_up_where_a_rank_cannot_be_opened() -> None:
+    assert run_ranks(refuse_sharing, 2) == ["GroupComm", "GroupComm"]
+
+
+@pytest.mark.parametrize("how", ["dtype", "width", "call"])
+def test_ranks_that_do_not_do_the_same_are_told(how: str) -> None:
+    for said in run_ranks(mismatched, 2, how):
+        assert "rows of another call, type or width" in said
+        assert "of step 0" in said

@@ -1,0 +1,143 @@
+"""``gsplit train``, ``infer`` and ``verify`` as a user runs them: real processes, started by the command itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+
+SMALL = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    graph = PlantedGraph(4000, 60_000, num_features=16)
+    return str(build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit").path)
+
+
+def _run(*args: str, launcher: tuple[str, ...] = ("-m", "gsplit.cli")) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+
+
+def _json(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # one document and nothing else
+
+
+@pytest.mark.timeout(500)
+def test_train_infer_and_evaluate_do_not_depend_on_the_ranks(store: str, tmp_path: Path) -> None:
+    train = ["train", store, *SMALL, "--epochs", "2", "--lr", "0.01", "--json"]
+    one = _json(_run(*train, "--out", str(tmp_path / "one")))
+    two = _json(_run(*train, "--nproc", "2", "--out", str(tmp_path / "two")))
+    data = _json(_run(*train, "--nproc", "2", "--strategy", "data"))
+    assert (one["ranks"], two["ranks"], two["strategy"], data["strategy"]) == (1, 2, "split", "data")
+    assert len(one["losses"]) == two["steps"] > 10
+    assert one["losses"] == pytest.approx(two["losses"], abs=1e-4)
+    assert one["losses"] == pytest.approx(data["losses"], abs=1e-4)
+    assert one["best"]["test"] == pytest.approx(two["best"]["test"], abs=0.01)
+    assert one["best"]["test"] > 0.2  # sixteen classes
+    for rank in (0, 1):
+        lines = (tmp_path / "two" / f"steps-rank-{rank}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["rank"] for line in lines] == [rank] * two["steps"]
+    outs = []
+    for run, nproc in (("one", "1"), ("one", "2")):
+        out = tmp_path / f"{run}-{nproc}.npy"
+        shape = _json(_run("infer", store, "--weights", str(tmp_path / run), "--out", str(out), "--nproc", nproc, "--json"))
+        assert shape["shape"] == [4000, 16]
+        outs.append(np.load(out))
+    assert np.abs(outs[0] - outs[1]).max() < 1e-4
+
+
+@pytest.mark.parametrize("more", [["--model", "gat"], ["--model", "sage", "--strategy", "data"], ["--replicas", "2"]])
+def test_verify_says_how_far_apart(store: str, more: list[str]) -> None:
+    found = _json(_run("verify", store, *SMALL, "--nproc", "4" if "--replicas" in more else "2", *more, "--json"))
+    assert found["ok"] is True
+    assert found["max_buffer_error"] == 0  # no batch norm
+    assert 0 <= found["max_loss_error"] < 1e-9
+    assert 0 < found["max_grad_error"] < 1e-9
+
+
+def test_under_torchrun_it_joins(store: str, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gsplit.cli")
+    config = tmp_path / "run.toml"
+    config.write_text('hidden = 16\nfanout = [5, 5]\nsteps = 3\nevaluate_every = 0\nschedule = "cosine"\n')
+    done = _run("train", store, "--config", str(config), "--json", launcher=launcher)
+    document = _json(done)
+    assert (document["ranks"], document["steps"], document["best"]) == (2, 3, None)
+
+
+def test_people_see_epochs_and_a_summary(store: str) -> None:
+    done = _run("train", store, *SMALL, "--epochs", "1", "--nproc", "2")
+    assert done.returncode == 0, done.stderr
+    assert "global mini-batch of 256 targets over 2 rank(s), 128.0 per rank" in done.stderr
+    assert "epoch   1  mean loss" in done.stderr
+    assert "steps" in done.stdout and "best epoch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["train", "nowhere.gsplit"], "nowhere.gsplit"),
+        (["train", "STORE", "--model", "resnet", "--nproc", "2"], "model: expected one of sage"),
+        (["train", "STORE", "--strategy", "auto", "--nproc", "2"], "--strategy: expected split or data (got auto)"),
+        (["train", "STORE", "--fanout", "5;5"], "--fanout: expected numbers like 15,10,5 (got 5;5)"),
+        (["train", "STORE", "--hidden", "10", "--model", "gat"], "hidden: expected a multiple of 4 heads (got 10)"),
+        (["train", "STORE", "--replicas", "2", "--nproc", "3"], "--replicas: expected a divisor of 3 ranks (got 2)"),
+        (["train", "STORE", "--replicas", "2"], "replicas: expected 1 for one process (got 2)"),
+        (["train", "STORE", "--lr", "-1"], "lr: expected greater than 0"),
+        (["infer", "STORE", "--weights", "nowhere", "--out", "o.npy", "--nproc", "2"], "settings.json: expected the settings"),
+    ],
+)
+def test_mistakes_are_said_once_before_ranks_start(store: str, args: list[str], message: str) -> None:
+    done = _run(*[store if arg == "STORE" else arg for arg in args], "--json")
+    assert done.returncode == 2
+    assert message in json.loads(done.stdout)["error"]
+    assert done.stderr.count("error:") == 1
+
+
+def _children(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in listed.stdout.split()]
+
+
+@pytest.mark.timeout(240)  # starting three processes on a busy machine
+@pytest.mark.parametrize("how, code", [("kill a rank", 2), ("interrupt", 130), ("terminate", 143)])
+def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Path, how: str, code: int) -> None:
+    command = [sys.executable, "-m", "gsplit.cli", "train", store, *SMALL, "--epochs", "10000", "--nproc", "2"]
+    out = tmp_path / "run"
+    started = subprocess.Popen(
+        [*command, "--evaluate-every", "0", "--out", str(out), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 100
+    steps = tmp_path / "run.partial" / "steps-rank-1.jsonl"
+    while not (steps.exists() and steps.read_text().count("\n") > 3):
+        assert time.monotonic() < deadline and started.poll() is None
+        time.sleep(0.1)
+    ranks = _children(started.pid)
+    assert len(ranks) >= 2
+    if how == "kill a rank":
+        os.kill(ranks[-1], signal.SIGKILL)
+    else:
+        started.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGTERM)
+    stdout, stderr = started.communicate(timeout=60)
+    assert started.returncode == code, stderr
+    said = json.loads(stdout)["error"]
+    assert ("expected to finish (got signal 9)" if how == "kill a rank" else "no weights were kept") in said
+    assert "Traceback" not in stderr
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not out.exists()
