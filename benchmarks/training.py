@@ -128,7 +128,7 @@ def draw(record: Path) -> None:
         axes[1, column].set_ylim(5e-10, 1e-3)
         axes[1, column].set_xlabel("step")
     axes[0, 0].set_ylabel("loss of the mini-batch")
-    axes[1, 0].set_ylabel("distance from 1 rank, split\n(grey: 1e-4)")
+    axes[1, 0].set_ylabel("distance from 1 rank, split\n(0 at 1e-9; grey: 1e-4)")
     axes[0, 0].legend(fontsize=8)
     figure.savefig(record.with_suffix(".curves.png"), dpi=90)
 

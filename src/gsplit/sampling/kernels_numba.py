@@ -25,6 +25,7 @@ __all__ = [
     "append_new",
     "count_layer",
     "draw_layer",
+    "draw_places",
     "forget_rows",
     "place_foreign",
     "relabel_foreign",
@@ -77,17 +78,10 @@ def _pick(key: np.uint64, degree: int, count: int, picks: npt.NDArray[np.uint64]
 
 
 @kernel
-def draw_layer(
-    indptr: Ids,
-    indices: npt.NDArray[Any],
-    first: int,
-    original: Ids,
-    key: np.uint64,
-    frontier: Ids,
-    out_indptr: Ids,
-    sources: Ids,
+def draw_places(
+    indptr: Ids, first: int, original: Ids, key: np.uint64, frontier: Ids, out_indptr: Ids, places: Ids
 ) -> None:
-    """Write the source ids of every row's drawn in-edges. ``count_layer`` has checked the same columns."""
+    """Write where in the graph every row's drawn in-edges stand. ``count_layer`` has checked the same columns."""
     largest = 0
     for i in range(frontier.size):
         largest = max(largest, out_indptr[i + 1] - out_indptr[i])
@@ -99,11 +93,28 @@ def draw_layer(
         count = out_indptr[i + 1] - begin
         if count == degree:
             for j in range(count):
-                sources[begin + j] = indices[start + j]
+                places[begin + j] = start + j
         else:
             _pick(mix(key, np.uint64(original[local] if original.size else frontier[i])), degree, count, picks)
             for j in range(count):
-                sources[begin + j] = indices[start + np.int64(picks[j])]
+                places[begin + j] = start + np.int64(picks[j])
+
+
+@kernel
+def draw_layer(
+    indptr: Ids,
+    indices: npt.NDArray[Any],
+    first: int,
+    original: Ids,
+    key: np.uint64,
+    frontier: Ids,
+    out_indptr: Ids,
+    sources: Ids,
+) -> None:
+    """Write the source ids of every row's drawn in-edges: their places first, then what stands there."""
+    draw_places(indptr, first, original, key, frontier, out_indptr, sources)
+    for i in range(sources.size):
+        sources[i] = indices[sources[i]]
 
 
 @kernel

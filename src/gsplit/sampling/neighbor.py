@@ -94,7 +94,7 @@ class HostFrontier:
         first = graph.first_vertex
         indptr = np.empty(self.num_rows + 1, np.int64)
         frontier = sampler._ids[: self.num_rows]
-        _check(host.count_layer(graph.indptr, graph.indices.size, first, frontier, fanout, indptr))
+        raise_status(host.count_layer(graph.indptr, graph.indices.size, first, frontier, fanout, indptr))
         sources = np.empty(int(indptr[-1]), np.int64)
         self._reserve(min(sources.size, sampler._row_of.size))
         host.draw_layer(
@@ -103,7 +103,7 @@ class HostFrontier:
         status, self.num_rows, num_foreign = host.relabel_own(
             sources, first, graph.stop_vertex, graph.num_vertices, sampler._ids, self.num_rows, sampler._row_of
         )
-        _check(status)
+        raise_status(status)
         foreign = host.relabel_foreign(sources, num_foreign) if num_foreign else np.empty(0, np.int64)
         return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign))
 
@@ -130,7 +130,7 @@ class HostFrontier:
         sampler._open = None
 
 
-def _check(status: int) -> None:
+def raise_status(status: int) -> None:
     if status == host.DAMAGED:
         fix = "run gsplit inspect --verify, then restore the store or import it again"
         raise StoreError(explain("the graph", "offsets and ids in range", "others", fix))

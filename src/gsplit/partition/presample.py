@@ -1,0 +1,191 @@
+"""Presampling: how often each vertex and each edge is in a mini-batch, counted with the real sampler (paper section 4).
+
+Runs the mini-batches of some epochs at the real global batch size and counts, for every vertex, k (times among the
+destinations of a layer), e (in-edges drawn for it) and i (times among the input rows), and for every stored edge how
+often it was drawn. Divided by the number of mini-batches these are the expectations that partitioning balances and
+cuts.
+
+Samplers run in threads (their kernels let go of the interpreter) on mini-batches of their own and hand on what they
+drew; one thread counts. Memory: four bytes per edge for the counts, and per thread twelve bytes per vertex.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from queue import SimpleQueue
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, explain
+from gsplit.graph import Graph
+from gsplit.jit import kernel
+from gsplit.progress import Progress, silent
+from gsplit.sampling import kernels_numba as host
+from gsplit.sampling.minibatch import StepKey, target_order
+from gsplit.sampling.neighbor import check_fanouts, raise_status
+
+__all__ = ["Counts", "Drawn", "MiniBatchDrawer", "draw_epochs", "presample"]
+
+Ids = npt.NDArray[np.int64]
+EPOCHS = 10
+_HELD_PER_THREAD = 2
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One mini-batch as presampling needs it, layer after layer from the targets down.
+
+    ``frontiers[h]`` are the vertices that hop h drew for, ``counts[h]`` how many in-edges each, ``places[h]`` where
+    those edges stand in the graph's ``indices``; ``input_ids`` are the rows that would be loaded.
+    """
+
+    frontiers: list[Ids]
+    counts: list[Ids]
+    places: list[Ids]
+    input_ids: Ids
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was counted over ``num_batches`` mini-batches."""
+
+    computed: npt.NDArray[np.uint32]
+    edges_drawn: npt.NDArray[np.uint32]
+    loaded: npt.NDArray[np.uint32]
+    edges: npt.NDArray[np.uint32]
+    num_batches: int
+
+
+class MiniBatchDrawer:
+    """Draws whole mini-batches and says which stored edges they took. One per thread."""
+
+    def __init__(self, graph: Graph, original_ids: Ids) -> None:
+        self._graph, self._original = graph, original_ids
+        self._row_of = np.full(graph.num_vertices, -1, np.int32)
+        self._ids = np.empty(graph.num_vertices, np.int64)
+
+    def draw(self, targets: Ids, num_neighbors: list[int], key: StepKey) -> Drawn:
+        """The mini-batch that training would draw for this key."""
+        graph, num_layers = self._graph, len(num_neighbors)
+        rows = np.empty(targets.size, np.int64)
+        num_rows = host.append_new(targets, 0, self._ids, 0, self._row_of, rows)
+        drawn = Drawn([], [], [], np.empty(0, np.int64))
+        try:
+            for hop, fanout in enumerate(num_neighbors):
+                frontier = self._ids[:num_rows].copy()
+                indptr = np.empty(num_rows + 1, np.int64)
+                raise_status(host.count_layer(graph.indptr, graph.indices.size, 0, frontier, fanout, indptr))
+                places = np.empty(int(indptr[-1]), np.int64)
+                layer_key = np.uint64(key.layer(num_layers - 1 - hop))
+                host.draw_places(graph.indptr, 0, self._original, layer_key, frontier, indptr, places)
+                sources = graph.indices[places].astype(np.int64)
+                status, num_rows, _ = host.relabel_own(
+                    sources, 0, graph.num_vertices, graph.num_vertices, self._ids, num_rows, self._row_of
+                )
+                raise_status(status)
+                drawn.frontiers.append(frontier)
+                drawn.counts.append(np.diff(indptr))
+                drawn.places.append(places)
+            return Drawn(drawn.frontiers, drawn.counts, drawn.places, self._ids[:num_rows].copy())
+        finally:
+            host.forget_rows(self._ids[:num_rows], 0, self._row_of)
+
+
+def draw_epochs(
+    graph: Graph,
+    original_ids: Ids,
+    targets: Ids,
+    num_neighbors: list[int],
+    batch_size: int,
+    *,
+    seed: int,
+    epochs: range,
+    threads: int,
+    steps: int | None = None,
+) -> Iterator[Drawn]:
+    """The mini-batches of some epochs (or the first ``steps`` of them), drawn by threads, in order.
+
+    ``targets`` are internal ids in the order of their original ids, as stores keep them.
+    """
+    check_fanouts(num_neighbors)
+    if targets.size == 0:
+        raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
+    positions = np.arange(targets.size)
+    idle: SimpleQueue[MiniBatchDrawer] = SimpleQueue()
+    for _ in range(threads):
+        idle.put(MiniBatchDrawer(graph, original_ids))
+
+    def draw(batch: Ids, key: StepKey) -> Drawn:
+        drawer = idle.get()
+        try:
+            return drawer.draw(batch, num_neighbors, key)
+        finally:
+            idle.put(drawer)
+
+    def keys() -> Iterator[tuple[Ids, StepKey]]:
+        for epoch in epochs:
+            order = targets[np.argsort(target_order(positions, targets.size, seed, epoch, shuffle=True))]
+            for step, first in enumerate(range(0, order.size, batch_size)):
+                yield order[first : first + batch_size], StepKey(seed, epoch, step)
+
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Drawn]] = deque()
+        for batch, key in islice(keys(), steps):
+            if len(waiting) >= threads * _HELD_PER_THREAD:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(draw, batch, key))
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def presample(
+    graph: Graph,
+    original_ids: Ids,
+    targets: Ids,
+    num_neighbors: list[int],
+    batch_size: int,
+    *,
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    threads: int | None = None,
+    progress: Progress = silent,
+) -> Counts:
+    """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
+    n = graph.num_vertices
+    computed, edges_drawn, loaded = (np.zeros(n, np.uint32) for _ in range(3))
+    edges = np.zeros(graph.num_edges, np.uint32)
+    total = epochs * -(-targets.size // batch_size)
+    batches = draw_epochs(
+        graph,
+        original_ids,
+        targets,
+        num_neighbors,
+        batch_size,
+        seed=seed,
+        epochs=range(epochs),
+        threads=threads or len(os.sched_getaffinity(0)),
+    )
+    for number, drawn in enumerate(batches):
+        for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
+            _add_each(computed, frontier)
+            _add(edges_drawn, frontier, counts)
+            _add_each(edges, places)
+        _add_each(loaded, drawn.input_ids)
+        progress("presample", number + 1, total)
+    return Counts(computed, edges_drawn, loaded, edges, total)
+
+
+@kernel
+def _add_each(totals: npt.NDArray[np.uint32], places: Ids) -> None:
+    for i in range(places.size):
+        totals[places[i]] += np.uint32(1)
+
+
+@kernel
+def _add(totals: npt.NDArray[np.uint32], places: Ids, amounts: Ids) -> None:
+    for i in range(places.size):
+        totals[places[i]] += np.uint32(amounts[i])

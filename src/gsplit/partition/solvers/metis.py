@@ -1,0 +1,81 @@
+"""METIS by recursive bisection, through the library that pymetis ships.
+
+pymetis passes one balance constraint only and takes Python sequences; the library itself takes several and arrays.
+Its integers are 64 bits wide there, its reals 32. Parts come out in the order of the bisections, so neighbouring
+numbers are close: runs of parts make good larger parts.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, MissingDependencyError, explain
+from gsplit.partition.weights import WeightedGraph
+
+__all__ = ["estimate_bytes", "solve"]
+
+ORDERED = True
+_NUM_OPTIONS, _SEED, _NUMBERING = 40, 8, 17
+_ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"}
+_BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 100, 150
+
+
+def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:
+    """Anonymous memory METIS will take, measured: most of it is the coarser graphs."""
+    return _BYTES_PER_ENTRY * num_entries + _BYTES_PER_VERTEX * num_vertices * max(1, num_constraints)
+
+
+def _library() -> Any:
+    try:
+        import pymetis._internal as internal
+    except ImportError as error:
+        fix = "pip install pymetis, or choose another solver"
+        raise MissingDependencyError(explain("METIS", "the package pymetis", "none", fix)) from error
+    if internal._idx_type_width() != 64:
+        fix = "install a pymetis wheel with 64-bit integers, or choose another solver"
+        raise MissingDependencyError(explain("METIS", "64-bit integers", "32", fix))
+    return ctypes.CDLL(internal.__file__)
+
+
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+    """The part of every vertex; each constraint's largest part at most ``tolerance`` times the mean, if it can be."""
+    library = _library()
+    if parts == 1:  # METIS counts from 1 then
+        return np.zeros(graph.num_vertices, np.int32)
+    arrays = [np.ascontiguousarray(a, np.int64) for a in (graph.xadj, graph.adjncy, graph.vertex_weights)]
+    edge_weights = np.ascontiguousarray(graph.edge_weights, np.int64) if graph.edge_weights.size else None
+    constraints = graph.vertex_weights.shape[1]
+    options = np.full(_NUM_OPTIONS, -1, np.int64)
+    options[_SEED], options[_NUMBERING] = seed & 0x7FFFFFFF, 0
+    # a bisection's error is multiplied by those below it: each level gets its root of the tolerance
+    per_level = tolerance ** (1 / max(1.0, np.log2(parts)))
+    ubvec = np.full(constraints, per_level, np.float32)
+    result, cut = np.zeros(graph.num_vertices, np.int64), ctypes.c_int64()
+
+    def number(value: int) -> Any:
+        return ctypes.byref(ctypes.c_int64(value))
+
+    def pointer(array: npt.NDArray[Any] | None) -> Any:
+        return None if array is None else array.ctypes.data_as(ctypes.c_void_p)
+
+    xadj, adjncy, vertex_weights = arrays
+    status = library.METIS_PartGraphRecursive(
+        number(graph.num_vertices),
+        number(constraints),
+        pointer(xadj),
+        pointer(adjncy),
+        pointer(vertex_weights),
+        None,
+        pointer(edge_weights),
+        number(parts),
+        None,
+        pointer(ubvec),
+        pointer(options),
+        ctypes.byref(cut),
+        pointer(result),
+    )
+    if status != 1:
+        raise InputError(explain("METIS", "a partition", _ERRORS.get(status, status), "choose another solver"))
+    return result.astype(np.int32)

@@ -1,0 +1,92 @@
+"""A restreaming partitioner, for graphs that METIS cannot hold: a weighted form of Nishimura and Ugander's (KDD 2013).
+
+Vertices are placed one after another, again and again. In the first passes a vertex goes to the part with the largest
+weight of its neighbours there times the room left (linear deterministic greedy); in the last ones it goes where its
+neighbours are, as long as there is room. A part is full at ``tolerance`` times the mean, for every constraint. Memory:
+the parts, their loads and a row of gains; the graph is read through its maps.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.jit import kernel
+from gsplit.keys.kernels_numba import permute
+from gsplit.partition.weights import WeightedGraph
+
+__all__ = ["estimate_bytes", "solve"]
+
+ORDERED = False
+PASSES, LAST_PASSES = 10, 10
+_BLOCK = 1 << 10
+
+
+def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:
+    """Anonymous memory: a part and a place in the order per vertex; nothing per edge."""
+    return 24 * num_vertices + (64 << 20)
+
+
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+    """The part of every vertex, by passes over the graph in blocks of vertices that are in random order."""
+    n = graph.num_vertices
+    result = np.full(n, -1, np.int32)
+    totals = np.asarray(graph.vertex_weights).sum(axis=0)
+    largest = np.asarray(graph.vertex_weights).max(axis=0, initial=0)
+    caps = np.maximum(np.floor(tolerance * totals / parts), np.maximum(largest, 1)).astype(np.int64)
+    loads = np.zeros((parts, caps.size), np.int64)
+    blocks = -(-n // _BLOCK)
+    for number in range(PASSES + LAST_PASSES):
+        order = permute(np.arange(blocks), blocks, seed + number) if blocks else np.empty(0, np.int64)
+        strict = number >= PASSES
+        _one_pass(
+            graph.xadj, graph.adjncy, graph.edge_weights, graph.vertex_weights, order, caps, loads, result, strict
+        )
+    return result
+
+
+@kernel
+def _one_pass(
+    xadj: npt.NDArray[Any],
+    adjncy: npt.NDArray[Any],
+    edge_weights: npt.NDArray[Any],
+    vertex_weights: npt.NDArray[Any],
+    order: npt.NDArray[Any],
+    caps: npt.NDArray[Any],
+    loads: npt.NDArray[Any],
+    result: npt.NDArray[Any],
+    strict: bool,
+) -> None:
+    n, (parts, constraints) = result.size, loads.shape
+    gains = np.zeros(parts, np.float64)
+    for block in order:
+        for vertex in range(block * _BLOCK, min(n, (block + 1) * _BLOCK)):
+            gains[:] = 0.0
+            for entry in range(xadj[vertex], xadj[vertex + 1]):
+                part = result[adjncy[entry]]
+                if part >= 0:
+                    gains[part] += edge_weights[entry] if edge_weights.size else 1.0
+            own = result[vertex]
+            if own >= 0:
+                for c in range(constraints):
+                    loads[own, c] -= vertex_weights[vertex, c]
+            best, best_score, best_room = -1, -1.0, -1.0
+            for part in range(parts):
+                room = 1.0
+                for c in range(constraints):
+                    left = caps[c] - loads[part, c] - vertex_weights[vertex, c]
+                    room = min(room, left / caps[c])
+                if room < 0.0:
+                    continue
+                score = gains[part] if strict else gains[part] * (room + 1e-9)
+                stays = strict and part == own
+                if score > best_score or (score == best_score and (stays or (room > best_room and best != own))):
+                    best, best_score, best_room = part, score, room
+            if best < 0:  # no part has room: the least loaded of the first constraint
+                best = 0
+                for part in range(1, parts):
+                    if loads[part, 0] < loads[best, 0]:
+                        best = part
+            result[vertex] = best
+            for c in range(constraints):
+                loads[best, c] += vertex_weights[vertex, c]

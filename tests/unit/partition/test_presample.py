@@ -1,0 +1,91 @@
+"""Presampling counts what the one-process mini-batches of training contain, edge by edge."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import edge_lists
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gsplit.errors import InputError
+from gsplit.graph import Graph
+from gsplit.partition.presample import Counts, presample
+from gsplit.sampling.minibatch import StepKey, sample_minibatch, target_order
+from gsplit.sampling.neighbor import HostNeighborSampler
+
+NONE = np.empty(0, np.int64)
+
+
+def _graph(n: int, src: Any, dst: Any) -> Graph:
+    order = np.lexsort([src, dst])
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
+    return Graph(indptr, src[order].astype(np.int32), n)
+
+
+def _by_hand(graph: Graph, targets: Any, fanouts: list[int], batch_size: int, epochs: int, seed: int) -> Counts:
+    """The same counts from the mini-batches that are the definition of sampling."""
+    n = graph.num_vertices
+    computed, drawn, loaded = (np.zeros(n, np.int64) for _ in range(3))
+    pairs: dict[tuple[int, int], int] = {}
+    sampler, batches = HostNeighborSampler(graph, NONE), 0
+    for epoch in range(epochs):
+        order = targets[np.argsort(target_order(np.arange(targets.size), targets.size, seed, epoch, shuffle=True))]
+        for step, first in enumerate(range(0, targets.size, batch_size)):
+            batch = torch.from_numpy(order[first : first + batch_size])
+            sample = sample_minibatch(sampler, batch, fanouts, StepKey(seed, epoch, step))
+            batches += 1
+            ids = sample.input_ids.numpy()
+            np.add.at(loaded, ids, 1)
+            for block in sample.blocks:
+                np.add.at(computed, ids[: block.num_dst], 1)
+                np.add.at(drawn, ids[: block.num_dst], block.indptr.diff().numpy())
+                for s, d in block.edge_index().t().tolist():
+                    pairs[ids[s], ids[d]] = pairs.get((ids[s], ids[d]), 0) + 1
+    edges = np.zeros(graph.num_edges, np.int64)
+    for v in range(n):
+        column = slice(int(graph.indptr[v]), int(graph.indptr[v + 1]))
+        for u in set(graph.indices[column].tolist()):
+            edges[column][graph.indices[column] == u] = pairs.get((u, v), 0)  # parallel edges: their sum
+    as_counts = [a.astype(np.uint32) for a in (computed, drawn, loaded, edges)]
+    return Counts(as_counts[0], as_counts[1], as_counts[2], as_counts[3], batches)
+
+
+@given(edge_lists(), st.data())
+def test_counts_are_those_of_training(graph_of: tuple[int, Any, Any], data: Any) -> None:
+    n, src, dst = graph_of
+    graph = _graph(n, src, dst)
+    targets = np.sort(data.draw(st.permutations(range(n)))[: data.draw(st.integers(1, n))])
+    fanouts = data.draw(st.lists(st.sampled_from([-1, 1, 2, 3]), min_size=1, max_size=3))
+    batch_size, seed = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 5))
+    got = presample(graph, NONE, targets, fanouts, batch_size, seed=seed, epochs=2, threads=2)
+    want = _by_hand(graph, targets, fanouts, batch_size, 2, seed)
+    assert got.num_batches == want.num_batches
+    for name in ("computed", "edges_drawn", "loaded"):
+        assert np.array_equal(getattr(got, name), getattr(want, name)), name
+    for v in range(n):
+        column = slice(int(graph.indptr[v]), int(graph.indptr[v + 1]))
+        for u in set(graph.indices[column].tolist()):
+            same = graph.indices[column] == u
+            assert int(got.edges[column][same].sum()) == int(want.edges[column][same][0])
+    assert got.edges.sum() == got.edges_drawn.sum()
+
+
+def test_threads_and_progress_do_not_change_the_counts() -> None:
+    rng = np.random.default_rng(0)
+    graph = _graph(200, rng.integers(0, 200, 2000), rng.integers(0, 200, 2000))
+    seen: list[tuple[str, int, int | None]] = []
+    one = presample(
+        graph, NONE, np.arange(0, 200, 2), [3, 3], 16, epochs=3, threads=1, progress=lambda *s: seen.append(s)
+    )
+    four = presample(graph, NONE, np.arange(0, 200, 2), [3, 3], 16, epochs=3, threads=4)
+    for name in ("computed", "edges_drawn", "loaded", "edges"):
+        assert np.array_equal(getattr(one, name), getattr(four, name))
+    assert seen[-1] == ("presample", 21, 21)
+    assert one.edges.dtype == np.uint32  # four bytes per edge
+
+
+def test_no_targets_are_refused() -> None:
+    with pytest.raises(InputError, match="targets: expected at least one"):
+        presample(_graph(3, NONE, NONE), NONE, NONE, [2], 4)

@@ -1,0 +1,130 @@
+"""Every solver on planted communities and on graphs that are no fun; failures become messages."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gsplit.errors import InputError
+from gsplit.graph import Graph
+from gsplit.partition.presample import Counts
+from gsplit.partition.solvers import metis, run
+from gsplit.partition.solvers.run import SOLVERS, run_solver
+from gsplit.partition.weights import WeightedGraph, weigh
+
+
+def _planted(folder: Path, communities: int = 8, size: int = 60, seed: int = 0) -> tuple[WeightedGraph, Any, Any, Any]:
+    """Communities in random order, edges mostly inside; weights follow a power law."""
+    rng = np.random.default_rng(seed)
+    n = communities * size
+    label = rng.permutation(np.repeat(np.arange(communities), size))
+    members = [np.flatnonzero(label == c) for c in range(communities)]
+    src = rng.integers(0, n, 12 * n)
+    inside = np.array([rng.choice(members[label[s]]) for s in src])
+    dst = np.where(rng.random(src.size) < 0.9, inside, rng.integers(0, n, src.size))
+    order = np.lexsort([src, dst])
+    src, dst = src[order], dst[order]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
+    k = (rng.pareto(2.0, n) * 20 + 1).astype(np.uint32)
+    counts = Counts(k, k, k, rng.integers(0, 9, src.size).astype(np.uint32), 10)
+    graph = weigh("gsplit", Graph(indptr, src.astype(np.int32), n), counts, np.arange(n), folder, 1, 0)
+    return graph, src, dst, label
+
+
+def _cut(graph: WeightedGraph, parts: Any) -> float:
+    rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.xadj))
+    return float(graph.edge_weights[parts[rows] != parts[graph.adjncy]].sum() / graph.edge_weights.sum())
+
+
+def _balance(graph: WeightedGraph, parts: Any, num_parts: int) -> float:
+    loads = np.bincount(parts, weights=graph.vertex_weights[:, 0], minlength=num_parts)
+    return float(loads.max() / loads.mean())
+
+
+@pytest.mark.parametrize("solver", ["metis", "restream"])
+def test_communities_are_found_and_loads_balanced(solver: str, tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path)
+    found = run_solver(solver, graph, tmp_path, 4, 1.05, 0)
+    assert found.parts.shape == (graph.num_vertices,)
+    assert _cut(graph, found.parts) < 0.25  # at random 0.75; what is planted 0.09 inside of 8 communities
+    assert _balance(graph, found.parts, 4) < 1.06
+    assert found.peak_bytes > 0 and found.seconds > 0
+    again = run_solver(solver, graph, tmp_path, 4, 1.05, 0)
+    assert np.array_equal(found.parts, again.parts)  # the seed decides
+
+
+def test_random_parts_are_even_and_know_nothing(tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path)
+    found = run_solver("random", graph, tmp_path, 4, 1.05, 0)
+    assert _cut(graph, found.parts) == pytest.approx(0.75, abs=0.03)
+    assert np.bincount(found.parts, minlength=4).min() > 80
+
+
+def test_metis_balances_two_things_at_once(tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path)
+    rng = np.random.default_rng(1)
+    two = np.stack([graph.vertex_weights[:, 0], rng.integers(0, 2, graph.num_vertices)], axis=1)
+    parts = metis.solve(WeightedGraph(graph.xadj, graph.adjncy, graph.edge_weights, two), 4, 1.1, 0)
+    for column in range(2):
+        loads = np.bincount(parts, weights=two[:, column], minlength=4)
+        assert loads.max() / loads.mean() < 1.2
+
+
+def _tiny(n: int, edges: list[tuple[int, int]], weights: int) -> WeightedGraph:
+    pairs = sorted({p for a, b in edges if a != b for p in ((a, b), (b, a))})
+    xadj = np.concatenate([[0], np.cumsum(np.bincount([a for a, _ in pairs], minlength=n))]).astype(np.int64)
+    adjncy = np.array([b for _, b in pairs], np.int32)
+    return WeightedGraph(xadj, adjncy, np.ones(adjncy.size, np.int64), np.full((n, 1), weights, np.int64))
+
+
+@pytest.mark.parametrize("solver", ["metis", "restream", "random"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        _tiny(1, [], 1),
+        _tiny(20, [], 1),
+        _tiny(20, [(0, i) for i in range(1, 20)], 1),
+        _tiny(20, [(i, i + 1) for i in range(0, 18, 2)], 0),
+        _tiny(6, [(0, 1), (1, 2), (3, 4)], 5),
+    ],
+    ids=["one vertex", "no edges", "star", "no weights", "pieces"],
+)
+def test_graphs_that_are_no_fun(solver: str, graph: WeightedGraph) -> None:
+    module = run._module(solver)
+    for num_parts in {1, min(2, graph.num_vertices), min(4, graph.num_vertices)}:
+        parts = module.solve(graph, num_parts, 1.05, 0)
+        assert parts.shape == (graph.num_vertices,)
+        assert parts.min() >= 0 and parts.max() < num_parts
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, *_ = _planted(tmp_path)
+    with pytest.raises(InputError, match="solver: expected one of metis, mtkahypar, restream, random"):
+        run_solver("scotch", graph, tmp_path, 4, 1.05, 0)
+    with pytest.raises(InputError, match="parts: expected 1 to 480, the number of vertices .got 481"):
+        run_solver("metis", graph, tmp_path, 481, 1.05, 0)
+    with pytest.raises(InputError, match="tolerance: expected more than 1"):
+        run_solver("metis", graph, tmp_path, 4, 1.0, 0)
+    assert set(SOLVERS) == {"metis", "mtkahypar", "restream", "random"}
+    (tmp_path / "xadj.npy").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="metis: expected a partition .got exit code 1"):
+        run_solver("metis", graph, tmp_path, 4, 1.05, 0)
+    monkeypatch.setattr(run, "_free_bytes", lambda: 1000)
+    with pytest.raises(InputError, match="metis: expected about .* of memory .*use --solver restream"):
+        run_solver("metis", graph, tmp_path, 4, 1.05, 0)
+
+
+def test_a_solver_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, *_ = _planted(tmp_path)
+    start = subprocess.run
+
+    def killed(command: list[str], **options: Any) -> Any:
+        shell = ["bash", "-c", f"kill -9 $$; {os.fspath(command[0])}"]
+        return start(shell, **options)
+
+    monkeypatch.setattr(subprocess, "run", killed)
+    with pytest.raises(InputError, match="metis: expected a partition .got signal SIGKILL.*out of memory"):
+        run_solver("metis", graph, tmp_path, 4, 1.05, 0)

@@ -1,0 +1,76 @@
+"""The weighted graph against a dictionary: both directions summed, self-loops and parallel edges merged."""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import edge_lists
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gsplit.errors import InputError
+from gsplit.graph import Graph
+from gsplit.partition.presample import Counts
+from gsplit.partition.weights import open_weighted, vertex_work, weigh
+
+
+def _graph(n: int, src: Any, dst: Any) -> tuple[Graph, Any, Any]:
+    order = np.lexsort([src, dst])
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
+    return Graph(indptr, src[order].astype(np.int32), n), src[order], dst[order]
+
+
+@given(edge_lists(), st.sampled_from(["gsplit", "node", "edge"]), st.integers(0, 5))
+def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], strategy: str, seed: int) -> None:
+    n, (graph, src, dst) = graph_of[0], _graph(*graph_of)
+    rng = np.random.default_rng(seed)
+    draws = [rng.integers(0, 4, k).astype(np.uint32) for k in (n, n, n, src.size)]
+    counts = Counts(draws[0], draws[1], draws[2], draws[3], 3)
+    targets = np.flatnonzero(rng.random(n) < 0.5)
+    want: Counter[tuple[int, int]] = Counter()
+    for s, d, k in zip(src.tolist(), dst.tolist(), counts.edges.tolist(), strict=True):
+        if s != d:
+            want[s, d] += k
+            want[d, s] += k
+    kept = {pair: weight for pair, weight in want.items() if weight > 0 or strategy != "gsplit"}
+    with TemporaryDirectory() as folder:
+        weigh(strategy, graph, counts, targets, Path(folder), 2, 1)
+        got = open_weighted(Path(folder))
+        pairs = [(v, int(u)) for v in range(n) for u in got.adjncy[got.xadj[v] : got.xadj[v + 1]]]
+        assert pairs == sorted(kept)  # each once, both ways, ascending
+        if strategy == "gsplit":
+            assert got.edge_weights.tolist() == [kept[pair] for pair in pairs]
+        else:
+            assert got.edge_weights.size == 0
+        if strategy == "edge":
+            assert got.vertex_weights[:, 0].tolist() == graph.in_degrees().tolist()
+            assert np.flatnonzero(got.vertex_weights[:, 1]).tolist() == targets.tolist()
+        else:
+            assert got.vertex_weights[:, 0].tolist() == (2 * draws[0].astype(int) + draws[1]).tolist()
+        assert sorted(p.name for p in Path(folder).iterdir()) == [
+            "adjncy.npy",
+            "edge_weights.npy",
+            "vertex_weights.npy",
+            "xadj.npy",
+        ]
+
+
+def test_fractions_are_kept_and_nothing_overflows() -> None:
+    many = np.full(3, (1 << 32) - 1, np.uint32)
+    counts = Counts(many, many, many, many, 1)
+    assert vertex_work(counts, 1, 1).tolist() == [2 * ((1 << 32) - 1)] * 3
+    assert vertex_work(counts, 0.5, 0).tolist() == [512 * ((1 << 32) - 1)] * 3
+    for wrong in ((0, 0), (-1, 2), (float("nan"), 1)):
+        with pytest.raises(InputError, match="c_v, c_e: expected two numbers from 0, not both 0"):
+            vertex_work(counts, *wrong)
+
+
+def test_a_renumbered_graph_is_refused(tmp_path: Path) -> None:
+    three = np.ones(3, np.uint32)
+    counts = Counts(three, three, three, three[:2], 1)
+    graph = Graph(np.array([0, 2, 2, 2]), np.array([2, 1]), 3)
+    with pytest.raises(InputError, match="the store: expected one that has not been renumbered"):
+        weigh("gsplit", graph, counts, np.array([0]), tmp_path, 1, 1)
