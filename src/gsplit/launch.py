@@ -103,6 +103,9 @@ def _launch(command: Sequence[str], nproc: int, folder: Path) -> int:
             return DIFFERS
         if said := _what_ranks_said(folder):
             raise CommError(said) from error
+        for other, ended in error.failures.items():  # a rank that was killed is the cause, one that misses it is not
+            if ended.exitcode < 0 and ended.exitcode != -signal.SIGTERM:
+                rank, failure = other, ended
         end = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         fix = "see what the ranks printed above"
         raise CommError(explain(f"rank {rank}", "to finish", end, fix)) from error
