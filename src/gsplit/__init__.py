@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gsplit.mesh import Mesh, init
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
+    from gsplit.partitioning.partition import partition
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.reader import Store
     from gsplit.store.reader import open_store as open
@@ -32,6 +33,7 @@ _HOME = {
     "evaluate": ("gsplit.inference", "evaluate"),
     "verify": ("gsplit.verification", "verify"),
     "Verification": ("gsplit.verification", "Verification"),
+    "partition": ("gsplit.partitioning.partition", "partition"),
     "Ownership": ("gsplit.ownership", "Ownership"),
     "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
     "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
@@ -54,6 +56,7 @@ __all__ = [
     "evaluate",
     "verify",
     "Verification",
+    "partition",
     "Ownership",
     "from_pyg",
     "to_pyg",

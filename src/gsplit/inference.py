@@ -100,7 +100,7 @@ class _Run:
         if mesh.num_replicas > 1:  # every rank its own vertices: replicas share nothing here
             mesh = Mesh(mesh.device, mesh.world, mesh.world, mesh.gradients, mesh.world)
         self._model, self._mesh, self._plan, self._progress = model, mesh, plan_of(model), progress
-        self._ownership = ownership or own_parts(store.part_boundaries, mesh.num_splits)
+        self._ownership = ownership or own_parts(store.part_boundaries, mesh.num_splits, store.part_loads)
         self.first, self.stop = self._ownership.range_of(mesh.split_rank)
         self.graph = store.graph.restrict(self.first, self.stop)
         original = np.asarray(store.original_ids(self.first, self.stop)) if "original_ids" in store.names else None
@@ -343,7 +343,7 @@ def evaluate(
         fix = "compute another metric from the output of gsplit.infer"
         raise InputError(explain("y", "one class per vertex", f"{labels.dtype} {list(labels.shape[1:])}", fix))
     for name in names:
-        if graph.array(f"targets/{name}").size == 0:
+        if graph.stored_targets(name)[2] == 0:
             raise InputError(explain(f"targets/{name}", "at least one target", "none", "name other targets"))
     with _evaluating(model):
         run = _Run(model, graph, mesh, ownership, features, workspace, progress)
@@ -355,7 +355,7 @@ def evaluate(
             right[low - run.first : high - run.first] = guess == labels[low - offset : high - offset]
     counts = torch.zeros(len(names), 2, dtype=torch.float64, device=mesh.device)
     for place, name in enumerate(names):
-        ids = own_of_stored(graph.array(f"targets/{name}"), run.first, run.stop).ids
+        ids = own_of_stored(*graph.stored_targets(name), run.first, run.stop).ids
         counts[place, 0], counts[place, 1] = float(right[ids - run.first].sum()), float(ids.size)
     mesh.world.all_reduce(Call("count right answers"), counts).wait()  # all ranks: same names
     return {name: float(counts[place, 0] / counts[place, 1]) for place, name in enumerate(names)}

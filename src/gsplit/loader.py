@@ -97,7 +97,7 @@ class NeighborLoader:
         _check_options(num_neighbors, batch_size, strategy, sampler, seed, options)
         self._mesh = mesh or solo_mesh()
         store = _as_store(graph, partition)
-        self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.num_splits)
+        self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.num_splits, store.part_loads)
         first, stop = self._check_range(store, whole=strategy == "data")
         targets = _own_targets(store, input_nodes, first, stop)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
@@ -210,6 +210,7 @@ class NeighborLoader:
             if number != self._iterators:
                 fix = "iterate over one epoch at a time, or use make_batch(epoch, step)"
                 raise InputError(explain("this iterator", "to be the loader's newest", "a newer one", fix))
+            self.telemetry.begin_step()
             batch = self.make_batch(epoch, step)
             self._position = (epoch, step + 1)
             try:
@@ -264,10 +265,7 @@ def _rows(store: Store | MemoryStore, name: str) -> MappedRows:
 
 def _own_targets(store: Store | MemoryStore, input_nodes: str | Tensor | None, first: int, stop: int) -> OwnTargets:
     if isinstance(input_nodes, str):
-        if store.vertex_range != (0, store.num_vertices):
-            fix = "pass the original ids of all targets as a tensor; shares do not know their place in the list yet"
-            raise InputError(explain("input_nodes", "a tensor, for a store that is a share", repr(input_nodes), fix))
-        return own_of_stored(store.array(f"targets/{input_nodes}"), first, stop)
+        return own_of_stored(*store.stored_targets(input_nodes), first, stop)
     original = np.asarray(store.original_ids(first, stop))
     if input_nodes is None:
         return own_all(original, first, store.num_vertices)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["Ownership", "own_equally", "own_parts"]
+__all__ = ["Ownership", "lightest_runs", "own_equally", "own_parts"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,13 @@ def own_equally(num_vertices: int, num_ranks: int) -> Ownership:
     return Ownership(tuple(num_vertices * rank // num_ranks for rank in range(num_ranks + 1)))
 
 
-def own_parts(part_boundaries: list[int], num_ranks: int) -> Ownership:
-    """Contiguous runs of parts, as even in vertices as the parts allow; one part is cut into equal ranges.
+def own_parts(part_boundaries: list[int], num_ranks: int, loads: list[int] | None = None) -> Ownership:
+    """Contiguous runs of parts, the heaviest as light as can be; a rank is never without a part.
 
-    >>> own_parts([0, 4, 6, 9, 12], 2).boundaries
-    (0, 6, 12)
+    ``loads`` is the work of every part; without it, its number of vertices. One part is cut into equal ranges.
+
+    >>> own_parts([0, 4, 6, 9, 12], 2).boundaries, own_parts([0, 4, 6, 9, 12], 2, [1, 1, 1, 5]).boundaries
+    ((0, 6, 12), (0, 9, 12))
     """
     num_parts, num_vertices = len(part_boundaries) - 1, part_boundaries[-1]
     if num_parts == 1:
@@ -73,10 +75,26 @@ def own_parts(part_boundaries: list[int], num_ranks: int) -> Ownership:
     if num_ranks > num_parts:
         fix = f"run at most {num_parts} ranks, or partition into more parts"
         raise InputError(explain("ranks", f"at most one per part, {num_parts}", num_ranks, fix))
-    cuts, ideal = np.asarray(part_boundaries), own_equally(num_vertices, num_ranks).boundaries
-    chosen = [0]
-    for rank in range(1, num_ranks):
-        first, last = chosen[-1] + 1, num_parts - (num_ranks - rank)  # every rank gets a part
-        candidates = np.arange(first, last + 1)
-        chosen.append(int(candidates[np.abs(cuts[candidates] - ideal[rank]).argmin()]))
-    return Ownership(tuple(int(cuts[part]) for part in [*chosen, num_parts]))
+    starts = lightest_runs(loads if loads is not None else np.diff(part_boundaries).tolist(), num_ranks)
+    return Ownership((*(part_boundaries[start] for start in starts), num_vertices))
+
+
+def lightest_runs(loads: list[int], num_runs: int) -> list[int]:
+    """Cut a row of loads into runs so that the heaviest is as light as can be; the first place of every run.
+
+    >>> lightest_runs([3, 1, 1, 3, 2], 3)
+    [0, 2, 4]
+    """
+    sums = np.concatenate([[0], np.cumsum(np.asarray(loads, np.float64))])
+    run = sums[None, :] - sums[:, None]  # run[i, j]: the load of i .. j - 1
+    run[np.tril_indices(sums.size)] = np.inf  # none is empty
+    heaviest, choices = run[0], []
+    for _ in range(num_runs - 1):  # heaviest[j]: of the best cut of the first j loads into the runs so far
+        candidates = np.maximum(heaviest[:, None], run)
+        choices.append(candidates.argmin(axis=0))
+        heaviest = candidates.min(axis=0)
+    starts, stop = [], sums.size - 1
+    for choice in reversed(choices):
+        stop = int(choice[stop])
+        starts.append(stop)
+    return [0, *reversed(starts)]

@@ -51,11 +51,12 @@ KEPT_RECORDS = 1024
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one rank did in one step."""
+    """What one rank did in one step. ``cpu_seconds``: of the whole process, all threads, waiting not counted."""
 
     rank: int
     epoch: int
     step: int
+    cpu_seconds: float
     seconds: dict[str, float]
     counts: dict[str, int]
     peaks: dict[str, int]
@@ -71,6 +72,7 @@ class Telemetry:
         self._counts: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self._values: dict[str, float] = {}
+        self._cpu_start = time.process_time()
         self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
         self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
 
@@ -100,9 +102,16 @@ class Telemetry:
         """Keep a value of this step."""
         self._values[name] = value
 
+    def begin_step(self) -> None:
+        """Whatever this process did before is not part of the step."""
+        self._cpu_start = time.process_time()
+
     def end_step(self, epoch: int, step: int) -> StepRecord:
         """Close the step: hand out its record and start anew."""
-        record = StepRecord(self._rank, epoch, step, self._seconds, self._counts, self._peaks, self._values)
+        cpu_seconds = time.process_time() - self._cpu_start
+        record = StepRecord(
+            self._rank, epoch, step, cpu_seconds, self._seconds, self._counts, self._peaks, self._values
+        )
         self._seconds, self._counts, self._peaks, self._values = {}, {}, {}, {}
         self.records.append(record)
         if self._stream is not None:

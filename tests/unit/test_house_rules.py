@@ -46,6 +46,7 @@ def test_public_names() -> None:
         "evaluate",
         "verify",
         "Verification",
+        "partition",
         "Ownership",
         "from_pyg",
         "to_pyg",

@@ -1,5 +1,6 @@
 """``gsplit bench``: measure this machine, against a peer or the bare engine."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -7,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
-from gsplit.cli.options import Json
+from gsplit.cli.options import Json, parse_fanout
+from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 
 __all__ = ["bench_app"]
 
@@ -95,6 +97,85 @@ def _shuffle_cells(row: dict[str, Any]) -> list[str]:
         f"{row['rows']:,}",
         *speeds,
         *(f"{row[name]:.2f}" for name in ("ratio", "ratio_over_gloo", "ratio_to_bare")),
+    ]
+
+
+@bench_app.command()
+def partition(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a store that has not been partitioned")],
+    parts: Annotated[list[int], typer.Option(min=1, help="number of parts; repeatable")],
+    case: Annotated[list[str] | None, typer.Option(help="strategy:solver, such as gsplit:metis; repeatable")] = None,
+    targets: Annotated[str, typer.Option(help="whose mini-batches; all: every vertex")] = "train",
+    fanout: Annotated[str, typer.Option(help="neighbours per hop")] = "15,15,15",
+    batch_size: Annotated[int, typer.Option(min=1, help="targets per mini-batch")] = 1024,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs presampled")] = EPOCHS,
+    held_out: Annotated[int, typer.Option(min=1, help="epochs after those, for the measurement")] = 1,
+    tolerance: Annotated[float, typer.Option(help="largest part's work over the mean")] = TOLERANCE,
+    c_v: Annotated[float, typer.Option(help="work of a vertex")] = C_V,
+    c_e: Annotated[float, typer.Option(help="work of an edge")] = C_E,
+    seed: Annotated[int, typer.Option(min=0, help="of the mini-batches and the solvers")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="draw the result into this file (needs matplotlib)")] = None,
+    as_json: Json = False,
+) -> None:
+    """Strategies and solvers side by side, on mini-batches that were not used for the weights."""
+    with command(as_json):
+        from gsplit.bench.partition import bench_partition, parse_cases
+        from gsplit.partitioning.presample import Workload
+        from gsplit.store.reader import open_store
+
+        chosen = None if targets == "all" else targets
+        workload = Workload.of_store(open_store(store), chosen, parse_fanout(fanout), batch_size, seed)
+        with progress_bars(as_json) as progress:
+            document = bench_partition(
+                workload,
+                parts,
+                cases=parse_cases(case),
+                epochs=epochs,
+                held_out=held_out,
+                tolerance=tolerance,
+                c_v=c_v,
+                c_e=c_e,
+                seed=seed,
+                progress=progress,
+            )
+        if figure is not None:
+            from gsplit.bench.partition_figure import draw_partitions
+
+            draw_partitions({store.stem: document}, figure)
+        if as_json:
+            emit_json(document)
+            return
+        table = _table("", "cross", "rows", "work", "edges", "vert.", "targ.", "s", "memory")
+        for row in document["rows"]:
+            table.add_row(*_partition_cells(row))
+        console = Console()
+        console.print(table)
+        console.print(_PARTITION_LEGEND, highlight=False)
+        for row in document["rows"]:
+            if "error" in row:
+                console.print(
+                    f"{_partition_name(row)}: {row['error']}", style="yellow", highlight=False, soft_wrap=True
+                )
+
+
+_PARTITION_LEGEND = """on held-out mini-batches: cross edges, of all; rows that cross, per input row;
+work, edges, vertices and targets of the largest part over the mean"""
+
+
+def _partition_name(row: dict[str, Any]) -> str:
+    return f"{row['parts']} {row['strategy']}" + ("" if row["solver"] == "random" else f" {row['solver']}")
+
+
+def _partition_cells(row: dict[str, Any]) -> list[str]:
+    if "error" in row:
+        return [_partition_name(row), "failed"]
+    return [
+        _partition_name(row),
+        f"{row['cross_edge_share']:.1%}",
+        f"{row['rows_shuffled_per_input']:.3f}",
+        *(f"{row[f'{what}_imbalance']:.3f}" for what in ("work", "edge", "vertex", "target")),
+        f"{row['seconds']:.1f}",
+        f"{human(row['peak_bytes'])}B",
     ]
 
 

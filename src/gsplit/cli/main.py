@@ -11,7 +11,8 @@ from gsplit.cli.bench_commands import bench_app
 from gsplit.cli.console import command, emit_json, progress_bars
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.options import Json
-from gsplit.cli.summary import describe, show
+from gsplit.cli.partition_commands import partition, shard
+from gsplit.cli.summary import describe, show, show_partition
 from gsplit.cli.train_commands import infer, train, verify
 from gsplit.store.reader import open_store
 
@@ -24,7 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
-for verb in (train, infer, verify):
+for verb in (partition, shard, train, infer, verify):
     app.command()(verb)
 
 
@@ -65,6 +66,7 @@ def inspect(
             return
         console = Console()
         show(document, console)
+        show_partition(document, console)
         if check:
             console.print("\nverified: every checksum, every id and every order is right", style="green")
 

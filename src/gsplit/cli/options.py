@@ -4,6 +4,20 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Json"]
+from gsplit.errors import InputError, explain
+
+__all__ = ["Json", "parse_fanout"]
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout and nothing else")]
+
+
+def parse_fanout(text: str) -> list[int]:
+    """Neighbours per hop.
+
+    >>> parse_fanout("15,10,5")
+    [15, 10, 5]
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(explain("--fanout", "numbers like 15,10,5", text, "one per layer")) from None

@@ -1,5 +1,7 @@
 """A store in words: the document of ``--json`` and the screen a person reads, from the same numbers."""
 
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +12,7 @@ from gsplit.cli.console import human
 from gsplit.store.reader import Store
 from gsplit.store.statistics import degree_bin_labels
 
-__all__ = ["describe", "show"]
+__all__ = ["describe", "show", "show_partition"]
 
 _BAR = 32
 
@@ -36,8 +38,47 @@ def describe(store: Store) -> dict[str, Any]:
         "mean_in_degree": store.num_edges / max(1, stop - first),
         **statistics.model_dump(),
         "num_bytes": sum(store.array(name).nbytes for name in store.names),
+        "partition": _partition(store),
         "provenance": [step.model_dump() for step in manifest.provenance],
     }
+
+
+def _partition(store: Store) -> dict[str, Any] | None:
+    """How the store was partitioned and what to expect of it, for every number of ranks worth a line."""
+    found = store.manifest.part_statistics
+    if found is None:
+        return None
+    from gsplit.partitioning.forecast import forecasts
+
+    step = next(step for step in reversed(store.manifest.provenance) if step.step == "partition")
+    return {
+        "settings": step.settings,
+        "part_sizes": [b - a for a, b in pairwise(store.part_boundaries)],
+        "ranks": [asdict(line) for line in forecasts(found)],
+    }
+
+
+def show_partition(document: dict[str, Any], console: Console) -> None:
+    """What each number of ranks can expect of a partitioned store."""
+    found = document["partition"]
+    if found is None:
+        return
+    settings = found["settings"]
+    fanout = ",".join(map(str, settings["num_neighbors"]))
+    console.print(Text(f"\n{settings['parts']} parts", style="bold"), end="")
+    console.print(
+        f" by {settings['strategy']} with {settings['solver']}, for {settings['targets']} targets, fanout {fanout},"
+        f" batch {settings['batch_size']}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("ranks", "largest work / mean", "edges between ranks", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for line in found["ranks"]:
+        advice = "" if line["whole"] else f"or partition with --parts {line['ranks']}"
+        table.add_row(str(line["ranks"]), f"{line['work_imbalance']:.3f}", f"{line['cross_edge_share']:.1%}", advice)
+    console.print(table, highlight=False)
 
 
 def _array(entry: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gsplit.cli.console import command, emit_json, progress_bars
-from gsplit.cli.options import Json
+from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
 from gsplit.store.reader import Store, open_store
 
@@ -40,10 +40,7 @@ def _given(**options: Any) -> dict[str, Any]:
     """The options that were set, by the settings' names."""
     given = {name: value for name, value in options.items() if value is not None}
     if "fanout" in given:
-        try:
-            given["fanout"] = [int(part) for part in given["fanout"].split(",")]
-        except ValueError as error:
-            raise InputError(explain("--fanout", "numbers like 15,10,5", given["fanout"], "one per layer")) from error
+        given["fanout"] = parse_fanout(given["fanout"])
     return given
 
 

@@ -4,8 +4,6 @@ Memory is that of the vertices (one byte each, and the ids an importer maps) plu
 whatever the number of edges. In what order the edges came leaves no trace in the store (law 1).
 """
 
-import time
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from gsplit.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.files import Array
-from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, ArrayEntry, Manifest, ProvenanceStep, role_of
+from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, ArrayEntry, Manifest, new_step, role_of
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, Rows
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
@@ -224,13 +222,7 @@ def _manifest(
     counts: dict[str, int],
     num_classes: int,
 ) -> Manifest:
-    step = ProvenanceStep(
-        step=f"import {source.kind}",
-        time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        gsplit_version=version("gsplit"),
-        settings={**source.settings, **vars(rules)},
-        counts=counts,
-    )
+    step = new_step(f"import {source.kind}", {**source.settings, **vars(rules)}, counts)
     return Manifest(
         num_vertices=source.num_vertices,
         num_edges=counts["edges_stored"],

@@ -1,12 +1,14 @@
 """What ``manifest.json`` says: sizes, the arrays that exist, where they come from.
 
 The manifest holds no paths: an array's name is its path, and names are made of a fixed role and, in the
-three folders, one plain word. Every shape must follow from the counts, so a manifest that parses is
+folders, one plain word. Every shape must follow from the counts, so a manifest that parses is
 consistent with itself; whether the files agree with it is ``reader``'s business.
 """
 
 import re
+import time
 from dataclasses import dataclass
+from importlib.metadata import version as installed_version
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -21,8 +23,11 @@ __all__ = [
     "VERSION",
     "ArrayEntry",
     "Manifest",
+    "PartStatistics",
     "ProvenanceStep",
+    "Share",
     "file_of",
+    "new_step",
     "parse_manifest",
     "role_of",
 ]
@@ -60,6 +65,7 @@ FOLDERS = {
     "features": Role(_FLOATS, "vertex", (2,)),
     "edges": Role(_ANY, "edge", (1, 2)),
     "targets": Role(("int64",), "any"),
+    "target_positions": Role(("int64",), "any"),
 }
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
 
@@ -106,6 +112,32 @@ class ProvenanceStep(_Strict):
     counts: dict[str, Annotated[int, Field(ge=0, le=1 << 62)]] = {}
 
 
+def new_step(step: str, settings: dict[str, Any], counts: dict[str, int]) -> ProvenanceStep:
+    """A step that is being made now, by this version."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return ProvenanceStep(
+        step=step, time=now, gsplit_version=installed_version("gsplit"), settings=settings, counts=counts
+    )
+
+
+class PartStatistics(_Strict):
+    """What presampling counted of the parts over ``num_batches`` mini-batches; enough to foresee any number of ranks.
+
+    ``loads`` is the work of each part, ``links[p][q]`` how often an edge from part q into part p was drawn.
+    """
+
+    num_batches: Annotated[int, Field(ge=1)]
+    loads: list[Extent]
+    links: list[list[Extent]]
+
+
+class Share(_Strict):
+    """Of what a host's share was cut: the whole store's fingerprint, and the lengths of its target lists."""
+
+    of: str
+    num_targets: dict[str, Extent]
+
+
 class Manifest(_Strict):
     """The whole of ``manifest.json``. ``num_vertices`` is the graph's; arrays hold ``vertex_range`` of it."""
 
@@ -118,6 +150,8 @@ class Manifest(_Strict):
     num_classes: Annotated[int, Field(ge=0)] = 0
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
+    part_statistics: PartStatistics | None = None
+    share: Share | None = None
     provenance: list[ProvenanceStep]
 
     @field_validator("version")
@@ -142,7 +176,29 @@ class Manifest(_Strict):
             raise ValueError("name_offsets and name_bytes go together")
         for name, entry in self.arrays.items():
             self._check_entry(name, entry)
+        self._check_part_statistics()
+        self._check_share()
         return self
+
+    def _check_part_statistics(self) -> None:
+        found, parts = self.part_statistics, len(self.part_boundaries) - 1
+        if found and {len(found.loads), len(found.links), *map(len, found.links)} != {parts}:
+            raise ValueError(f"part_statistics: loads and links must be those of {parts} parts")
+
+    def _check_share(self) -> None:
+        """A share knows where its targets stand in the whole lists; a whole store has no need to."""
+        if self.share is None and self.vertex_range != (0, self.num_vertices):
+            raise ValueError("share is missing, and vertex_range is not the whole")
+        targets, positions = self.names("targets"), self.names("target_positions")
+        if positions != (targets if self.share else []):
+            raise ValueError("target_positions go with the targets of a share")
+        for name in positions:
+            lengths = [self.arrays[f"{folder}/{name}"].shape[0] for folder in ("targets", "target_positions")]
+            if lengths[0] != lengths[1]:
+                raise ValueError(f"target_positions/{name}: {lengths[1]} for {lengths[0]} targets")
+            whole = self.share.num_targets.get(name, -1) if self.share else -1
+            if whole < lengths[0]:
+                raise ValueError(f"share.num_targets.{name}: {lengths[0]} or more, as many as are here")
 
     def _check_entry(self, name: str, entry: ArrayEntry) -> None:
         role = role_of(name)
@@ -158,7 +214,7 @@ class Manifest(_Strict):
             raise ValueError(f"{name}: {entry.shape[0]} rows instead of {rows} (one per {role.rows})")
 
     def names(self, folder: str) -> list[str]:
-        """The words under ``features``, ``edges`` or ``targets``, sorted."""
+        """The words under ``features``, ``edges``, ``targets`` or ``target_positions``, sorted."""
         return sorted(name.split("/")[1] for name in self.arrays if name.startswith(f"{folder}/"))
 
 

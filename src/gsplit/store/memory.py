@@ -34,6 +34,10 @@ class MemoryStore:
         return 0, self.num_vertices
 
     @property
+    def part_loads(self) -> None:
+        """Not known."""
+
+    @property
     def fingerprint(self) -> str:
         """The graph in short, to compare between ranks."""
         digest = hashlib.sha256()
@@ -51,6 +55,11 @@ class MemoryStore:
         if name not in self.arrays:
             raise InputError(explain("graph", f"one of {', '.join(self.names)}", name, "use one of these names"))
         return self.arrays[name]
+
+    def stored_targets(self, name: str) -> tuple[Array, None, int]:
+        """A target list, all of it."""
+        targets = self.array(f"targets/{name}")
+        return targets, None, targets.size
 
     def dtype(self, name: str) -> str:
         """The element type of an array, by its logical name."""

@@ -64,8 +64,8 @@ class Store:
     def fingerprint(self) -> str:
         """The graph in short: equal for stores with the same edges in the same numbering; to compare between ranks."""
         entries = self.manifest.arrays
-        if self.vertex_range != (0, self.num_vertices):
-            return f"shares of {self.num_vertices} vertices"
+        if self.manifest.share is not None:
+            return self.manifest.share.of
         return " ".join(entries[name].sha256[:16] for name in ("indptr", "indices", "original_ids") if name in entries)
 
     @property
@@ -84,6 +84,12 @@ class Store:
         """Where the parts of the graph begin and end: one part unless the store was partitioned."""
         return self.manifest.part_boundaries
 
+    @property
+    def part_loads(self) -> list[int] | None:
+        """The work of every part that presampling counted; None unless the store was partitioned."""
+        found = self.manifest.part_statistics
+        return None if found is None else found.loads
+
     def dtype(self, name: str) -> str:
         """The element type of an array, by its logical name (bfloat16 lies as uint16)."""
         self.array(name)
@@ -96,6 +102,13 @@ class Store:
         if "original_ids" not in self._arrays:
             return np.arange(first, stop)
         return self._arrays["original_ids"][first - low : stop - low]
+
+    def stored_targets(self, name: str) -> tuple[Array, Array | None, int]:
+        """A target list as far as this store holds it, its places in the whole list (None if whole), and its length."""
+        targets = self.array(f"targets/{name}")
+        if self.manifest.share is None:
+            return targets, None, targets.size
+        return targets, self.array(f"target_positions/{name}"), self.manifest.share.num_targets[name]
 
     def vertex_names(self, rows: Array) -> list[str]:
         """The string ids of some held vertices, for stores imported from tables with string ids."""
@@ -136,6 +149,8 @@ def _check_samples(manifest: Manifest, files: dict[str, ArrayFile]) -> None:
     for name, file in files.items():
         if name.startswith("targets/"):
             _check_ids(name, file, first, stop)
+        elif name.startswith("target_positions/") and manifest.share is not None:
+            _check_ids(name, file, 0, manifest.share.num_targets[name.partition("/")[2]])
         elif name in ("indices", "original_ids"):
             _check_ids(name, file, 0, manifest.num_vertices)
         elif name == "indptr":

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import StoreError, explain
+from gsplit.graph import Graph
 from gsplit.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.files import Array, raw_bytes
@@ -19,7 +20,7 @@ from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
 
-__all__ = ["verify_store"]
+__all__ = ["scan_edges", "verify_store"]
 
 _FIX = "the file is damaged: restore it from a copy, or import the graph again"
 _COLUMNS_AT_ONCE = 1 << 20
@@ -30,7 +31,7 @@ def verify_store(store: Store, progress: Progress = silent) -> None:
     try:
         _verify_checksums(store, progress)
         _verify_offsets(store)
-        statistics = _verify_edges(store, progress)
+        statistics = scan_edges(store.graph, _original_ids(store), progress)
         _verify_ids(store)
         _verify_statistics(store, statistics)
         _verify_listing(store)
@@ -105,12 +106,18 @@ def _scan_columns(
     return 0
 
 
-def _verify_edges(store: Store, progress: Progress) -> Statistics:
-    """Range and order of every column. In a share, the order of foreign sources is not known and not checked."""
-    graph, first = store.graph, store.vertex_range[0]
-    original = store.array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
+def _original_ids(store: Store) -> npt.NDArray[np.int64]:
+    return store.array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
+
+
+def scan_edges(graph: Graph, original: npt.NDArray[np.int64], progress: Progress = silent) -> Statistics:
+    """Check range and order of every column and count. In a share, the order of foreign sources is not known.
+
+    ``original`` are the original ids of the vertices held, or none where ids are original. Offsets have been checked.
+    """
+    first, stop = graph.first_vertex, graph.stop_vertex
     seen, totals, histogram = (
-        np.zeros(store.num_vertices, np.uint8),
+        np.zeros(graph.num_vertices, np.uint8),
         np.zeros(3, np.int64),
         np.zeros(64, np.int64),
     )
@@ -118,19 +125,19 @@ def _verify_edges(store: Store, progress: Progress) -> Statistics:
     for row in range(0, graph.indptr.size - 1, _COLUMNS_AT_ONCE):
         part = graph.indptr[row : row + _COLUMNS_AT_ONCE + 1]
         columns = graph.indices[int(part[0]) : int(part[-1])]
-        fault = _scan_columns(part, columns, original, first, first + row, store.num_vertices, seen, totals)
+        fault = _scan_columns(part, columns, original, first, first + row, graph.num_vertices, seen, totals)
         if fault:
             where = f"edge {int(part[0]) + int(totals[2])}"
             raise _fail(
                 "indices",
-                ("", f"ids in 0..{store.num_vertices - 1}", "sources ordered by original id")[fault],
+                ("", f"ids in 0..{graph.num_vertices - 1}", "sources ordered by original id")[fault],
                 where,
             )
         degrees = np.diff(part)
         histogram += degree_histogram(degrees)
         max_degree = max(max_degree, int(degrees.max(initial=0)))
-        progress("verify edges", int(part[-1]), store.num_edges)
-    local = seen[slice(*store.vertex_range)]
+        progress("verify edges", int(part[-1]) - int(graph.indptr[0]), graph.num_edges)
+    local = seen[first:stop]
     return Statistics(
         num_self_loops=int(totals[0]),
         num_duplicate_edges=int(totals[1]),
@@ -150,12 +157,22 @@ def _verify_ids(store: Store) -> None:
             order = store.original_ids()[ids - first]
             if (order[1:] <= order[:-1]).any():
                 raise _fail(name, "every target once, ordered by original id", "another order or a duplicate")
+        if name.startswith("target_positions/"):
+            _verify_positions(store, name)
     if "original_ids" in store.names:
         ids = store.array("original_ids")
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < store.num_vertices:
             raise _fail("original_ids", f"ids in 0..{store.num_vertices - 1}", f"{ids.min()}..{ids.max()}")
         if np.count_nonzero(np.bincount(ids, minlength=1)) != ids.size:
             raise _fail("original_ids", "every id once", "duplicates")
+
+
+def _verify_positions(store: Store, name: str) -> None:
+    assert store.manifest.share is not None
+    places, length = store.array(name), store.manifest.share.num_targets[name.partition("/")[2]]
+    inside = not places.size or 0 <= int(places[0]) <= int(places[-1]) < length
+    if not inside or (places[1:] <= places[:-1]).any():
+        raise _fail(name, f"places in the list of {length}, ascending", "others")
 
 
 def _verify_listing(store: Store) -> None:

@@ -75,6 +75,49 @@ def test_a_wide_path_is_not_broken_on_a_narrow_screen(store: Path, capsys: pytes
     assert str(store) in capsys.readouterr().out
 
 
+def test_partition_inspect_and_shard(store: Path, tmp_path: Path) -> None:
+    made, half = tmp_path / "p.gsplit", tmp_path / "half.gsplit"
+    small = ["--fanout", "3,3", "--batch-size", "64", "--epochs", "2"]
+    document = json.loads(_run("partition", store, made, "--parts", "4", *small, "--json").stdout)
+    assert document["num_parts"] == 4 and sum(document["partition"]["part_sizes"]) == 500
+    assert [line["ranks"] for line in document["partition"]["ranks"]] == [2, 3, 4]
+    assert document["partition"]["settings"]["strategy"] == "gsplit"
+    screen = _run("inspect", made, "--verify")
+    assert screen.returncode == 0, screen.stderr
+    assert "4 parts by gsplit with metis, for train targets, fanout 3,3, batch 64" in screen.stdout
+    assert "or partition with --parts 3" in screen.stdout
+    again = _run("partition", store, made, "--parts", "2", *small, "--overwrite", "--strategy", "random")
+    assert again.returncode == 0, again.stderr
+    assert "2 parts by random with random" in again.stdout and "presampled" in again.stdout
+    share = json.loads(_run("shard", made, half, "--host", "1", "--hosts", "2", "--json").stdout)
+    assert share["vertex_range"] == [_first_cut(made), 500]
+    assert json.loads(_run("inspect", half, "--verify", "--json").stdout)["verified"] is True
+
+
+def _first_cut(path: Path) -> int:
+    return open_store(path).part_boundaries[1]
+
+
+def test_bench_partition_compares(store: Path) -> None:
+    small = ["--fanout", "3,3", "--batch-size", "64", "--epochs", "3", "--parts", "2", "--parts", "4"]
+    cases = ["--case", "gsplit:metis", "--case", "random:random", "--case", "edge:mtkahypar"]
+    done = _run("bench", "partition", store, *small, *cases, "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["parts"], row["strategy"]) for row in rows] == [
+        (parts, strategy) for parts in (2, 4) for strategy in ("gsplit", "random", "edge")
+    ]
+    assert "expected one balance constraint" in rows[2]["error"]
+    for good, random in ((rows[0], rows[1]), (rows[3], rows[4])):
+        assert good["cross_edge_share"] < random["cross_edge_share"]
+        assert good["expected"]["cross_edge_share"] == pytest.approx(good["cross_edge_share"], rel=0.1)
+        assert {"rows_shuffled_per_input", "edge_imbalance", "vertex_imbalance", "target_imbalance"} <= set(good)
+        assert len(good["layers"]) == 2 and good["seconds"] > 0 and good["peak_bytes"] > 0
+    screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis", "--case", "random")
+    assert screen.returncode == 2 and "--case: expected strategy:solver" in screen.stderr
+    screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis")
+    assert screen.returncode == 0 and "2 gsplit metis" in screen.stdout
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
     "words, message",
@@ -84,6 +127,8 @@ def test_a_wide_path_is_not_broken_on_a_narrow_screen(store: Path, capsys: pytes
         (("import", "ogb", "absent", "OUT"), "absent: expected raw/edge.csv.gz"),
         (("import", "tables", "absent.csv", "OUT"), "absent.csv: expected a table"),
         (("import", "synthetic", "OUT", "--vertices", "1", "--edges", "1"), "num_vertices: expected 2 to"),
+        (("partition", "absent.gsplit", "OUT", "--parts", "2"), "absent.gsplit: expected the directory of a store"),
+        (("shard", "absent.gsplit", "OUT", "--host", "0", "--hosts", "2"), "expected the directory of a store"),
         (("import", "synthetic", "x.store", "--vertices", "9", "--edges", "1"), "expected NAME.gsplit"),
     ],
 )

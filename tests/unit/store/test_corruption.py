@@ -240,6 +240,26 @@ def _manifest_damages() -> Iterator[Damage]:
         yield damage(f"vertex_range = {cut}", _set("vertex_range", value=cut))
     for cuts in ([0], [0, 5], [1, N], [0, 9, 8, N], [0, -1, N], [0, 10**40], ["0", N]):
         yield damage(f"part_boundaries = {cuts}", _set("part_boundaries", value=cuts))
+    good = {"num_batches": 1, "loads": [1], "links": [[1]]}
+    wrong_parts: tuple[Any, ...] = (
+        {},
+        [],
+        *(
+            {**good, **change}
+            for change in ({"num_batches": 0}, {"loads": [1, 2]}, {"loads": [-1]}, {"links": [[1, 2]]})
+        ),
+        *({**good, **change} for change in ({"links": []}, {"links": [["1"]]}, {"links": [[2**63]]}, {"more": 1})),
+    )
+    for statistics in wrong_parts:
+        yield damage(f"part_statistics = {statistics}", _set("part_statistics", value=statistics))
+    for share in (
+        {},
+        {"of": 5, "num_targets": {}},
+        {"of": "x", "num_targets": {"train": -1}},
+        {"of": "x", "num_targets": {}},
+    ):
+        yield damage(f"share = {share}", _set("share", value=share))
+    yield damage("positions in a whole store", _rename_array("targets/test", "target_positions/test"))
     for key in ("dtype", "shape", "sha256"):
         yield damage(f"array without {key}", _delete("arrays", "indptr", key))
     for dtype in ("object", "O", "|O", "int128", "", None, 8, "x" * 10_000, "float32"):

@@ -15,7 +15,7 @@ from graphs import sample_store, source_of
 
 import gsplit
 from gsplit.store.build import build_store
-from gsplit.store.manifest import Manifest, ProvenanceStep
+from gsplit.store.manifest import Manifest, ProvenanceStep, Share
 from gsplit.store.reader import Store, open_store
 from gsplit.store.statistics import Statistics
 from gsplit.store.verify import verify_store
@@ -44,6 +44,7 @@ def _share(path: Path, sources: list[int] | None = None) -> Store:
         "y": ("int64", [0, 1, 0]),
         "features/x": ("float32", np.eye(3)),
         "targets/train": ("int64", [6, 4]),
+        "target_positions/train": ("int64", [0, 3]),
         "hotness": ("int64", [5, 3, 1]),
     }
     statistics = {
@@ -62,6 +63,7 @@ def _share(path: Path, sources: list[int] | None = None) -> Store:
         vertex_range=(4, 7),
         part_boundaries=[0, 4, 7, 10],
         num_classes=3,
+        share=Share(of="the whole", num_targets={"train": 4}),
     )
 
 

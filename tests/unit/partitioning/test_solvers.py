@@ -1,6 +1,5 @@
 """Every solver on planted communities and on graphs that are no fun; failures become messages."""
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,11 @@ import pytest
 
 from gsplit.errors import InputError
 from gsplit.graph import Graph
-from gsplit.partition.presample import Counts
-from gsplit.partition.solvers import metis, run
-from gsplit.partition.solvers.run import SOLVERS, run_solver
-from gsplit.partition.weights import WeightedGraph, weigh
+from gsplit.partitioning.presample import Counts
+from gsplit.partitioning.solvers import metis, run
+from gsplit.partitioning.solvers.run import SOLVERS, run_solver
+from gsplit.partitioning.weighted_graph import WeightedGraph
+from gsplit.partitioning.weights import weigh
 
 
 def _planted(folder: Path, communities: int = 8, size: int = 60, seed: int = 0) -> tuple[WeightedGraph, Any, Any, Any]:
@@ -119,12 +119,13 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_solver_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, *_ = _planted(tmp_path)
-    start = subprocess.run
+    start = subprocess.Popen
 
     def killed(command: list[str], **options: Any) -> Any:
-        shell = ["bash", "-c", f"kill -9 $$; {os.fspath(command[0])}"]
-        return start(shell, **options)
+        process = start(command, **options)
+        process.kill()
+        return process
 
-    monkeypatch.setattr(subprocess, "run", killed)
+    monkeypatch.setattr(subprocess, "Popen", killed)
     with pytest.raises(InputError, match="metis: expected a partition .got signal SIGKILL.*out of memory"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gsplit.errors import InputError
 from gsplit.graph import Graph
-from gsplit.partition.presample import Counts, presample
+from gsplit.partitioning.presample import Counts, Workload, presample
 from gsplit.sampling.minibatch import StepKey, sample_minibatch, target_order
 from gsplit.sampling.neighbor import HostNeighborSampler
 
@@ -59,7 +59,7 @@ def test_counts_are_those_of_training(graph_of: tuple[int, Any, Any], data: Any)
     targets = np.sort(data.draw(st.permutations(range(n)))[: data.draw(st.integers(1, n))])
     fanouts = data.draw(st.lists(st.sampled_from([-1, 1, 2, 3]), min_size=1, max_size=3))
     batch_size, seed = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 5))
-    got = presample(graph, NONE, targets, fanouts, batch_size, seed=seed, epochs=2, threads=2)
+    got = presample(Workload(graph, NONE, targets, fanouts, batch_size, seed), epochs=2, threads=2)
     want = _by_hand(graph, targets, fanouts, batch_size, 2, seed)
     assert got.num_batches == want.num_batches
     for name in ("computed", "edges_drawn", "loaded"):
@@ -76,16 +76,20 @@ def test_threads_and_progress_do_not_change_the_counts() -> None:
     rng = np.random.default_rng(0)
     graph = _graph(200, rng.integers(0, 200, 2000), rng.integers(0, 200, 2000))
     seen: list[tuple[str, int, int | None]] = []
-    one = presample(
-        graph, NONE, np.arange(0, 200, 2), [3, 3], 16, epochs=3, threads=1, progress=lambda *s: seen.append(s)
-    )
-    four = presample(graph, NONE, np.arange(0, 200, 2), [3, 3], 16, epochs=3, threads=4)
+    workload = Workload(graph, NONE, np.arange(0, 200, 2), [3, 3], 16)
+    one = presample(workload, epochs=3, threads=1, progress=lambda *s: seen.append(s))
+    four = presample(workload, epochs=3, threads=4)
     for name in ("computed", "edges_drawn", "loaded", "edges"):
         assert np.array_equal(getattr(one, name), getattr(four, name))
     assert seen[-1] == ("presample", 21, 21)
     assert one.edges.dtype == np.uint32  # four bytes per edge
 
 
-def test_no_targets_are_refused() -> None:
+def test_what_cannot_be_drawn_is_refused() -> None:
+    graph = _graph(3, NONE, NONE)
     with pytest.raises(InputError, match="targets: expected at least one"):
-        presample(_graph(3, NONE, NONE), NONE, NONE, [2], 4)
+        Workload(graph, NONE, NONE, [2], 4)
+    with pytest.raises(InputError, match="batch_size: expected a positive number"):
+        Workload(graph, NONE, np.arange(3), [2], 0)
+    with pytest.raises(InputError, match="epochs: expected a positive number"):
+        presample(Workload(graph, NONE, np.arange(3), [2], 4), epochs=0)

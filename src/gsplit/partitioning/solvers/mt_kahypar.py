@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, MissingDependencyError, explain
-from gsplit.partition.weights import WeightedGraph
+from gsplit.partitioning.weighted_graph import WeightedGraph
 
 __all__ = ["estimate_bytes", "solve"]
 

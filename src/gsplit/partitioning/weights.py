@@ -5,6 +5,7 @@
 | gsplit | c_v k_v + c_e e_v, the expected work | k of both directions, summed; edges never drawn are dropped |
 | node | the same | number of edges |
 | edge | stored in-edges, and targets: two constraints | number of edges |
+| random | nothing | nothing: the graph has no edges |
 
 k, e are the counts of ``presample``. Weights are int64 and so are METIS's: sums of counts cannot overflow and nothing
 is scaled, but that c_v and c_e may be fractions: then c_v k_v + c_e e_v is multiplied by 1024 and rounded.
@@ -13,121 +14,94 @@ The graph is symmetrised here, self-loops and parallel edges are merged. Arrays 
 also how a solver in another process gets them: nothing of the size of the edges is held in anonymous memory.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
 from gsplit.jit import kernel
-from gsplit.partition.presample import Counts
+from gsplit.partitioning.presample import Counts
+from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 
-__all__ = ["STRATEGIES", "WeightedGraph", "open_weighted", "vertex_work", "weigh"]
+__all__ = ["STRATEGIES", "check_strategy", "vertex_work", "weigh", "work_scale"]
 
 Array = npt.NDArray[Any]
 STRATEGIES = ("gsplit", "node", "edge", "random")
 _FRACTIONS = 1024
-_NAMES = ("xadj", "adjncy", "edge_weights", "vertex_weights")
 
 
-@dataclass(frozen=True)
-class WeightedGraph:
-    """Neighbours of v are ``adjncy[xadj[v] : xadj[v + 1]]``, ascending, each once, both ways; weights beside them.
-
-    ``edge_weights`` is empty where all are one. ``vertex_weights`` has a column per balance constraint.
-    """
-
-    xadj: npt.NDArray[np.int64]
-    adjncy: Array
-    edge_weights: npt.NDArray[np.int64]
-    vertex_weights: npt.NDArray[np.int64]
-
-    @property
-    def num_vertices(self) -> int:
-        """Vertices."""
-        return int(self.xadj.size - 1)
-
-
-def _place(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-    if 0 in shape:  # an empty file cannot be mapped
-        np.save(folder / f"{name}.npy", np.empty(shape, dtype))
-        return np.empty(shape, dtype)
-    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
-
-
-def open_weighted(folder: Path) -> WeightedGraph:
-    """The graph that ``weigh`` left in a folder."""
-    arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _NAMES]
-    return WeightedGraph(*arrays)
+def work_scale(c_v: float, c_e: float) -> int:
+    """What work is multiplied by to be whole."""
+    return 1 if float(c_v).is_integer() and float(c_e).is_integer() else _FRACTIONS
 
 
 def vertex_work(counts: Counts, c_v: float, c_e: float) -> npt.NDArray[np.int64]:
-    """c_v k_v + c_e e_v in integers."""
+    """c_v k_v + c_e e_v in integers, times ``work_scale``."""
     if not (c_v >= 0 and c_e >= 0 and c_v + c_e > 0):
         raise InputError(explain("c_v, c_e", "two numbers from 0, not both 0", (c_v, c_e), "see docs/partition.md"))
-    whole = float(c_v).is_integer() and float(c_e).is_integer()
     work = c_v * counts.computed.astype(np.float64) + c_e * counts.edges_drawn.astype(np.float64)
-    return np.rint(work * (1 if whole else _FRACTIONS)).astype(np.int64)
+    return np.rint(work * work_scale(c_v, c_e)).astype(np.int64)
 
 
 def weigh(
     strategy: str, graph: Graph, counts: Counts, targets: npt.NDArray[np.int64], folder: Path, c_v: float, c_e: float
 ) -> WeightedGraph:
     """Write the weighted graph of a strategy into a folder and open it. Ids in ``graph`` may be in any order."""
-    n = graph.num_vertices
-    id_type = np.int32 if n < 1 << 31 else np.int64
-    weighted = strategy == "gsplit"
+    check_strategy(strategy)
+    _check_columns(graph)
     folder.mkdir(parents=True, exist_ok=True)
-    starts, rows = _transpose(graph, counts.edges if weighted else None, folder, id_type)
-    ids, weights = rows
-    if not _ascending(graph.indptr, graph.indices):  # a renumbered store lists neighbours by original id
-        raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", _REPARTITION))
-    given = counts.edges if weighted else np.empty(0, np.uint32)
-    xadj = _place(folder, "xadj", (n + 1,), np.int64)
-    _count_merged(graph.indptr, graph.indices, given, starts, ids, weights, xadj)
-    adjncy = _place(folder, "adjncy", (int(xadj[-1]),), id_type)
-    edge_weights = _place(folder, "edge_weights", (int(xadj[-1]) if weighted else 0,), np.int64)
-    _fill_merged(graph.indptr, graph.indices, given, starts, ids, weights, xadj, adjncy, edge_weights)
-    for name in ("out_ids", "out_weights"):
-        (folder / f"{name}.npy").unlink()
     columns = [vertex_work(counts, c_v, c_e)]
     if strategy == "edge":
-        is_target = np.zeros(n, np.int64)
+        is_target = np.zeros(graph.num_vertices, np.int64)
         is_target[targets] = 1
         columns = [graph.in_degrees(), is_target]
-    vertex_weights = _place(folder, "vertex_weights", (n, len(columns)), np.int64)
+    vertex_weights = place_array(folder, "vertex_weights", (graph.num_vertices, len(columns)), np.int64)
     vertex_weights[...] = np.stack(columns, axis=1)
-    return WeightedGraph(xadj, adjncy, edge_weights, vertex_weights)
+    if strategy == "random":
+        graph = Graph(np.zeros(graph.num_vertices + 1, np.int64), graph.indices[:0], graph.num_vertices)
+    edge_counts = counts.edges if strategy == "gsplit" else np.empty(0, np.uint32)
+    return WeightedGraph(*_write_undirected(graph, edge_counts, folder), vertex_weights)
+
+
+def check_strategy(strategy: str) -> None:
+    """Refuse what is none."""
+    if strategy not in STRATEGIES:
+        raise InputError(explain("strategy", f"one of {', '.join(STRATEGIES)}", strategy, "choose one of these"))
 
 
 _REPARTITION = "partition the store that it was made from"
+_DESCENDS, _OUTSIDE = 1, 2
 
 
-def _transpose(
-    graph: Graph, edge_counts: npt.NDArray[np.uint32] | None, folder: Path, id_type: Any
-) -> tuple[npt.NDArray[np.int64], tuple[Array, Array]]:
-    """The out-edges of every vertex, destinations ascending, with their counts: a counting sort into maps."""
-    starts = np.zeros(graph.num_vertices + 1, np.int64)
+def _write_undirected(
+    graph: Graph, edge_counts: npt.NDArray[np.uint32], folder: Path
+) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+    """Both directions merged: offsets, neighbours and weights, in maps; without counts no weights."""
+    n, id_type = graph.num_vertices, np.int32 if graph.num_vertices < 1 << 31 else np.int64
+    starts = np.zeros(n + 1, np.int64)
     _count_sources(graph.indptr, graph.indices, starts)
-    ids = _place(folder, "out_ids", (graph.num_edges,), id_type)
-    given = np.empty(0, np.uint32) if edge_counts is None else edge_counts
-    weights = _place(folder, "out_weights", (given.size,), np.uint32)
-    _scatter(graph.indptr, graph.indices, given, starts.copy(), ids, weights)
-    return starts, (ids, weights)
+    ids = place_array(folder, "out_ids", (graph.num_edges,), id_type)
+    weights = place_array(folder, "out_weights", (edge_counts.size,), np.uint32)
+    _scatter(graph.indptr, graph.indices, edge_counts, starts.copy(), ids, weights)  # out-edges, a counting sort
+    xadj = place_array(folder, "xadj", (n + 1,), np.int64)
+    _count_merged(graph.indptr, graph.indices, edge_counts, starts, ids, weights, xadj)
+    adjncy = place_array(folder, "adjncy", (int(xadj[-1]),), id_type)
+    edge_weights = place_array(folder, "edge_weights", (int(xadj[-1]) if edge_counts.size else 0,), np.int64)
+    _fill_merged(graph.indptr, graph.indices, edge_counts, starts, ids, weights, xadj, adjncy, edge_weights)
+    for name in ("out_ids", "out_weights"):
+        (folder / f"{name}.npy").unlink()
+    return xadj, adjncy, edge_weights
 
 
 @kernel
 def _count_sources(indptr: Array, indices: Array, starts: Array) -> None:
     """``starts[u]`` becomes where u's out-edges begin."""
-    base, n = indptr[0], starts.size - 1
-    for edge in range(base, indptr[indptr.size - 1]):
-        source = indices[edge]
-        if 0 <= source < n:
-            starts[source + 1] += 1
-    for vertex in range(n):
+    for edge in range(indptr[0], indptr[indptr.size - 1]):
+        starts[indices[edge] + 1] += 1
+    for vertex in range(starts.size - 1):
         starts[vertex + 1] += starts[vertex]
 
 
@@ -142,13 +116,28 @@ def _scatter(indptr: Array, indices: Array, counts: Array, cursor: Array, ids: A
                 weights[place] = counts[edge]
 
 
+def _check_columns(graph: Graph) -> None:
+    """Every id in range, every column ascending: what the kernels here and after rely on."""
+    fault = _find_fault(graph.indptr, graph.indices, graph.num_vertices)
+    if fault == _DESCENDS:  # a renumbered store lists neighbours by original id
+        raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", _REPARTITION))
+    if fault:
+        raise StoreError(explain("the store", "edges between its vertices", "others", "run gsplit inspect --verify"))
+
+
 @kernel
-def _ascending(indptr: Array, indices: Array) -> bool:
+def _find_fault(indptr: Array, indices: Array, num_vertices: int) -> int:
     for vertex in range(indptr.size - 1):
-        for edge in range(indptr[vertex] + 1, indptr[vertex + 1]):
-            if indices[edge] < indices[edge - 1]:
-                return False
-    return True
+        if not 0 <= indptr[vertex] <= indptr[vertex + 1] <= indices.size:
+            return _OUTSIDE
+        previous = np.int64(0)
+        for edge in range(indptr[vertex], indptr[vertex + 1]):
+            if not 0 <= indices[edge] < num_vertices:
+                return _OUTSIDE
+            if indices[edge] < previous:
+                return _DESCENDS
+            previous = np.int64(indices[edge])
+    return 0
 
 
 @kernel

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gsplit.jit import kernel
 from gsplit.keys.kernels_numba import permute
-from gsplit.partition.weights import WeightedGraph
+from gsplit.partitioning.weighted_graph import WeightedGraph
 
 __all__ = ["estimate_bytes", "solve"]
 

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, MissingDependencyError, explain
-from gsplit.partition.weights import WeightedGraph
+from gsplit.partitioning.weighted_graph import WeightedGraph
 
 __all__ = ["estimate_bytes", "solve"]
 
 ORDERED = True
-_NUM_OPTIONS, _SEED, _NUMBERING = 40, 8, 17
+_NUM_OPTIONS, _CUTS, _SEED, _NUMBERING = 40, 7, 8, 17
+_TRIES = 4  # bisections tried at each level, the best kept: 3 to 5 % fewer cross edges than one (docs/lab-log.md)
 _ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"}
 _BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 100, 150
 
@@ -48,7 +49,7 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     edge_weights = np.ascontiguousarray(graph.edge_weights, np.int64) if graph.edge_weights.size else None
     constraints = graph.vertex_weights.shape[1]
     options = np.full(_NUM_OPTIONS, -1, np.int64)
-    options[_SEED], options[_NUMBERING] = seed & 0x7FFFFFFF, 0
+    options[_CUTS], options[_SEED], options[_NUMBERING] = _TRIES, seed & 0x7FFFFFFF, 0
     # a bisection's error is multiplied by those below it: each level gets its root of the tolerance
     per_level = tolerance ** (1 / max(1.0, np.log2(parts)))
     ubvec = np.full(constraints, per_level, np.float32)

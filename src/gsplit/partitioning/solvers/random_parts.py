@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.keys.kernels_numba import mix_array
-from gsplit.partition.weights import WeightedGraph
+from gsplit.partitioning.weighted_graph import WeightedGraph
 
 __all__ = ["estimate_bytes", "solve"]
 

@@ -1,15 +1,14 @@
 """Running a solver in a process of its own: a crash or a lack of memory is an error message, not the caller's end.
 
-The weighted graph lies in a folder (``weights``); the process opens it, solves, and leaves the parts and what it used
+The weighted graph lies in a folder (``weights``); the process opens it, solves, and leaves the parts
 beside it. How much memory a solver will take is estimated first and compared with what the machine has left.
 """
 
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.errors import InputError, explain
-from gsplit.partition.weights import WeightedGraph, open_weighted
+from gsplit.errors import GSplitError, InputError, explain
+from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
 __all__ = ["SOLVERS", "Solution", "run_solver"]
 
 SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", "random": "random_parts"}
-_PARTS, _REPORT = "parts.npy", "report.json"
+_PARTS, _ERRORS = "parts.npy", "errors.txt"
+_POLL_S = 0.05
+_SAID_WHY = 3  # exit code of a solver whose last words are the whole message
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Solution:
 def _module(solver: str) -> Any:
     if solver not in SOLVERS:
         raise InputError(explain("solver", f"one of {', '.join(SOLVERS)}", solver, "choose one of these"))
-    return import_module(f"gsplit.partition.solvers.{SOLVERS[solver]}")
+    return import_module(f"gsplit.partitioning.solvers.{SOLVERS[solver]}")
 
 
 def _free_bytes() -> int:
@@ -62,20 +63,43 @@ def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tole
         got = f"{_free_bytes() / 1e9:.1f} GB free"
         fix = "use --solver restream, which needs memory for the vertices only, or a larger machine"
         raise InputError(explain(solver, f"about {estimate / 1e9:.1f} GB of memory", got, fix))
-    arguments = [solver, str(folder), str(parts), str(tolerance), str(seed)]
     started = time.perf_counter()
-    command = [sys.executable, "-P", "-m", "gsplit.partition.solvers.run", *arguments]
-    done = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, check=False)
-    if done.returncode != 0:
-        raise InputError(_why(solver, done.returncode, done.stderr, estimate))
-    report = json.loads((folder / _REPORT).read_text())
+    code, peak = _run_watched([solver, str(folder), str(parts), str(tolerance), str(seed)], folder / _ERRORS)
+    if code != 0:
+        raise InputError(_why(solver, code, (folder / _ERRORS).read_text(errors="replace"), estimate))
     result = np.load(folder / _PARTS, allow_pickle=False)
-    seconds = time.perf_counter() - started
-    return Solution(result, bool(module.ORDERED), seconds, int(report["peak_bytes"]), estimate)
+    return Solution(result, bool(module.ORDERED), time.perf_counter() - started, peak, estimate)
+
+
+def _run_watched(arguments: list[str], errors: Path) -> tuple[int, int]:
+    """Run a solver; its exit code and the most anonymous memory that it was seen to hold."""
+    command = [sys.executable, "-P", "-m", "gsplit.partitioning.solvers.run", *arguments]
+    peak = 0
+    with errors.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
+        try:
+            while process.poll() is None:
+                peak = max(peak, _anonymous_bytes(process.pid))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+    return process.returncode, peak
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it has just ended
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
 
 
 def _why(solver: str, code: int, stderr: str, estimate: int) -> str:
     """What to say about a solver that has ended."""
+    if code == _SAID_WHY:
+        return stderr.strip()
     last = (stderr.strip().splitlines() or ["nothing"])[-1]
     got = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {last}"
     fix = "use another solver"
@@ -87,11 +111,12 @@ def _why(solver: str, code: int, stderr: str, estimate: int) -> str:
 def _main(solver: str, folder: str, parts: str, tolerance: str, seed: str) -> None:
     """The solver's own process."""
     graph = open_weighted(Path(folder))
-    result = _module(solver).solve(graph, int(parts), float(tolerance), int(seed))
+    try:
+        result = _module(solver).solve(graph, int(parts), float(tolerance), int(seed))
+    except GSplitError as error:
+        sys.stderr.write(str(error))
+        sys.exit(_SAID_WHY)
     np.save(Path(folder) / _PARTS, result)
-    status = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    (Path(folder) / _REPORT).write_text(json.dumps({"peak_bytes": peak}))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +24,61 @@ import numpy.typing as npt
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
 from gsplit.jit import kernel
+from gsplit.partitioning.defaults import EPOCHS
 from gsplit.progress import Progress, silent
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling.minibatch import StepKey, target_order
 from gsplit.sampling.neighbor import check_fanouts, raise_status
+from gsplit.store.reader import Store
 
-__all__ = ["Counts", "Drawn", "MiniBatchDrawer", "draw_epochs", "presample"]
+__all__ = ["Counts", "Drawn", "MiniBatchDrawer", "Workload", "draw_epochs", "presample"]
 
 Ids = npt.NDArray[np.int64]
-EPOCHS = 10
 _HELD_PER_THREAD = 2
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What will be trained: a graph, its targets and how mini-batches are drawn.
+
+    ``targets`` are internal ids in the order of their original ids, as stores keep them; ``original_ids`` is empty
+    where ids are original.
+    """
+
+    graph: Graph
+    original_ids: Ids
+    targets: Ids
+    num_neighbors: list[int]
+    batch_size: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fanouts(self.num_neighbors)
+        if self.targets.size == 0:
+            raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
+        if self.batch_size < 1:
+            fix = "give the size of the global mini-batch of training"
+            raise InputError(explain("batch_size", "a positive number", self.batch_size, fix))
+
+    @classmethod
+    def of_store(
+        cls, store: Store, input_nodes: str | None, num_neighbors: list[int], batch_size: int, seed: int = 0
+    ) -> Self:
+        """``input_nodes``: the name of stored targets, or None for every vertex."""
+        if store.vertex_range != (0, store.num_vertices):
+            raise InputError(explain(store.path, "a whole store", "a host's share", "use the one it was cut from"))
+        renumbered = "original_ids" in store.names
+        original = np.asarray(store.original_ids()) if renumbered else np.empty(0, np.int64)
+        if input_nodes is None:
+            targets = np.argsort(original) if renumbered else np.arange(store.num_vertices)
+        else:
+            targets = np.asarray(store.array(f"targets/{input_nodes}"))
+        return cls(store.graph, original, targets, list(num_neighbors), batch_size, seed)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Mini-batches of one epoch."""
+        return -(-self.targets.size // self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -58,6 +104,11 @@ class Counts:
     loaded: npt.NDArray[np.uint32]
     edges: npt.NDArray[np.uint32]
     num_batches: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return self.computed.nbytes + self.edges_drawn.nbytes + self.loaded.nbytes + self.edges.nbytes
 
 
 class MiniBatchDrawer:
@@ -96,41 +147,28 @@ class MiniBatchDrawer:
 
 
 def draw_epochs(
-    graph: Graph,
-    original_ids: Ids,
-    targets: Ids,
-    num_neighbors: list[int],
-    batch_size: int,
-    *,
-    seed: int,
-    epochs: range,
-    threads: int,
-    steps: int | None = None,
+    workload: Workload, epochs: range, *, threads: int | None = None, steps: int | None = None
 ) -> Iterator[Drawn]:
-    """The mini-batches of some epochs (or the first ``steps`` of them), drawn by threads, in order.
-
-    ``targets`` are internal ids in the order of their original ids, as stores keep them.
-    """
-    check_fanouts(num_neighbors)
-    if targets.size == 0:
-        raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
+    """The mini-batches of some epochs (or the first ``steps`` of them), drawn by threads, in order."""
+    threads = threads or len(os.sched_getaffinity(0))
+    targets, size, seed = workload.targets, workload.batch_size, workload.seed
     positions = np.arange(targets.size)
     idle: SimpleQueue[MiniBatchDrawer] = SimpleQueue()
     for _ in range(threads):
-        idle.put(MiniBatchDrawer(graph, original_ids))
+        idle.put(MiniBatchDrawer(workload.graph, workload.original_ids))
 
     def draw(batch: Ids, key: StepKey) -> Drawn:
         drawer = idle.get()
         try:
-            return drawer.draw(batch, num_neighbors, key)
+            return drawer.draw(batch, workload.num_neighbors, key)
         finally:
             idle.put(drawer)
 
     def keys() -> Iterator[tuple[Ids, StepKey]]:
         for epoch in epochs:
             order = targets[np.argsort(target_order(positions, targets.size, seed, epoch, shuffle=True))]
-            for step, first in enumerate(range(0, order.size, batch_size)):
-                yield order[first : first + batch_size], StepKey(seed, epoch, step)
+            for step, first in enumerate(range(0, order.size, size)):
+                yield order[first : first + size], StepKey(seed, epoch, step)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Drawn]] = deque()
@@ -143,32 +181,16 @@ def draw_epochs(
 
 
 def presample(
-    graph: Graph,
-    original_ids: Ids,
-    targets: Ids,
-    num_neighbors: list[int],
-    batch_size: int,
-    *,
-    seed: int = 0,
-    epochs: int = EPOCHS,
-    threads: int | None = None,
-    progress: Progress = silent,
+    workload: Workload, *, epochs: int = EPOCHS, threads: int | None = None, progress: Progress = silent
 ) -> Counts:
     """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
-    n = graph.num_vertices
-    computed, edges_drawn, loaded = (np.zeros(n, np.uint32) for _ in range(3))
+    if epochs < 1:
+        raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
+    graph = workload.graph
+    computed, edges_drawn, loaded = (np.zeros(graph.num_vertices, np.uint32) for _ in range(3))
     edges = np.zeros(graph.num_edges, np.uint32)
-    total = epochs * -(-targets.size // batch_size)
-    batches = draw_epochs(
-        graph,
-        original_ids,
-        targets,
-        num_neighbors,
-        batch_size,
-        seed=seed,
-        epochs=range(epochs),
-        threads=threads or len(os.sched_getaffinity(0)),
-    )
+    total = epochs * workload.steps_per_epoch
+    batches = draw_epochs(workload, range(epochs), threads=threads)
     for number, drawn in enumerate(batches):
         for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
             _add_each(computed, frontier)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from gsplit.errors import InputError
 from gsplit.graph import Graph
-from gsplit.partition.presample import Counts
-from gsplit.partition.weights import open_weighted, vertex_work, weigh
+from gsplit.partitioning.presample import Counts
+from gsplit.partitioning.weighted_graph import open_weighted
+from gsplit.partitioning.weights import vertex_work, weigh
 
 
 def _graph(n: int, src: Any, dst: Any) -> tuple[Graph, Any, Any]:

@@ -1,0 +1,172 @@
+"""Partition quality and cost beyond ``gsplit bench partition``: more epochs, merged parts, memory.
+
+    python benchmarks/partitioning.py epochs WORK     # 10, 30 and 100 epochs of presampling
+    python benchmarks/partitioning.py merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
+    python benchmarks/partitioning.py memory WORK     # METIS's memory against its estimate, at three sizes
+    python benchmarks/partitioning.py weights WORK    # choices of c_v : c_e
+    python benchmarks/partitioning.py train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
+    python benchmarks/partitioning.py figure OUT.png NAME=RESULT.json ...
+
+WORK is a folder for stores; the real graphs are found through GSPLIT_TEST_DATA.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from gsplit.bench.partition import bench_partition
+from gsplit.bench.partition_figure import draw_partitions
+from gsplit.ownership import lightest_runs
+from gsplit.partitioning.defaults import C_E, C_V
+from gsplit.partitioning.partition import partition
+from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
+from gsplit.partitioning.quality import expect, imbalance, measure
+from gsplit.partitioning.weights import vertex_work
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import open_store
+from real_graphs import real_store
+
+GRAPHS = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages", "ego-twitter": "ego_twitter_topology"}
+
+STRATEGIES, TRAIN_REPEATS = ("gsplit", "edge", "random"), 3
+
+
+def _workload(name: str, work: Path) -> Workload:
+    store = real_store(GRAPHS[name], work)
+    return Workload.of_store(store, "train" if "targets/train" in store.names else None, [15, 15, 15], 1024)
+
+
+def _parts(workload: Workload, counts: Counts, settings: PlanSettings, work: Path) -> Any:
+    with TemporaryDirectory(dir=work) as folder:
+        return find_parts(workload, counts, settings, Path(folder))
+
+
+def epochs(work: Path) -> list[dict[str, Any]]:
+    """The same held-out mini-batches for all: those after the hundredth epoch."""
+    rows = []
+    for name in GRAPHS:
+        workload = _workload(name, work)
+        plans = []
+        for number in (10, 30, 100):
+            counts = presample(workload, epochs=number)
+            plans += [(number, seed, _parts(workload, counts, PlanSettings(4, seed=seed), work)) for seed in range(3)]
+        found = measure(
+            workload.graph, draw_epochs(workload, range(100, 101)), [(p.parts, 4) for *_, p in plans], C_V, C_E
+        )
+        for (number, seed, _), quality in zip(plans, found, strict=True):
+            rows.append({"graph": name, "epochs": number, "seed": seed, **quality.as_dict()})
+    return rows
+
+
+def merge(work: Path) -> list[dict[str, Any]]:
+    rows = []
+    for name in GRAPHS:
+        workload = _workload(name, work)
+        counts = presample(workload)
+        labels, partitions = [], []
+        for solver in ("metis", "restream"):
+            sixteen = _parts(workload, counts, PlanSettings(16, solver=solver), work)
+            loads = np.bincount(sixteen.parts, vertex_work(counts, C_V, C_E), 16).astype(int).tolist()
+            for ranks in (8, 4, 3, 2):
+                starts = lightest_runs(loads, ranks)
+                merged = np.searchsorted(starts, np.arange(16), side="right").astype(np.int32) - 1
+                direct = _parts(workload, counts, PlanSettings(ranks, solver=solver), work)
+                for how, parts in (("merged", merged[sixteen.parts]), ("direct", direct.parts)):
+                    labels.append({"graph": name, "solver": solver, "ranks": ranks, "how": how})
+                    partitions.append((parts, ranks))
+        found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
+        for label, (parts, ranks), quality in zip(labels, partitions, found, strict=True):
+            expected = expect(workload.graph, counts, parts, ranks, C_V, C_E)
+            rows.append(label | quality.as_dict() | {"expected_work_imbalance": float(imbalance(expected.loads))})
+    return rows
+
+
+def weights(work: Path) -> list[dict[str, Any]]:
+    rows = []
+    for name in GRAPHS:
+        for c_v, c_e in ((1, 0), (8, 1), (1, 1), (0, 1)):
+            document = bench_partition(
+                _workload(name, work), [8], cases=[("gsplit", "metis"), ("node", "metis")], c_v=c_v, c_e=c_e
+            )
+            rows += [{"graph": name, "c_v": c_v, "c_e": c_e, **row} for row in document["rows"]]
+    return rows
+
+
+def memory(work: Path) -> list[dict[str, Any]]:
+    """Planted graphs of growing size, every edge with a weight; METIS into 8 parts."""
+    rows = []
+    for edges in (1_000_000, 5_000_000, 20_000_000):
+        with TemporaryDirectory(dir=work) as folder:
+            planted = PlantedGraph(edges // 10, edges, num_features=0, target_share=0.05)
+            store = build_store(synthetic_source(planted), Path(folder) / "g.gsplit")
+            workload = Workload.of_store(store, "train", [15, 15, 15], 1024)
+            for solver in ("metis", "restream"):
+                document = bench_partition(workload, [8], cases=[("gsplit", solver)], epochs=2, folder=Path(folder))
+                rows += [{"edges": edges, "vertices": edges // 10, **row} for row in document["rows"]]
+    return rows
+
+
+def train(work: Path) -> list[dict[str, Any]]:
+    """``gsplit train --nproc 4`` from three partitions of the concentrated planted graph, in turn."""
+    store, rows = open_store(work / "concentrated.gsplit"), []
+    for strategy in STRATEGIES:
+        path = work / f"concentrated-{strategy}.gsplit"
+        if not path.exists():
+            partition(store, path, 4, [15, 15, 15], "train", 1024, strategy=strategy)
+    for repeat in range(TRAIN_REPEATS):
+        for strategy in STRATEGIES:
+            out = work / f"run-{strategy}"
+            options = "--nproc 4 --hidden 64 --fanout 15,15,15 --batch-size 1024 --steps 12 --evaluate-every 0 --overwrite --json"
+            command = [sys.executable, "-m", "gsplit.cli", "train", str(work / f"concentrated-{strategy}.gsplit")]
+            done = subprocess.run(
+                [*command, *options.split(), "--out", str(out)], capture_output=True, text=True, check=True
+            )
+            records = [_records(out / f"steps-rank-{rank}.jsonl") for rank in range(4)]
+            cpu = np.array([[record["cpu_seconds"] for record in rank] for rank in records])
+            sent = np.array([[record["counts"]["rows_sent"] for record in rank] for rank in records])
+            inputs = np.array([[record["counts"]["input_rows"] for record in rank] for rank in records])
+            rows.append(
+                {
+                    "strategy": strategy,
+                    "repeat": repeat,
+                    "last_loss": json.loads(done.stdout)["losses"][-1],
+                    "rows_shuffled_per_step": float(sent.sum(axis=0).mean()),
+                    "rows_shuffled_per_input": float(sent.sum() / inputs.sum()),
+                    "cpu_seconds_per_step": float(cpu.sum(axis=0).mean()),
+                    "slowest_rank_cpu_seconds": float(cpu.max(axis=0).mean()),
+                }
+            )
+    return rows
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """All steps but the first two, which compile and fill buffers."""
+    return [json.loads(line) for line in path.read_text().splitlines()][2:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["epochs", "merge", "memory", "weights", "train", "figure"])
+    parser.add_argument("where", type=Path)
+    parser.add_argument("results", nargs="*")
+    given = parser.parse_args()
+    if given.what == "figure":
+        named = dict(result.split("=", 1) for result in given.results)
+        draw_partitions({name: json.loads(Path(path).read_text()) for name, path in named.items()}, given.where)
+        return
+    work: Path = given.where
+    work.mkdir(parents=True, exist_ok=True)
+    run = {"epochs": epochs, "merge": merge, "memory": memory, "weights": weights, "train": train}[given.what]
+    json.dump(run(work), sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Partition quality on mini-batches that were not used for the weights: every strategy and solver side by side."""
+
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gsplit.errors import GSplitError, InputError, explain
+from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+from gsplit.partitioning.plan import Plan, PlanSettings, find_parts
+from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
+from gsplit.partitioning.quality import Quality, expect, imbalance, measure
+from gsplit.progress import Progress, silent
+
+__all__ = ["CASES", "bench_partition", "parse_cases"]
+
+CASES = (
+    ("gsplit", "metis"),
+    ("node", "metis"),
+    ("edge", "metis"),
+    ("random", "random"),
+    ("gsplit", "mtkahypar"),
+    ("gsplit", "restream"),
+)
+
+
+def parse_cases(given: Sequence[str] | None) -> list[tuple[str, str]] | None:
+    """``strategy:solver`` each.
+
+    >>> parse_cases(["gsplit:metis"])
+    [('gsplit', 'metis')]
+    """
+    if not given:
+        return None
+    for case in given:
+        if case.count(":") != 1:
+            raise InputError(explain("--case", "strategy:solver, such as gsplit:metis", case, "give both"))
+    return [(strategy, solver) for strategy, solver in (case.split(":") for case in given)]
+
+
+def bench_partition(
+    workload: Workload,
+    parts: Sequence[int],
+    *,
+    cases: Sequence[tuple[str, str]] | None = None,
+    epochs: int = EPOCHS,
+    held_out: int = 1,
+    tolerance: float = TOLERANCE,
+    c_v: float = C_V,
+    c_e: float = C_E,
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Presample ``epochs``, partition by every case, and measure all on the ``held_out`` epochs after them.
+
+    Without ``cases``: all of ``CASES`` whose solver is installed. A case that fails has its reason in its row.
+    """
+    started = time.perf_counter()
+    counts = presample(workload, epochs=epochs, progress=progress)
+    presampling = time.perf_counter() - started
+    chosen = [case for case in CASES if case[1] != "mtkahypar" or find_spec("mtkahypar")] if cases is None else cases
+    rows: list[dict[str, Any]] = []
+    plans: list[tuple[dict[str, Any], Plan]] = []
+    for number in parts:
+        for strategy, solver in chosen:
+            progress("partition", len(rows), len(parts) * len(chosen))
+            settings = PlanSettings(number, strategy, solver, tolerance, c_v, c_e, seed)
+            row, plan = _solve(workload, counts, settings, folder)
+            rows.append(row)
+            if plan is not None:
+                plans.append((row, plan))
+    partitions = [(plan.parts, row["parts"]) for row, plan in plans]
+    batches = draw_epochs(workload, range(epochs, epochs + held_out))
+    for (row, plan), quality in zip(plans, measure(workload.graph, batches, partitions, c_v, c_e), strict=True):
+        row |= quality.as_dict() | _compare(workload, counts, plan, quality, row["parts"])
+    return {
+        "num_vertices": workload.graph.num_vertices,
+        "num_edges": workload.graph.num_edges,
+        "num_targets": int(workload.targets.size),
+        "num_neighbors": workload.num_neighbors,
+        "batch_size": workload.batch_size,
+        "tolerance": tolerance,
+        "c_v": c_v,
+        "c_e": c_e,
+        "presampling": {
+            "epochs": epochs,
+            "batches": counts.num_batches,
+            "seconds": presampling,
+            "count_bytes": counts.num_bytes,
+        },
+        "held_out_batches": held_out * workload.steps_per_epoch,
+        "rows": rows,
+    }
+
+
+def _solve(
+    workload: Workload, counts: Counts, settings: PlanSettings, folder: Path | None
+) -> tuple[dict[str, Any], Plan | None]:
+    row: dict[str, Any] = {"parts": settings.parts, "strategy": settings.strategy, "solver": settings.solver}
+    started = time.perf_counter()
+    try:
+        with TemporaryDirectory(prefix="gsplit-", dir=folder) as work:
+            plan = find_parts(workload, counts, settings, Path(work))
+    except GSplitError as error:
+        return row | {"error": str(error)}, None
+    whole, solution = time.perf_counter() - started, plan.solution
+    return row | {
+        "seconds": solution.seconds,
+        "seconds_with_weighing": whole,
+        "peak_bytes": solution.peak_bytes,
+        "estimated_bytes": solution.estimated_bytes,
+    }, plan
+
+
+def _compare(workload: Workload, counts: Counts, plan: Plan, quality: Quality, parts: int) -> dict[str, Any]:
+    """The theorem: what the weights expect beside what was measured, with its confidence interval."""
+    expected = expect(workload.graph, counts, plan.parts, parts, quality.c_v, quality.c_e)
+    (crossing, crossing_half), (loads, loads_half) = quality.cross_edges(), quality.part_loads()
+    return {
+        "expected": {
+            "cross_edges": expected.cross_edges,
+            "cross_edge_share": expected.cross_edge_share,
+            "loads": expected.loads.tolist(),
+            "work_imbalance": float(imbalance(expected.loads)),
+        },
+        "measured": {
+            "cross_edges": crossing,
+            "cross_edges_95": crossing_half,
+            "loads": loads.tolist(),
+            "loads_95": loads_half.tolist(),
+        },
+        "cross_edges_off": crossing / max(expected.cross_edges, 1e-300) - 1,
+        "load_off": float(abs(loads / expected.loads.clip(1e-300) - 1).max()),
+    }

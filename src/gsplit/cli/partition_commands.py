@@ -1,0 +1,108 @@
+"""``gsplit partition`` and ``gsplit shard``: a store cut for several ranks, and a host's share of it."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gsplit.cli.console import command, emit_json, human, progress_bars
+from gsplit.cli.options import Json, parse_fanout
+from gsplit.cli.summary import describe, show, show_partition
+from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+from gsplit.store.reader import open_store
+from gsplit.store.writer import check_output
+
+__all__ = ["partition", "shard"]
+
+Whole = Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")]
+Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
+Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
+
+
+def partition(
+    store: Whole,
+    output: Output,
+    parts: Annotated[int, typer.Option(min=1, help="parts; any number of ranks up to it can train")],
+    targets: Annotated[str, typer.Option(help="whose training to partition for; all: every vertex")] = "train",
+    fanout: Annotated[str, typer.Option(help="neighbours per hop, as in training")] = "15,15,15",
+    batch_size: Annotated[int, typer.Option(min=1, help="targets of the GLOBAL mini-batch, as in training")] = 1024,
+    strategy: Annotated[str, typer.Option(help="gsplit, or a baseline: node, edge, random")] = "gsplit",
+    solver: Annotated[str, typer.Option(help="metis, mtkahypar, restream, random [metis]")] = "",
+    tolerance: Annotated[float, typer.Option(help="largest part's work over the mean")] = TOLERANCE,
+    c_v: Annotated[float, typer.Option(help="work of a vertex")] = C_V,
+    c_e: Annotated[float, typer.Option(help="work of an edge")] = C_E,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs presampled")] = EPOCHS,
+    seed: Annotated[int, typer.Option(min=0, help="of the mini-batches presampled and of the solver")] = 0,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Cut a graph into parts that share the work evenly and exchange little; writes a renumbered store."""
+    with command(as_json):
+        from gsplit.partitioning.partition import partition as make_partition
+
+        check_output(output, overwrite=overwrite)
+        opened, start = open_store(store), time.perf_counter()
+        with progress_bars(as_json) as progress:
+            made = make_partition(
+                opened,
+                output,
+                parts,
+                parse_fanout(fanout),
+                None if targets == "all" else targets,
+                batch_size,
+                strategy=strategy,
+                solver=solver,
+                tolerance=tolerance,
+                c_v=c_v,
+                c_e=c_e,
+                epochs=epochs,
+                seed=seed,
+                overwrite=overwrite,
+                progress=progress,
+            )
+        document = describe(made) | {"seconds": time.perf_counter() - start}
+        if as_json:
+            emit_json(document)
+            return
+        console = Console()
+        show_partition(document, console)
+        _show_cost(document, console)
+
+
+def _show_cost(document: dict[str, Any], console: Console) -> None:
+    counts = document["provenance"][-1]["counts"]
+    presampled, solved = counts["presample_ms"] / 1000, counts["solve_ms"] / 1000
+    rest = document["seconds"] - presampled - solved
+    console.print(
+        f"\n{document['path']}: presampled {presampled:.1f} s, solved {solved:.1f} s"
+        f" ({human(counts['solver_peak_bytes'])}B), renumbered {rest:.1f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def shard(
+    store: Whole,
+    output: Output,
+    host: Annotated[int, typer.Option(min=0, help="which host, from 0")],
+    hosts: Annotated[int, typer.Option(min=1, help="number of hosts")],
+    ranks_per_host: Annotated[int, typer.Option(min=1, help="ranks that will run on each")] = 1,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Cut out what the ranks of one host need: their vertices, in-edges, rows and targets."""
+    with command(as_json):
+        from gsplit.store.shard import cut_share, host_range
+
+        check_output(output, overwrite=overwrite)
+        opened = open_store(store)
+        with progress_bars(as_json) as progress:
+            first, stop = host_range(opened, host, hosts, ranks_per_host)
+            made = cut_share(opened, output, first, stop, overwrite=overwrite, progress=progress)
+        document = describe(made)
+        if as_json:
+            emit_json(document)
+        else:
+            show(document, Console())

@@ -1,0 +1,77 @@
+"""The whole offline path: presample, weigh, solve, renumber; one store in, one store out, or nothing."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.presample import Workload, presample
+from gsplit.partitioning.relabel import write_renumbered
+from gsplit.partitioning.weights import vertex_work
+from gsplit.progress import Progress, silent
+from gsplit.store.manifest import PartStatistics, new_step
+from gsplit.store.reader import Store, open_store
+from gsplit.store.writer import StoreWriter
+
+__all__ = ["partition"]
+
+
+def partition(
+    graph: Store,
+    path: str | Path,
+    parts: int,
+    num_neighbors: list[int],
+    input_nodes: str | None = "train",
+    batch_size: int = 1024,
+    *,
+    strategy: str = "gsplit",
+    solver: str = "",
+    tolerance: float = TOLERANCE,
+    c_v: float = C_V,
+    c_e: float = C_E,
+    epochs: int = EPOCHS,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Store:
+    """Partition a store for training with these targets, fanouts and global batch size; write and open the result.
+
+    Any number of ranks up to ``parts`` runs from it. ``input_nodes``: the name of stored targets, or None for every
+    vertex. ``strategy``: "gsplit" (expected work balanced, expected traffic cut), or the baselines "node", "edge",
+    "random". ``solver``: "metis", "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random". A part's
+    work is c_v times vertices computed plus c_e times edges, at most ``tolerance`` times the mean.
+    """
+    chosen = solver or ("random" if strategy == "random" else "metis")
+    settings = PlanSettings(parts, strategy, chosen, tolerance, c_v, c_e, seed)
+    workload = Workload.of_store(graph, input_nodes, num_neighbors, batch_size, seed)
+    with StoreWriter(Path(path), overwrite=overwrite) as writer:
+        start = time.perf_counter()
+        counts = presample(workload, epochs=epochs, progress=progress)
+        counted = time.perf_counter()
+        progress(f"solve ({chosen})", 0, None)
+        plan = find_parts(workload, counts, settings, writer.spill_directory)
+        solved = time.perf_counter()
+        step = new_step(
+            "partition",
+            {
+                **asdict(settings),
+                "targets": input_nodes or "every vertex",
+                "num_neighbors": list(num_neighbors),
+                "batch_size": batch_size,
+                "epochs": epochs,
+            },
+            {
+                "mini_batches": counts.num_batches,
+                "presample_ms": round(1000 * (counted - start)),
+                "solve_ms": round(1000 * (solved - counted)),
+                "solver_peak_bytes": plan.solution.peak_bytes,
+            },
+        )
+        loads = np.zeros(parts, np.int64)
+        np.add.at(loads, plan.parts, vertex_work(counts, c_v, c_e))
+        statistics = PartStatistics(num_batches=counts.num_batches, loads=loads.tolist(), links=plan.links.tolist())
+        write_renumbered(writer, graph, plan.parts, counts.loaded, statistics, step, progress)
+    return open_store(path)

@@ -1,0 +1,141 @@
+"""Renumbering a store by parts, so that order carries meaning.
+
+Vertices of a part become contiguous, so whose a vertex is follows from a table of boundaries; inside a part they are
+sorted by how often presampling loaded them, hottest first, so a cache is a prefix. Everything else is moved along:
+in-edges with their values, features, labels, names, targets. A vertex's neighbours and the target lists keep their
+order, which is that of the original ids; so keyed samples stay the same (law 1).
+
+New arrays are written front to back, in pieces; memory is that of the vertices.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.jit import kernel
+from gsplit.progress import Progress, silent
+from gsplit.store.files import Array
+from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, role_of
+from gsplit.store.reader import Store
+from gsplit.store.source import row_slices
+from gsplit.store.writer import StoreWriter
+
+__all__ = ["order_vertices", "write_renumbered"]
+
+Ids = npt.NDArray[np.int64]
+_PIECE = 1 << 22
+
+
+def order_vertices(parts: npt.NDArray[np.int32], hotness: npt.NDArray[np.uint32]) -> Ids:
+    """Old ids in the new order: by part, then hottest first, then by old id.
+
+    >>> order_vertices(np.array([1, 0, 1, 0]), np.array([5, 1, 9, 1], np.uint32)).tolist()
+    [1, 3, 2, 0]
+    """
+    return np.lexsort((-hotness.astype(np.int64), parts))
+
+
+def write_renumbered(
+    writer: StoreWriter,
+    store: Store,
+    parts: npt.NDArray[np.int32],
+    hotness: npt.NDArray[np.uint32],
+    statistics: PartStatistics,
+    step: ProvenanceStep,
+    progress: Progress = silent,
+) -> None:
+    """Write ``store`` in the order of its parts, and commit. ``store`` is whole and has its original numbering."""
+    order = order_vertices(parts, hotness)
+    new_id = np.empty_like(order)
+    new_id[order] = np.arange(order.size)
+    _move_columns(writer, store, order, new_id, progress)
+    for name in store.names:
+        if role_of(name).rows == "vertex":
+            _move_rows(writer, store, name, order, progress)
+    if "name_offsets" in store.names:
+        _move_names(writer, store, order, progress)
+    for name in store.manifest.names("targets"):
+        writer.write(f"targets/{name}", "int64", new_id[store.array(f"targets/{name}")])
+    writer.write("original_ids", "int64", order)
+    writer.write("hotness", "int64", hotness[order])
+    sizes = np.bincount(parts, minlength=len(statistics.loads))
+    progress("flush to disk", 0, None)
+    whole = store.manifest
+    writer.commit(
+        Manifest(
+            num_vertices=whole.num_vertices,
+            num_edges=whole.num_edges,
+            vertex_range=whole.vertex_range,
+            part_boundaries=[0, *np.cumsum(sizes).tolist()],
+            num_classes=whole.num_classes,
+            arrays=writer.finish_arrays(),
+            statistics=whole.statistics,  # of the degrees: an order does not change them
+            part_statistics=statistics,
+            provenance=[*whole.provenance, step],
+        )
+    )
+
+
+def _pieces(lengths: Ids) -> Iterator[slice]:
+    """Cut a row of runs into pieces of about ``_PIECE`` elements, at least one run each."""
+    ends = np.cumsum(lengths)
+    first = 0
+    while first < lengths.size:
+        done = int(ends[first - 1]) if first else 0
+        stop = max(first + 1, int(np.searchsorted(ends, done + _PIECE, side="right")))
+        yield slice(first, stop)
+        first = stop
+
+
+@kernel
+def _places(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], places: npt.NDArray[Any]) -> None:
+    """Where the elements of runs stand."""
+    at = 0
+    for run in range(starts.size):
+        for i in range(lengths[run]):
+            places[at] = starts[run] + i
+            at += 1
+
+
+def _places_of(offsets: Array, runs: Ids) -> Ids:
+    starts = np.asarray(offsets[runs])
+    lengths = offsets[runs + 1] - starts
+    places = np.empty(int(lengths.sum()), np.int64)
+    _places(starts, lengths, places)
+    return places
+
+
+def _move_columns(writer: StoreWriter, store: Store, order: Ids, new_id: Ids, progress: Progress) -> None:
+    """In-edges with their values, column after column of the new order."""
+    offsets, names = store.array("indptr"), ["indices", *(f"edges/{name}" for name in store.manifest.names("edges"))]
+    lengths = np.diff(offsets)[order]
+    writer.write("indptr", "int64", np.concatenate([[0], np.cumsum(lengths)]))
+    appenders = {name: writer.append(name, store.dtype(name), store.array(name).shape[1:]) for name in names}
+    done = 0
+    for piece in _pieces(lengths):
+        places = _places_of(offsets, order[piece])
+        for name, appender in appenders.items():
+            values = store.array(name)[places]
+            appender.append(new_id[values] if name == "indices" else values)
+        done += places.size
+        progress("move edges", done, store.num_edges)
+
+
+def _move_rows(writer: StoreWriter, store: Store, name: str, order: Ids, progress: Progress) -> None:
+    rows = store.array(name)
+    appender = writer.append(name, store.dtype(name), rows.shape[1:])
+    for piece in row_slices(order.size, rows[:1].nbytes):
+        appender.append(rows[order[piece]])
+        progress(f"move {name}", piece.stop, order.size)
+
+
+def _move_names(writer: StoreWriter, store: Store, order: Ids, progress: Progress) -> None:
+    offsets, text = store.array("name_offsets"), store.array("name_bytes")
+    lengths = np.diff(offsets)[order]
+    writer.write("name_offsets", "int64", np.concatenate([[0], np.cumsum(lengths)]))
+    appender = writer.append("name_bytes", "uint8")
+    for piece in _pieces(lengths):
+        appender.append(text[_places_of(offsets, order[piece])])
+        progress("move names", piece.stop, order.size)

@@ -1,0 +1,48 @@
+"""The graph that solvers get: undirected, weighted, in memory maps of a folder. Nothing here knows how it was made.
+
+A solver runs in a process of its own, so this module loads fast: no torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["WeightedGraph", "open_weighted", "place_array"]
+
+Array = npt.NDArray[Any]
+_NAMES = ("xadj", "adjncy", "edge_weights", "vertex_weights")
+
+
+@dataclass(frozen=True)
+class WeightedGraph:
+    """Neighbours of v are ``adjncy[xadj[v] : xadj[v + 1]]``, ascending, each once, both ways; weights beside them.
+
+    ``edge_weights`` is empty where all are one. ``vertex_weights`` has a column per balance constraint.
+    """
+
+    xadj: npt.NDArray[np.int64]
+    adjncy: Array
+    edge_weights: npt.NDArray[np.int64]
+    vertex_weights: npt.NDArray[np.int64]
+
+    @property
+    def num_vertices(self) -> int:
+        """Vertices."""
+        return int(self.xadj.size - 1)
+
+
+def place_array(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    """A new array in the folder, as a map."""
+    if 0 in shape:  # an empty file cannot be mapped
+        np.save(folder / f"{name}.npy", np.empty(shape, dtype))
+        return np.empty(shape, dtype)
+    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+
+
+def open_weighted(folder: Path) -> WeightedGraph:
+    """The graph that lies in a folder."""
+    arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _NAMES]
+    return WeightedGraph(*arrays)

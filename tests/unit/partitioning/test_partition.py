@@ -1,0 +1,172 @@
+"""The whole offline path on graphs that are no fun, what it promises for fewer ranks, and how it fails."""
+
+import subprocess
+import time
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import sample_store, source_of
+
+import gsplit
+from gsplit.ownership import lightest_runs, own_parts
+from gsplit.partitioning.forecast import forecast, forecasts
+from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.presample import Workload, presample
+from gsplit.partitioning.quotient import bisection_order, count_links
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import Store
+from gsplit.store.shard import cut_share
+from gsplit.store.verify import verify_store
+
+RNG = np.random.default_rng(0)
+NONE = np.empty(0, np.int64)
+GRAPHS = {
+    "directed": (60, *np.sort(RNG.integers(0, 60, (2, 300)), axis=0)),
+    "duplicated": (30, np.tile(RNG.integers(0, 30, 90), 3), np.tile(RNG.integers(0, 30, 90), 3)),
+    "self-loops": (30, np.arange(30), np.arange(30)),
+    "disconnected": (40, np.arange(0, 40, 2), np.arange(1, 40, 2)),
+    "isolated": (50, np.array([0, 1, 2]), np.array([1, 2, 0])),
+    "star": (40, np.arange(1, 40), np.zeros(39, np.int64)),
+    "no edges": (20, NONE, NONE),
+    "one vertex": (1, NONE, NONE),
+}
+
+
+def _store(path: Path, n: int, src: Any, dst: Any) -> Store:
+    return build_store(source_of(n, src, dst, targets={"train": np.arange(0, n, 3), "none": NONE}), path)
+
+
+@pytest.mark.parametrize("name", list(GRAPHS))
+@pytest.mark.parametrize(
+    "strategy, solver", [("gsplit", "metis"), ("edge", "metis"), ("gsplit", "restream"), ("random", "")]
+)
+def test_graphs_that_are_no_fun(name: str, strategy: str, solver: str, tmp_path: Path) -> None:
+    n, src, dst = GRAPHS[name]
+    store = _store(tmp_path / "g.gsplit", n, src, dst)
+    parts = min(4, n)
+    made = gsplit.partition(
+        store, tmp_path / "p.gsplit", parts, [3, 3], batch_size=8, strategy=strategy, solver=solver, epochs=2
+    )
+    verify_store(made)
+    assert len(made.part_boundaries) == parts + 1
+    assert made.num_edges == store.num_edges
+    assert sum(made.part_loads or []) > 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["g.gsplit", "p.gsplit"]  # nothing else is left
+
+
+def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    store = _store(tmp_path / "g.gsplit", *GRAPHS["directed"])
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 2, [3], batch_size=8, epochs=1)
+    share = cut_share(made, tmp_path / "s.gsplit", 0, 10)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    cases: list[tuple[Store, dict[str, Any], str]] = [
+        (store, {"parts": 61}, "parts: expected 1 to 60, the number of vertices .got 61"),
+        (store, {"parts": 0}, "parts: expected 1 to 60"),
+        (store, {"strategy": "hash"}, "strategy: expected one of gsplit, node, edge, random"),
+        (store, {"solver": "scotch"}, "solver: expected one of metis"),
+        (store, {"solver": "random"}, "strategy and solver: expected random with random"),
+        (store, {"tolerance": 0.9}, "tolerance: expected more than 1"),
+        (store, {"c_v": 0, "c_e": 0}, "c_v, c_e: expected two numbers"),
+        (store, {"epochs": 0}, "epochs: expected a positive number"),
+        (store, {"input_nodes": "valid"}, "expected one of"),
+        (store, {"input_nodes": "none"}, "targets: expected at least one"),
+        (store, {"num_neighbors": []}, "num_neighbors"),
+        (store, {"strategy": "edge", "solver": "mtkahypar"}, "Mt-KaHyPar: expected one balance constraint"),
+        (made, {}, "the store: expected one that has not been renumbered"),
+        (share, {}, "expected a whole store"),
+        (store, {"path": tmp_path / "p.gsplit"}, "p.gsplit"),
+    ]
+    for graph, options, message in cases:
+        given: dict[str, Any] = {"path": tmp_path / "q.gsplit", "parts": 2, "num_neighbors": [3], "batch_size": 8}
+        with pytest.raises(gsplit.GSplitError, match=message):
+            gsplit.partition(graph, **(given | {"epochs": 1} | options))
+        assert sorted(p.name for p in tmp_path.iterdir()) == before, message
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder: Path = tmp_path_factory.mktemp("planted")
+    graph = PlantedGraph(3000, 40000, num_communities=24, num_features=2, inside=0.9)
+    return build_store(synthetic_source(graph), folder / "g.gsplit")
+
+
+@pytest.mark.parametrize("solver", ["metis", "restream", "mtkahypar"])
+def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) -> None:
+    """What is foreseen for W ranks is what a count over their vertices finds, and runs of parts stay good parts."""
+    made = gsplit.partition(planted, tmp_path / "p.gsplit", 8, [5, 5], batch_size=256, epochs=2, solver=solver)
+    statistics = made.manifest.part_statistics
+    assert statistics is not None
+    workload = Workload.of_store(made, "train", [5, 5], 256)
+    counts = presample(workload, epochs=2)
+    work = 8 * counts.computed.astype(float) + counts.edges_drawn
+    for ranks in range(2, 9):
+        cuts = own_parts(made.part_boundaries, ranks, made.part_loads).boundaries
+        owner = np.searchsorted(cuts[1:-1], np.arange(made.num_vertices), side="right").astype(np.int32)
+        links, loads = count_links(made.graph, counts.edges, owner, ranks), np.bincount(owner, work)
+        found = forecast(statistics, ranks)
+        assert found.cross_edge_share == pytest.approx(1 - links.trace() / links.sum())
+        assert found.work_imbalance == pytest.approx(loads.max() / loads.mean())
+        assert found.whole == (ranks in (2, 4, 8))
+    eight, two = forecast(statistics, 8), forecast(statistics, 2)
+    assert two.cross_edge_share < 0.75 * eight.cross_edge_share  # at random the half of it would be 0.57 of it
+    assert [line.ranks for line in forecasts(statistics)] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_bad_order_of_parts_is_mended() -> None:
+    """Sixteen parts in four groups of four, numbered at random: groups come out together."""
+    group = RNG.permutation(np.repeat(np.arange(4), 4))
+    links = np.where(group[:, None] == group[None, :], 50, 1)
+    order = bisection_order(links)
+    assert [len(set(group[order[i : i + 4]])) for i in range(0, 16, 4)] == [1, 1, 1, 1]
+
+
+def test_runs_are_as_light_as_can_be() -> None:
+    for _ in range(50):
+        loads = RNG.integers(0, 20, RNG.integers(1, 9)).tolist()
+        for runs in range(1, len(loads) + 1):
+            starts = lightest_runs(loads, runs)
+            assert starts[0] == 0 and len(starts) == runs and all(np.diff(starts) > 0)
+            heaviest = np.add.reduceat(loads, starts).max()
+            best = min(
+                np.add.reduceat(loads, [0, *cuts]).max() for cuts in combinations(range(1, len(loads)), runs - 1)
+            )
+            assert heaviest == best
+
+
+def test_the_same_settings_give_the_same_parts(planted: Store, tmp_path: Path) -> None:
+    workload = Workload.of_store(planted, "train", [5, 5], 256)
+    counts = presample(workload, epochs=1)
+    one, two = (find_parts(workload, counts, PlanSettings(4), tmp_path / name).parts for name in "ab")
+    assert np.array_equal(one, two)
+
+
+def test_a_metis_killed_in_mid_run_leaves_an_error_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = synthetic_source(PlantedGraph(50_000, 500_000, num_features=0, inside=0.0))  # seconds of METIS
+    store = build_store(source, tmp_path / "g.gsplit")
+    start = subprocess.Popen
+
+    def kill_in_mid_run(command: list[str], **options: Any) -> Any:
+        process = start(command, **options)
+        while "pymetis" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", kill_in_mid_run)
+    with pytest.raises(gsplit.InputError, match="metis: expected a partition .got signal SIGKILL.*restream"):
+        gsplit.partition(store, tmp_path / "p.gsplit", 4, [5, 5], batch_size=4096, epochs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["g.gsplit"]
+
+
+def test_a_store_with_everything_passes(tmp_path: Path) -> None:
+    store = sample_store(tmp_path / "g.gsplit")
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 4, [3, 3], None, 32, epochs=1)
+    verify_store(made)
+    assert made.manifest.provenance[-1].settings["targets"] == "every vertex"
