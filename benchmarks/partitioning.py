@@ -4,6 +4,7 @@
     python benchmarks/partitioning.py merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python benchmarks/partitioning.py memory WORK     # METIS's memory against its estimate, at three sizes
     python benchmarks/partitioning.py weights WORK    # choices of c_v : c_e
+    python benchmarks/partitioning.py cost WORK       # seconds and bytes of every stage, real graphs and WORK/{even,concentrated}.gsplit
     python benchmarks/partitioning.py train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
     python benchmarks/partitioning.py figure OUT.png NAME=RESULT.json ...
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +30,7 @@ from gsplit.partitioning.partition import partition
 from gsplit.partitioning.plan import PlanSettings, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, imbalance, measure
+from gsplit.partitioning.solvers.run import anonymous_bytes
 from gsplit.partitioning.weights import vertex_work
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -72,7 +75,7 @@ def merge(work: Path) -> list[dict[str, Any]]:
         workload = _workload(name, work)
         counts = presample(workload)
         labels, partitions = [], []
-        for solver in ("metis", "restream"):
+        for solver in ("metis", "mtkahypar", "restream"):
             sixteen = _parts(workload, counts, PlanSettings(16, solver=solver), work)
             loads = np.bincount(sixteen.parts, vertex_work(counts, C_V, C_E), 16).astype(int).tolist()
             for ranks in (8, 4, 3, 2):
@@ -112,6 +115,46 @@ def memory(work: Path) -> list[dict[str, Any]]:
                 document = bench_partition(workload, [8], cases=[("gsplit", solver)], epochs=2, folder=Path(folder))
                 rows += [{"edges": edges, "vertices": edges // 10, **row} for row in document["rows"]]
     return rows
+
+
+def cost(work: Path) -> list[dict[str, Any]]:
+    """``gsplit partition`` into 8 parts, whole: seconds of its stages, anonymous memory of it and of its solver."""
+    rows = []
+    stores = {name: real_store(GRAPHS[name], work).path for name in GRAPHS}
+    stores |= {name: work / f"{name}.gsplit" for name in ("even", "concentrated") if (work / f"{name}.gsplit").exists()}
+    for name, path in stores.items():
+        for solver in ("metis", "restream"):
+            with TemporaryDirectory(dir=work) as folder:
+                targets = "train" if "targets/train" in open_store(path).names else "all"
+                out = f"{folder}/out.gsplit"
+                command = [sys.executable, "-m", "gsplit.cli", "partition", str(path), out, "--parts", "8", "--json"]
+                document, peak = _watched([*command, "--solver", solver, "--targets", targets])
+            counts = document["provenance"][-1]["counts"]
+            presampled, solved = counts["presample_ms"] / 1000, counts["solve_ms"] / 1000
+            rows.append(
+                {
+                    "graph": name,
+                    "solver": solver,
+                    "presample_seconds": presampled,
+                    "weigh_and_solve_seconds": solved,
+                    "renumber_seconds": document["seconds"] - presampled - solved,
+                    "peak_anonymous_bytes": peak,
+                    "solver_peak_bytes": counts["solver_peak_bytes"],
+                    "store_bytes": document["num_bytes"],
+                    "mini_batches": counts["mini_batches"],
+                }
+            )
+    return rows
+
+
+def _watched(command: list[str]) -> tuple[dict[str, Any], int]:
+    """Run a command; its document and the most anonymous memory of its own process, seen every 50 ms."""
+    process, peak = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0
+    while process.poll() is None:
+        peak = max(peak, anonymous_bytes(process.pid))
+        time.sleep(0.05)
+    assert process.stdout is not None and process.returncode == 0
+    return json.loads(process.stdout.read()), peak
 
 
 def train(work: Path) -> list[dict[str, Any]]:
@@ -154,7 +197,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["epochs", "merge", "memory", "weights", "train", "figure"])
+    parser.add_argument("what", choices=["epochs", "merge", "memory", "weights", "cost", "train", "figure"])
     parser.add_argument("where", type=Path)
     parser.add_argument("results", nargs="*")
     given = parser.parse_args()
@@ -164,7 +207,9 @@ def main() -> None:
         return
     work: Path = given.where
     work.mkdir(parents=True, exist_ok=True)
-    run = {"epochs": epochs, "merge": merge, "memory": memory, "weights": weights, "train": train}[given.what]
+    run = {"epochs": epochs, "merge": merge, "memory": memory, "weights": weights, "cost": cost, "train": train}[
+        given.what
+    ]
     json.dump(run(work), sys.stdout, indent=1)
 
 

@@ -73,9 +73,12 @@ def finish_run(
     (partial / "history.json").write_text(json.dumps(asdict(history), allow_nan=False))
     document = {"settings": settings.model_dump(), "shape": shape}
     (partial / "settings.json").write_text(json.dumps(document, indent=1, allow_nan=False))
+    old = run.with_name(f"{run.name}.old")  # whenever we are killed, one whole run has a name
+    shutil.rmtree(old, ignore_errors=True)
     if run.exists():
-        shutil.rmtree(run)
+        run.rename(old)
     partial.rename(run)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def load_run(run: Path) -> tuple[TrainSettings, dict[str, int]]:

@@ -218,7 +218,7 @@ def verify(
     steps: Annotated[int, typer.Option(min=1, help="steps compared")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Train the same steps on one process and on W ranks, in float64, and say how far they are apart; 3 if too far."""
+    """Train the same steps on one process and on W ranks, in float64, and compare; exit code 3 if they differ."""
     options = {name: value for name, value in dict(locals()).items() if name != "steps"}
     with command(as_json, rank=_rank()):
         from gsplit.config import TrainSettings, load_settings

@@ -2,7 +2,7 @@
 
 A layer is exact on blocks if a destination's output depends on nothing but its own row, its sampled in-edges and their
 sources' rows. Layers that break this are refused when the model is wrapped, by name where the reason is known; any
-other is found out by trying (``nn.dry_run``).
+other is found out by trying (``nn.company``).
 """
 
 import warnings

@@ -1,13 +1,14 @@
 """Every solver on planted communities and on graphs that are no fun; failures become messages."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gsplit.errors import InputError
+from gsplit.errors import InputError, MissingDependencyError
 from gsplit.graph import Graph
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.solvers import metis, run
@@ -129,3 +130,22 @@ def test_a_solver_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(subprocess, "Popen", killed)
     with pytest.raises(InputError, match="metis: expected a partition .got signal SIGKILL.*out of memory"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
+
+
+@pytest.mark.parametrize("module, name", [("pymetis._internal", "metis"), ("mtkahypar", "mtkahypar")])
+def test_a_missing_package_is_named(module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, *_ = _planted(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingDependencyError, match=f"the package {module.partition('.')[0]} .got none.*another solver"
+    ):
+        run._module(name).solve(graph, 4, 1.05, 0)
+
+
+def test_a_narrow_metis_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pymetis._internal as internal
+
+    graph, *_ = _planted(tmp_path)
+    monkeypatch.setattr(internal, "_idx_type_width", lambda: 32)
+    with pytest.raises(MissingDependencyError, match="METIS: expected 64-bit integers .got 32"):
+        metis.solve(graph, 4, 1.05, 0)

@@ -241,15 +241,17 @@ def _manifest_damages() -> Iterator[Damage]:
     for cuts in ([0], [0, 5], [1, N], [0, 9, 8, N], [0, -1, N], [0, 10**40], ["0", N]):
         yield damage(f"part_boundaries = {cuts}", _set("part_boundaries", value=cuts))
     good = {"num_batches": 1, "loads": [1], "links": [[1]]}
-    wrong_parts: tuple[Any, ...] = (
-        {},
-        [],
-        *(
-            {**good, **change}
-            for change in ({"num_batches": 0}, {"loads": [1, 2]}, {"loads": [-1]}, {"links": [[1, 2]]})
-        ),
-        *({**good, **change} for change in ({"links": []}, {"links": [["1"]]}, {"links": [[2**63]]}, {"more": 1})),
-    )
+    changes: list[dict[str, Any]] = [
+        {"num_batches": 0},
+        {"loads": [1, 2]},
+        {"loads": [-1]},
+        {"links": [[1, 2]]},
+        {"links": []},
+        {"links": [["1"]]},
+        {"links": [[2**63]]},
+        {"more": 1},
+    ]
+    wrong_parts: list[Any] = [{}, [], *({**good, **change} for change in changes)]
     for statistics in wrong_parts:
         yield damage(f"part_statistics = {statistics}", _set("part_statistics", value=statistics))
     for share in (

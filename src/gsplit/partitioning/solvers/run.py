@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
-__all__ = ["SOLVERS", "Solution", "run_solver"]
+__all__ = ["SOLVERS", "Solution", "anonymous_bytes", "run_solver"]
 
 SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", "random": "random_parts"}
 _PARTS, _ERRORS = "parts.npy", "errors.txt"
@@ -79,7 +79,7 @@ def _run_watched(arguments: list[str], errors: Path) -> tuple[int, int]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
         try:
             while process.poll() is None:
-                peak = max(peak, _anonymous_bytes(process.pid))
+                peak = max(peak, anonymous_bytes(process.pid))
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         finally:
@@ -88,7 +88,8 @@ def _run_watched(arguments: list[str], errors: Path) -> tuple[int, int]:
     return process.returncode, peak
 
 
-def _anonymous_bytes(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that is its own: not mapped files, which the system can take back."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:  # it has just ended
