@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from gsplit.graph import Graph
 from gsplit.store.build import build_store
 from gsplit.store.reader import Store
 from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, ValueType, rows_of
@@ -25,6 +26,13 @@ def edge_lists(draw: st.DrawFn, max_vertices: int = 40, max_edges: int = 120) ->
     pairs = draw(st.lists(st.tuples(ids, ids), max_size=max_edges))
     array = np.array(pairs, np.int64).reshape(-1, 2)
     return n, array[:, 0].copy(), array[:, 1].copy()
+
+
+def csc_of(n: int, src: Array, dst: Array) -> tuple[Graph, Array, Array]:
+    """The graph of an edge list in memory, and the list in the graph's order."""
+    order = np.lexsort([src, dst])
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
+    return Graph(indptr, src[order].astype(np.int32), n), src[order], dst[order]
 
 
 def source_of(

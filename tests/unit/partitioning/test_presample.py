@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from graphs import edge_lists
+from graphs import csc_of, edge_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +16,6 @@ from gsplit.sampling.minibatch import StepKey, sample_minibatch, target_order
 from gsplit.sampling.neighbor import HostNeighborSampler
 
 NONE = np.empty(0, np.int64)
-
-
-def _graph(n: int, src: Any, dst: Any) -> Graph:
-    order = np.lexsort([src, dst])
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
-    return Graph(indptr, src[order].astype(np.int32), n)
 
 
 def _by_hand(graph: Graph, targets: Any, fanouts: list[int], batch_size: int, epochs: int, seed: int) -> Counts:
@@ -55,7 +49,7 @@ def _by_hand(graph: Graph, targets: Any, fanouts: list[int], batch_size: int, ep
 @given(edge_lists(), st.data())
 def test_counts_are_those_of_training(graph_of: tuple[int, Any, Any], data: Any) -> None:
     n, src, dst = graph_of
-    graph = _graph(n, src, dst)
+    graph, *_ = csc_of(n, src, dst)
     targets = np.sort(data.draw(st.permutations(range(n)))[: data.draw(st.integers(1, n))])
     fanouts = data.draw(st.lists(st.sampled_from([-1, 1, 2, 3]), min_size=1, max_size=3))
     batch_size, seed = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 5))
@@ -74,7 +68,7 @@ def test_counts_are_those_of_training(graph_of: tuple[int, Any, Any], data: Any)
 
 def test_threads_and_progress_do_not_change_the_counts() -> None:
     rng = np.random.default_rng(0)
-    graph = _graph(200, rng.integers(0, 200, 2000), rng.integers(0, 200, 2000))
+    graph, *_ = csc_of(200, rng.integers(0, 200, 2000), rng.integers(0, 200, 2000))
     seen: list[tuple[str, int, int | None]] = []
     workload = Workload(graph, NONE, np.arange(0, 200, 2), [3, 3], 16)
     one = presample(workload, epochs=3, threads=1, progress=lambda *s: seen.append(s))
@@ -86,7 +80,7 @@ def test_threads_and_progress_do_not_change_the_counts() -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    graph = _graph(3, NONE, NONE)
+    graph, *_ = csc_of(3, NONE, NONE)
     with pytest.raises(InputError, match="targets: expected at least one"):
         Workload(graph, NONE, NONE, [2], 4)
     with pytest.raises(InputError, match="batch_size: expected a positive number"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import edge_lists, source_of
+from graphs import csc_of, edge_lists, source_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +20,7 @@ NONE = np.empty(0, np.int64)
 
 
 def _workload(n: int, src: Any, dst: Any, seed: int) -> Workload:
-    order = np.lexsort([src, dst])
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
-    return Workload(Graph(indptr, src[order].astype(np.int32), n), NONE, np.arange(0, n, 2), [2, 3], 5, seed)
+    return Workload(csc_of(n, src, dst)[0], NONE, np.arange(0, n, 2), [2, 3], 5, seed)
 
 
 def _by_hand(graph: Graph, drawn: Drawn, parts: Any) -> dict[str, Any]:

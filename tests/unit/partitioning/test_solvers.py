@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import csc_of
 
 from gsplit.errors import InputError, MissingDependencyError
-from gsplit.graph import Graph
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.solvers import metis, run
 from gsplit.partitioning.solvers.run import SOLVERS, run_solver
@@ -26,12 +26,10 @@ def _planted(folder: Path, communities: int = 8, size: int = 60, seed: int = 0) 
     src = rng.integers(0, n, 12 * n)
     inside = np.array([rng.choice(members[label[s]]) for s in src])
     dst = np.where(rng.random(src.size) < 0.9, inside, rng.integers(0, n, src.size))
-    order = np.lexsort([src, dst])
-    src, dst = src[order], dst[order]
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
+    csc, src, dst = csc_of(n, src, dst)
     k = (rng.pareto(2.0, n) * 20 + 1).astype(np.uint32)
     counts = Counts(k, k, k, rng.integers(0, 9, src.size).astype(np.uint32), 10)
-    graph = weigh("gsplit", Graph(indptr, src.astype(np.int32), n), counts, np.arange(n), folder, 1, 0)
+    graph = weigh("gsplit", csc, counts, np.arange(n), folder, 1, 0)
     return graph, src, dst, label
 
 

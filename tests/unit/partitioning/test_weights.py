@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import edge_lists
+from graphs import csc_of, edge_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,15 +18,9 @@ from gsplit.partitioning.weighted_graph import open_weighted
 from gsplit.partitioning.weights import vertex_work, weigh
 
 
-def _graph(n: int, src: Any, dst: Any) -> tuple[Graph, Any, Any]:
-    order = np.lexsort([src, dst])
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=n))]).astype(np.int64)
-    return Graph(indptr, src[order].astype(np.int32), n), src[order], dst[order]
-
-
 @given(edge_lists(), st.sampled_from(["gsplit", "node", "edge"]), st.integers(0, 5))
 def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], strategy: str, seed: int) -> None:
-    n, (graph, src, dst) = graph_of[0], _graph(*graph_of)
+    n, (graph, src, dst) = graph_of[0], csc_of(*graph_of)
     rng = np.random.default_rng(seed)
     draws = [rng.integers(0, 4, k).astype(np.uint32) for k in (n, n, n, src.size)]
     counts = Counts(draws[0], draws[1], draws[2], draws[3], 3)
