@@ -4,8 +4,9 @@ Rank r owns [boundaries[r], boundaries[r + 1]). A store partitioned into P parts
 each owning a contiguous run of parts; a store with one part is cut into equal ranges.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -85,16 +86,26 @@ def lightest_runs(loads: list[int], num_runs: int) -> list[int]:
     >>> lightest_runs([3, 1, 1, 3, 2], 3)
     [0, 2, 4]
     """
-    sums = np.concatenate([[0], np.cumsum(np.asarray(loads, np.float64))])
-    run = sums[None, :] - sums[:, None]  # run[i, j]: the load of i .. j - 1
-    run[np.tril_indices(sums.size)] = np.inf  # none is empty
-    heaviest, choices = run[0], []
-    for _ in range(num_runs - 1):  # heaviest[j]: of the best cut of the first j loads into the runs so far
-        candidates = np.maximum(heaviest[:, None], run)
-        choices.append(candidates.argmin(axis=0))
-        heaviest = candidates.min(axis=0)
-    starts, stop = [], sums.size - 1
-    for choice in reversed(choices):
-        stop = int(choice[stop])
-        starts.append(stop)
-    return [0, *reversed(starts)]
+    ends = list(accumulate(loads))
+    light, heavy = max(loads), ends[-1]
+    while light < heavy:  # the least that the heaviest run can be, by halving
+        middle = (light + heavy) // 2
+        if _count_runs(ends, middle) <= num_runs:
+            heavy = middle
+        else:
+            light = middle + 1
+    starts = [0]
+    for run in range(1, num_runs):
+        done = ends[starts[-1] - 1] if starts[-1] else 0
+        last = len(loads) - (num_runs - run)  # one place is left for each of the others
+        starts.append(max(starts[-1] + 1, min(bisect_right(ends, done + light), last)))
+    return starts
+
+
+def _count_runs(ends: list[int], heaviest: int) -> int:
+    """How many runs of at most this load it takes."""
+    runs, done = 0, 0
+    while done < ends[-1]:
+        done = ends[bisect_right(ends, done + heaviest) - 1]
+        runs += 1
+    return runs

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,20 +59,19 @@ def bench_partition(
 
     Without ``cases``: all of ``CASES`` whose solver is installed. A case that fails has its reason in its row.
     """
+    chosen = [case for case in CASES if case[1] != "mtkahypar" or find_spec("mtkahypar")] if cases is None else cases
+    settings = [PlanSettings(number, *case, tolerance, c_v, c_e, seed) for number in parts for case in chosen]
     started = time.perf_counter()
     counts = presample(workload, epochs=epochs, progress=progress)
     presampling = time.perf_counter() - started
-    chosen = [case for case in CASES if case[1] != "mtkahypar" or find_spec("mtkahypar")] if cases is None else cases
     rows: list[dict[str, Any]] = []
     plans: list[tuple[dict[str, Any], Plan]] = []
-    for number in parts:
-        for strategy, solver in chosen:
-            progress("partition", len(rows), len(parts) * len(chosen))
-            settings = PlanSettings(number, strategy, solver, tolerance, c_v, c_e, seed)
-            row, plan = _solve(workload, counts, settings, folder)
-            rows.append(row)
-            if plan is not None:
-                plans.append((row, plan))
+    for setting in settings:
+        progress("partition", len(rows), len(settings))
+        row, plan = _solve(workload, counts, setting, folder)
+        rows.append(row)
+        if plan is not None:
+            plans.append((row, plan))
     partitions = [(plan.parts, row["parts"]) for row, plan in plans]
     batches = draw_epochs(workload, range(epochs, epochs + held_out))
     for (row, plan), quality in zip(plans, measure(workload.graph, batches, partitions, c_v, c_e), strict=True):
@@ -128,10 +128,15 @@ def _compare(workload: Workload, counts: Counts, plan: Plan, quality: Quality, p
         },
         "measured": {
             "cross_edges": crossing,
-            "cross_edges_95": crossing_half,
+            "cross_edges_95": crossing_half if isfinite(crossing_half) else None,
             "loads": loads.tolist(),
-            "loads_95": loads_half.tolist(),
+            "loads_95": loads_half.tolist() if isfinite(crossing_half) else None,
         },
-        "cross_edges_off": crossing / max(expected.cross_edges, 1e-300) - 1,
-        "load_off": float(abs(loads / expected.loads.clip(1e-300) - 1).max()),
+        "cross_edges_off": _off(crossing, expected.cross_edges),
+        "load_off": max(abs(_off(*pair)) for pair in zip(loads, expected.loads, strict=True)),
     }
+
+
+def _off(measured: float, expected: float) -> float:
+    """How far off, of what was expected; 0 where nothing was expected and nothing found."""
+    return float(measured / expected - 1) if expected else float(measured)

@@ -54,7 +54,7 @@ def _partition(store: Store) -> dict[str, Any] | None:
     return {
         "settings": step.settings,
         "part_sizes": [b - a for a, b in pairwise(store.part_boundaries)],
-        "ranks": [asdict(line) for line in forecasts(found)],
+        "ranks": [asdict(line) for line in forecasts(found, store.part_boundaries)],
     }
 
 
@@ -73,12 +73,16 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
         soft_wrap=True,
     )
     table = Table(box=None, pad_edge=False)
-    for name in ("ranks", "largest work / mean", "edges between ranks", ""):
+    for name in ("ranks", "most work", "most vertices", "cross edges", ""):
         table.add_column(name, justify="left" if not name else "right")
     for line in found["ranks"]:
         advice = "" if line["whole"] else f"or partition with --parts {line['ranks']}"
-        table.add_row(str(line["ranks"]), f"{line['work_imbalance']:.3f}", f"{line['cross_edge_share']:.1%}", advice)
+        shown = [f"{line['work_imbalance']:.3f}", f"{line['vertex_imbalance']:.3f}", f"{line['cross_edge_share']:.1%}"]
+        table.add_row(str(line["ranks"]), *shown, advice)
     console.print(table, highlight=False)
+    console.print(
+        "work and vertices of the rank with most, over the mean; edges between ranks, of all", highlight=False
+    )
 
 
 def _array(entry: Any) -> dict[str, Any]:
@@ -112,7 +116,8 @@ def _can_draw(console: Console) -> bool:
 
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     first, stop = document["vertex_range"]
-    share = "" if stop - first == document["num_vertices"] else f"  (this share: {first:,} .. {stop - 1:,})"
+    held = f"{first:,} .. {stop - 1:,}" if stop > first else "none"
+    share = "" if stop - first == document["num_vertices"] else f"  (this share: {held})"
     lines = [
         ("vertices", f"{document['num_vertices']:,}{share}"),
         ("edges", f"{document['num_edges']:,}"),

@@ -1,4 +1,4 @@
-"""What a partitioned store promises for a number of ranks: expected imbalance of work and share of cross edges.
+"""What a partitioned store promises for a number of ranks: imbalance of expected work and of vertices, cross edges.
 
 Parts are merged into contiguous runs, one per rank; what presampling counted of the parts adds up (``PartStatistics``).
 """
@@ -21,22 +21,25 @@ class Forecast:
 
     ranks: int
     work_imbalance: float
+    vertex_imbalance: float
     cross_edge_share: float
     whole: bool
 
 
-def forecast(statistics: PartStatistics, num_ranks: int) -> Forecast:
+def forecast(statistics: PartStatistics, part_boundaries: list[int], num_ranks: int) -> Forecast:
     """For one number of ranks, up to the number of parts."""
     starts = lightest_runs(statistics.loads, num_ranks)
     loads = np.add.reduceat(np.asarray(statistics.loads, np.float64), starts)
+    sizes = np.add.reduceat(np.diff(part_boundaries), starts)
     links = np.add.reduceat(np.add.reduceat(np.asarray(statistics.links, np.float64), starts, axis=0), starts, axis=1)
     total = links.sum()
     crossing = float(1 - links.trace() / total) if total else 0.0
-    imbalance = float(loads.max() / loads.mean()) if loads.any() else 1.0
-    return Forecast(num_ranks, imbalance, crossing, len(statistics.loads) % num_ranks == 0)
+    work, vertices = (float(amounts.max() / amounts.mean()) if amounts.any() else 1.0 for amounts in (loads, sizes))
+    return Forecast(num_ranks, work, vertices, crossing, len(statistics.loads) % num_ranks == 0)
 
 
-def forecasts(statistics: PartStatistics) -> list[Forecast]:
+def forecasts(statistics: PartStatistics, part_boundaries: list[int]) -> list[Forecast]:
     """For every number of ranks up to 16, and those above that divide the parts."""
     parts = len(statistics.loads)
-    return [forecast(statistics, ranks) for ranks in range(2, parts + 1) if ranks <= _FEW or parts % ranks == 0]
+    numbers = [ranks for ranks in range(2, parts + 1) if ranks <= _FEW or parts % ranks == 0]
+    return [forecast(statistics, part_boundaries, ranks) for ranks in numbers]

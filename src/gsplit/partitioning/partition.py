@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
-from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.plan import PlanSettings, check_plan, find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.weights import vertex_work
 from gsplit.progress import Progress, silent
 from gsplit.store.manifest import PartStatistics, new_step
 from gsplit.store.reader import Store, open_store
+from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
 
 __all__ = ["partition"]
@@ -47,7 +48,9 @@ def partition(
     chosen = solver or ("random" if strategy == "random" else "metis")
     settings = PlanSettings(parts, strategy, chosen, tolerance, c_v, c_e, seed)
     workload = Workload.of_store(graph, input_nodes, num_neighbors, batch_size, seed)
+    check_plan(workload, settings)
     with StoreWriter(Path(path), overwrite=overwrite) as writer:
+        verify_store(graph, progress)  # damage would get new checksums
         start = time.perf_counter()
         counts = presample(workload, epochs=epochs, progress=progress)
         counted = time.perf_counter()

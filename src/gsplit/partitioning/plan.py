@@ -10,10 +10,13 @@ from gsplit.errors import InputError, explain
 from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
-from gsplit.partitioning.solvers.run import Solution, run_solver
-from gsplit.partitioning.weights import check_strategy, weigh
+from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
+from gsplit.partitioning.weights import check_costs, check_strategy, weigh
 
-__all__ = ["Plan", "PlanSettings", "find_parts"]
+__all__ = ["Plan", "PlanSettings", "check_plan", "find_parts"]
+
+MAX_PARTS = 1024
+_LARGEST_TOLERANCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,6 @@ class PlanSettings:
     c_e: float = C_E
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_strategy(self.strategy)
-        if (self.strategy == "random") != (self.solver == "random"):
-            fix = "give both, or neither"
-            raise InputError(explain("strategy and solver", "random with random", self.solver, fix))
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -47,11 +44,32 @@ class Plan:
     solution: Solution
 
 
+def check_plan(workload: Workload, settings: PlanSettings) -> None:
+    """Refuse what cannot be solved, before anything long begins."""
+    check_strategy(settings.strategy)
+    if (settings.strategy == "random") != (settings.solver == "random"):
+        got = f"{settings.strategy} with {settings.solver}"
+        raise InputError(explain("strategy and solver", "random with random", got, "give both, or neither"))
+    solver_module(settings.solver).check(settings.strategy)
+    most = min(workload.graph.num_vertices, MAX_PARTS)
+    if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
+        expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")
+        raise InputError(explain("parts", expected, settings.parts, "choose another number of parts"))
+    if not 1.0 < settings.tolerance <= _LARGEST_TOLERANCE:
+        expected = f"more than 1 and at most {_LARGEST_TOLERANCE}"
+        raise InputError(explain("tolerance", expected, settings.tolerance, "choose one such as 1.05"))
+    check_costs(settings.c_v, settings.c_e)
+    if workload.original_ids.size:
+        fix = "partition the store that it was made from"
+        raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", fix))
+
+
 def find_parts(workload: Workload, counts: Counts, settings: PlanSettings, folder: Path) -> Plan:
     """Weigh the graph into ``folder``, run the solver there, order the parts."""
+    check_plan(workload, settings)
     weighted = weigh(settings.strategy, workload.graph, counts, workload.targets, folder, settings.c_v, settings.c_e)
     solution = run_solver(settings.solver, weighted, folder, settings.parts, settings.tolerance, settings.seed)
-    parts = solution.parts
+    parts = _spread(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance)
     links = count_links(workload.graph, counts.edges, parts, settings.parts)
     if not solution.ordered:
         order = bisection_order(links, settings.seed)
@@ -59,3 +77,27 @@ def find_parts(workload: Workload, counts: Counts, settings: PlanSettings, folde
         number[order] = np.arange(order.size)
         parts, links = number.astype(np.int32)[parts], links[np.ix_(order, order)]
     return Plan(parts, links, solution)
+
+
+def _spread(
+    parts: npt.NDArray[np.int32], unreached: npt.NDArray[np.bool_], num_parts: int, tolerance: float
+) -> npt.NDArray[np.int32]:
+    """Move vertices that no mini-batch reached out of parts with too many vertices.
+
+    They weigh nothing, so a solver may put them all into one part; but they have rows and edges on disk, and inference
+    computes them. Moving them changes nothing that was counted.
+
+    >>> _spread(np.zeros(6, np.int32), np.array([False, True, True, True, True, True]), 2, 1.01).tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    sizes = np.bincount(parts, minlength=num_parts)
+    cap = max(-(-parts.size // num_parts), int(tolerance * parts.size / num_parts))
+    moved = [
+        np.flatnonzero(unreached & (parts == part))[-(sizes[part] - cap) :] for part in np.flatnonzero(sizes > cap)
+    ]
+    if not moved:
+        return parts
+    ids, room = np.concatenate(moved), np.maximum(cap - sizes, 0)
+    spread = parts.copy()
+    spread[ids] = np.repeat(np.arange(num_parts, dtype=np.int32), room)[: ids.size]
+    return spread

@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
 from gsplit.jit import kernel
 from gsplit.partitioning.defaults import EPOCHS
@@ -54,9 +54,15 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_fanouts(self.num_neighbors)
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
+            raise InputError(explain("seed", "0 to 2**63 - 1", self.seed, "choose another seed"))
+        if self.targets.size and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.graph.num_vertices:
+            got = f"{self.targets.min()}..{self.targets.max()}"
+            fix = "run gsplit inspect --verify"
+            raise StoreError(explain("targets", f"ids in 0..{self.graph.num_vertices - 1}", got, fix))
         if self.targets.size == 0:
             raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
-        if self.batch_size < 1:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
             fix = "give the size of the global mini-batch of training"
             raise InputError(explain("batch_size", "a positive number", self.batch_size, fix))
 
@@ -100,7 +106,7 @@ class Counts:
     """What was counted over ``num_batches`` mini-batches."""
 
     computed: npt.NDArray[np.uint32]
-    edges_drawn: npt.NDArray[np.uint32]
+    edges_drawn: npt.NDArray[np.uint64]
     loaded: npt.NDArray[np.uint32]
     edges: npt.NDArray[np.uint32]
     num_batches: int
@@ -187,7 +193,8 @@ def presample(
     if epochs < 1:
         raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
     graph = workload.graph
-    computed, edges_drawn, loaded = (np.zeros(graph.num_vertices, np.uint32) for _ in range(3))
+    computed, loaded = (np.zeros(graph.num_vertices, np.uint32) for _ in range(2))
+    edges_drawn = np.zeros(graph.num_vertices, np.uint64)
     edges = np.zeros(graph.num_edges, np.uint32)
     total = epochs * workload.steps_per_epoch
     batches = draw_epochs(workload, range(epochs), threads=threads)
@@ -208,6 +215,6 @@ def _add_each(totals: npt.NDArray[np.uint32], places: Ids) -> None:
 
 
 @kernel
-def _add(totals: npt.NDArray[np.uint32], places: Ids, amounts: Ids) -> None:
+def _add(totals: npt.NDArray[np.uint64], places: Ids, amounts: Ids) -> None:
     for i in range(places.size):
-        totals[places[i]] += np.uint32(amounts[i])
+        totals[places[i]] += np.uint64(amounts[i])

@@ -25,7 +25,7 @@ from gsplit.store.writer import StoreWriter
 __all__ = ["order_vertices", "write_renumbered"]
 
 Ids = npt.NDArray[np.int64]
-_PIECE = 1 << 22
+_PIECE_BYTES = 32 << 20
 
 
 def order_vertices(parts: npt.NDArray[np.int32], hotness: npt.NDArray[np.uint32]) -> Ids:
@@ -78,13 +78,13 @@ def write_renumbered(
     )
 
 
-def _pieces(lengths: Ids) -> Iterator[slice]:
-    """Cut a row of runs into pieces of about ``_PIECE`` elements, at least one run each."""
-    ends = np.cumsum(lengths)
+def _pieces(lengths: Ids, element_bytes: int) -> Iterator[slice]:
+    """Cut a row of runs of elements into pieces of bounded size, at least one run each."""
+    ends, most = np.cumsum(lengths), max(1, _PIECE_BYTES // element_bytes)
     first = 0
     while first < lengths.size:
         done = int(ends[first - 1]) if first else 0
-        stop = max(first + 1, int(np.searchsorted(ends, done + _PIECE, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, done + most, side="right")))
         yield slice(first, stop)
         first = stop
 
@@ -114,7 +114,7 @@ def _move_columns(writer: StoreWriter, store: Store, order: Ids, new_id: Ids, pr
     writer.write("indptr", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appenders = {name: writer.append(name, store.dtype(name), store.array(name).shape[1:]) for name in names}
     done = 0
-    for piece in _pieces(lengths):
+    for piece in _pieces(lengths, 8 + max(store.array(name)[:1].nbytes for name in names)):
         places = _places_of(offsets, order[piece])
         for name, appender in appenders.items():
             values = store.array(name)[places]
@@ -136,6 +136,6 @@ def _move_names(writer: StoreWriter, store: Store, order: Ids, progress: Progres
     lengths = np.diff(offsets)[order]
     writer.write("name_offsets", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appender = writer.append("name_bytes", "uint8")
-    for piece in _pieces(lengths):
+    for piece in _pieces(lengths, 9):
         appender.append(text[_places_of(offsets, order[piece])])
         progress("move names", piece.stop, order.size)

@@ -3,6 +3,7 @@
 A solver runs in a process of its own, so this module loads fast: no torch.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,11 @@ def place_array(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> 
     if 0 in shape:  # an empty file cannot be mapped
         np.save(folder / f"{name}.npy", np.empty(shape, dtype))
         return np.empty(shape, dtype)
-    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+    path = folder / f"{name}.npy"
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    with path.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)  # a full disk shows here, not as SIGBUS
+    return array
 
 
 def open_weighted(folder: Path) -> WeightedGraph:

@@ -26,11 +26,12 @@ from gsplit.jit import kernel
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 
-__all__ = ["STRATEGIES", "check_strategy", "vertex_work", "weigh", "work_scale"]
+__all__ = ["STRATEGIES", "check_costs", "check_strategy", "vertex_work", "weigh", "work_scale"]
 
 Array = npt.NDArray[Any]
 STRATEGIES = ("gsplit", "node", "edge", "random")
 _FRACTIONS = 1024
+_LEAST, _MOST, _LARGEST_SUM = 0.01, 1_000_000, 1 << 62
 
 
 def work_scale(c_v: float, c_e: float) -> int:
@@ -40,10 +41,19 @@ def work_scale(c_v: float, c_e: float) -> int:
 
 def vertex_work(counts: Counts, c_v: float, c_e: float) -> npt.NDArray[np.int64]:
     """c_v k_v + c_e e_v in integers, times ``work_scale``."""
-    if not (c_v >= 0 and c_e >= 0 and c_v + c_e > 0):
-        raise InputError(explain("c_v, c_e", "two numbers from 0, not both 0", (c_v, c_e), "see docs/partition.md"))
+    check_costs(c_v, c_e)
     work = c_v * counts.computed.astype(np.float64) + c_e * counts.edges_drawn.astype(np.float64)
-    return np.rint(work * work_scale(c_v, c_e)).astype(np.int64)
+    work *= work_scale(c_v, c_e)
+    if float(work.sum()) > _LARGEST_SUM:
+        raise InputError(explain("c_v, c_e", f"work that sums to less than {_LARGEST_SUM}", (c_v, c_e), "choose less"))
+    return np.rint(work).astype(np.int64)
+
+
+def check_costs(c_v: float, c_e: float) -> None:
+    """Refuse what makes no weights."""
+    if not all(cost == 0 or _LEAST <= cost <= _MOST for cost in (c_v, c_e)) or c_v + c_e == 0:
+        expected = f"two numbers, 0 or {_LEAST} to {_MOST}, not both 0"
+        raise InputError(explain("c_v, c_e", expected, (c_v, c_e), "see docs/partition.md"))
 
 
 def weigh(

@@ -27,7 +27,7 @@ _BUILT = "num_neighbors"
 def check_fanouts(num_neighbors: list[int]) -> None:
     """Refuse what the samplers here cannot draw."""
     for fanout in num_neighbors:
-        if not isinstance(fanout, int) or not (fanout == -1 or 1 <= fanout <= MAX_FANOUT):
+        if not hasattr(fanout, "__index__") or not (fanout == -1 or 1 <= fanout <= MAX_FANOUT):
             fix = "give one positive number per layer, or -1 for all neighbours"
             raise InputError(explain(_BUILT, f"-1 or 1 to {MAX_FANOUT} for every layer", fanout, fix))
     if not num_neighbors:

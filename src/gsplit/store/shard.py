@@ -15,7 +15,7 @@ from gsplit.store.files import Array
 from gsplit.store.manifest import Manifest, Share, new_step, role_of
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import row_slices
-from gsplit.store.verify import scan_edges
+from gsplit.store.verify import scan_edges, verify_store
 from gsplit.store.writer import StoreWriter
 
 __all__ = ["cut_share", "host_range"]
@@ -36,6 +36,7 @@ def cut_share(
     """Write the vertices ``first .. stop - 1`` of a whole store as a share and open it."""
     if store.manifest.share is not None:
         raise InputError(explain(store.path, "a whole store", "a share", "cut shares from the whole"))
+    verify_store(store, progress)  # damage would get new checksums
     graph, path = store.graph.restrict(first, stop), Path(path)
     original = store.original_ids(first, stop) if "original_ids" in store.names else np.empty(0, np.int64)
     statistics = scan_edges(graph, np.asarray(original), progress)

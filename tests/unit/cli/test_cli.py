@@ -112,6 +112,23 @@ def test_bench_partition_compares(store: Path) -> None:
         assert good["expected"]["cross_edge_share"] == pytest.approx(good["cross_edge_share"], rel=0.1)
         assert {"rows_shuffled_per_input", "edge_imbalance", "vertex_imbalance", "target_imbalance"} <= set(good)
         assert len(good["layers"]) == 2 and good["seconds"] > 0 and good["peak_bytes"] > 0
+    one = _run(
+        "bench",
+        "partition",
+        store,
+        "--parts",
+        "1",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "4096",
+        "--fanout",
+        "2",
+        *cases[:2],
+        "--json",
+    )
+    row = json.loads(one.stdout)["rows"][0]  # a single mini-batch has no interval, one part no cross edges
+    assert row["measured"]["cross_edges_95"] is None and row["cross_edges_off"] == 0.0
     screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis", "--case", "random")
     assert screen.returncode == 2 and "--case: expected strategy:solver" in screen.stderr
     screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis")

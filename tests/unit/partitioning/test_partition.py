@@ -1,8 +1,11 @@
 """The whole offline path on graphs that are no fun, what it promises for fewer ranks, and how it fails."""
 
+import errno
+import os
+import shutil
 import subprocess
 import time
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from graphs import sample_store, source_of
 
 import gsplit
 from gsplit.ownership import lightest_runs, own_parts
+from gsplit.partitioning import partition as partition_module
 from gsplit.partitioning.forecast import forecast, forecasts
 from gsplit.partitioning.plan import PlanSettings, find_parts
 from gsplit.partitioning.presample import Workload, presample
@@ -70,6 +74,12 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         (store, {"solver": "scotch"}, "solver: expected one of metis"),
         (store, {"solver": "random"}, "strategy and solver: expected random with random"),
         (store, {"tolerance": 0.9}, "tolerance: expected more than 1"),
+        (store, {"tolerance": float("inf")}, "tolerance: expected more than 1 and at most 2"),
+        (store, {"parts": 2.0}, "parts: expected 1 to 60"),
+        (store, {"seed": -1}, "seed: expected 0 to"),
+        (store, {"seed": 1 << 63}, "seed: expected 0 to"),
+        (store, {"batch_size": 2.5}, "batch_size: expected a positive number"),
+        (store, {"c_v": float("inf")}, "c_v, c_e: expected two numbers"),
         (store, {"c_v": 0, "c_e": 0}, "c_v, c_e: expected two numbers"),
         (store, {"epochs": 0}, "epochs: expected a positive number"),
         (store, {"input_nodes": "valid"}, "expected one of"),
@@ -107,13 +117,13 @@ def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) ->
         cuts = own_parts(made.part_boundaries, ranks, made.part_loads).boundaries
         owner = np.searchsorted(cuts[1:-1], np.arange(made.num_vertices), side="right").astype(np.int32)
         links, loads = count_links(made.graph, counts.edges, owner, ranks), np.bincount(owner, work)
-        found = forecast(statistics, ranks)
+        found = forecast(statistics, made.part_boundaries, ranks)
         assert found.cross_edge_share == pytest.approx(1 - links.trace() / links.sum())
         assert found.work_imbalance == pytest.approx(loads.max() / loads.mean())
         assert found.whole == (ranks in (2, 4, 8))
-    eight, two = forecast(statistics, 8), forecast(statistics, 2)
+    eight, two = (forecast(statistics, made.part_boundaries, ranks) for ranks in (8, 2))
     assert two.cross_edge_share < 0.75 * eight.cross_edge_share  # at random the half of it would be 0.57 of it
-    assert [line.ranks for line in forecasts(statistics)] == [2, 3, 4, 5, 6, 7, 8]
+    assert [line.ranks for line in forecasts(statistics, made.part_boundaries)] == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_bad_order_of_parts_is_mended() -> None:
@@ -163,6 +173,70 @@ def test_a_metis_killed_in_mid_run_leaves_an_error_and_nothing_else(
     with pytest.raises(gsplit.InputError, match="metis: expected a partition .got signal SIGKILL.*restream"):
         gsplit.partition(store, tmp_path / "p.gsplit", 4, [5, 5], batch_size=4096, epochs=1)
     assert [path.name for path in tmp_path.iterdir()] == ["g.gsplit"]
+
+
+def test_mistakes_are_found_before_anything_long(
+    planted: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any, **options: Any) -> Any:
+        raise AssertionError("presampling began")
+
+    monkeypatch.setattr(partition_module, "presample", never)
+    for options in ({"solver": "scotch"}, {"tolerance": 0.5}, {"c_v": -1}, {"strategy": "edge", "solver": "mtkahypar"}):
+        with pytest.raises(gsplit.InputError):
+            gsplit.partition(planted, tmp_path / "p.gsplit", 4, [5], **options)
+    with pytest.raises(gsplit.InputError, match="parts: expected 1 to 1024, the most that are supported"):
+        gsplit.partition(planted, tmp_path / "p.gsplit", 1025, [5])
+
+
+def test_a_ring_that_was_partitioned_is_not_partitioned_again(tmp_path: Path) -> None:
+    """Columns of one edge are in order whatever the numbering is."""
+    ring = _store(tmp_path / "g.gsplit", 40, np.arange(40), (np.arange(40) + 1) % 40)
+    made = gsplit.partition(ring, tmp_path / "p.gsplit", 4, [2], batch_size=8, epochs=1)
+    with pytest.raises(gsplit.InputError, match="the store: expected one that has not been renumbered"):
+        gsplit.partition(made, tmp_path / "q.gsplit", 4, [2], batch_size=8, epochs=1)
+
+
+@pytest.mark.parametrize("solver", ["metis", "restream", "mtkahypar"])
+def test_vertices_that_no_mini_batch_reaches_are_spread(solver: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    source = source_of(
+        4000, rng.integers(0, 4000, 20_000), rng.integers(0, 4000, 20_000), targets={"train": np.arange(40)}
+    )
+    store = build_store(source, tmp_path / "g.gsplit")
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 8, [2], batch_size=8, epochs=2, solver=solver)
+    reached = np.asarray(made.array("hotness")) > 0
+    assert reached.mean() < 0.1
+    assert np.diff(made.part_boundaries).max() <= 1.05 * 500
+    assert all(
+        first == stop or reached[first] or not reached[first:stop].any()
+        for first, stop in pairwise(made.part_boundaries)
+    )
+
+
+@pytest.mark.parametrize("name, value", [("targets/train", 1 << 45), ("indptr", -(1 << 40)), ("features/x", 7)])
+def test_a_damaged_store_gets_no_new_checksums(planted: Store, name: str, value: int, tmp_path: Path) -> None:
+    damaged = tmp_path / "g.gsplit"
+    shutil.copytree(planted.path, damaged)
+    array = np.load(damaged / f"{name}.npy")
+    array.reshape(-1)[123] = value
+    np.save(damaged / f"{name}.npy", array)
+    refusal = f"{name}.npy|targets: expected ids in"
+    with pytest.raises(gsplit.StoreError, match=refusal):
+        gsplit.partition(gsplit.open(damaged), tmp_path / "p.gsplit", 4, [5], batch_size=256, epochs=1)
+    with pytest.raises(gsplit.StoreError, match=refusal):
+        cut_share(gsplit.open(damaged), tmp_path / "s.gsplit", 0, 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["g.gsplit"]
+
+
+def test_a_full_disk_is_an_error_not_a_signal(planted: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        gsplit.partition(planted, tmp_path / "p.gsplit", 4, [5], batch_size=256, epochs=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_with_everything_passes(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def _by_hand(graph: Graph, targets: Any, fanouts: list[int], batch_size: int, ep
         column = slice(int(graph.indptr[v]), int(graph.indptr[v + 1]))
         for u in set(graph.indices[column].tolist()):
             edges[column][graph.indices[column] == u] = pairs.get((u, v), 0)  # parallel edges: their sum
-    as_counts = [a.astype(np.uint32) for a in (computed, drawn, loaded, edges)]
-    return Counts(as_counts[0], as_counts[1], as_counts[2], as_counts[3], batches)
+    small = [a.astype(np.uint32) for a in (computed, loaded, edges)]
+    return Counts(small[0], drawn.astype(np.uint64), small[1], small[2], batches)
 
 
 @given(edge_lists(), st.data())

@@ -38,7 +38,7 @@ def _edges_in_original_ids(store: Store, name: str) -> list[tuple[Any, ...]]:
 
 
 def test_everything_is_moved_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relabel, "_PIECE", 100)  # many pieces
+    monkeypatch.setattr(relabel, "_PIECE_BYTES", 1000)  # many pieces
     store = sample_store(tmp_path / "g.gsplit")
     rng = np.random.default_rng(0)
     parts, hotness = rng.integers(0, 5, 300).astype(np.int32), rng.integers(0, 9, 300).astype(np.uint32)

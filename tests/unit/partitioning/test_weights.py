@@ -23,7 +23,7 @@ def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], strategy: st
     n, (graph, src, dst) = graph_of[0], csc_of(*graph_of)
     rng = np.random.default_rng(seed)
     draws = [rng.integers(0, 4, k).astype(np.uint32) for k in (n, n, n, src.size)]
-    counts = Counts(draws[0], draws[1], draws[2], draws[3], 3)
+    counts = Counts(draws[0], draws[1].astype(np.uint64), draws[2], draws[3], 3)
     targets = np.flatnonzero(rng.random(n) < 0.5)
     want: Counter[tuple[int, int]] = Counter()
     for s, d, k in zip(src.tolist(), dst.tolist(), counts.edges.tolist(), strict=True):
@@ -55,17 +55,20 @@ def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], strategy: st
 
 def test_fractions_are_kept_and_nothing_overflows() -> None:
     many = np.full(3, (1 << 32) - 1, np.uint32)
-    counts = Counts(many, many, many, many, 1)
+    counts = Counts(many, many.astype(np.uint64), many, many, 1)
     assert vertex_work(counts, 1, 1).tolist() == [2 * ((1 << 32) - 1)] * 3
     assert vertex_work(counts, 0.5, 0).tolist() == [512 * ((1 << 32) - 1)] * 3
-    for wrong in ((0, 0), (-1, 2), (float("nan"), 1)):
-        with pytest.raises(InputError, match="c_v, c_e: expected two numbers from 0, not both 0"):
+    for wrong in ((0, 0), (-1, 2), (float("nan"), 1), (float("inf"), 1), (1e17, 0), (1e-9, 0)):
+        with pytest.raises(InputError, match="c_v, c_e: expected two numbers, 0 or 0.01 to 1000000, not both 0"):
             vertex_work(counts, *wrong)
+    huge = Counts(many, np.full(3, 1 << 50, np.uint64), many, many, 1)
+    with pytest.raises(InputError, match="c_v, c_e: expected work that sums to less than"):
+        vertex_work(huge, 0, 1e6)
 
 
 def test_a_renumbered_graph_is_refused(tmp_path: Path) -> None:
     three = np.ones(3, np.uint32)
-    counts = Counts(three, three, three, three[:2], 1)
+    counts = Counts(three, three.astype(np.uint64), three, three[:2], 1)
     graph = Graph(np.array([0, 2, 2, 2]), np.array([2, 1]), 3)
     with pytest.raises(InputError, match="the store: expected one that has not been renumbered"):
         weigh("gsplit", graph, counts, np.array([0]), tmp_path, 1, 1)

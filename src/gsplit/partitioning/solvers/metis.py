@@ -14,13 +14,18 @@ import numpy.typing as npt
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["estimate_bytes", "solve"]
+__all__ = ["check", "estimate_bytes", "solve"]
 
 ORDERED = True
 _NUM_OPTIONS, _CUTS, _SEED, _NUMBERING = 40, 7, 8, 17
 _TRIES = 4  # bisections tried at each level, the best kept: 3 to 5 % fewer cross edges than one (docs/lab-log.md)
 _ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"}
 _BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 100, 150
+
+
+def check(strategy: str) -> None:
+    """Refuse what it cannot do."""
+    _library()
 
 
 def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:

@@ -6,9 +6,13 @@ import numpy.typing as npt
 from gsplit.keys.kernels_numba import mix_array
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["estimate_bytes", "solve"]
+__all__ = ["check", "estimate_bytes", "solve"]
 
 ORDERED = True
+
+
+def check(strategy: str) -> None:
+    """It can do everything."""
 
 
 def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:

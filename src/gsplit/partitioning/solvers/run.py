@@ -4,6 +4,9 @@ The weighted graph lies in a folder (``weights``); the process opens it, solves,
 beside it. How much memory a solver will take is estimated first and compared with what the machine has left.
 """
 
+import ctypes
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,11 +23,14 @@ import numpy.typing as npt
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
-__all__ = ["SOLVERS", "Solution", "anonymous_bytes", "run_solver"]
+__all__ = ["SOLVERS", "Solution", "anonymous_bytes", "run_solver", "solver_module"]
 
 SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", "random": "random_parts"}
 _PARTS, _ERRORS = "parts.npy", "errors.txt"
 _POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+_CGROUP = Path("/sys/fs/cgroup")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _SAID_WHY = 3  # exit code of a solver whose last words are the whole message
 
 
@@ -39,25 +45,26 @@ class Solution:
     estimated_bytes: int
 
 
-def _module(solver: str) -> Any:
+def solver_module(solver: str) -> Any:
+    """The module of a solver by name, loaded."""
     if solver not in SOLVERS:
         raise InputError(explain("solver", f"one of {', '.join(SOLVERS)}", solver, "choose one of these"))
     return import_module(f"gsplit.partitioning.solvers.{SOLVERS[solver]}")
 
 
 def _free_bytes() -> int:
+    """What the machine has left, or the container where that is less."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError):  # no such limit
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return free
 
 
 def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tolerance: float, seed: int) -> Solution:
     """Solve the problem that lies in ``folder``; ``graph`` is the same, opened."""
-    module = _module(solver)
-    if parts < 1 or parts > max(1, graph.num_vertices):
-        expected = f"1 to {graph.num_vertices}, the number of vertices"
-        raise InputError(explain("parts", expected, parts, "choose fewer parts"))
-    if not tolerance > 1.0:
-        raise InputError(explain("tolerance", "more than 1, such as 1.05", tolerance, "choose a larger one"))
+    module = solver_module(solver)
     estimate = int(module.estimate_bytes(graph.num_vertices, graph.adjncy.size, graph.vertex_weights.shape[1]))
     if estimate > _free_bytes():
         got = f"{_free_bytes() / 1e9:.1f} GB free"
@@ -76,7 +83,8 @@ def _run_watched(arguments: list[str], errors: Path) -> tuple[int, int]:
     command = [sys.executable, "-P", "-m", "gsplit.partitioning.solvers.run", *arguments]
     peak = 0
     with errors.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
+        environment = os.environ | {"TMPDIR": str(errors.parent.resolve())}  # what it leaves goes with the folder
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream, env=environment)
         try:
             while process.poll() is None:
                 peak = max(peak, anonymous_bytes(process.pid))
@@ -101,7 +109,7 @@ def _why(solver: str, code: int, stderr: str, estimate: int) -> str:
     """What to say about a solver that has ended."""
     if code == _SAID_WHY:
         return stderr.strip()
-    last = (stderr.strip().splitlines() or ["nothing"])[-1]
+    last = (_COLOURS.sub("", stderr).strip().splitlines() or ["nothing"])[-1]
     got = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {last}"
     fix = "use another solver"
     if code == -signal.SIGKILL:
@@ -110,10 +118,11 @@ def _why(solver: str, code: int, stderr: str, estimate: int) -> str:
 
 
 def _main(solver: str, folder: str, parts: str, tolerance: str, seed: str) -> None:
-    """The solver's own process."""
+    """The solver's own process; it ends with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     graph = open_weighted(Path(folder))
     try:
-        result = _module(solver).solve(graph, int(parts), float(tolerance), int(seed))
+        result = solver_module(solver).solve(graph, int(parts), float(tolerance), int(seed))
     except GSplitError as error:
         sys.stderr.write(str(error))
         sys.exit(_SAID_WHY)
