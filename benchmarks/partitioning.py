@@ -4,7 +4,7 @@
     python benchmarks/partitioning.py merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python benchmarks/partitioning.py memory WORK     # METIS's memory against its estimate, at three sizes
     python benchmarks/partitioning.py weights WORK    # choices of c_v : c_e
-    python benchmarks/partitioning.py cost WORK       # seconds and bytes of every stage, real graphs and WORK/{even,concentrated}.gsplit
+    python benchmarks/partitioning.py cost WORK       # seconds and bytes of every stage, real graphs and WORK/concentrated.gsplit
     python benchmarks/partitioning.py train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
     python benchmarks/partitioning.py figure OUT.png NAME=RESULT.json ...
 
@@ -39,7 +39,12 @@ from real_graphs import real_store
 
 GRAPHS = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages", "ego-twitter": "ego_twitter_topology"}
 
-STRATEGIES, TRAIN_REPEATS = ("gsplit", "edge", "random"), 3
+STORES = {
+    "gsplit": "concentrated-metis.gsplit",  # as cost leaves it
+    "edge": "concentrated-edge.gsplit",
+    "random": "concentrated-random.gsplit",
+}
+TRAIN_REPEATS = 3
 
 
 def _workload(name: str, work: Path) -> Workload:
@@ -121,14 +126,15 @@ def cost(work: Path) -> list[dict[str, Any]]:
     """``gsplit partition`` into 8 parts, whole: seconds of its stages, anonymous memory of it and of its solver."""
     rows = []
     stores = {name: real_store(GRAPHS[name], work).path for name in GRAPHS}
-    stores |= {name: work / f"{name}.gsplit" for name in ("even", "concentrated") if (work / f"{name}.gsplit").exists()}
+    if (work / "concentrated.gsplit").exists():
+        stores["concentrated"] = work / "concentrated.gsplit"
     for name, path in stores.items():
-        for solver in ("metis", "restream"):
-            with TemporaryDirectory(dir=work) as folder:
-                targets = "train" if "targets/train" in open_store(path).names else "all"
-                out = f"{folder}/out.gsplit"
-                command = [sys.executable, "-m", "gsplit.cli", "partition", str(path), out, "--parts", "8", "--json"]
-                document, peak = _watched([*command, "--solver", solver, "--targets", targets])
+        targets = "train" if "targets/train" in open_store(path).names else "all"
+        for solver in ("restream", "metis"):
+            out = str(work / f"{name}-{solver}.gsplit")
+            options = f"--parts 8 --json --overwrite --solver {solver} --targets {targets}"
+            command = [sys.executable, "-m", "gsplit.cli", "partition", str(path), out, *options.split()]
+            document, peak = _watched(command)
             counts = document["provenance"][-1]["counts"]
             presampled, solved = counts["presample_ms"] / 1000, counts["solve_ms"] / 1000
             rows.append(
@@ -160,15 +166,14 @@ def _watched(command: list[str]) -> tuple[dict[str, Any], int]:
 def train(work: Path) -> list[dict[str, Any]]:
     """``gsplit train --nproc 4`` from three partitions of the concentrated planted graph, in turn."""
     store, rows = open_store(work / "concentrated.gsplit"), []
-    for strategy in STRATEGIES:
-        path = work / f"concentrated-{strategy}.gsplit"
-        if not path.exists():
-            partition(store, path, 4, [15, 15, 15], "train", 1024, strategy=strategy)
+    for strategy, name in STORES.items():
+        if not (work / name).exists():
+            partition(store, work / name, 8, [15, 15, 15], "train", 1024, strategy=strategy)
     for repeat in range(TRAIN_REPEATS):
-        for strategy in STRATEGIES:
+        for strategy, name in STORES.items():
             out = work / f"run-{strategy}"
             options = "--nproc 4 --hidden 64 --fanout 15,15,15 --batch-size 1024 --steps 12 --evaluate-every 0 --overwrite --json"
-            command = [sys.executable, "-m", "gsplit.cli", "train", str(work / f"concentrated-{strategy}.gsplit")]
+            command = [sys.executable, "-m", "gsplit.cli", "train", str(work / name)]
             done = subprocess.run(
                 [*command, *options.split(), "--out", str(out)], capture_output=True, text=True, check=True
             )

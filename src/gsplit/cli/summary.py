@@ -80,9 +80,7 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
         shown = [f"{line['work_imbalance']:.3f}", f"{line['vertex_imbalance']:.3f}", f"{line['cross_edge_share']:.1%}"]
         table.add_row(str(line["ranks"]), *shown, advice)
     console.print(table, highlight=False)
-    console.print(
-        "work and vertices of the rank with most, over the mean; edges between ranks, of all", highlight=False
-    )
+    console.print("work, vertices: of the rank with most, over the mean; cross edges: of all", highlight=False)
 
 
 def _array(entry: Any) -> dict[str, Any]:
