@@ -172,7 +172,7 @@ def train(work: Path) -> list[dict[str, Any]]:
     for repeat in range(TRAIN_REPEATS):
         for strategy, name in STORES.items():
             out = work / f"run-{strategy}"
-            options = "--nproc 4 --hidden 64 --fanout 15,15,15 --batch-size 1024 --steps 12 --evaluate-every 0 --overwrite --json"
+            options = "--nproc 4 --hidden 256 --fanout 15,15,15 --batch-size 1024 --steps 22 --evaluate-every 0 --overwrite --json"
             command = [sys.executable, "-m", "gsplit.cli", "train", str(work / name)]
             done = subprocess.run(
                 [*command, *options.split(), "--out", str(out)], capture_output=True, text=True, check=True

@@ -54,7 +54,11 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     edge_weights = np.ascontiguousarray(graph.edge_weights, np.int64) if graph.edge_weights.size else None
     constraints = graph.vertex_weights.shape[1]
     options = np.full(_NUM_OPTIONS, -1, np.int64)
-    options[_CUTS], options[_SEED], options[_NUMBERING] = _TRIES, seed & 0x7FFFFFFF, 0
+    options[_CUTS], options[_SEED], options[_NUMBERING] = (
+        _TRIES,
+        1 + seed % 0x7FFFFFFF,
+        0,
+    )  # to the C library 0 and 1 are one seed
     # a bisection's error is multiplied by those below it: each level gets its root of the tolerance
     per_level = tolerance ** (1 / max(1.0, np.log2(parts)))
     ubvec = np.full(constraints, per_level, np.float32)
