@@ -1,6 +1,7 @@
 """Partition quality and cost beyond ``gsplit bench partition``: more epochs, merged parts, memory.
 
     python benchmarks/partitioning.py epochs WORK     # 10, 30 and 100 epochs of presampling
+    python benchmarks/partitioning.py seeds WORK      # the strategies with seven seeds of METIS each
     python benchmarks/partitioning.py merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python benchmarks/partitioning.py memory WORK     # METIS's memory against its estimate, at three sizes
     python benchmarks/partitioning.py weights WORK    # choices of c_v : c_e
@@ -71,6 +72,24 @@ def epochs(work: Path) -> list[dict[str, Any]]:
         )
         for (number, seed, _), quality in zip(plans, found, strict=True):
             rows.append({"graph": name, "epochs": number, "seed": seed, **quality.as_dict()})
+    return rows
+
+
+def seeds(work: Path) -> list[dict[str, Any]]:
+    """A solver's luck is as large as some differences between strategies: all with the same seeds."""
+    rows = []
+    for name in GRAPHS:
+        workload = _workload(name, work)
+        counts = presample(workload)
+        settings = [
+            PlanSettings(p, s, seed=seed) for p in (4, 8) for s in ("gsplit", "node", "edge") for seed in range(7)
+        ]
+        plans = [_parts(workload, counts, setting, work) for setting in settings]
+        partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]
+        found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
+        for setting, quality in zip(settings, found, strict=True):
+            label = {"graph": name, "parts": setting.parts, "strategy": setting.strategy, "seed": setting.seed}
+            rows.append(label | quality.as_dict())
     return rows
 
 
@@ -202,7 +221,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["epochs", "merge", "memory", "weights", "cost", "train", "figure"])
+    parser.add_argument("what", choices=["epochs", "seeds", "merge", "memory", "weights", "cost", "train", "figure"])
     parser.add_argument("where", type=Path)
     parser.add_argument("results", nargs="*")
     given = parser.parse_args()
@@ -212,9 +231,15 @@ def main() -> None:
         return
     work: Path = given.where
     work.mkdir(parents=True, exist_ok=True)
-    run = {"epochs": epochs, "merge": merge, "memory": memory, "weights": weights, "cost": cost, "train": train}[
-        given.what
-    ]
+    run = {
+        "epochs": epochs,
+        "seeds": seeds,
+        "merge": merge,
+        "memory": memory,
+        "weights": weights,
+        "cost": cost,
+        "train": train,
+    }[given.what]
     json.dump(run(work), sys.stdout, indent=1)
 
 

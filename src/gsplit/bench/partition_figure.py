@@ -43,12 +43,30 @@ def draw_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
         axes.grid(axis="y", linewidth=0.4)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlim(-0.6, len(groups) - 0.4)
         if key.endswith("imbalance"):
             axes.set_ylim(bottom=1.0)
+        else:
+            _cut_random(axes, documents, key)
     axes.set_xticks(range(len(groups)), [f"{name}\n{parts} parts" for name, parts in groups])
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(path, dpi=150)
+
+
+def _cut_random(axes: Any, documents: dict[str, dict[str, Any]], key: str) -> None:
+    """Random parts would dwarf the others: their bars are cut at the top, with their values written on them."""
+    others = [
+        r[key] for document in documents.values() for r in document["rows"] if key in r and r["solver"] != "random"
+    ]
+    top = 1.25 * max(others, default=1.0)
+    axes.set_ylim(0, top)
+    for bar in axes.patches:
+        if bar.get_height() > top:
+            x = bar.get_x() + bar.get_width() / 2
+            axes.text(
+                x, 0.97 * top, f"{bar.get_height():.2f}", ha="center", va="top", rotation=90, fontsize=8, color="white"
+            )
 
 
 def _case(row: dict[str, Any]) -> str:

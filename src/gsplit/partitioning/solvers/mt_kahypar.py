@@ -18,7 +18,7 @@ from gsplit.partitioning.weighted_graph import WeightedGraph
 __all__ = ["check", "estimate_bytes", "solve"]
 
 ORDERED = False
-_BYTES_PER_ENTRY = 90
+_BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 60, 100
 _LINES = 1 << 14
 _LARGEST = (1 << 31) - 1
 
@@ -42,7 +42,7 @@ def _package() -> Any:
 
 def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:
     """Anonymous memory, measured."""
-    return _BYTES_PER_ENTRY * num_entries + 200 * num_vertices + (256 << 20)
+    return _BYTES_PER_ENTRY * num_entries + _BYTES_PER_VERTEX * num_vertices + (32 << 20)
 
 
 def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
