@@ -3,13 +3,14 @@
     python benchmarks/partitioning.py epochs WORK     # 10, 30 and 100 epochs of presampling
     python benchmarks/partitioning.py seeds WORK      # the strategies with seven seeds of METIS each
     python benchmarks/partitioning.py merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
-    python benchmarks/partitioning.py memory WORK     # METIS's memory against its estimate, at three sizes
+    python benchmarks/partitioning.py memory WORK     # solvers' memory against the estimate, at three sizes
     python benchmarks/partitioning.py weights WORK    # choices of c_v : c_e
     python benchmarks/partitioning.py cost WORK       # seconds and bytes of every stage, real graphs and WORK/concentrated.gsplit
     python benchmarks/partitioning.py train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
     python benchmarks/partitioning.py figure OUT.png NAME=RESULT.json ...
 
-WORK is a folder for stores; the real graphs are found through GSPLIT_TEST_DATA.
+WORK is a folder for stores; the real graphs are found through GSPLIT_TEST_DATA. How WORK/concentrated.gsplit is made stands in
+benchmarks/results/2026-11-15-partition.md.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from gsplit.bench.partition_figure import draw_partitions
 from gsplit.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.partition import partition
-from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.plan import Plan, PlanSettings, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, imbalance, measure
 from gsplit.partitioning.solvers.run import anonymous_bytes
@@ -53,7 +54,7 @@ def _workload(name: str, work: Path) -> Workload:
     return Workload.of_store(store, "train" if "targets/train" in store.names else None, [15, 15, 15], 1024)
 
 
-def _parts(workload: Workload, counts: Counts, settings: PlanSettings, work: Path) -> Any:
+def _plan(workload: Workload, counts: Counts, settings: PlanSettings, work: Path) -> Plan:
     with TemporaryDirectory(dir=work) as folder:
         return find_parts(workload, counts, settings, Path(folder))
 
@@ -66,7 +67,7 @@ def epochs(work: Path) -> list[dict[str, Any]]:
         plans = []
         for number in (10, 30, 100):
             counts = presample(workload, epochs=number)
-            plans += [(number, seed, _parts(workload, counts, PlanSettings(4, seed=seed), work)) for seed in range(3)]
+            plans += [(number, seed, _plan(workload, counts, PlanSettings(4, seed=seed), work)) for seed in range(3)]
         found = measure(
             workload.graph, draw_epochs(workload, range(100, 101)), [(p.parts, 4) for *_, p in plans], C_V, C_E
         )
@@ -84,7 +85,7 @@ def seeds(work: Path) -> list[dict[str, Any]]:
         settings = [
             PlanSettings(p, s, seed=seed) for p in (4, 8) for s in ("gsplit", "node", "edge") for seed in range(7)
         ]
-        plans = [_parts(workload, counts, setting, work) for setting in settings]
+        plans = [_plan(workload, counts, setting, work) for setting in settings]
         partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]
         found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
         for setting, quality in zip(settings, found, strict=True):
@@ -100,12 +101,12 @@ def merge(work: Path) -> list[dict[str, Any]]:
         counts = presample(workload)
         labels, partitions = [], []
         for solver in ("metis", "mtkahypar", "restream"):
-            sixteen = _parts(workload, counts, PlanSettings(16, solver=solver), work)
+            sixteen = _plan(workload, counts, PlanSettings(16, solver=solver), work)
             loads = np.bincount(sixteen.parts, vertex_work(counts, C_V, C_E), 16).astype(int).tolist()
             for ranks in (8, 4, 3, 2):
                 starts = lightest_runs(loads, ranks)
                 merged = np.searchsorted(starts, np.arange(16), side="right").astype(np.int32) - 1
-                direct = _parts(workload, counts, PlanSettings(ranks, solver=solver), work)
+                direct = _plan(workload, counts, PlanSettings(ranks, solver=solver), work)
                 for how, parts in (("merged", merged[sixteen.parts]), ("direct", direct.parts)):
                     labels.append({"graph": name, "solver": solver, "ranks": ranks, "how": how})
                     partitions.append((parts, ranks))
@@ -162,7 +163,7 @@ def cost(work: Path) -> list[dict[str, Any]]:
                     "solver": solver,
                     "presample_seconds": presampled,
                     "weigh_and_solve_seconds": solved,
-                    "renumber_seconds": document["seconds"] - presampled - solved,
+                    "verify_and_renumber_seconds": document["seconds"] - presampled - solved,
                     "peak_anonymous_bytes": peak,
                     "solver_peak_bytes": counts["solver_peak_bytes"],
                     "store_bytes": document["num_bytes"],
@@ -174,12 +175,14 @@ def cost(work: Path) -> list[dict[str, Any]]:
 
 def _watched(command: list[str]) -> tuple[dict[str, Any], int]:
     """Run a command; its document and the most anonymous memory of its own process, seen every 50 ms."""
-    process, peak = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0
-    while process.poll() is None:
-        peak = max(peak, anonymous_bytes(process.pid))
-        time.sleep(0.05)
-    assert process.stdout is not None and process.returncode == 0
-    return json.loads(process.stdout.read()), peak
+    with TemporaryFile("w+") as output:
+        process, peak = subprocess.Popen(command, stdout=output), 0
+        while process.poll() is None:
+            peak = max(peak, anonymous_bytes(process.pid))
+            time.sleep(0.05)
+        assert process.returncode == 0
+        output.seek(0)
+        return json.load(output), peak
 
 
 def train(work: Path) -> list[dict[str, Any]]:

@@ -37,8 +37,8 @@ class Picture:
     def __init__(self) -> None:
         self._parts: list[str] = []
 
-    def box(self, rank: int, slot: int, y: int, vertex: int, *, received: bool = False) -> tuple[int, int]:
-        """A vertex in a rank's column, in its owner's colour; its centre."""
+    def box(self, rank: int, slot: int, y: int, vertex: int, *, received: bool = False) -> None:
+        """A vertex in a rank's column, in its owner's colour."""
         owner = 0 if vertex < 5 else 1
         x = LEFT[rank] + 20 + slot * (BOX + 14)
         dash = ' stroke-dasharray="5 3"' if received else ""
@@ -46,7 +46,6 @@ class Picture:
             f'<rect x="{x}" y="{y}" width="{BOX}" height="{BOX}" rx="7" fill="{OWNED[owner]}" stroke="{INKS[owner]}" stroke-width="1.6"{dash}/>'
         )
         self.text(x + BOX // 2, y + BOX // 2 + 5, str(vertex), anchor="middle", bold=True)
-        return x + BOX // 2, y + BOX // 2
 
     def text(self, x: int, y: int, words: str, *, anchor: str = "start", bold: bool = False, size: int = 14) -> None:
         weight = ' font-weight="bold"' if bold else ""

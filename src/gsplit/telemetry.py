@@ -113,6 +113,7 @@ class Telemetry:
             self._rank, epoch, step, cpu_seconds, self._seconds, self._counts, self._peaks, self._values
         )
         self._seconds, self._counts, self._peaks, self._values = {}, {}, {}, {}
+        self.begin_step()
         self.records.append(record)
         if self._stream is not None:
             self._stream.write(json.dumps(asdict(record)) + "\n")

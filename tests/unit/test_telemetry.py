@@ -4,6 +4,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from gsplit.telemetry import Telemetry
 
 
@@ -53,3 +55,12 @@ def _count_one_step(telemetry: Telemetry, step: int) -> float:
         telemetry.peak("batch_bytes", 1)
     telemetry.end_step(0, step)
     return time.perf_counter() - start
+
+
+def test_cpu_seconds_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 5.0, 7.0, 7.5, 9.0, 9.0])
+    monkeypatch.setattr(time, "process_time", lambda: next(clock))
+    telemetry = Telemetry()  # at 0
+    telemetry.begin_step()  # at 5: what came before is not part of it
+    assert telemetry.end_step(0, 0).cpu_seconds == 2.0  # ended at 7, and begun anew at 7.5
+    assert telemetry.end_step(0, 1).cpu_seconds == 1.5

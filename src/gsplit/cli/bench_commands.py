@@ -135,7 +135,6 @@ def partition(
                 tolerance=tolerance,
                 c_v=c_v,
                 c_e=c_e,
-                seed=seed,
                 progress=progress,
             )
         if figure is not None:

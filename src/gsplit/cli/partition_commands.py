@@ -29,8 +29,8 @@ def partition(
     fanout: Annotated[str, typer.Option(help="neighbours per hop, as in training")] = "15,15,15",
     batch_size: Annotated[int, typer.Option(min=1, help="targets of the GLOBAL mini-batch, as in training")] = 1024,
     strategy: Annotated[str, typer.Option(help="gsplit, or a baseline: node, edge, random")] = "gsplit",
-    solver: Annotated[str, typer.Option(help="metis, mtkahypar, restream, random [metis]")] = "",
-    tolerance: Annotated[float, typer.Option(help="largest part's work over the mean")] = TOLERANCE,
+    solver: Annotated[str | None, typer.Option(help="metis, mtkahypar or restream [metis]")] = None,
+    tolerance: Annotated[float, typer.Option(help="largest part's work over the mean that solvers aim at")] = TOLERANCE,
     c_v: Annotated[float, typer.Option(help="work of a vertex")] = C_V,
     c_e: Annotated[float, typer.Option(help="work of an edge")] = C_E,
     epochs: Annotated[int, typer.Option(min=1, help="epochs presampled")] = EPOCHS,
@@ -73,10 +73,10 @@ def partition(
 
 def _show_cost(document: dict[str, Any], console: Console) -> None:
     counts = document["provenance"][-1]["counts"]
-    presampled, solved = counts["presample_ms"] / 1000, counts["solve_ms"] / 1000
-    rest = document["seconds"] - presampled - solved
+    verified, presampled, solved = (counts[f"{stage}_ms"] / 1000 for stage in ("verify", "presample", "solve"))
+    rest = document["seconds"] - verified - presampled - solved
     console.print(
-        f"\n{document['path']}: presampled {presampled:.1f} s, solved {solved:.1f} s"
+        f"\n{document['path']}: verified {verified:.1f} s, presampled {presampled:.1f} s, solved {solved:.1f} s"
         f" ({human(counts['solver_peak_bytes'])}B), renumbered {rest:.1f} s",
         highlight=False,
         soft_wrap=True,
@@ -84,7 +84,7 @@ def _show_cost(document: dict[str, Any], console: Console) -> None:
 
 
 def shard(
-    store: Whole,
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a whole store, usually one made by gsplit partition")],
     output: Output,
     host: Annotated[int, typer.Option(min=0, help="which host, from 0")],
     hosts: Annotated[int, typer.Option(min=1, help="number of hosts")],

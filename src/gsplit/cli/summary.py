@@ -76,7 +76,7 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
     for name in ("ranks", "most work", "most vertices", "cross edges", ""):
         table.add_column(name, justify="left" if not name else "right")
     for line in found["ranks"]:
-        advice = "" if line["whole"] else f"or partition with --parts {line['ranks']}"
+        advice = "" if line["divides"] else f"or partition with --parts {line['ranks']}"
         shown = [f"{line['work_imbalance']:.3f}", f"{line['vertex_imbalance']:.3f}", f"{line['cross_edge_share']:.1%}"]
         table.add_row(str(line["ranks"]), *shown, advice)
     console.print(table, highlight=False)

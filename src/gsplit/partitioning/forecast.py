@@ -17,13 +17,13 @@ _FEW = 16
 
 @dataclass(frozen=True)
 class Forecast:
-    """For this many ranks, per mini-batch. ``whole``: every rank has as many parts."""
+    """For this many ranks, per mini-batch. ``divides``: the number of ranks divides the parts."""
 
     ranks: int
     work_imbalance: float
     vertex_imbalance: float
     cross_edge_share: float
-    whole: bool
+    divides: bool
 
 
 def forecast(statistics: PartStatistics, part_boundaries: list[int], num_ranks: int) -> Forecast:
@@ -39,7 +39,7 @@ def forecast(statistics: PartStatistics, part_boundaries: list[int], num_ranks: 
 
 
 def forecasts(statistics: PartStatistics, part_boundaries: list[int]) -> list[Forecast]:
-    """For every number of ranks up to 16, and those above that divide the parts."""
+    """For 2 to 16 ranks, and those above that divide the parts."""
     parts = len(statistics.loads)
     numbers = [ranks for ranks in range(2, parts + 1) if ranks <= _FEW or parts % ranks == 0]
     return [forecast(statistics, part_boundaries, ranks) for ranks in numbers]

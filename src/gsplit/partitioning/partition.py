@@ -29,7 +29,7 @@ def partition(
     batch_size: int = 1024,
     *,
     strategy: str = "gsplit",
-    solver: str = "",
+    solver: str | None = None,
     tolerance: float = TOLERANCE,
     c_v: float = C_V,
     c_e: float = C_E,
@@ -42,14 +42,16 @@ def partition(
 
     Any number of ranks up to ``parts`` runs from it. ``input_nodes``: the name of stored targets, or None for every
     vertex. ``strategy``: "gsplit" (expected work balanced, expected traffic cut), or the baselines "node", "edge",
-    "random". ``solver``: "metis", "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random". A part's
-    work is c_v times vertices computed plus c_e times edges, at most ``tolerance`` times the mean.
+    "random"; not to be confused with the loader's. ``solver``: "metis" (the default), "mtkahypar", "restream" (for
+    graphs that METIS cannot hold) or "random" (with the strategy of that name). A part's work is c_v times vertices
+    computed plus c_e times edges; solvers aim at no more than ``tolerance`` times the mean.
     """
     chosen = solver or ("random" if strategy == "random" else "metis")
     settings = PlanSettings(parts, strategy, chosen, tolerance, c_v, c_e, seed)
     workload = Workload.of_store(graph, input_nodes, num_neighbors, batch_size, seed)
     check_plan(workload, settings)
     with StoreWriter(Path(path), overwrite=overwrite) as writer:
+        begun = time.perf_counter()
         verify_store(graph, progress)  # damage would get new checksums
         start = time.perf_counter()
         counts = presample(workload, epochs=epochs, progress=progress)
@@ -68,6 +70,7 @@ def partition(
             },
             {
                 "mini_batches": counts.num_batches,
+                "verify_ms": round(1000 * (start - begun)),
                 "presample_ms": round(1000 * (counted - start)),
                 "solve_ms": round(1000 * (solved - counted)),
                 "solver_peak_bytes": plan.solution.peak_bytes,

@@ -11,7 +11,7 @@ from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
-from gsplit.partitioning.weights import check_costs, check_strategy, weigh
+from gsplit.partitioning.weights import STRATEGIES, check_costs, check_strategy, weigh
 
 __all__ = ["Plan", "PlanSettings", "check_plan", "find_parts"]
 
@@ -50,7 +50,7 @@ def check_plan(workload: Workload, settings: PlanSettings) -> None:
     if (settings.strategy == "random") != (settings.solver == "random"):
         got = f"{settings.strategy} with {settings.solver}"
         raise InputError(explain("strategy and solver", "random with random", got, "give both, or neither"))
-    solver_module(settings.solver).check(settings.strategy)
+    solver_module(settings.solver).check(STRATEGIES[settings.strategy])
     most = min(workload.graph.num_vertices, MAX_PARTS)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
         expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")

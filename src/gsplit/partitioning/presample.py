@@ -1,4 +1,4 @@
-"""Presampling: how often each vertex and each edge is in a mini-batch, counted with the real sampler (paper section 4).
+"""Presampling: how often vertices and edges are in a mini-batch, by the kernels of the real sampler (paper 4).
 
 Runs the mini-batches of some epochs at the real global batch size and counts, for every vertex, k (times among the
 destinations of a layer), e (in-edges drawn for it) and i (times among the input rows), and for every stored edge how
@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from queue import SimpleQueue
 from typing import Self
 
@@ -31,7 +30,7 @@ from gsplit.sampling.minibatch import StepKey, target_order
 from gsplit.sampling.neighbor import check_fanouts, raise_status
 from gsplit.store.reader import Store
 
-__all__ = ["Counts", "Drawn", "MiniBatchDrawer", "Workload", "draw_epochs", "presample"]
+__all__ = ["Counts", "Drawn", "Workload", "draw_epochs", "presample"]
 
 Ids = npt.NDArray[np.int64]
 _HELD_PER_THREAD = 2
@@ -103,7 +102,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted over ``num_batches`` mini-batches."""
+    """What was counted over ``num_batches`` mini-batches: computed is k, edges_drawn e, loaded i, edges k per edge."""
 
     computed: npt.NDArray[np.uint32]
     edges_drawn: npt.NDArray[np.uint64]
@@ -117,7 +116,7 @@ class Counts:
         return self.computed.nbytes + self.edges_drawn.nbytes + self.loaded.nbytes + self.edges.nbytes
 
 
-class MiniBatchDrawer:
+class _Drawer:
     """Draws whole mini-batches and says which stored edges they took. One per thread."""
 
     def __init__(self, graph: Graph, original_ids: Ids) -> None:
@@ -130,7 +129,7 @@ class MiniBatchDrawer:
         graph, num_layers = self._graph, len(num_neighbors)
         rows = np.empty(targets.size, np.int64)
         num_rows = host.append_new(targets, 0, self._ids, 0, self._row_of, rows)
-        drawn = Drawn([], [], [], np.empty(0, np.int64))
+        frontiers, counts, all_places = [], [], []
         try:
             for hop, fanout in enumerate(num_neighbors):
                 frontier = self._ids[:num_rows].copy()
@@ -144,24 +143,22 @@ class MiniBatchDrawer:
                     sources, 0, graph.num_vertices, graph.num_vertices, self._ids, num_rows, self._row_of
                 )
                 raise_status(status)
-                drawn.frontiers.append(frontier)
-                drawn.counts.append(np.diff(indptr))
-                drawn.places.append(places)
-            return Drawn(drawn.frontiers, drawn.counts, drawn.places, self._ids[:num_rows].copy())
+                frontiers.append(frontier)
+                counts.append(np.diff(indptr))
+                all_places.append(places)
+            return Drawn(frontiers, counts, all_places, self._ids[:num_rows].copy())
         finally:
             host.forget_rows(self._ids[:num_rows], 0, self._row_of)
 
 
-def draw_epochs(
-    workload: Workload, epochs: range, *, threads: int | None = None, steps: int | None = None
-) -> Iterator[Drawn]:
-    """The mini-batches of some epochs (or the first ``steps`` of them), drawn by threads, in order."""
+def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None) -> Iterator[Drawn]:
+    """The mini-batches of some epochs, drawn by threads, in order."""
     threads = threads or len(os.sched_getaffinity(0))
     targets, size, seed = workload.targets, workload.batch_size, workload.seed
     positions = np.arange(targets.size)
-    idle: SimpleQueue[MiniBatchDrawer] = SimpleQueue()
+    idle: SimpleQueue[_Drawer] = SimpleQueue()
     for _ in range(threads):
-        idle.put(MiniBatchDrawer(workload.graph, workload.original_ids))
+        idle.put(_Drawer(workload.graph, workload.original_ids))
 
     def draw(batch: Ids, key: StepKey) -> Drawn:
         drawer = idle.get()
@@ -178,7 +175,7 @@ def draw_epochs(
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Drawn]] = deque()
-        for batch, key in islice(keys(), steps):
+        for batch, key in keys():
             if len(waiting) >= threads * _HELD_PER_THREAD:
                 yield waiting.popleft().result()
             waiting.append(pool.submit(draw, batch, key))

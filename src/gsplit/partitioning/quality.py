@@ -64,7 +64,11 @@ def expect(graph: Graph, counts: Counts, parts: Parts, num_parts: int, c_v: floa
 
 @dataclass(frozen=True)
 class Quality:
-    """What was counted in every mini-batch. Axes: mini-batch, layer (0 the lowest), then total or part."""
+    """What was counted in every mini-batch.
+
+    Axes of totals, vertices and edges: mini-batch, layer (0 the lowest), then total or part; of targets and inputs:
+    mini-batch, part.
+    """
 
     totals: Table
     vertices: Table
@@ -88,17 +92,16 @@ class Quality:
         edges, crossing, rows = chosen.sum(axis=(0, 1)).tolist()
         return edges, crossing, rows
 
-    def loads(self) -> npt.NDArray[np.float64]:
-        """Weighted work of every part in every mini-batch."""
-        loads: npt.NDArray[np.float64] = self.c_v * self.vertices.sum(axis=1) + self.c_e * self.edges.sum(axis=1)
-        return loads
+    def _work(self, vertices: Table, edges: Table) -> npt.NDArray[np.float64]:
+        work: npt.NDArray[np.float64] = self.c_v * vertices + self.c_e * edges
+        return work
 
     def imbalances(self, layer: int | None = None) -> dict[str, float]:
         """Mean over the mini-batches of largest over mean."""
         edges, vertices = (
             table.sum(axis=1) if layer is None else table[:, layer] for table in (self.edges, self.vertices)
         )
-        found = {"edge": edges, "vertex": vertices, "work": self.c_v * vertices + self.c_e * edges}
+        found = {"edge": edges, "vertex": vertices, "work": self._work(vertices, edges)}
         if layer is None:
             found |= {"target": self.targets, "input": self.inputs}
         return {f"{name}_imbalance": float(imbalance(table).mean()) for name, table in found.items()}
@@ -107,9 +110,11 @@ class Quality:
         """Mean per mini-batch, and half the width of its 95 % confidence interval."""
         return _mean_and_interval(self.totals[:, :, 1].sum(axis=1))
 
-    def part_loads(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def mean_loads(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The same for the work of every part."""
-        columns = [_mean_and_interval(column) for column in self.loads().T]
+        columns = [
+            _mean_and_interval(column) for column in self._work(self.vertices.sum(axis=1), self.edges.sum(axis=1)).T
+        ]
         return np.array([mean for mean, _ in columns]), np.array([half for _, half in columns])
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ k, e are the counts of ``presample``. Weights are int64 and so are METIS's: sums
 is scaled, but that c_v and c_e may be fractions: then c_v k_v + c_e e_v is multiplied by 1024 and rounded.
 
 The graph is symmetrised here, self-loops and parallel edges are merged. Arrays are memory maps in a folder, which is
-also how a solver in another process gets them: nothing of the size of the edges is held in anonymous memory.
+also how a solver in another process gets them: but for the counts, 4 bytes per edge, nothing of the size of the edges
+is held in anonymous memory.
 """
 
 from pathlib import Path
@@ -29,7 +30,9 @@ from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 __all__ = ["STRATEGIES", "check_costs", "check_strategy", "vertex_work", "weigh", "work_scale"]
 
 Array = npt.NDArray[Any]
-STRATEGIES = ("gsplit", "node", "edge", "random")
+STRATEGIES = {"gsplit": 1, "node": 1, "edge": 2, "random": 1}
+"""Names, and how many balance constraints each has."""
+
 _FRACTIONS = 1024
 _LEAST, _MOST, _LARGEST_SUM = 0.01, 1_000_000, 1 << 62
 
@@ -59,7 +62,7 @@ def check_costs(c_v: float, c_e: float) -> None:
 def weigh(
     strategy: str, graph: Graph, counts: Counts, targets: npt.NDArray[np.int64], folder: Path, c_v: float, c_e: float
 ) -> WeightedGraph:
-    """Write the weighted graph of a strategy into a folder and open it. Ids in ``graph`` may be in any order."""
+    """Write the weighted graph of a strategy into a folder and open it. Columns of ``graph`` ascend."""
     check_strategy(strategy)
     _check_columns(graph)
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,10 +83,6 @@ def check_strategy(strategy: str) -> None:
     """Refuse what is none."""
     if strategy not in STRATEGIES:
         raise InputError(explain("strategy", f"one of {', '.join(STRATEGIES)}", strategy, "choose one of these"))
-
-
-_REPARTITION = "partition the store that it was made from"
-_DESCENDS, _OUTSIDE = 1, 2
 
 
 def _write_undirected(
@@ -128,26 +127,22 @@ def _scatter(indptr: Array, indices: Array, counts: Array, cursor: Array, ids: A
 
 def _check_columns(graph: Graph) -> None:
     """Every id in range, every column ascending: what the kernels here and after rely on."""
-    fault = _find_fault(graph.indptr, graph.indices, graph.num_vertices)
-    if fault == _DESCENDS:  # a renumbered store lists neighbours by original id
-        raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", _REPARTITION))
-    if fault:
-        raise StoreError(explain("the store", "edges between its vertices", "others", "run gsplit inspect --verify"))
+    if not _ascends(graph.indptr, graph.indices, graph.num_vertices):
+        expected = "edges between its vertices, columns ascending"
+        raise StoreError(explain("the store", expected, "others", "run gsplit inspect --verify"))
 
 
 @kernel
-def _find_fault(indptr: Array, indices: Array, num_vertices: int) -> int:
+def _ascends(indptr: Array, indices: Array, num_vertices: int) -> bool:
     for vertex in range(indptr.size - 1):
         if not 0 <= indptr[vertex] <= indptr[vertex + 1] <= indices.size:
-            return _OUTSIDE
+            return False
         previous = np.int64(0)
         for edge in range(indptr[vertex], indptr[vertex + 1]):
-            if not 0 <= indices[edge] < num_vertices:
-                return _OUTSIDE
-            if indices[edge] < previous:
-                return _DESCENDS
+            if not previous <= indices[edge] < num_vertices:
+                return False
             previous = np.int64(indices[edge])
-    return 0
+    return True
 
 
 @kernel

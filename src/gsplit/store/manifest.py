@@ -134,7 +134,7 @@ class PartStatistics(_Strict):
 class Share(_Strict):
     """Of what a host's share was cut: the whole store's fingerprint, and the lengths of its target lists."""
 
-    of: str
+    whole_fingerprint: str
     num_targets: dict[str, Extent]
 
 

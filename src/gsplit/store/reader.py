@@ -65,7 +65,7 @@ class Store:
         """The graph in short: equal for stores with the same edges in the same numbering; to compare between ranks."""
         entries = self.manifest.arrays
         if self.manifest.share is not None:
-            return self.manifest.share.of
+            return self.manifest.share.whole_fingerprint
         return " ".join(entries[name].sha256[:16] for name in ("indptr", "indices", "original_ids") if name in entries)
 
     @property
@@ -104,7 +104,7 @@ class Store:
         return self._arrays["original_ids"][first - low : stop - low]
 
     def stored_targets(self, name: str) -> tuple[Array, Array | None, int]:
-        """A target list as far as this store holds it, its places in the whole list (None if whole), and its length."""
+        """A target list as far as it is held here, its positions in the whole list (None if whole), and its length."""
         targets = self.array(f"targets/{name}")
         if self.manifest.share is None:
             return targets, None, targets.size

@@ -1,7 +1,7 @@
 """Cutting out a host's share: the vertices that its ranks own, with their in-edges, rows and targets.
 
-A share runs wherever the whole store would, for the ranks it was cut for: ids stay those of the whole graph, and
-targets keep their places in the whole lists, so mini-batches are the same (law 1).
+A share serves split training and inference of the ranks it was cut for: ids stay those of the whole graph, and
+targets keep their positions in the whole lists, so mini-batches are the same (law 1).
 """
 
 from pathlib import Path
@@ -36,11 +36,11 @@ def cut_share(
     """Write the vertices ``first .. stop - 1`` of a whole store as a share and open it."""
     if store.manifest.share is not None:
         raise InputError(explain(store.path, "a whole store", "a share", "cut shares from the whole"))
-    verify_store(store, progress)  # damage would get new checksums
     graph, path = store.graph.restrict(first, stop), Path(path)
     original = store.original_ids(first, stop) if "original_ids" in store.names else np.empty(0, np.int64)
-    statistics = scan_edges(graph, np.asarray(original), progress)
     with StoreWriter(path, overwrite=overwrite) as writer:
+        verify_store(store, progress)  # damage would get new checksums
+        statistics = scan_edges(graph, np.asarray(original), progress)
         _copy(writer, store, "indptr", graph.indptr - graph.indptr[0], progress)
         for name in store.names:
             rows = role_of(name).rows
@@ -51,9 +51,9 @@ def cut_share(
         _copy_names(writer, store, first, stop, progress)
         for name in store.manifest.names("targets"):
             targets = store.array(f"targets/{name}")
-            places = np.flatnonzero((targets >= first) & (targets < stop))
-            _copy(writer, store, f"targets/{name}", targets[places], progress)
-            writer.write(f"target_positions/{name}", "int64", places)
+            positions = np.flatnonzero((targets >= first) & (targets < stop))
+            _copy(writer, store, f"targets/{name}", targets[positions], progress)
+            writer.write(f"target_positions/{name}", "int64", positions)
         whole = store.manifest
         step = new_step("shard", {"first_vertex": first, "stop_vertex": stop}, {"edges_stored": graph.num_edges})
         writer.commit(
@@ -67,7 +67,7 @@ def cut_share(
                 statistics=statistics,
                 part_statistics=whole.part_statistics,
                 share=Share(
-                    of=store.fingerprint,
+                    whole_fingerprint=store.fingerprint,
                     num_targets={name: store.array(f"targets/{name}").size for name in whole.names("targets")},
                 ),
                 provenance=[*whole.provenance, step],

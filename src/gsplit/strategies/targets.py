@@ -62,18 +62,18 @@ class OwnTargets:
         return min((step + 1) * batch_size, self.num_targets) - step * batch_size
 
 
-def own_of_stored(targets: Ids, places: Ids | None, num_targets: int, first: int, stop: int) -> OwnTargets:
+def own_of_stored(targets: Ids, positions: Ids | None, num_targets: int, first: int, stop: int) -> OwnTargets:
     """The own part of a stored target list (internal ids, ordered by original id), read in pieces.
 
-    ``places`` are those of ``targets`` in the whole list of ``num_targets``; None if this is the whole list.
+    ``positions`` are those of ``targets`` in the whole list of ``num_targets``; None if this is the whole list.
     """
-    positions, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    own, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for start in range(0, targets.size, _PIECE):
         piece = np.asarray(targets[start : start + _PIECE])
         mine = start + np.flatnonzero((piece >= first) & (piece < stop))
-        positions.append(mine if places is None else places[mine])
+        own.append(mine if positions is None else positions[mine])
         ids.append(piece[mine - start])
-    return OwnTargets(np.concatenate(positions), np.concatenate(ids), num_targets)
+    return OwnTargets(np.concatenate(own), np.concatenate(ids), num_targets)
 
 
 def own_of_list(original_targets: Ids, original_ids: Ids, first: int) -> OwnTargets:

@@ -13,7 +13,10 @@ from gsplit.errors import MissingDependencyError
 def _document(parts: int) -> dict[str, Any]:
     figures = {"cross_edge_share": 0.1, "rows_shuffled_per_input": 0.3, "edge_imbalance": 1.1, "vertex_imbalance": 1.2}
     good = [{"parts": parts, "strategy": strategy, "solver": "metis", **figures} for strategy in ("gsplit", "edge")]
-    return {"rows": [*good, {"parts": parts, "strategy": "gsplit", "solver": "mtkahypar", "error": "not installed"}]}
+    random = {"parts": parts, "strategy": "random", "solver": "random", **figures, "cross_edge_share": 0.75}
+    return {
+        "rows": [*good, random, {"parts": parts, "strategy": "gsplit", "solver": "mtkahypar", "error": "not installed"}]
+    }
 
 
 def test_it_is_a_picture(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) ->
         found = forecast(statistics, made.part_boundaries, ranks)
         assert found.cross_edge_share == pytest.approx(1 - links.trace() / links.sum())
         assert found.work_imbalance == pytest.approx(loads.max() / loads.mean())
-        assert found.whole == (ranks in (2, 4, 8))
+        assert found.divides == (ranks in (2, 4, 8))
     eight, two = (forecast(statistics, made.part_boundaries, ranks) for ranks in (8, 2))
     assert two.cross_edge_share < 0.75 * eight.cross_edge_share  # at random the half of it would be 0.57 of it
     assert [line.ranks for line in forecasts(statistics, made.part_boundaries)] == [2, 3, 4, 5, 6, 7, 8]

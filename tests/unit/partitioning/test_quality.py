@@ -68,7 +68,7 @@ def test_the_expectation_is_the_mean_of_the_mini_batches_counted(
     expected = expect(workload.graph, counts, parts, num_parts, *costs)
     quality = measure(workload.graph, draw_epochs(workload, range(2), threads=1), [(parts, num_parts)], *costs)[0]
     assert quality.cross_edges()[0] == pytest.approx(expected.cross_edges)
-    assert quality.part_loads()[0] == pytest.approx(expected.loads)
+    assert quality.mean_loads()[0] == pytest.approx(expected.loads)
     assert quality.totals[:, :, 0].sum() / counts.num_batches == pytest.approx(expected.edges)
 
 
@@ -84,7 +84,7 @@ def test_later_mini_batches_are_as_expected(tmp_path: Path, communities: int, co
     later = range(epochs, epochs + 600 // workload.steps_per_epoch)
     quality = measure(workload.graph, draw_epochs(workload, later), [(plan.parts, 4)], 8.0, 1.0)[0]
     expected = expect(workload.graph, counts, plan.parts, 4, 8.0, 1.0)
-    (crossing, half), (loads, _) = quality.cross_edges(), quality.part_loads()
+    (crossing, half), (loads, _) = quality.cross_edges(), quality.mean_loads()
     assert crossing == pytest.approx(expected.cross_edges, rel=0.03)
     assert loads == pytest.approx(expected.loads, rel=0.03)
     assert half < 0.03 * crossing  # the interval is narrow enough for the comparison to mean something

@@ -11,7 +11,7 @@ from graphs import csc_of, edge_lists
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gsplit.errors import InputError
+from gsplit.errors import InputError, StoreError
 from gsplit.graph import Graph
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import open_weighted
@@ -66,9 +66,15 @@ def test_fractions_are_kept_and_nothing_overflows() -> None:
         vertex_work(huge, 0, 1e6)
 
 
-def test_a_renumbered_graph_is_refused(tmp_path: Path) -> None:
+def test_columns_that_do_not_ascend_or_leave_the_graph_are_refused(tmp_path: Path) -> None:
     three = np.ones(3, np.uint32)
     counts = Counts(three, three.astype(np.uint64), three, three[:2], 1)
-    graph = Graph(np.array([0, 2, 2, 2]), np.array([2, 1]), 3)
-    with pytest.raises(InputError, match="the store: expected one that has not been renumbered"):
-        weigh("gsplit", graph, counts, np.array([0]), tmp_path, 1, 1)
+    for indptr, indices in (
+        ([0, 2, 2, 2], [2, 1]),
+        ([0, 2, 2, 2], [1, 3]),
+        ([0, 2, 2, 2], [-1, 1]),
+        ([0, 2, 1, 2], [0, 1]),
+    ):
+        graph = Graph(np.array(indptr), np.array(indices), 3)
+        with pytest.raises(StoreError, match="the store: expected edges between its vertices, columns ascending"):
+            weigh("gsplit", graph, counts, np.array([0]), tmp_path, 1, 1)

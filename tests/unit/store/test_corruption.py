@@ -256,9 +256,9 @@ def _manifest_damages() -> Iterator[Damage]:
         yield damage(f"part_statistics = {statistics}", _set("part_statistics", value=statistics))
     for share in (
         {},
-        {"of": 5, "num_targets": {}},
-        {"of": "x", "num_targets": {"train": -1}},
-        {"of": "x", "num_targets": {}},
+        {"whole_fingerprint": 5, "num_targets": {}},
+        {"whole_fingerprint": "x", "num_targets": {"train": -1}},
+        {"whole_fingerprint": "x", "num_targets": {}},
     ):
         yield damage(f"share = {share}", _set("share", value=share))
     yield damage("positions in a whole store", _rename_array("targets/test", "target_positions/test"))

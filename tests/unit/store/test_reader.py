@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -63,7 +64,7 @@ def _share(path: Path, sources: list[int] | None = None) -> Store:
         vertex_range=(4, 7),
         part_boundaries=[0, 4, 7, 10],
         num_classes=3,
-        share=Share(of="the whole", num_targets={"train": 4}),
+        share=Share(whole_fingerprint="the whole", num_targets={"train": 4}),
     )
 
 
@@ -192,3 +193,33 @@ print(time.perf_counter() - start, rss() - before)
     with pytest.raises(gsplit.StoreError, match="expected the directory of a store"):
         gsplit.open(tmp_path / "absent.gsplit")
     assert time.perf_counter() - start < 0.05
+
+
+def _with(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    *keys, last = path.split(".")
+    inner = manifest
+    for key in keys:
+        inner = inner[key]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    return manifest
+
+
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        ("share", None, "share is missing, and vertex_range is not the whole"),
+        ("arrays.target_positions/train", None, "target_positions go with the targets of a share"),
+        ("arrays.target_positions/train.shape", [1], "target_positions/train: 1 for 2 targets"),
+        ("share.num_targets", {}, "share.num_targets.train: 2 or more, as many as are here"),
+        ("share.num_targets.train", 1, "share.num_targets.train: 2 or more, as many as are here"),
+        ("part_statistics", {"num_batches": 1, "loads": [1, 1], "links": [[1]]}, "must be those of 3 parts"),
+    ],
+)
+def test_a_share_that_contradicts_itself_is_refused(tmp_path: Path, path: str, value: Any, message: str) -> None:
+    file = _share(tmp_path / "g.gsplit").path / "manifest.json"
+    file.write_text(json.dumps(_with(json.loads(file.read_text()), path, value)))
+    with pytest.raises(gsplit.StoreError, match=re.escape(message)):
+        open_store(tmp_path / "g.gsplit")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
 ORDERED = True
 _NUM_OPTIONS, _CUTS, _SEED, _NUMBERING = 40, 7, 8, 17
@@ -23,7 +23,7 @@ _ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"
 _BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 100, 150
 
 
-def check(strategy: str) -> None:
+def check(num_constraints: int) -> None:
     """Refuse what it cannot do."""
     _library()
 
@@ -54,11 +54,8 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     edge_weights = np.ascontiguousarray(graph.edge_weights, np.int64) if graph.edge_weights.size else None
     constraints = graph.vertex_weights.shape[1]
     options = np.full(_NUM_OPTIONS, -1, np.int64)
-    options[_CUTS], options[_SEED], options[_NUMBERING] = (
-        _TRIES,
-        1 + seed % 0x7FFFFFFF,
-        0,
-    )  # to the C library 0 and 1 are one seed
+    options[_CUTS], options[_NUMBERING] = _TRIES, 0
+    options[_SEED] = 1 + seed % 0x7FFFFFFF  # to the C library 0 and 1 are one seed
     # a bisection's error is multiplied by those below it: each level gets its root of the tolerance
     per_level = tolerance ** (1 / max(1.0, np.log2(parts)))
     ubvec = np.full(constraints, per_level, np.float32)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
 ORDERED = False
 _BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 60, 100
@@ -23,12 +23,12 @@ _LINES = 1 << 14
 _LARGEST = (1 << 31) - 1
 
 
-def check(strategy: str) -> None:
+def check(num_constraints: int) -> None:
     """Refuse what it cannot do."""
     _package()
-    if strategy == "edge":
+    if num_constraints > 1:
         fix = "use METIS or restreaming for this strategy"
-        raise InputError(explain("Mt-KaHyPar", "one balance constraint", "two, edges and targets", fix))
+        raise InputError(explain("Mt-KaHyPar", "one balance constraint", num_constraints, fix))
 
 
 def _package() -> Any:

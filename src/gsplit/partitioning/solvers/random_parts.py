@@ -6,12 +6,12 @@ import numpy.typing as npt
 from gsplit.keys.kernels_numba import mix_array
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
-ORDERED = True
+ORDERED = True  # no order is better than another
 
 
-def check(strategy: str) -> None:
+def check(num_constraints: int) -> None:
     """It can do everything."""
 
 

@@ -15,19 +15,19 @@ from gsplit.jit import kernel
 from gsplit.keys.kernels_numba import permute
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
 ORDERED = False
 PASSES, LAST_PASSES = 10, 10
 _BLOCK = 1 << 10
 
 
-def check(strategy: str) -> None:
+def check(num_constraints: int) -> None:
     """It can do everything."""
 
 
 def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:
-    """Anonymous memory: a part and a place in the order per vertex; nothing per edge."""
+    """Anonymous memory: a part per vertex, with room; nothing per edge."""
     return 24 * num_vertices + (64 << 20)
 
 

@@ -1,6 +1,6 @@
 """Running a solver in a process of its own: a crash or a lack of memory is an error message, not the caller's end.
 
-The weighted graph lies in a folder (``weights``); the process opens it, solves, and leaves the parts
+The weighted graph lies in a folder, written by ``weights.weigh``; the process opens it, solves, and leaves the parts
 beside it. How much memory a solver will take is estimated first and compared with what the machine has left.
 """
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
-__all__ = ["SOLVERS", "Solution", "anonymous_bytes", "run_solver", "solver_module"]
+__all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "run_solver", "solver_module"]
 
 SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", "random": "random_parts"}
 _PARTS, _ERRORS = "parts.npy", "errors.txt"
@@ -45,11 +45,27 @@ class Solution:
     estimated_bytes: int
 
 
-def solver_module(solver: str) -> Any:
+class Solver(Protocol):
+    """What a solver's module has."""
+
+    ORDERED: bool
+    """Whether neighbouring numbers are close parts."""
+
+    def check(self, num_constraints: int) -> None:
+        """Refuse, before anything long begins, what it cannot do here."""
+
+    def estimate_bytes(self, num_vertices: int, num_entries: int, num_constraints: int) -> int:
+        """Anonymous memory it will take."""
+
+    def solve(self, graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+        """The part of every vertex."""
+
+
+def solver_module(solver: str) -> Solver:
     """The module of a solver by name, loaded."""
     if solver not in SOLVERS:
         raise InputError(explain("solver", f"one of {', '.join(SOLVERS)}", solver, "choose one of these"))
-    return import_module(f"gsplit.partitioning.solvers.{SOLVERS[solver]}")
+    return cast(Solver, import_module(f"gsplit.partitioning.solvers.{SOLVERS[solver]}"))
 
 
 def _free_bytes() -> int:
@@ -66,9 +82,10 @@ def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tole
     """Solve the problem that lies in ``folder``; ``graph`` is the same, opened."""
     module = solver_module(solver)
     estimate = int(module.estimate_bytes(graph.num_vertices, graph.adjncy.size, graph.vertex_weights.shape[1]))
-    if estimate > _free_bytes():
-        got = f"{_free_bytes() / 1e9:.1f} GB free"
-        fix = "use --solver restream, which needs memory for the vertices only, or a larger machine"
+    free = _free_bytes()
+    if estimate > free:
+        got = f"{free / 1e9:.1f} GB free"
+        fix = "use --solver restream, which needs little, or a larger machine"
         raise InputError(explain(solver, f"about {estimate / 1e9:.1f} GB of memory", got, fix))
     started = time.perf_counter()
     code, peak = _run_watched([solver, str(folder), str(parts), str(tolerance), str(seed)], folder / _ERRORS)
