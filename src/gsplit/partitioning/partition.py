@@ -64,7 +64,7 @@ def partition(
             {
                 **asdict(settings),
                 "targets": input_nodes or "every vertex",
-                "num_neighbors": list(num_neighbors),
+                "num_neighbors": workload.num_neighbors,
                 "batch_size": batch_size,
                 "epochs": epochs,
             },

@@ -9,6 +9,7 @@ Samplers run in threads (their kernels let go of the interpreter) on mini-batche
 drew; one thread counts. Memory: four bytes per edge for the counts, and per thread twelve bytes per vertex.
 """
 
+import operator
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -78,7 +79,9 @@ class Workload:
             targets = np.argsort(original) if renumbered else np.arange(store.num_vertices)
         else:
             targets = np.asarray(store.array(f"targets/{input_nodes}"))
-        return cls(store.graph, original, targets, list(num_neighbors), batch_size, seed)
+        check_fanouts(num_neighbors)
+        fanouts = [operator.index(fanout) for fanout in num_neighbors]
+        return cls(store.graph, original, targets, fanouts, batch_size, seed)
 
     @property
     def steps_per_epoch(self) -> int:

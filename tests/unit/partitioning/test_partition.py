@@ -241,6 +241,7 @@ def test_a_full_disk_is_an_error_not_a_signal(planted: Store, tmp_path: Path, mo
 
 def test_a_store_with_everything_passes(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
-    made = gsplit.partition(store, tmp_path / "p.gsplit", 4, [3, 3], None, 32, epochs=1)
+    fanouts = list(np.array([3, 3]))  # numpy's integers are integers
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 4, fanouts, None, 32, epochs=1)
     verify_store(made)
     assert made.manifest.provenance[-1].settings["targets"] == "every vertex"
