@@ -5,7 +5,7 @@ from typing import Any
 
 from gsplit.errors import MissingDependencyError, explain
 
-__all__ = ["draw_partitions"]
+__all__ = ["draw_partitions", "load_figure"]
 
 _PANELS = (
     ("cross_edge_share", "edges between parts"),
@@ -23,16 +23,21 @@ _COLOURS = {
 }
 
 
-def draw_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
-    """One group of bars per graph and number of parts, a bar per strategy and solver; held-out mini-batches."""
+def load_figure() -> Any:
+    """matplotlib's figure; asked for before a long measurement, too."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         fix = "pip install 'gsplit[report]'"
         raise MissingDependencyError(explain("the figure", "the package matplotlib", "none", fix)) from error
+    return Figure
+
+
+def draw_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
+    """One group of bars per graph and number of parts, a bar per strategy and solver; held-out mini-batches."""
     groups = [(name, parts) for name, doc in documents.items() for parts in sorted({r["parts"] for r in doc["rows"]})]
     cases = list(dict.fromkeys(_case(row) for document in documents.values() for row in document["rows"]))
-    figure = Figure(figsize=(4 + 1.5 * len(groups), 9), layout="constrained")
+    figure = load_figure()(figsize=(4 + 1.5 * len(groups), 9), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(len(_PANELS), 1, sharex=True), _PANELS, strict=True):
         width = 0.85 / len(cases)
         for number, case in enumerate(cases):

@@ -120,9 +120,12 @@ def partition(
     """Strategies and solvers side by side, on mini-batches that were not used for the weights."""
     with command(as_json):
         from gsplit.bench.partition import bench_partition, parse_cases
+        from gsplit.bench.partition_figure import draw_partitions, load_figure
         from gsplit.partitioning.presample import Workload
         from gsplit.store.reader import open_store
 
+        if figure is not None:
+            load_figure()
         chosen = None if targets == "all" else targets
         workload = Workload.of_store(open_store(store), chosen, parse_fanout(fanout), batch_size, seed)
         with progress_bars(as_json) as progress:
@@ -138,8 +141,6 @@ def partition(
                 progress=progress,
             )
         if figure is not None:
-            from gsplit.bench.partition_figure import draw_partitions
-
             draw_partitions({store.stem: document}, figure)
         if as_json:
             emit_json(document)
