@@ -28,10 +28,11 @@ from gsplit.bench.partition import bench_partition
 from gsplit.bench.partition_figure import draw_partitions
 from gsplit.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
+from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition
 from gsplit.partitioning.plan import Plan, PlanSettings, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
-from gsplit.partitioning.quality import expect, imbalance, measure
+from gsplit.partitioning.quality import expect, measure
 from gsplit.partitioning.solvers.run import anonymous_bytes
 from gsplit.partitioning.weights import vertex_work
 from gsplit.store.build import build_store

@@ -6,8 +6,10 @@ with its name, step, layer and sizes, so that a hang or a mismatch can be named.
 as modified for autograd, which cannot see it otherwise.
 """
 
+import atexit
 import hashlib
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -260,6 +262,7 @@ def connect(device: torch.device, num_replicas: int, timeout_s: float) -> Groups
     timeout = timedelta(seconds=timeout_s)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        atexit.register(_leave_at_exit)
     size = dist.get_world_size()
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
@@ -283,6 +286,14 @@ def disconnect() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _leave_at_exit() -> None:
+    """A process that just ends with gloo's threads alive may be aborted. One that failed leaves at once, as it would:
+    others may be in a collective with it, and leaving politely would wait for them.
+    """
+    if not hasattr(sys, "last_type"):  # set where an exception ended the program
+        disconnect()
 
 
 def agree(comm: Comm, what: str, settings: Mapping[str, object]) -> None:

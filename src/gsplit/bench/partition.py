@@ -10,9 +10,10 @@ from typing import Any
 
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.plan import Plan, PlanSettings, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
-from gsplit.partitioning.quality import Quality, expect, imbalance, measure
+from gsplit.partitioning.quality import Quality, expect, measure
 from gsplit.progress import Progress, silent
 
 __all__ = ["CASES", "bench_partition", "parse_cases"]

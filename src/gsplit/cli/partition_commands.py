@@ -16,13 +16,12 @@ from gsplit.store.writer import check_output
 
 __all__ = ["partition", "shard"]
 
-Whole = Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")]
 Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
 Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
 
 
 def partition(
-    store: Whole,
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")],
     output: Output,
     parts: Annotated[int, typer.Option(min=1, help="parts; any number of ranks up to it can train")],
     targets: Annotated[str, typer.Option(help="whose training to partition for; all: every vertex")] = "train",

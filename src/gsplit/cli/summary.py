@@ -50,9 +50,9 @@ def _partition(store: Store) -> dict[str, Any] | None:
         return None
     from gsplit.partitioning.forecast import forecasts
 
-    step = next(step for step in reversed(store.manifest.provenance) if step.step == "partition")
+    steps = [step for step in store.manifest.provenance if step.step == "partition"]
     return {
-        "settings": step.settings,
+        "settings": steps[-1].settings if steps else {},
         "part_sizes": [b - a for a, b in pairwise(store.part_boundaries)],
         "ranks": [asdict(line) for line in forecasts(found, store.part_boundaries)],
     }
@@ -63,15 +63,11 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
     found = document["partition"]
     if found is None:
         return
-    settings = found["settings"]
-    fanout = ",".join(map(str, settings["num_neighbors"]))
-    console.print(Text(f"\n{settings['parts']} parts", style="bold"), end="")
-    console.print(
-        f" by {settings['strategy']} with {settings['solver']}, for {settings['targets']} targets, fanout {fanout},"
-        f" batch {settings['batch_size']}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(Text(f"\n{document['num_parts']} parts", style="bold"), end="")
+    names = ("strategy", "solver", "targets", "num_neighbors", "batch_size")
+    strategy, solver, targets, fanout, size = (found["settings"].get(name, "?") for name in names)
+    how = f" by {strategy} with {solver}, for {targets} targets, fanout {fanout}, batch {size}"
+    console.print(Text(how), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("ranks", "most work", "most vertices", "cross edges", ""):
         table.add_column(name, justify="left" if not name else "right")

@@ -4,15 +4,27 @@ Parts are merged into contiguous runs, one per rank; what presampling counted of
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gsplit.ownership import lightest_runs
 from gsplit.store.manifest import PartStatistics
 
-__all__ = ["Forecast", "forecast", "forecasts"]
+__all__ = ["Forecast", "forecast", "forecasts", "imbalance"]
 
 _FEW = 16
+
+
+def imbalance(loads: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Largest over mean along the last axis; 1 where there is nothing.
+
+    >>> imbalance(np.array([[1, 3], [0, 0]])).tolist()
+    [1.5, 1.0]
+    """
+    mean = loads.mean(axis=-1)
+    return np.where(mean > 0, loads.max(axis=-1) / np.where(mean > 0, mean, 1), 1.0)
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,9 @@ def forecast(statistics: PartStatistics, part_boundaries: list[int], num_ranks: 
     links = np.add.reduceat(np.add.reduceat(np.asarray(statistics.links, np.float64), starts, axis=0), starts, axis=1)
     total = links.sum()
     crossing = float(1 - links.trace() / total) if total else 0.0
-    work, vertices = (float(amounts.max() / amounts.mean()) if amounts.any() else 1.0 for amounts in (loads, sizes))
-    return Forecast(num_ranks, work, vertices, crossing, len(statistics.loads) % num_ranks == 0)
+    return Forecast(
+        num_ranks, float(imbalance(loads)), float(imbalance(sizes)), crossing, len(statistics.loads) % num_ranks == 0
+    )
 
 
 def forecasts(statistics: PartStatistics, part_boundaries: list[int]) -> list[Forecast]:

@@ -21,7 +21,7 @@ _LARGEST_TOLERANCE = 2.0
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What is asked of a partition. ``tolerance``: how much larger than the mean a part's work may be."""
+    """What is asked of a partition. ``tolerance``: largest part's work over the mean that is aimed at."""
 
     parts: int
     strategy: str = "gsplit"

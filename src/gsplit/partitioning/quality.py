@@ -16,26 +16,17 @@ import numpy.typing as npt
 
 from gsplit.graph import Graph
 from gsplit.jit import kernel
+from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.presample import Counts, Drawn
 from gsplit.partitioning.quotient import count_links
 from gsplit.partitioning.weights import vertex_work, work_scale
 
-__all__ = ["Expectation", "Quality", "expect", "imbalance", "measure"]
+__all__ = ["Expectation", "Quality", "expect", "measure"]
 
 Parts = npt.NDArray[np.int32]
 Table = npt.NDArray[np.int64]
 _TOTALS = 3  # edges, cross edges, rows shuffled
 _DEVIATIONS = 1.96  # of a normal distribution, for 95 %
-
-
-def imbalance(loads: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Largest over mean along the last axis; 1 where there is nothing.
-
-    >>> imbalance(np.array([[1, 3], [0, 0]])).tolist()
-    [1.5, 1.0]
-    """
-    mean = loads.mean(axis=-1)
-    return np.where(mean > 0, loads.max(axis=-1) / np.where(mean > 0, mean, 1), 1.0)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def test_partition_inspect_and_shard(store: Path, tmp_path: Path) -> None:
     assert document["partition"]["settings"]["strategy"] == "gsplit"
     screen = _run("inspect", made, "--verify")
     assert screen.returncode == 0, screen.stderr
-    assert "4 parts by gsplit with metis, for train targets, fanout 3,3, batch 64" in screen.stdout
+    assert "4 parts by gsplit with metis, for train targets, fanout [3, 3], batch 64" in screen.stdout
     assert "or partition with --parts 3" in screen.stdout
     again = _run("partition", store, made, "--parts", "2", *small, "--overwrite", "--strategy", "random")
     assert again.returncode == 0, again.stderr

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gsplit.graph import Graph
+from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.plan import PlanSettings, find_parts
 from gsplit.partitioning.presample import Drawn, Workload, draw_epochs, presample
-from gsplit.partitioning.quality import expect, imbalance, measure
+from gsplit.partitioning.quality import expect, measure
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
