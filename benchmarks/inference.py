@@ -24,8 +24,8 @@ PLAIN = """
 import json, sys
 from pathlib import Path
 import numpy as np, torch, gsplit
-from gsplit.recipe import build_model
-from gsplit.run_folder import load_run, load_weights
+from gsplit.run.recipe import build_model
+from gsplit.run.folder import load_run, load_weights
 store, run = gsplit.open(sys.argv[1]), Path(sys.argv[2])
 settings, shape = load_run(run)
 model = build_model(settings, shape, store).eval()
@@ -70,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     store = real_store(GRAPH, options.work).path
     cli = [sys.executable, "-m", "gsplit.cli"]
-    empty = watched([sys.executable, "-c", "import torch, torch_geometric.nn, gsplit.recipe"])
+    empty = watched([sys.executable, "-c", "import torch, torch_geometric.nn, gsplit.run.recipe"])
     rows: list[dict[str, Any]] = []
     for model, more in {"sage": ["--hidden", "256", "--norm", "batch_norm"], "gat": ["--hidden", "128"]}.items():
         run = options.work / f"run-{model}"

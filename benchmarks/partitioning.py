@@ -1,7 +1,7 @@
 """Partition quality and cost beyond ``gsplit bench partition``: more epochs, merged parts, memory.
 
     python benchmarks/partitioning.py epochs WORK     # 10, 30 and 100 epochs of presampling
-    python benchmarks/partitioning.py seeds WORK      # the strategies with seven seeds of METIS each
+    python benchmarks/partitioning.py seeds WORK      # the objectives with seven seeds of METIS each
     python benchmarks/partitioning.py merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python benchmarks/partitioning.py memory WORK     # solvers' memory against the estimate, at three sizes
     python benchmarks/partitioning.py weights WORK    # choices of c_v : c_e
@@ -30,7 +30,7 @@ from gsplit.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition
-from gsplit.partitioning.plan import Plan, PlanSettings, find_parts
+from gsplit.partitioning.plan import PartitionPlan, PartitionSettings, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, measure
 from gsplit.partitioning.solvers.run import anonymous_bytes
@@ -55,7 +55,7 @@ def _workload(name: str, work: Path) -> Workload:
     return Workload.of_store(store, "train" if "targets/train" in store.names else None, [15, 15, 15], 1024)
 
 
-def _plan(workload: Workload, counts: Counts, settings: PlanSettings, work: Path) -> Plan:
+def _plan(workload: Workload, counts: Counts, settings: PartitionSettings, work: Path) -> PartitionPlan:
     with TemporaryDirectory(dir=work) as folder:
         return find_parts(workload, counts, settings, Path(folder))
 
@@ -68,7 +68,9 @@ def epochs(work: Path) -> list[dict[str, Any]]:
         plans = []
         for number in (10, 30, 100):
             counts = presample(workload, epochs=number)
-            plans += [(number, seed, _plan(workload, counts, PlanSettings(4, seed=seed), work)) for seed in range(3)]
+            plans += [
+                (number, seed, _plan(workload, counts, PartitionSettings(4, seed=seed), work)) for seed in range(3)
+            ]
         found = measure(
             workload.graph, draw_epochs(workload, range(100, 101)), [(p.parts, 4) for *_, p in plans], C_V, C_E
         )
@@ -78,19 +80,19 @@ def epochs(work: Path) -> list[dict[str, Any]]:
 
 
 def seeds(work: Path) -> list[dict[str, Any]]:
-    """A solver's luck is as large as some differences between strategies: all with the same seeds."""
+    """A solver's luck is as large as some differences between objectives: all with the same seeds."""
     rows = []
     for name in GRAPHS:
         workload = _workload(name, work)
         counts = presample(workload)
         settings = [
-            PlanSettings(p, s, seed=seed) for p in (4, 8) for s in ("gsplit", "node", "edge") for seed in range(7)
+            PartitionSettings(p, s, seed=seed) for p in (4, 8) for s in ("gsplit", "node", "edge") for seed in range(7)
         ]
         plans = [_plan(workload, counts, setting, work) for setting in settings]
         partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]
         found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
         for setting, quality in zip(settings, found, strict=True):
-            label = {"graph": name, "parts": setting.parts, "strategy": setting.strategy, "seed": setting.seed}
+            label = {"graph": name, "parts": setting.parts, "objective": setting.objective, "seed": setting.seed}
             rows.append(label | quality.as_dict())
     return rows
 
@@ -102,12 +104,12 @@ def merge(work: Path) -> list[dict[str, Any]]:
         counts = presample(workload)
         labels, partitions = [], []
         for solver in ("metis", "mtkahypar", "restream"):
-            sixteen = _plan(workload, counts, PlanSettings(16, solver=solver), work)
+            sixteen = _plan(workload, counts, PartitionSettings(16, solver=solver), work)
             loads = np.bincount(sixteen.parts, vertex_work(counts, C_V, C_E), 16).astype(int).tolist()
             for ranks in (8, 4, 3, 2):
                 starts = lightest_runs(loads, ranks)
                 merged = np.searchsorted(starts, np.arange(16), side="right").astype(np.int32) - 1
-                direct = _plan(workload, counts, PlanSettings(ranks, solver=solver), work)
+                direct = _plan(workload, counts, PartitionSettings(ranks, solver=solver), work)
                 for how, parts in (("merged", merged[sixteen.parts]), ("direct", direct.parts)):
                     labels.append({"graph": name, "solver": solver, "ranks": ranks, "how": how})
                     partitions.append((parts, ranks))
@@ -189,12 +191,12 @@ def _watched(command: list[str]) -> tuple[dict[str, Any], int]:
 def train(work: Path) -> list[dict[str, Any]]:
     """``gsplit train --nproc 4`` from three partitions of the concentrated planted graph, in turn."""
     store, rows = open_store(work / "concentrated.gsplit"), []
-    for strategy, name in STORES.items():
+    for objective, name in STORES.items():
         if not (work / name).exists():
-            partition(store, work / name, 8, [15, 15, 15], "train", 1024, strategy=strategy)
+            partition(store, work / name, 8, [15, 15, 15], "train", 1024, objective=objective)
     for repeat in range(TRAIN_REPEATS):
-        for strategy, name in STORES.items():
-            out = work / f"run-{strategy}"
+        for objective, name in STORES.items():
+            out = work / f"run-{objective}"
             options = "--nproc 4 --hidden 256 --fanout 15,15,15 --batch-size 1024 --steps 22 --evaluate-every 0 --overwrite --json"
             command = [sys.executable, "-m", "gsplit.cli", "train", str(work / name)]
             done = subprocess.run(
@@ -206,7 +208,7 @@ def train(work: Path) -> list[dict[str, Any]]:
             inputs = np.array([[record["counts"]["input_rows"] for record in rank] for rank in records])
             rows.append(
                 {
-                    "strategy": strategy,
+                    "objective": objective,
                     "repeat": repeat,
                     "last_loss": json.loads(done.stdout)["losses"][-1],
                     "rows_shuffled_per_step": float(sent.sum(axis=0).mean()),

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from gsplit.config import TrainSettings
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import solo_mesh
 from gsplit.nn.parallelize import parallelize
-from gsplit.recipe import build_model, learning_rate, shape_of
+from gsplit.run.config import TrainSettings
+from gsplit.run.recipe import build_model, learning_rate, shape_of
 from gsplit.store.reader import open_store
 from gsplit.trainer import Trainer
 from real_graphs import real_store

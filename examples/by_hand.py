@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 import gsplit
-from gsplit.comm import Call, disconnect
-from gsplit.strategies.batch import Batch
+from gsplit.batch import Batch
+from gsplit.distributed.comm import Call, disconnect
 
 
 class Model(torch.nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import gsplit
-from gsplit.comm import disconnect
+from gsplit.distributed.comm import disconnect
 
 
 class Model(torch.nn.Module):

@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gsplit.distributed.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference import evaluate, infer
     from gsplit.loader import NeighborLoader
-    from gsplit.mesh import Mesh, init
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
     from gsplit.partitioning.partition import partition
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gsplit.verification import Verification, verify
 
 _HOME = {
-    "init": ("gsplit.mesh", "init"),
-    "Mesh": ("gsplit.mesh", "Mesh"),
+    "init": ("gsplit.distributed.mesh", "init"),
+    "Mesh": ("gsplit.distributed.mesh", "Mesh"),
     "open": ("gsplit.store.reader", "open_store"),
     "Store": ("gsplit.store.reader", "Store"),
     "NeighborLoader": ("gsplit.loader", "NeighborLoader"),

@@ -24,24 +24,23 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call, SoloComm, first_rank_only
+from gsplit.batch import Batch, EdgeHandle, WeightHandle
+from gsplit.distributed.comm import Call, SoloComm, run_on_rank_zero
+from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.mapped import MappedRows, torch_dtype
-from gsplit.mesh import Mesh, solo_mesh
+from gsplit.kernels.buffers import BufferPool
 from gsplit.nn.calls import LayerCall, call_model, dtype_of, rows_of, substitute
-from gsplit.nn.parallelize import plan_of, stand_in
-from gsplit.nn.step import Plan, Step
+from gsplit.nn.forward_pass import ForwardPass, ForwardPlan
+from gsplit.nn.parallelize import forward_plan_of, override_forward_pass
 from gsplit.ownership import Ownership, own_parts
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
+from gsplit.sampling.targets import local_stored_targets
 from gsplit.store.memory import MemoryStore
 from gsplit.store.reader import Store
-from gsplit.strategies.batch import Batch
-from gsplit.strategies.handles import EdgeHandle, WeightHandle
 from gsplit.strategies.split import SplitMaker
-from gsplit.strategies.targets import own_of_stored
 from gsplit.strategies.vertex_data import VertexData, gcn_factors
 from gsplit.telemetry import Telemetry
 
@@ -56,11 +55,11 @@ class _Reached(Exception):  # noqa: N818
     """The model has come to the layer whose inputs are wanted."""
 
 
-class _Replay(Step):
+class _Replay(ForwardPass):
     """Answers layers from stored outputs, and stops at the one whose inputs are wanted."""
 
     def __init__(
-        self, batch: Batch, plan: Plan, outputs: dict[str, MappedRows], ids: Tensor, wanted: str | None
+        self, batch: Batch, plan: ForwardPlan, outputs: dict[str, MappedRows], ids: Tensor, wanted: str | None
     ) -> None:
         super().__init__(batch, plan)
         self._outputs, self._ids, self._wanted = outputs, ids, wanted
@@ -74,7 +73,7 @@ class _Replay(Step):
         self.inside = name
         h = rows_of(call)
         row = h.new_zeros(1, *h.shape[1:])  # one vertex with a self-loop: there are layers that fail on nothing
-        rows = row if name in self._plan.square else (row, row)
+        rows = row if name in self._plan.single_input else (row, row)
         return substitute(call, rows, torch.zeros(2, 1, dtype=torch.int64, device=h.device), h.new_ones(1))
 
     def leave_layer(self, out: Any) -> Any:
@@ -99,7 +98,7 @@ class _Run:
     ) -> None:
         if mesh.num_replicas > 1:  # every rank its own vertices: replicas share nothing here
             mesh = Mesh(mesh.device, mesh.world, mesh.world, mesh.gradients, mesh.world)
-        self._model, self._mesh, self._plan, self._progress = model, mesh, plan_of(model), progress
+        self._model, self._mesh, self._plan, self._progress = model, mesh, forward_plan_of(model), progress
         self._ownership = ownership or own_parts(store.part_boundaries, mesh.num_splits, store.part_loads)
         self.first, self.stop = self._ownership.range_of(mesh.split_rank)
         self.graph = store.graph.restrict(self.first, self.stop)
@@ -107,7 +106,7 @@ class _Run:
         self.original = np.arange(self.first, self.stop) if original is None else original
         self._sampler = make_sampler(self.graph, self.original, mesh.device)
         name = f"features/{features}"
-        self._x = MappedRows(name, store.array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
+        self._x = MappedRows(name, store.stored_array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
         self._workspace, self._dtype = workspace, dtype_of(model)
         self._outputs: dict[str, MappedRows] = {}
         self._factors = gcn_factors(self.graph)
@@ -133,7 +132,7 @@ class _Run:
         x = self._x.take(ids).to(self._mesh.device, self._dtype)
         batch = _rows_only(x, self._plan.depth)
         step = _Replay(batch, self._plan, self._outputs, ids, wanted)
-        with stand_in(self._model, step):
+        with override_forward_pass(self._model, step):
             try:
                 return step, call_model(self._model, batch)
             except _Reached:
@@ -177,15 +176,15 @@ class _Run:
             deterministic=True,
         )
         layer = self._model.get_submodule(name)
-        plan = Plan(1, {name: 0}, frozenset({name}) & self._plan.square, (), ())
+        plan = ForwardPlan(1, {name: 0}, frozenset({name}) & self._plan.single_input, (), ())
         cuts = _cut_by_edges(self.graph.indptr)
         ours = (len(cuts) - 1,) * self._mesh.num_splits
-        rounds = max(self._mesh.loading.exchange_counts(Call("count chunks"), ours))
+        rounds = max(self._mesh.loading.all_to_all_counts(Call("count chunks"), ours))
         array: npt.NDArray[Any] | None = None
         for number in range(rounds):  # all ranks: as many rounds as the rank with most chunks needs
             low, high = (cuts[number], cuts[number + 1]) if number + 1 < len(cuts) else (0, 0)
             batch = maker.make(torch.arange(self.first + low, self.first + high), _KEY, high - low).cast(self._dtype)
-            step = Step(batch, plan)
+            step = ForwardPass(batch, plan)
             args, kwargs = step.enter_layer(
                 name, layer, substitute(call, batch.x, EdgeHandle(batch), WeightHandle(batch))
             )
@@ -272,7 +271,7 @@ def infer(
     path = None if out is None else Path(out)
     partial = None if path is None else path.with_name(f"{path.name}.partial")
     if path is not None:
-        first_rank_only(mesh.world, "check output", lambda: _check_file(path))
+        run_on_rank_zero(mesh.world, "check output", lambda: _check_file(path))
     try:
         with _evaluating(model):
             result = _write_all(_Run(model, graph, mesh, ownership, features, workspace, progress), partial, mesh)
@@ -280,7 +279,7 @@ def infer(
             return result
         del result  # written
         _meet(mesh, "finish output")
-        first_rank_only(mesh.world, "rename output", lambda: _rename(partial, path))
+        run_on_rank_zero(mesh.world, "rename output", lambda: _rename(partial, path))
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     finally:
         if partial is not None and mesh.rank == 0:
@@ -318,7 +317,7 @@ def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any]
     if path is None:
         return np.empty(shape, dtype)
     make = lambda: np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()  # noqa: E731
-    first_rank_only(mesh.world, "make output", make)
+    run_on_rank_zero(mesh.world, "make output", make)
     return np.load(path, mmap_mode="r+", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -338,7 +337,7 @@ def evaluate(
     Each target is counted by its owner and by nobody else.
     """
     mesh = mesh or solo_mesh()
-    labels = graph.array("y")
+    labels = graph.stored_array("y")
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         fix = "compute another metric from the output of gsplit.infer"
         raise InputError(explain("y", "one class per vertex", f"{labels.dtype} {list(labels.shape[1:])}", fix))
@@ -355,7 +354,7 @@ def evaluate(
             right[low - run.first : high - run.first] = guess == labels[low - offset : high - offset]
     counts = torch.zeros(len(names), 2, dtype=torch.float64, device=mesh.device)
     for place, name in enumerate(names):
-        ids = own_of_stored(*graph.stored_targets(name), run.first, run.stop).ids
+        ids = local_stored_targets(*graph.stored_targets(name), run.first, run.stop).ids
         counts[place, 0], counts[place, 1] = float(right[ids - run.first].sum()), float(ids.size)
     mesh.world.all_reduce(Call("count right answers"), counts).wait()  # all ranks: same names
     return {name: float(counts[place, 0] / counts[place, 1]) for place, name in enumerate(names)}

@@ -17,20 +17,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.comm import agree
+from gsplit.batch import Batch
+from gsplit.distributed.comm import assert_same_on_all_ranks
+from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.mapped import MappedRows, torch_dtype
-from gsplit.mesh import Mesh, solo_mesh
 from gsplit.ownership import Ownership, own_parts
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import check_fanouts, make_sampler
+from gsplit.sampling.targets import LocalTargets, all_local_vertices, local_listed_targets, local_stored_targets
 from gsplit.store.memory import MemoryStore
 from gsplit.store.reader import Store
-from gsplit.strategies.batch import Batch
 from gsplit.strategies.data import DataStrategy
 from gsplit.strategies.protocol import Strategy
 from gsplit.strategies.split import SplitStrategy
-from gsplit.strategies.targets import OwnTargets, own_all, own_of_list, own_of_stored
 from gsplit.strategies.vertex_data import VertexData, gcn_factors
 from gsplit.telemetry import Telemetry
 
@@ -116,7 +116,7 @@ class NeighborLoader:
             "graph": store.fingerprint,
             "input_nodes": _fingerprint(input_nodes),
         }
-        agree(self._mesh.world, "NeighborLoader", settings)
+        assert_same_on_all_ranks(self._mesh.world, "NeighborLoader", settings)
         self.telemetry = Telemetry(self._mesh.rank, telemetry)
         renumbered = "original_ids" in store.names
         original = np.asarray(store.original_ids(first, stop)) if renumbered else np.empty(0, np.int64)
@@ -166,7 +166,7 @@ class NeighborLoader:
         if not low <= first <= stop <= high:
             fix = "open the whole store" if whole else "give this rank the store that holds its vertices"
             raise InputError(
-                explain(f"rank {self._mesh.rank}", f"vertices {first}..{stop}", f"a share {low}..{high}", fix)
+                explain(f"rank {self._mesh.rank}", f"vertices {first}..{stop}", f"a shard {low}..{high}", fix)
             )
         return first, stop
 
@@ -260,20 +260,20 @@ def _as_store(graph: Any, partition: Tensor | None) -> Store | MemoryStore:
 
 
 def _rows(store: Store | MemoryStore, name: str) -> MappedRows:
-    return MappedRows(name, store.array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
+    return MappedRows(name, store.stored_array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
 
 
-def _own_targets(store: Store | MemoryStore, input_nodes: str | Tensor | None, first: int, stop: int) -> OwnTargets:
+def _own_targets(store: Store | MemoryStore, input_nodes: str | Tensor | None, first: int, stop: int) -> LocalTargets:
     if isinstance(input_nodes, str):
-        return own_of_stored(*store.stored_targets(input_nodes), first, stop)
+        return local_stored_targets(*store.stored_targets(input_nodes), first, stop)
     original = np.asarray(store.original_ids(first, stop))
     if input_nodes is None:
-        return own_all(original, first, store.num_vertices)
+        return all_local_vertices(original, first, store.num_vertices)
     wanted = _as_ids(input_nodes, store.num_vertices)
     if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
         fix = "give original ids, or a mask over all vertices"
         raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", "others", fix))
-    return own_of_list(wanted, original, first)
+    return local_listed_targets(wanted, original, first)
 
 
 def _as_ids(nodes: Tensor, num_vertices: int) -> npt.NDArray[np.int64]:

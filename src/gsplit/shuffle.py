@@ -22,19 +22,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gsplit.blocks import ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call, Comm
-from gsplit.rows import has_kernels, merge_gradient, spread_rows
+from gsplit.distributed.comm import Call, Comm
+from gsplit.kernels.buffers import BufferPool
+from gsplit.kernels.rows import copy_and_gather, has_kernels, merge_gradient
 
 __all__ = ["keep_prefix", "merge_gradients", "shuffle", "spread"]
 
 
 def spread(h: Tensor, index: ShuffleIndex, leaving: Tensor, pool: BufferPool) -> Tensor:
     """The mixed tensor with its own part filled; ``leaving`` gets the rows that leave, peer after peer."""
-    mixed = pool.lend((index.num_mixed, *h.shape[1:]), h.dtype)
+    mixed = pool.empty((index.num_mixed, *h.shape[1:]), h.dtype)
     own = mixed[: index.num_local]
     if has_kernels(h):
-        spread_rows(h, index.send_rows, own, leaving)
+        copy_and_gather(h, index.send_rows, own, leaving)
     else:
         own.copy_(h)
         torch.index_select(h.detach(), 0, index.send_rows, out=leaving)
@@ -51,7 +51,7 @@ def merge_gradients(
     deterministic: bool,
 ) -> Tensor:
     """The gradient of ``h`` from those of both outputs and the rows that peers returned."""
-    g = pool.lend((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
+    g = pool.empty((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
     if has_kernels(g):
         merge_gradient(g_mixed, g_mixed[:0] if g_dst is None else g_dst, index.send_rows, returned, g)
         return g
@@ -75,10 +75,10 @@ class _Shuffle(torch.autograd.Function):
         ctx.index, ctx.comm, ctx.call, ctx.pool, ctx.deterministic = index, comm, call, pool, deterministic
         ctx.like = h.new_empty(0)
         ctx.width = h.shape[1:]
-        leaving = comm.outgoing((index.num_sent, *h.shape[1:]), h.dtype)
+        leaving = comm.send_buffer((index.num_sent, *h.shape[1:]), h.dtype)
         h_mixed = spread(h, index, leaving, pool)
         arriving = h_mixed[index.num_local :]
-        comm.exchange(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
+        comm.all_to_all(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
         return h_mixed, h_mixed.detach()[: index.num_dst]
 
     @staticmethod
@@ -88,10 +88,10 @@ class _Shuffle(torch.autograd.Function):
         if g_mixed is None:
             g_mixed = ctx.like.new_zeros(index.num_mixed, *ctx.width)
         g_mixed = g_mixed.contiguous()
-        returned = ctx.pool.lend((index.num_sent, *g_mixed.shape[1:]), g_mixed.dtype)
+        returned = ctx.pool.empty((index.num_sent, *g_mixed.shape[1:]), g_mixed.dtype)
         call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
         leaving = g_mixed[index.num_local :]
-        ctx.comm.exchange(call, returned, leaving, index.send_counts, index.recv_counts).wait()
+        ctx.comm.all_to_all(call, returned, leaving, index.send_counts, index.recv_counts).wait()
         g = merge_gradients(g_mixed, g_dst, returned, index, ctx.pool, deterministic=ctx.deterministic)
         return g, None, None, None, None, None
 

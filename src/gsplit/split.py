@@ -1,4 +1,4 @@
-"""Splitting: from the sources one rank drew to its share of the mini-batch (paper section 3, Algorithm 1).
+"""Splitting: from the sources one rank drew to its split of the mini-batch (paper section 3, Algorithm 1).
 
 Stands between ``sampling`` (which draws in-edges and knows nothing of other ranks) and ``shuffle`` (which moves
 features along the paths found here). Assumes that every rank holds the in-edges of the vertices it owns. Each layer
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from gsplit.blocks import Block, ShuffleIndex
-from gsplit.comm import Call, Comm
+from gsplit.distributed.comm import Call, Comm
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
@@ -67,7 +67,7 @@ class LayerSplit:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One rank's share of a mini-batch: layers from the bottom up, and the ids of its local input frontier."""
+    """One rank's split of a mini-batch: layers from the bottom up, and the ids of its local input frontier."""
 
     layers: tuple[LayerSplit, ...]
     input_ids: Tensor
@@ -106,7 +106,7 @@ def split_minibatch(
     comm: Comm,
     telemetry: Telemetry,
 ) -> Split:
-    """Sample and split all layers of this rank's share, from its targets down (paper, Algorithm 1)."""
+    """Sample and split all layers of this rank's split, from its targets down (paper, Algorithm 1)."""
     frontier = sampler.start(targets)
     try:
         layers: list[LayerSplit] = []
@@ -117,10 +117,10 @@ def split_minibatch(
             with telemetry.span("split"):
                 request = ask(drawn, ownership)
             with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
-                asked_counts = comm.exchange_counts(Call("count ids", key.step, layer), request.counts)
+                asked_counts = comm.all_to_all_counts(Call("count ids", key.step, layer), request.counts)
                 asked_ids = request.ids.new_empty(sum(asked_counts))
                 call = Call("exchange ids", key.step, layer)
-                comm.exchange(call, asked_ids, request.ids, asked_counts, request.counts).wait()
+                comm.all_to_all(call, asked_ids, request.ids, asked_counts, request.counts).wait()
             with telemetry.span("split"):
                 layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
             telemetry.count("edges", drawn.num_edges)

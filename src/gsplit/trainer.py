@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from gsplit.batch import Batch
+from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference import evaluate
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh
 from gsplit.nn.calls import call_model, dtype_of
 from gsplit.store.memory import MemoryStore
 from gsplit.store.reader import Store
-from gsplit.strategies.batch import Batch
 
 __all__ = ["History", "StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
 

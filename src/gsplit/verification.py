@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.comm import Call
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh, solo_mesh
 from gsplit.nn.calls import call_model, needs_weights
 from gsplit.nn.parallelize import parallelize
 from gsplit.store.memory import MemoryStore

@@ -12,7 +12,7 @@ PROGRAM = """
 import atexit, sys, torch.distributed as dist
 atexit.register(lambda: print("left" if not dist.is_initialized() else "still in", flush=True))
 import gsplit, torch
-from gsplit.comm import Call
+from gsplit.distributed.comm import Call
 mesh = gsplit.init("cpu", timeout_s=30)
 mesh.world.all_reduce(Call("once"), torch.ones(1)).wait()
 if sys.argv[1] == "fails" and mesh.rank == 0:

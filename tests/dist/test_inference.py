@@ -7,7 +7,7 @@ import pytest
 from inference_programs import infer_all
 
 from gsplit.bench.exactness import VERTICES
-from gsplit.mesh import solo_mesh
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.testing import run_ranks
 
 KINDS = ["gat", "gcn", "pna"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gsplit.bench.exactness import TOLERANCE, Case, all_cases, compare, train_cases
-from gsplit.mesh import solo_mesh
-from gsplit.nn.models import MODELS
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.run.models import MODELS
 from gsplit.testing import run_ranks
 
 

@@ -1,4 +1,4 @@
-"""Real ranks on partitioned stores and on hosts' shares: the losses, weights and scores of one process on the original."""
+"""Real ranks on partitioned stores and on hosts' shards: the losses, weights and scores of one process on the original."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import pytest
 from partition_programs import train_here
 
 import gsplit
-from gsplit.mesh import solo_mesh
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.store.shard import cut_share, host_range
+from gsplit.store.shard import write_shard, host_range
 from gsplit.testing import run_ranks
 
 
@@ -20,13 +20,13 @@ def test_partitions_and_shares_change_nothing(num_ranks: int, solver: str, tmp_p
     planted = PlantedGraph(1500, 15_000, num_communities=12, num_features=8, num_classes=4)
     plain = build_store(synthetic_source(planted), tmp_path / "g.gsplit")
     made = gsplit.partition(plain, tmp_path / "p.gsplit", 5, [4, 4], batch_size=128, solver=solver, epochs=2)
-    shares = []
+    shards = []
     for rank in range(num_ranks):
-        path = tmp_path / f"share-{rank}.gsplit"
-        cut_share(made, path, *host_range(made, rank, num_ranks))
-        shares.append(str(path))
+        path = tmp_path / f"shard-{rank}.gsplit"
+        write_shard(made, path, *host_range(made, rank, num_ranks))
+        shards.append(str(path))
     want = train_here(solo_mesh(), [str(plain.path)], str(tmp_path / "one.npy"))
-    for paths, out in (([str(made.path)] * num_ranks, "parts.npy"), (shares, "shares.npy")):
+    for paths, out in (([str(made.path)] * num_ranks, "parts.npy"), (shards, "shards.npy")):
         found = run_ranks(train_here, num_ranks, paths, str(tmp_path / out), timeout_s=200)
         for losses, weights, scores in found:
             assert losses == pytest.approx(want[0], abs=1e-12)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rank_programs import Case, everything, exchange_many, fail_on_one, mismatched, refuse_sharing, return_rank, sampled_edges, train_by_hand
 
-from gsplit.mesh import solo_mesh
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.testing import RankFailedError, run_ranks
 
 

@@ -1,8 +1,8 @@
 """The golden record: what training computed before the code was rebuilt, and the programs that compute it again.
 
-Losses of five steps of Adam and a digest of their gradients, in float64, for models x strategies x ranks x partitioned or
-not x dropout x BatchNorm. ``python tests/support/golden_programs.py`` writes the record anew; that is done only where
-a result is meant to change, and the commit says why.
+Losses of five steps of Adam and a digest of their gradients, in float64, for models x strategies x ranks x
+partitioned or not x dropout x BatchNorm. ``python tests/support/golden_programs.py`` writes the record anew;
+that is done only where a result is meant to change, and the commit says why.
 """
 
 import json
@@ -17,10 +17,10 @@ from torch_geometric.data import Data
 
 from gsplit.bench.exactness import CLASSES, WIDTH, make_model
 from gsplit.bench.exactness import Case as ModelCase
+from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh, solo_mesh
-from gsplit.nn.models import MODELS
 from gsplit.nn.parallelize import parallelize
+from gsplit.run.models import MODELS
 from gsplit.testing import run_ranks
 
 RECORD = Path(__file__).resolve().parents[1] / "assets" / "golden" / "training.json"

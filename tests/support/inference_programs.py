@@ -5,7 +5,7 @@ from typing import Any
 
 from gsplit import evaluate, infer, inference
 from gsplit.bench.exactness import Case, make_model, small_store
-from gsplit.mesh import Mesh
+from gsplit.distributed.mesh import Mesh
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 

@@ -4,7 +4,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.mesh import Mesh
+from gsplit.distributed.mesh import Mesh
 
 
 def train_here(mesh: Mesh, paths: list[str], out: str) -> tuple[list[float], list[float], dict[str, float]]:

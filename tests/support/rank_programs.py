@@ -12,11 +12,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 
-from gsplit import shared_memory
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call, agree
+from gsplit.distributed import shared_memory
+from gsplit.distributed.comm import Call, assert_same_on_all_ranks
+from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.buffers import BufferPool
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh
 from gsplit.ownership import Ownership
 from gsplit.shuffle import shuffle
 from gsplit.store.memory import MemoryStore, renumbered_store
@@ -183,7 +183,9 @@ def count_exchanges(mesh: Mesh, case: Case) -> dict[str, list[str]]:
 def disagree(mesh: Mesh) -> str:
     """Ranks with different settings: the error every rank gets."""
     try:
-        agree(mesh.loading, "NeighborLoader", {"seed": mesh.rank, "same": 1, "long": list(range(1000))})
+        assert_same_on_all_ranks(
+            mesh.loading, "NeighborLoader", {"seed": mesh.rank, "same": 1, "long": list(range(1000))}
+        )
     except ValueError as error:
         return str(error)
     return "agreed"
@@ -228,7 +230,7 @@ def exchange_many(mesh: Mesh, count: int) -> int:
         ]
         rows = torch.cat(sent).to(dtype)
         if turn % 2:
-            filled = mesh.shuffles.outgoing(tuple(rows.shape), dtype)
+            filled = mesh.shuffles.send_buffer(tuple(rows.shape), dtype)
             filled.copy_(rows)
             rows = filled
         out = torch.empty(int(counts[:, mesh.rank].sum()), 3, dtype=dtype)
@@ -236,7 +238,7 @@ def exchange_many(mesh: Mesh, count: int) -> int:
         if rng.random() < 0.1:
             time.sleep(0.002)
         version = out._version
-        mesh.shuffles.exchange(Call("many", turn), out, rows, theirs, ours).wait()
+        mesh.shuffles.all_to_all(Call("many", turn), out, rows, theirs, ours).wait()
         assert out._version > version or out.numel() == 0  # autograd has been told
         pieces = out.split(theirs)
         wanted = [(7 * turn + 3 * p + mesh.rank) % 120 for p in range(mesh.size)]
@@ -259,7 +261,7 @@ def mismatched(mesh: Mesh, how: str) -> str:
     call = Call("sum" if how == "call" and mesh.rank else "mean", 0)
     rows, counts = torch.ones(2, width, dtype=dtype), tuple(0 if p == mesh.rank else 2 for p in range(mesh.size))
     try:
-        mesh.shuffles.exchange(call, torch.empty_like(rows), rows, counts, counts).wait()
+        mesh.shuffles.all_to_all(call, torch.empty_like(rows), rows, counts, counts).wait()
     except ValueError as error:
         return str(error)
     return "passed"

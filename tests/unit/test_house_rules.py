@@ -86,7 +86,7 @@ def test_layers_hold_and_a_broken_layer_is_noticed(tmp_path: Path) -> None:
     [
         ("src/gsplit/graph.py", "import torch.distributed as dist", True),
         ("src/gsplit/graph.py", "from torch import distributed", True),
-        ("src/gsplit/comm.py", "import torch.distributed as dist", False),
+        ("src/gsplit/distributed/comm.py", "import torch.distributed as dist", False),
         ("src/gsplit/graph.py", "import pickle", True),
     ],
 )

@@ -11,8 +11,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gsplit import InputError, evaluate, infer, inference, parallelize
 from gsplit.bench.exactness import VERTICES, WIDTH, Case, make_model, small_store
-from gsplit.mesh import Mesh, solo_mesh
-from gsplit.nn.models import MODELS
+from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.run.models import MODELS
 from gsplit.store.memory import MemoryStore
 
 
@@ -21,7 +21,7 @@ def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:
     graph, original = store.graph, store.original_ids()
     dst = original[np.repeat(np.arange(graph.num_vertices), graph.in_degrees())]
     x = torch.empty(VERTICES, WIDTH, dtype=torch.float64)
-    x[original] = torch.from_numpy(store.array("features/x")).double()
+    x[original] = torch.from_numpy(store.stored_array("features/x")).double()
     return x, torch.from_numpy(np.stack([original[graph.indices], dst]))
 
 
@@ -68,8 +68,8 @@ def test_evaluation_counts_every_target_once() -> None:
     x, edges = _full(store)
     guess = make_model(Case("gat", "split", "random", 0.5, None, None)).eval()(x, edges).argmax(1).numpy()
     labels = np.empty(VERTICES, np.int64)
-    labels[store.original_ids()] = store.array("y")
-    targets = store.original_ids()[store.array("targets/train")]
+    labels[store.original_ids()] = store.stored_array("y")
+    targets = store.original_ids()[store.stored_array("targets/train")]
     assert evaluate(model, store, ["train"]) == {"train": pytest.approx(float((guess == labels)[targets].mean()))}
 
 
@@ -87,7 +87,7 @@ class InPlace(torch.nn.Module):
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_features_of_another_type_and_inputs_written_to(dtype: str) -> None:
     store, _ = small_store("random", 1)
-    arrays = {**store.arrays, "features/x": store.array("features/x").astype(dtype)}
+    arrays = {**store.arrays, "features/x": store.stored_array("features/x").astype(dtype)}
     half = MemoryStore(store.graph, store.part_boundaries, arrays, {**store.dtypes, "features/x": dtype})
     torch.manual_seed(0)
     model = InPlace().float()

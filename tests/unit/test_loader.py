@@ -10,9 +10,9 @@ import torch
 from torch_geometric.data import Data
 
 import gsplit
-from gsplit.comm import Call, SoloComm
+from gsplit.distributed.comm import Call, SoloComm
+from gsplit.distributed.mesh import Mesh, init, solo_mesh
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh, init, solo_mesh
 from gsplit.ownership import Ownership
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -43,14 +43,14 @@ def _same(one: Any, two: Any) -> bool:
 
 def test_a_batch_holds_what_it_says(store: Store) -> None:
     loader = _loader(store)
-    targets = store.array("targets/train")
+    targets = store.stored_array("targets/train")
     assert len(loader) == -(-targets.size // 100)
     seen = []
     for batch in loader:
         size = batch.batch_size
         assert size == batch.global_batch_size
-        assert torch.equal(batch.x, torch.from_numpy(store.array("features/x")[batch.n_id.numpy()]))
-        assert torch.equal(batch.y, torch.from_numpy(store.array("y")[batch.n_id[:size].numpy()]))
+        assert torch.equal(batch.x, torch.from_numpy(store.stored_array("features/x")[batch.n_id.numpy()]))
+        assert torch.equal(batch.y, torch.from_numpy(store.stored_array("y")[batch.n_id[:size].numpy()]))
         assert [b.num_dst for b in batch.blocks] == [batch.blocks[1].num_src, size]
         h_mixed, h_dst = batch.shuffle(0, batch.x)
         assert h_mixed is batch.x
@@ -272,12 +272,12 @@ class UnansweredComm(SoloComm):
         super().__init__()
         self.rank, self.size = 1, 4
 
-    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         return (0,) * self.size
 
-    def exchange(self, call: Call, out: Any, rows: Any, out_counts: Any, row_counts: Any) -> Any:
+    def all_to_all(self, call: Call, out: Any, rows: Any, out_counts: Any, row_counts: Any) -> Any:
         out.zero_()
-        return super().exchange(call, out[:0], rows[:0], (0,), (0,))
+        return super().all_to_all(call, out[:0], rows[:0], (0,), (0,))
 
     def gather_text(self, call: Call, text: str) -> list[str]:
         return [text] * self.size

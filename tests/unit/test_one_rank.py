@@ -5,7 +5,7 @@ import pytest
 import torch
 from rank_programs import ByHand, Case, loader_of, store_of
 
-from gsplit.mesh import solo_mesh
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 
@@ -25,11 +25,11 @@ def test_outputs_loss_and_gradients(kind: str) -> None:
     targets = place[batch.n_id[: batch.batch_size]]
     sampler = HostNeighborSampler(store.graph, store.original_ids())
     whole = sample_minibatch(sampler, targets, case.fanouts, StepKey(case.seed, 2, 1))
-    h = torch.from_numpy(store.array("features/x"))[whole.input_ids]
+    h = torch.from_numpy(store.stored_array("features/x"))[whole.input_ids]
     for layer, (conv, block) in enumerate(zip(model.convs, whole.blocks, strict=True)):
         h = conv((h, h[: block.num_dst]), block.edge_index())
         h = torch.nn.functional.elu(h) if layer < 2 else h
-    plain = torch.nn.functional.cross_entropy(h, torch.from_numpy(store.array("y"))[targets])
+    plain = torch.nn.functional.cross_entropy(h, torch.from_numpy(store.stored_array("y"))[targets])
     assert torch.allclose(loss, plain, rtol=0, atol=1e-12)
     for got, want in zip(ours, torch.autograd.grad(plain, list(model.parameters())), strict=True):
         assert torch.allclose(got, want, rtol=0, atol=1e-12)

@@ -10,8 +10,8 @@ from simulated import cut_points, memory_store, shaped_graphs, simulate_exchange
 from torch import Tensor
 
 from gsplit.blocks import ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call, SoloComm
+from gsplit.distributed.comm import Call, SoloComm
+from gsplit.kernels.buffers import BufferPool
 from gsplit.sampling.minibatch import StepKey
 from gsplit.shuffle import merge_gradients, shuffle, spread
 

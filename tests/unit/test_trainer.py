@@ -9,7 +9,7 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, small_store
-from gsplit.mesh import solo_mesh
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.trainer import StepReport, per_target_cross_entropy
 
 

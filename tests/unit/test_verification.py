@@ -8,7 +8,7 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, Verification, verification, verify
 from gsplit.bench.exactness import CLASSES, WIDTH, compare, small_store
-from gsplit.mesh import solo_mesh
+from gsplit.distributed.mesh import solo_mesh
 
 NAN = float("nan")
 

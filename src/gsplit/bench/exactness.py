@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn import Module
 
+from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh, solo_mesh
-from gsplit.nn import models
-from gsplit.nn.models import MODELS
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
+from gsplit.run import models
+from gsplit.run.models import MODELS
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.testing import run_ranks
 

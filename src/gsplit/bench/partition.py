@@ -1,4 +1,4 @@
-"""Partition quality on mini-batches that were not used for the weights: every strategy and solver side by side."""
+"""Partition quality on mini-batches that were not used for the weights: every objective and solver side by side."""
 
 import time
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit.partitioning.forecast import imbalance
-from gsplit.partitioning.plan import Plan, PlanSettings, find_parts
+from gsplit.partitioning.plan import PartitionPlan, PartitionSettings, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import Quality, expect, measure
 from gsplit.progress import Progress, silent
@@ -29,7 +29,7 @@ CASES = (
 
 
 def parse_cases(given: Sequence[str] | None) -> list[tuple[str, str]] | None:
-    """``strategy:solver`` each.
+    """``objective:solver`` each.
 
     >>> parse_cases(["gsplit:metis"])
     [('gsplit', 'metis')]
@@ -38,8 +38,8 @@ def parse_cases(given: Sequence[str] | None) -> list[tuple[str, str]] | None:
         return None
     for case in given:
         if case.count(":") != 1:
-            raise InputError(explain("--case", "strategy:solver, such as gsplit:metis", case, "give both"))
-    return [(strategy, solver) for strategy, solver in (case.split(":") for case in given)]
+            raise InputError(explain("--case", "objective:solver, such as gsplit:metis", case, "give both"))
+    return [(objective, solver) for objective, solver in (case.split(":") for case in given)]
 
 
 def bench_partition(
@@ -60,12 +60,14 @@ def bench_partition(
     Without ``cases``: all of ``CASES`` whose solver is installed. A case that fails has its reason in its row.
     """
     chosen = [case for case in CASES if case[1] != "mtkahypar" or find_spec("mtkahypar")] if cases is None else cases
-    settings = [PlanSettings(number, *case, tolerance, c_v, c_e, workload.seed) for number in parts for case in chosen]
+    settings = [
+        PartitionSettings(number, *case, tolerance, c_v, c_e, workload.seed) for number in parts for case in chosen
+    ]
     started = time.perf_counter()
     counts = presample(workload, epochs=epochs, progress=progress)
     presampling = time.perf_counter() - started
     rows: list[dict[str, Any]] = []
-    plans: list[tuple[dict[str, Any], Plan]] = []
+    plans: list[tuple[dict[str, Any], PartitionPlan]] = []
     for setting in settings:
         progress("partition", len(rows), len(settings))
         row, plan = _solve(workload, counts, setting, folder)
@@ -97,9 +99,9 @@ def bench_partition(
 
 
 def _solve(
-    workload: Workload, counts: Counts, settings: PlanSettings, folder: Path | None
-) -> tuple[dict[str, Any], Plan | None]:
-    row: dict[str, Any] = {"parts": settings.parts, "strategy": settings.strategy, "solver": settings.solver}
+    workload: Workload, counts: Counts, settings: PartitionSettings, folder: Path | None
+) -> tuple[dict[str, Any], PartitionPlan | None]:
+    row: dict[str, Any] = {"parts": settings.parts, "objective": settings.objective, "solver": settings.solver}
     started = time.perf_counter()
     try:
         with TemporaryDirectory(prefix="gsplit-", dir=folder) as work:
@@ -115,7 +117,7 @@ def _solve(
     }, plan
 
 
-def _compare(workload: Workload, counts: Counts, plan: Plan, quality: Quality, parts: int) -> dict[str, Any]:
+def _compare(workload: Workload, counts: Counts, plan: PartitionPlan, quality: Quality, parts: int) -> dict[str, Any]:
     """The theorem: what the weights expect beside what was measured, with its confidence interval."""
     expected = expect(workload.graph, counts, plan.parts, parts, quality.c_v, quality.c_e)
     (crossing, crossing_half), (loads, loads_half) = quality.cross_edges(), quality.mean_loads()

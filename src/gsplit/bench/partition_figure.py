@@ -34,7 +34,7 @@ def load_figure() -> Any:
 
 
 def draw_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
-    """One group of bars per graph and number of parts, a bar per strategy and solver; held-out mini-batches."""
+    """One group of bars per graph and number of parts, a bar per objective and solver; held-out mini-batches."""
     groups = [(name, parts) for name, doc in documents.items() for parts in sorted({r["parts"] for r in doc["rows"]})]
     cases = list(dict.fromkeys(_case(row) for document in documents.values() for row in document["rows"]))
     figure = load_figure()(figsize=(4 + 1.5 * len(groups), 9), layout="constrained")
@@ -75,7 +75,7 @@ def _cut_random(axes: Any, documents: dict[str, dict[str, Any]], key: str) -> No
 
 
 def _case(row: dict[str, Any]) -> str:
-    return f"{row['strategy']}, {row['solver']}"
+    return f"{row['objective']}, {row['solver']}"
 
 
 def _value(document: dict[str, Any], parts: int, case: str, key: str) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.comm import SoloComm
+from gsplit.distributed.comm import SoloComm
 from gsplit.graph import Graph
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
@@ -48,7 +48,7 @@ def bench_sampling(
         planted = PlantedGraph(num_vertices, num_edges, num_features=0)
         store = build_store(synthetic_source(planted), Path(folder) / "g.gsplit", progress=progress)
         graph = Graph(np.array(store.graph.indptr), np.array(store.graph.indices), num_vertices)
-        targets = torch.from_numpy(np.array(store.array("targets/train")))
+        targets = torch.from_numpy(np.array(store.stored_array("targets/train")))
     ways = _ways(graph, list(num_neighbors))
     rates: dict[str, list[float]] = {name: [] for name in ways}
     generator = torch.Generator().manual_seed(0)

@@ -187,7 +187,7 @@ def exactness(
     """Every model, option, strategy, mesh and ownership against one process, in float64; some ten minutes."""
     with command(as_json):
         from gsplit.bench.exactness import MESHES, run_exactness
-        from gsplit.nn.models import MODELS
+        from gsplit.run.models import MODELS
 
         with progress_bars(as_json) as progress:
             document = run_exactness(list(MESHES), model or list(MODELS), progress)

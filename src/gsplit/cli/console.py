@@ -67,7 +67,7 @@ def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was 
 @contextmanager
 def _as_rank(rank: int) -> Iterator[None]:
     """A rank's part of a command: signals end it at once, errors go to whoever started it."""
-    from gsplit.launch import report_failure
+    from gsplit.distributed.launch import report_failure
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not unwound: it may be deep in a collective
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""``gsplit partition`` and ``gsplit shard``: a store cut for several ranks, and a host's share of it."""
+"""``gsplit partition`` and ``gsplit shard``: a store cut for several ranks, and a host's shard of it."""
 
 import time
 from pathlib import Path
@@ -27,7 +27,7 @@ def partition(
     targets: Annotated[str, typer.Option(help="whose training to partition for; all: every vertex")] = "train",
     fanout: Annotated[str, typer.Option(help="neighbours per hop, as in training")] = "15,15,15",
     batch_size: Annotated[int, typer.Option(min=1, help="targets of the GLOBAL mini-batch, as in training")] = 1024,
-    strategy: Annotated[str, typer.Option(help="gsplit, or a baseline: node, edge, random")] = "gsplit",
+    objective: Annotated[str, typer.Option(help="gsplit, or a baseline: node, edge, random")] = "gsplit",
     solver: Annotated[str | None, typer.Option(help="metis, mtkahypar or restream [metis]")] = None,
     tolerance: Annotated[float, typer.Option(help="largest part's work over the mean that solvers aim at")] = TOLERANCE,
     c_v: Annotated[float, typer.Option(help="work of a vertex")] = C_V,
@@ -51,7 +51,7 @@ def partition(
                 parse_fanout(fanout),
                 None if targets == "all" else targets,
                 batch_size,
-                strategy=strategy,
+                objective=objective,
                 solver=solver,
                 tolerance=tolerance,
                 c_v=c_v,
@@ -93,13 +93,13 @@ def shard(
 ) -> None:
     """Cut out what the ranks of one host need: their vertices, in-edges, rows and targets."""
     with command(as_json):
-        from gsplit.store.shard import cut_share, host_range
+        from gsplit.store.shard import host_range, write_shard
 
         check_output(output, overwrite=overwrite)
         opened = open_store(store)
         with progress_bars(as_json) as progress:
             first, stop = host_range(opened, host, hosts, ranks_per_host)
-            made = cut_share(opened, output, first, stop, overwrite=overwrite, progress=progress)
+            made = write_shard(opened, output, first, stop, overwrite=overwrite, progress=progress)
         document = describe(made)
         if as_json:
             emit_json(document)

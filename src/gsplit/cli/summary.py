@@ -37,7 +37,7 @@ def describe(store: Store) -> dict[str, Any]:
         "ids": "names" if "name_bytes" in entries else "mapped" if "vertex_ids" in entries else "dense",
         "mean_in_degree": store.num_edges / max(1, stop - first),
         **statistics.model_dump(),
-        "num_bytes": sum(store.array(name).nbytes for name in store.names),
+        "num_bytes": sum(store.stored_array(name).nbytes for name in store.names),
         "partition": _partition(store),
         "provenance": [step.model_dump() for step in manifest.provenance],
     }
@@ -111,9 +111,9 @@ def _can_draw(console: Console) -> bool:
 def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     first, stop = document["vertex_range"]
     held = f"{first:,} .. {stop - 1:,}" if stop > first else "none"
-    share = "" if stop - first == document["num_vertices"] else f"  (this share: {held})"
+    shard = "" if stop - first == document["num_vertices"] else f"  (this shard: {held})"
     lines = [
-        ("vertices", f"{document['num_vertices']:,}{share}"),
+        ("vertices", f"{document['num_vertices']:,}{shard}"),
         ("edges", f"{document['num_edges']:,}"),
         ("in-degree", f"mean {document['mean_in_degree']:.1f}, largest {document['max_in_degree']:,}"),
         ("self-loops", f"{document['num_self_loops']:,}"),

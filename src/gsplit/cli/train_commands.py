@@ -45,13 +45,13 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _rank() -> int | None:
-    from gsplit.launch import is_rank
+    from gsplit.distributed.launch import is_rank
 
     return int(os.environ["RANK"]) if is_rank() else None
 
 
 def _start_ranks(nproc: int) -> None:
-    from gsplit.launch import launch
+    from gsplit.distributed.launch import launch
 
     code = launch([sys.executable, "-P", "-m", "gsplit.cli", *sys.argv[1:]], nproc)
     if code:
@@ -65,8 +65,8 @@ def _on_ranks(nproc: int, check: Callable[[], None], work: Callable[[Any], None]
         check()
         _start_ranks(nproc)
         return
-    from gsplit.comm import disconnect
-    from gsplit.mesh import init
+    from gsplit.distributed.comm import disconnect
+    from gsplit.distributed.mesh import init
 
     mesh = init(replicas=replicas)
     if rank is not None and nproc not in (1, mesh.size):
@@ -77,16 +77,16 @@ def _on_ranks(nproc: int, check: Callable[[], None], work: Callable[[Any], None]
 
 def _check_model(settings: Any, store: Store, nproc: int) -> None:
     """Whether the model can be built and wrapped, found out before ranks start."""
+    from gsplit.distributed.mesh import solo_mesh
     from gsplit.loader import STRATEGIES
-    from gsplit.mesh import solo_mesh
     from gsplit.nn.parallelize import parallelize
-    from gsplit.recipe import build_model, shape_of
+    from gsplit.run.recipe import build_model, shape_of
 
     if settings.strategy not in STRATEGIES:
         raise InputError(explain("--strategy", " or ".join(STRATEGIES), settings.strategy, "use one of these"))
     if nproc % settings.replicas:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
-    store.array(f"targets/{settings.targets}")
+    store.stored_array(f"targets/{settings.targets}")
     parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())
 
 
@@ -121,8 +121,8 @@ def train(
     """Train a stock model; the losses do not depend on the strategy or on the number of ranks."""
     options = dict(locals())
     with command(as_json, rank=_rank(), lost="no weights were kept"):
-        from gsplit.config import TrainSettings, load_settings
-        from gsplit.run_folder import check_new_run
+        from gsplit.run.config import TrainSettings, load_settings
+        from gsplit.run.folder import check_new_run
 
         given = _given(**{name: value for name, value in options.items() if name in TrainSettings.model_fields})
         settings, opened = load_settings(config, given), open_store(store)
@@ -138,7 +138,7 @@ def train(
 
 def _train(settings: Any, store: Store, mesh: Any, out: Path | None, overwrite: bool, as_json: bool) -> None:
     from gsplit.cli.training_view import TrainingView
-    from gsplit.recipe import train_run
+    from gsplit.run.recipe import train_run
 
     if mesh.rank or as_json:
         document = train_run(settings, store, mesh, out, overwrite)
@@ -179,15 +179,15 @@ def infer(
 
 
 def _check_inference(weights: Path, out: Path, overwrite: bool) -> None:
-    from gsplit.recipe import check_new_file
-    from gsplit.run_folder import load_run
+    from gsplit.run.folder import load_run
+    from gsplit.run.recipe import check_new_file
 
     load_run(weights)
     check_new_file(out, overwrite=overwrite)
 
 
 def _infer(weights: Path, store: Store, out: Path, overwrite: bool, mesh: Any, as_json: bool) -> None:
-    from gsplit.recipe import infer_run
+    from gsplit.run.recipe import infer_run
 
     with progress_bars(as_json or mesh.rank > 0) as progress:
         document = infer_run(weights, store, out, mesh, overwrite=overwrite, progress=progress)
@@ -221,7 +221,7 @@ def verify(
     """Train the same steps on one process and on W ranks, in float64, and compare; exit code 3 if they differ."""
     options = {name: value for name, value in dict(locals()).items() if name != "steps"}
     with command(as_json, rank=_rank()):
-        from gsplit.config import TrainSettings, load_settings
+        from gsplit.run.config import TrainSettings, load_settings
 
         given = _given(**{name: value for name, value in options.items() if name in TrainSettings.model_fields})
         settings, opened = load_settings(config, given), open_store(store)
@@ -234,8 +234,8 @@ def verify(
 
 
 def _verify(settings: Any, store: Store, mesh: Any, steps: int, as_json: bool) -> None:
-    from gsplit.launch import DIFFERS
-    from gsplit.recipe import verify_run
+    from gsplit.distributed.launch import DIFFERS
+    from gsplit.run.recipe import verify_run
 
     found = verify_run(settings, store, mesh, steps)
     if mesh.rank == 0 and as_json:

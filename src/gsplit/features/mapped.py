@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
-from gsplit.rows import copy_rows
+from gsplit.kernels.rows import copy_rows
 
 __all__ = ["MappedRows", "torch_dtype"]
 

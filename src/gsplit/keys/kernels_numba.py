@@ -8,7 +8,7 @@ int64 and uint64 into a float.
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.keys import scalar
 
 __all__ = ["bounded", "mix", "mix_array", "permute", "unpermute"]

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
+from gsplit.batch import Batch, EdgeHandle, WeightHandle
 from gsplit.nn.layers import layers_of, takes_weights
-from gsplit.strategies.batch import Batch
-from gsplit.strategies.handles import EdgeHandle, WeightHandle
 
 __all__ = ["LayerCall", "call_model", "dtype_of", "needs_weights", "rows_of", "substitute"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.keys import kernels_torch
 from gsplit.keys.kernels_numba import mix
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from gsplit.comm import Call, Comm, Pending
+from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
 
 __all__ = ["GradientAverage"]
@@ -35,7 +35,7 @@ class _Bucket:
         self.number, self.parameters = number, parameters
         self.grads: dict[int, Tensor] = {}
         self.flat: Tensor | None = None
-        self.work: Pending | None = None
+        self.work: Work | None = None
 
     @property
     def complete(self) -> bool:

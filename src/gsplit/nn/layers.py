@@ -2,7 +2,7 @@
 
 A layer is exact on blocks if a destination's output depends on nothing but its own row, its sampled in-edges and their
 sources' rows. Layers that break this are refused when the model is wrapped, by name where the reason is known; any
-other is found out by trying (``nn.company``).
+other is found out by trying (``nn.checks.row_independence``).
 """
 
 import warnings
@@ -21,7 +21,7 @@ from gsplit.errors import InputError, explain
 __all__ = [
     "check_modules",
     "is_layer",
-    "is_square",
+    "is_single_input",
     "layers_of",
     "normalised_edges",
     "takes_csr",
@@ -55,7 +55,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
     ),
 }
 _AGGREGATIONS = (aggr.LSTMAggregation, aggr.MedianAggregation, aggr.QuantileAggregation, aggr.GRUAggregation)
-_SQUARE = (pyg.GCNConv, pyg.PNAConv)
+_SINGLE_INPUT = (pyg.GCNConv, pyg.PNAConv)
 _INNER = ("_propagate", "_message", "_aggregate", "_update", "_edge_update")
 _CSR = (pyg.SAGEConv, pyg.GraphConv, pyg.GINConv, pyg.SimpleConv, pyg.GCNConv)
 """Layers that give the same through a CSR matrix as through ``edge_index`` (measured), and are faster."""
@@ -76,9 +76,9 @@ def layers_of(model: Module) -> dict[str, Module]:
     return found
 
 
-def is_square(layer: Module) -> bool:
+def is_single_input(layer: Module) -> bool:
     """Whether a layer takes one tensor of rows only, not (sources, destinations)."""
-    return isinstance(layer, _SQUARE)
+    return isinstance(layer, _SINGLE_INPUT)
 
 
 def takes_weights(layer: Module) -> bool:
@@ -90,7 +90,7 @@ def takes_csr(layer: Module, dtype: torch.dtype) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product."""
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
     watched = any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
-    adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: on a matrix that is not square
+    adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: on a matrix that is not single_input
     known = type(layer) in _CSR and not (watched or adds_loops or layer.explain)
     return known and plain and dtype in (torch.float32, torch.float64)
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.comm import Call, Comm
+from gsplit.distributed.comm import Call, Comm
 from gsplit.errors import InputError, explain
 
 __all__ = ["global_batch_norm"]
 
 
 def _statistics(x: Tensor, comm: Comm, call: Call) -> tuple[int, Tensor, Tensor]:
-    """Rows on all ranks, and mean and biased variance over them. A collective."""
+    """RowSpace on all ranks, and mean and biased variance over them. A collective."""
     width = x.size(1)
     table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # a line from each rank
     if x.size(0):

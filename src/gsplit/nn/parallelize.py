@@ -1,7 +1,7 @@
 """``gsplit.parallelize``: an unmodified PyG model that runs on mini-batches of any strategy and number of ranks.
 
 Nothing is wrapped or renamed: hooks on the model and on its message-passing layers do the work, so ``state_dict`` keys
-stay, and a copy or a saved model stays what it was. The model's own hook opens a ``Step`` when it is called with
+stay, and a copy or a saved model stays what it was. The model's own hook opens a ``ForwardPass`` when it is called with
 a batch's ``edge_index`` (or with a batch); each layer's hook puts the layer's rows and edges in place of the model's.
 Called with plain tensors the model does what it always did. Gradients are averaged over all ranks during backward.
 """
@@ -15,20 +15,19 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import JumpingKnowledge
 
-from gsplit.comm import Call, agree
+from gsplit.batch import Batch, EdgeHandle, Handle
+from gsplit.distributed.comm import Call, assert_same_on_all_ranks
+from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.mesh import Mesh
 from gsplit.nn.calls import call_model
-from gsplit.nn.company import check_company
-from gsplit.nn.dry_run import Recorder, example_input, explain_failure, no_draws, untouched
+from gsplit.nn.checks.dry_run import Recorder, example_input, explain_failure, forbid_random_draws, preserve_state
+from gsplit.nn.checks.row_independence import check_row_independence
+from gsplit.nn.checks.toy import toy_batch
+from gsplit.nn.forward_pass import ForwardPass, ForwardPassMode, ForwardPlan
 from gsplit.nn.gradients import GradientAverage
-from gsplit.nn.layers import check_modules, is_square, layers_of
-from gsplit.nn.step import Plan, Step, StepMode
-from gsplit.nn.toy import toy_batch
-from gsplit.strategies.batch import Batch
-from gsplit.strategies.handles import EdgeHandle, Handle
+from gsplit.nn.layers import check_modules, is_single_input, layers_of
 
-__all__ = ["parallelize", "plan_of", "stand_in"]
+__all__ = ["parallelize", "forward_plan_of", "override_forward_pass"]
 
 M = TypeVar("M", bound=Module)
 
@@ -39,10 +38,10 @@ class _Runtime:
     A deep copy has the same plan and ranks, and averages its own gradients; a pickled one has lost its ranks.
     """
 
-    def __init__(self, plan: Plan | None, mesh: Mesh | None) -> None:
+    def __init__(self, plan: ForwardPlan | None, mesh: Mesh | None) -> None:
         self.plan, self.mesh = plan, mesh
-        self.stand_in: Step | None = None
-        self._open: list[tuple[Step, StepMode] | None] = []
+        self.override: ForwardPass | None = None
+        self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Runtime":
@@ -58,15 +57,15 @@ class _Runtime:
         self._open.append(None)  # what ``close`` takes away, whatever happens here
         if batch is None:
             return
-        if self.stand_in is not None:
-            step: Step = self.stand_in
+        if self.override is not None:
+            step: ForwardPass = self.override
         elif self.plan is None or self.mesh is None:
             fix = "call gsplit.parallelize(model, mesh) again"
             raise InputError(explain("the model", "to know its ranks", "a model loaded from a file", fix))
         else:
-            step = Step(batch, self.plan)
+            step = ForwardPass(batch, self.plan)
             self._watch_gradients(model, self.mesh)
-        mode = StepMode(step)
+        mode = ForwardPassMode(step)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (step, mode)
 
@@ -76,11 +75,11 @@ class _Runtime:
         if opened is not None:
             opened[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def current(self) -> Step | None:
+    def current(self) -> ForwardPass | None:
         """The step whose forward is running."""
         return self._open[-1][0] if self._open and self._open[-1] is not None else None
 
-    def step_of(self, handle: Handle) -> Step:
+    def step_of(self, handle: Handle) -> ForwardPass:
         """The step a layer was called in."""
         step = self.current()
         if step is None or step.batch is not handle.batch:
@@ -191,35 +190,37 @@ def _install(model: Module, runtime: _Runtime) -> None:
     model.register_forward_hook(_Leave(runtime, ""), always_call=True)
 
 
-def _learn(model: Module, runtime: _Runtime, num_features: int | None) -> Plan:
+def _learn(model: Module, runtime: _Runtime, num_features: int | None) -> ForwardPlan:
     """Run the model on toy batches: what its layers are, and whether it can be split at all."""
     layers, like = layers_of(model), example_input(model, num_features)
-    square = frozenset(name for name, layer in layers.items() if is_square(layer))
+    single_input = frozenset(name for name, layer in layers.items() if is_single_input(layer))
     batch, meanings = toy_batch(max(len(layers), 1), like)
-    with untouched(model):
+    with preserve_state(model):
         model.train()
         while True:
-            recorder = runtime.stand_in = Recorder(batch, meanings, square)
+            recorder = runtime.override = Recorder(batch, meanings, single_input)
             try:
-                with no_draws():
+                with forbid_random_draws():
                     plan = recorder.plan(explain_failure(lambda: call_model(model, batch)))
                 break
             except InputError as error:  # a layer we do not know may take one tensor of rows only
                 unknown = recorder.inside
-                if unknown is None or unknown in square or error.__cause__ is None:
+                if unknown is None or unknown in single_input or error.__cause__ is None:
                     raise
-                square |= {unknown}
+                single_input |= {unknown}
             finally:
-                runtime.stand_in = None
+                runtime.override = None
         runtime.plan = plan
-        check_company(model, plan, like, stand_in)
+        check_row_independence(model, plan, like, override_forward_pass)
     return plan
 
 
 def _same_weights(model: Module, mesh: Mesh) -> None:
     """Give every rank rank 0's parameters and buffers. A collective."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    agree(mesh.world, "parallelize", {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()})
+    assert_same_on_all_ranks(
+        mesh.world, "parallelize", {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
+    )
     with torch.no_grad():
         for name, tensor in tensors.items():
             whole = tensor.detach().contiguous()
@@ -235,7 +236,7 @@ def _runtime_of(model: Module) -> _Runtime:
     raise InputError(explain("the model", "a wrapped model", "another", "call gsplit.parallelize(model, mesh) first"))
 
 
-def plan_of(model: Module) -> Plan:
+def forward_plan_of(model: Module) -> ForwardPlan:
     """What wrapping has learned about a model."""
     plan = _runtime_of(model).plan
     assert plan is not None
@@ -243,14 +244,14 @@ def plan_of(model: Module) -> Plan:
 
 
 @contextmanager
-def stand_in(model: Module, step: Step) -> Iterator[None]:
+def override_forward_pass(model: Module, step: ForwardPass) -> Iterator[None]:
     """Let another step answer the layers of a wrapped model for a while."""
     runtime = _runtime_of(model)
-    runtime.stand_in = step
+    runtime.override = step
     try:
         yield
     finally:
-        runtime.stand_in = None
+        runtime.override = None
 
 
 def parallelize(model: M, mesh: Mesh, *, num_features: int | None = None) -> M:

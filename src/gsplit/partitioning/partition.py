@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
-from gsplit.partitioning.plan import PlanSettings, check_plan, find_parts
+from gsplit.partitioning.plan import PartitionSettings, check_plan, find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.weights import vertex_work
@@ -28,7 +28,7 @@ def partition(
     input_nodes: str | None = "train",
     batch_size: int = 1024,
     *,
-    strategy: str = "gsplit",
+    objective: str = "gsplit",
     solver: str | None = None,
     tolerance: float = TOLERANCE,
     c_v: float = C_V,
@@ -41,13 +41,13 @@ def partition(
     """Partition a store for training with these targets, fanouts and global batch size; write and open the result.
 
     Any number of ranks up to ``parts`` runs from it. ``input_nodes``: the name of stored targets, or None for every
-    vertex. ``strategy``: "gsplit" (expected work balanced, expected traffic cut), or the baselines "node", "edge",
+    vertex. ``objective``: "gsplit" (expected work balanced, expected traffic cut), or the baselines "node", "edge",
     "random"; not to be confused with the loader's. ``solver``: "metis" (the default), "mtkahypar", "restream" (for
-    graphs that METIS cannot hold) or "random" (with the strategy of that name). A part's work is c_v times vertices
+    graphs that METIS cannot hold) or "random" (with the objective of that name). A part's work is c_v times vertices
     computed plus c_e times edges; solvers aim at no more than ``tolerance`` times the mean.
     """
-    chosen = solver or ("random" if strategy == "random" else "metis")
-    settings = PlanSettings(parts, strategy, chosen, tolerance, c_v, c_e, seed)
+    chosen = solver or ("random" if objective == "random" else "metis")
+    settings = PartitionSettings(parts, objective, chosen, tolerance, c_v, c_e, seed)
     workload = Workload.of_store(graph, input_nodes, num_neighbors, batch_size, seed)
     check_plan(workload, settings)
     with StoreWriter(Path(path), overwrite=overwrite) as writer:

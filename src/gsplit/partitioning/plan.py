@@ -13,18 +13,18 @@ from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
 from gsplit.partitioning.weights import STRATEGIES, check_costs, check_strategy, weigh
 
-__all__ = ["Plan", "PlanSettings", "check_plan", "find_parts"]
+__all__ = ["PartitionPlan", "PartitionSettings", "check_plan", "find_parts"]
 
 MAX_PARTS = 1024
 _LARGEST_TOLERANCE = 2.0
 
 
 @dataclass(frozen=True)
-class PlanSettings:
+class PartitionSettings:
     """What is asked of a partition. ``tolerance``: largest part's work over the mean that is aimed at."""
 
     parts: int
-    strategy: str = "gsplit"
+    objective: str = "gsplit"
     solver: str = "metis"
     tolerance: float = TOLERANCE
     c_v: float = C_V
@@ -33,7 +33,7 @@ class PlanSettings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PartitionPlan:
     """The part of every vertex, neighbouring parts close; how often edges between parts were drawn; the solver's cost.
 
     ``links[p, q]`` counts draws of edges from part q into part p.
@@ -44,13 +44,13 @@ class Plan:
     solution: Solution
 
 
-def check_plan(workload: Workload, settings: PlanSettings) -> None:
+def check_plan(workload: Workload, settings: PartitionSettings) -> None:
     """Refuse what cannot be solved, before anything long begins."""
-    check_strategy(settings.strategy)
-    if (settings.strategy == "random") != (settings.solver == "random"):
-        got = f"{settings.strategy} with {settings.solver}"
-        raise InputError(explain("strategy and solver", "random with random", got, "give both, or neither"))
-    solver_module(settings.solver).check(STRATEGIES[settings.strategy])
+    check_strategy(settings.objective)
+    if (settings.objective == "random") != (settings.solver == "random"):
+        got = f"{settings.objective} with {settings.solver}"
+        raise InputError(explain("objective and solver", "random with random", got, "give both, or neither"))
+    solver_module(settings.solver).check(STRATEGIES[settings.objective])
     most = min(workload.graph.num_vertices, MAX_PARTS)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
         expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")
@@ -64,10 +64,10 @@ def check_plan(workload: Workload, settings: PlanSettings) -> None:
         raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", fix))
 
 
-def find_parts(workload: Workload, counts: Counts, settings: PlanSettings, folder: Path) -> Plan:
+def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, folder: Path) -> PartitionPlan:
     """Weigh the graph into ``folder``, run the solver there, order the parts."""
     check_plan(workload, settings)
-    weighted = weigh(settings.strategy, workload.graph, counts, workload.targets, folder, settings.c_v, settings.c_e)
+    weighted = weigh(settings.objective, workload.graph, counts, workload.targets, folder, settings.c_v, settings.c_e)
     solution = run_solver(settings.solver, weighted, folder, settings.parts, settings.tolerance, settings.seed)
     parts = _spread(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance)
     links = count_links(workload.graph, counts.edges, parts, settings.parts)
@@ -76,7 +76,7 @@ def find_parts(workload: Workload, counts: Counts, settings: PlanSettings, folde
         number = np.empty_like(order)
         number[order] = np.arange(order.size)
         parts, links = number.astype(np.int32)[parts], links[np.ix_(order, order)]
-    return Plan(parts, links, solution)
+    return PartitionPlan(parts, links, solution)
 
 
 def _spread(

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.partitioning.defaults import EPOCHS
 from gsplit.progress import Progress, silent
 from gsplit.sampling import kernels_numba as host
@@ -72,13 +72,13 @@ class Workload:
     ) -> Self:
         """``input_nodes``: the name of stored targets, or None for every vertex."""
         if store.vertex_range != (0, store.num_vertices):
-            raise InputError(explain(store.path, "a whole store", "a host's share", "use the one it was cut from"))
+            raise InputError(explain(store.path, "a whole store", "a host's shard", "use the one it was cut from"))
         renumbered = "original_ids" in store.names
         original = np.asarray(store.original_ids()) if renumbered else np.empty(0, np.int64)
         if input_nodes is None:
             targets = np.argsort(original) if renumbered else np.arange(store.num_vertices)
         else:
-            targets = np.asarray(store.array(f"targets/{input_nodes}"))
+            targets = np.asarray(store.stored_array(f"targets/{input_nodes}"))
         check_fanouts(num_neighbors)
         fanouts = [operator.index(fanout) for fanout in num_neighbors]
         return cls(store.graph, original, targets, fanouts, batch_size, seed)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.graph import Graph
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.presample import Counts, Drawn
 from gsplit.partitioning.quotient import count_links

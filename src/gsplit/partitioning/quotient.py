@@ -12,7 +12,7 @@ import numpy.typing as npt
 from networkx.algorithms.community import kernighan_lin_bisection
 
 from gsplit.graph import Graph
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 
 __all__ = ["bisection_order", "count_links"]
 

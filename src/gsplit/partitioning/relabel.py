@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.files import Array
 from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, role_of
@@ -57,7 +57,7 @@ def write_renumbered(
     if "name_offsets" in store.names:
         _move_names(writer, store, order, progress)
     for name in store.manifest.names("targets"):
-        writer.write(f"targets/{name}", "int64", new_id[store.array(f"targets/{name}")])
+        writer.write(f"targets/{name}", "int64", new_id[store.stored_array(f"targets/{name}")])
     writer.write("original_ids", "int64", order)
     writer.write("hotness", "int64", hotness[order])
     sizes = np.bincount(parts, minlength=len(statistics.loads))
@@ -109,22 +109,25 @@ def _places_of(offsets: Array, runs: Ids) -> Ids:
 
 def _move_columns(writer: StoreWriter, store: Store, order: Ids, new_id: Ids, progress: Progress) -> None:
     """In-edges with their values, column after column of the new order."""
-    offsets, names = store.array("indptr"), ["indices", *(f"edges/{name}" for name in store.manifest.names("edges"))]
+    offsets, names = (
+        store.stored_array("indptr"),
+        ["indices", *(f"edges/{name}" for name in store.manifest.names("edges"))],
+    )
     lengths = np.diff(offsets)[order]
     writer.write("indptr", "int64", np.concatenate([[0], np.cumsum(lengths)]))
-    appenders = {name: writer.append(name, store.dtype(name), store.array(name).shape[1:]) for name in names}
+    appenders = {name: writer.append(name, store.dtype(name), store.stored_array(name).shape[1:]) for name in names}
     done = 0
-    for piece in _pieces(lengths, 8 + max(store.array(name)[:1].nbytes for name in names)):
+    for piece in _pieces(lengths, 8 + max(store.stored_array(name)[:1].nbytes for name in names)):
         places = _places_of(offsets, order[piece])
         for name, appender in appenders.items():
-            values = store.array(name)[places]
+            values = store.stored_array(name)[places]
             appender.append(new_id[values] if name == "indices" else values)
         done += places.size
         progress("move edges", done, store.num_edges)
 
 
 def _move_rows(writer: StoreWriter, store: Store, name: str, order: Ids, progress: Progress) -> None:
-    rows = store.array(name)
+    rows = store.stored_array(name)
     appender = writer.append(name, store.dtype(name), rows.shape[1:])
     for piece in row_slices(order.size, rows[:1].nbytes):
         appender.append(rows[order[piece]])
@@ -132,7 +135,7 @@ def _move_rows(writer: StoreWriter, store: Store, name: str, order: Ids, progres
 
 
 def _move_names(writer: StoreWriter, store: Store, order: Ids, progress: Progress) -> None:
-    offsets, text = store.array("name_offsets"), store.array("name_bytes")
+    offsets, text = store.stored_array("name_offsets"), store.stored_array("name_bytes")
     lengths = np.diff(offsets)[order]
     writer.write("name_offsets", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appender = writer.append("name_bytes", "uint8")

@@ -1,6 +1,6 @@
 """What a partitioner is asked: an undirected graph with integer weights, on disk.
 
-| strategy | balanced | cut |
+| objective | balanced | cut |
 |---|---|---|
 | gsplit | c_v k_v + c_e e_v, the expected work | k of both directions, summed; edges never drawn are dropped |
 | node | the same | number of edges |
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 
@@ -60,29 +60,29 @@ def check_costs(c_v: float, c_e: float) -> None:
 
 
 def weigh(
-    strategy: str, graph: Graph, counts: Counts, targets: npt.NDArray[np.int64], folder: Path, c_v: float, c_e: float
+    objective: str, graph: Graph, counts: Counts, targets: npt.NDArray[np.int64], folder: Path, c_v: float, c_e: float
 ) -> WeightedGraph:
-    """Write the weighted graph of a strategy into a folder and open it. Columns of ``graph`` ascend."""
-    check_strategy(strategy)
+    """Write the weighted graph of a objective into a folder and open it. Columns of ``graph`` ascend."""
+    check_strategy(objective)
     _check_columns(graph)
     folder.mkdir(parents=True, exist_ok=True)
     columns = [vertex_work(counts, c_v, c_e)]
-    if strategy == "edge":
+    if objective == "edge":
         is_target = np.zeros(graph.num_vertices, np.int64)
         is_target[targets] = 1
         columns = [graph.in_degrees(), is_target]
     vertex_weights = place_array(folder, "vertex_weights", (graph.num_vertices, len(columns)), np.int64)
     vertex_weights[...] = np.stack(columns, axis=1)
-    if strategy == "random":
+    if objective == "random":
         graph = Graph(np.zeros(graph.num_vertices + 1, np.int64), graph.indices[:0], graph.num_vertices)
-    edge_counts = counts.edges if strategy == "gsplit" else np.empty(0, np.uint32)
+    edge_counts = counts.edges if objective == "gsplit" else np.empty(0, np.uint32)
     return WeightedGraph(*_write_undirected(graph, edge_counts, folder), vertex_weights)
 
 
-def check_strategy(strategy: str) -> None:
+def check_strategy(objective: str) -> None:
     """Refuse what is none."""
-    if strategy not in STRATEGIES:
-        raise InputError(explain("strategy", f"one of {', '.join(STRATEGIES)}", strategy, "choose one of these"))
+    if objective not in STRATEGIES:
+        raise InputError(explain("objective", f"one of {', '.join(STRATEGIES)}", objective, "choose one of these"))
 
 
 def _write_undirected(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.keys.kernels_numba import bounded, mix
 
 __all__ = [

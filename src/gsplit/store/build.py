@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.files import Array
 from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, ArrayEntry, Manifest, new_step, role_of
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, Rows
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, RowStream
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
 from gsplit.store.writer import StoreWriter
 
@@ -192,7 +192,7 @@ def _write_vertices(writer: StoreWriter, source: GraphSource, progress: Progress
     return count_classes(y, source.y.type.dtype)
 
 
-def _write_rows(writer: StoreWriter, name: str, rows: Rows, num_vertices: int, progress: Progress) -> Array:
+def _write_rows(writer: StoreWriter, name: str, rows: RowStream, num_vertices: int, progress: Progress) -> Array:
     placed = writer.place(name, rows.type.dtype, (num_vertices, *rows.type.row_shape))
     done = 0
     for chunk in rows.chunks():

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.store.files import Array, ordered_bits, read_exactly, storage_dtype, write_all
 from gsplit.store.source import EdgeChunk, ValueType
 

@@ -25,14 +25,14 @@ __all__ = [
     "Manifest",
     "PartStatistics",
     "ProvenanceStep",
-    "Share",
+    "Shard",
     "file_of",
     "new_step",
     "parse_manifest",
     "role_of",
 ]
 
-VERSION = 1
+VERSION = 2
 MAX_VERTICES = 1 << 35
 MAX_EDGES = 1 << 40
 MAX_COLUMNS = 1 << 24
@@ -131,8 +131,8 @@ class PartStatistics(_Strict):
     links: list[list[Extent]]
 
 
-class Share(_Strict):
-    """Of what a host's share was cut: the whole store's fingerprint, and the lengths of its target lists."""
+class Shard(_Strict):
+    """Of what a host's shard was cut: the whole store's fingerprint, and the lengths of its target lists."""
 
     whole_fingerprint: str
     num_targets: dict[str, Extent]
@@ -151,7 +151,7 @@ class Manifest(_Strict):
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
     part_statistics: PartStatistics | None = None
-    share: Share | None = None
+    shard: Shard | None = None
     provenance: list[ProvenanceStep]
 
     @field_validator("version")
@@ -177,7 +177,7 @@ class Manifest(_Strict):
         for name, entry in self.arrays.items():
             self._check_entry(name, entry)
         self._check_part_statistics()
-        self._check_share()
+        self._check_shard()
         return self
 
     def _check_part_statistics(self) -> None:
@@ -185,20 +185,20 @@ class Manifest(_Strict):
         if found and {len(found.loads), len(found.links), *map(len, found.links)} != {parts}:
             raise ValueError(f"part_statistics: loads and links must be those of {parts} parts")
 
-    def _check_share(self) -> None:
-        """A share knows where its targets stand in the whole lists; a whole store has no need to."""
-        if self.share is None and self.vertex_range != (0, self.num_vertices):
-            raise ValueError("share is missing, and vertex_range is not the whole")
+    def _check_shard(self) -> None:
+        """A shard knows where its targets stand in the whole lists; a whole store has no need to."""
+        if self.shard is None and self.vertex_range != (0, self.num_vertices):
+            raise ValueError("shard is missing, and vertex_range is not the whole")
         targets, positions = self.names("targets"), self.names("target_positions")
-        if positions != (targets if self.share else []):
-            raise ValueError("target_positions go with the targets of a share")
+        if positions != (targets if self.shard else []):
+            raise ValueError("target_positions go with the targets of a shard")
         for name in positions:
             lengths = [self.arrays[f"{folder}/{name}"].shape[0] for folder in ("targets", "target_positions")]
             if lengths[0] != lengths[1]:
                 raise ValueError(f"target_positions/{name}: {lengths[1]} for {lengths[0]} targets")
-            whole = self.share.num_targets.get(name, -1) if self.share else -1
+            whole = self.shard.num_targets.get(name, -1) if self.shard else -1
             if whole < lengths[0]:
-                raise ValueError(f"share.num_targets.{name}: {lengths[0]} or more, as many as are here")
+                raise ValueError(f"shard.num_targets.{name}: {lengths[0]} or more, as many as are here")
 
     def _check_entry(self, name: str, entry: ArrayEntry) -> None:
         role = role_of(name)

@@ -50,7 +50,7 @@ class MemoryStore:
         """Names of all arrays."""
         return sorted(self.arrays)
 
-    def array(self, name: str) -> Array:
+    def stored_array(self, name: str) -> Array:
         """One array by name."""
         if name not in self.arrays:
             raise InputError(explain("graph", f"one of {', '.join(self.names)}", name, "use one of these names"))
@@ -58,12 +58,12 @@ class MemoryStore:
 
     def stored_targets(self, name: str) -> tuple[Array, None, int]:
         """A target list, all of it."""
-        targets = self.array(f"targets/{name}")
+        targets = self.stored_array(f"targets/{name}")
         return targets, None, targets.size
 
     def dtype(self, name: str) -> str:
         """The element type of an array, by its logical name."""
-        self.array(name)
+        self.stored_array(name)
         return self.dtypes[name]
 
     def original_ids(self, first: int = 0, stop: int | None = None) -> Array:

@@ -42,7 +42,7 @@ class Store:
 
     @property
     def vertex_range(self) -> tuple[int, int]:
-        """First vertex held and one past the last: all of them unless the store is a host's share."""
+        """First vertex held and one past the last: all of them unless the store is a host's shard."""
         return self.manifest.vertex_range
 
     @property
@@ -64,8 +64,8 @@ class Store:
     def fingerprint(self) -> str:
         """The graph in short: equal for stores with the same edges in the same numbering; to compare between ranks."""
         entries = self.manifest.arrays
-        if self.manifest.share is not None:
-            return self.manifest.share.whole_fingerprint
+        if self.manifest.shard is not None:
+            return self.manifest.shard.whole_fingerprint
         return " ".join(entries[name].sha256[:16] for name in ("indptr", "indices", "original_ids") if name in entries)
 
     @property
@@ -73,7 +73,7 @@ class Store:
         """The edges."""
         return Graph(self._arrays["indptr"], self._arrays["indices"], self.num_vertices, self.vertex_range[0])
 
-    def array(self, name: str) -> Array:
+    def stored_array(self, name: str) -> Array:
         """One array by name, such as ``y``, ``features/x`` or ``targets/train``; read-only."""
         if name not in self._arrays:
             raise InputError(explain(self.path, f"one of {', '.join(self.names)}", name, "use one of these names"))
@@ -92,7 +92,7 @@ class Store:
 
     def dtype(self, name: str) -> str:
         """The element type of an array, by its logical name (bfloat16 lies as uint16)."""
-        self.array(name)
+        self.stored_array(name)
         return self.manifest.arrays[name].dtype
 
     def original_ids(self, first: int | None = None, stop: int | None = None) -> Array:
@@ -105,14 +105,14 @@ class Store:
 
     def stored_targets(self, name: str) -> tuple[Array, Array | None, int]:
         """A target list as far as it is held here, its positions in the whole list (None if whole), and its length."""
-        targets = self.array(f"targets/{name}")
-        if self.manifest.share is None:
+        targets = self.stored_array(f"targets/{name}")
+        if self.manifest.shard is None:
             return targets, None, targets.size
-        return targets, self.array(f"target_positions/{name}"), self.manifest.share.num_targets[name]
+        return targets, self.stored_array(f"target_positions/{name}"), self.manifest.shard.num_targets[name]
 
     def vertex_names(self, rows: Array) -> list[str]:
         """The string ids of some held vertices, for stores imported from tables with string ids."""
-        offsets, text = self.array("name_offsets"), self.array("name_bytes")
+        offsets, text = self.stored_array("name_offsets"), self.stored_array("name_bytes")
         return [bytes(text[max(0, offsets[r]) : max(0, offsets[r + 1])]).decode("utf-8", "replace") for r in rows]
 
     def __repr__(self) -> str:
@@ -149,8 +149,8 @@ def _check_samples(manifest: Manifest, files: dict[str, ArrayFile]) -> None:
     for name, file in files.items():
         if name.startswith("targets/"):
             _check_ids(name, file, first, stop)
-        elif name.startswith("target_positions/") and manifest.share is not None:
-            _check_ids(name, file, 0, manifest.share.num_targets[name.partition("/")[2]])
+        elif name.startswith("target_positions/") and manifest.shard is not None:
+            _check_ids(name, file, 0, manifest.shard.num_targets[name.partition("/")[2]])
         elif name in ("indices", "original_ids"):
             _check_ids(name, file, 0, manifest.num_vertices)
         elif name == "indptr":

@@ -1,6 +1,6 @@
-"""Cutting out a host's share: the vertices that its ranks own, with their in-edges, rows and targets.
+"""Cutting out a host's shard: the vertices that its ranks own, with their in-edges, rows and targets.
 
-A share serves split training and inference of the ranks it was cut for: ids stay those of the whole graph, and
+A shard serves split training and inference of the ranks it was cut for: ids stay those of the whole graph, and
 targets keep their positions in the whole lists, so mini-batches are the same (law 1).
 """
 
@@ -12,13 +12,13 @@ from gsplit.errors import InputError, explain
 from gsplit.ownership import own_parts
 from gsplit.progress import Progress, silent
 from gsplit.store.files import Array
-from gsplit.store.manifest import Manifest, Share, new_step, role_of
+from gsplit.store.manifest import Manifest, Shard, new_step, role_of
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import row_slices
 from gsplit.store.verify import scan_edges, verify_store
 from gsplit.store.writer import StoreWriter
 
-__all__ = ["cut_share", "host_range"]
+__all__ = ["write_shard", "host_range"]
 
 
 def host_range(store: Store, host: int, num_hosts: int, ranks_per_host: int = 1) -> tuple[int, int]:
@@ -30,12 +30,12 @@ def host_range(store: Store, host: int, num_hosts: int, ranks_per_host: int = 1)
     return cuts[host * ranks_per_host], cuts[(host + 1) * ranks_per_host]
 
 
-def cut_share(
+def write_shard(
     store: Store, path: str | Path, first: int, stop: int, *, overwrite: bool = False, progress: Progress = silent
 ) -> Store:
-    """Write the vertices ``first .. stop - 1`` of a whole store as a share and open it."""
-    if store.manifest.share is not None:
-        raise InputError(explain(store.path, "a whole store", "a share", "cut shares from the whole"))
+    """Write the vertices ``first .. stop - 1`` of a whole store as a shard and open it."""
+    if store.manifest.shard is not None:
+        raise InputError(explain(store.path, "a whole store", "a shard", "cut shards from the whole"))
     graph, path = store.graph.restrict(first, stop), Path(path)
     original = store.original_ids(first, stop) if "original_ids" in store.names else np.empty(0, np.int64)
     with StoreWriter(path, overwrite=overwrite) as writer:
@@ -45,12 +45,12 @@ def cut_share(
         for name in store.names:
             rows = role_of(name).rows
             if rows == "vertex":
-                _copy(writer, store, name, store.array(name)[first:stop], progress)
+                _copy(writer, store, name, store.stored_array(name)[first:stop], progress)
             elif rows == "edge":
-                _copy(writer, store, name, store.array(name)[graph.indptr[0] : graph.indptr[-1]], progress)
+                _copy(writer, store, name, store.stored_array(name)[graph.indptr[0] : graph.indptr[-1]], progress)
         _copy_names(writer, store, first, stop, progress)
         for name in store.manifest.names("targets"):
-            targets = store.array(f"targets/{name}")
+            targets = store.stored_array(f"targets/{name}")
             positions = np.flatnonzero((targets >= first) & (targets < stop))
             _copy(writer, store, f"targets/{name}", targets[positions], progress)
             writer.write(f"target_positions/{name}", "int64", positions)
@@ -66,9 +66,9 @@ def cut_share(
                 arrays=writer.finish_arrays(),
                 statistics=statistics,
                 part_statistics=whole.part_statistics,
-                share=Share(
+                shard=Shard(
                     whole_fingerprint=store.fingerprint,
-                    num_targets={name: store.array(f"targets/{name}").size for name in whole.names("targets")},
+                    num_targets={name: store.stored_array(f"targets/{name}").size for name in whole.names("targets")},
                 ),
                 provenance=[*whole.provenance, step],
             )
@@ -85,6 +85,6 @@ def _copy(writer: StoreWriter, store: Store, name: str, rows: Array, progress: P
 
 def _copy_names(writer: StoreWriter, store: Store, first: int, stop: int, progress: Progress) -> None:
     if "name_offsets" in store.names:
-        offsets = store.array("name_offsets")[first : stop + 1]
+        offsets = store.stored_array("name_offsets")[first : stop + 1]
         _copy(writer, store, "name_offsets", offsets - offsets[0], progress)
-        _copy(writer, store, "name_bytes", store.array("name_bytes")[offsets[0] : offsets[-1]], progress)
+        _copy(writer, store, "name_bytes", store.stored_array("name_bytes")[offsets[0] : offsets[-1]], progress)

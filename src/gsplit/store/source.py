@@ -18,7 +18,7 @@ __all__ = [
     "EdgeRules",
     "GraphSource",
     "RowChunk",
-    "Rows",
+    "RowStream",
     "ValueType",
     "check_edge_index",
     "dtype_name",
@@ -51,14 +51,14 @@ class EdgeChunk:
 
 @dataclass(frozen=True)
 class RowChunk:
-    """Rows of a per-vertex array and the vertices they belong to."""
+    """RowStream of a per-vertex array and the vertices they belong to."""
 
     vertices: slice | npt.NDArray[np.int64]
     rows: Array
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowStream:
     """A per-vertex array that arrives in pieces; every vertex once."""
 
     type: ValueType
@@ -74,8 +74,8 @@ class GraphSource:
     num_edges: int
     edges: Callable[[], Iterator[EdgeChunk]]
     edge_values: Mapping[str, ValueType] = field(default_factory=dict)
-    features: Mapping[str, Rows] = field(default_factory=dict)
-    y: Rows | None = None
+    features: Mapping[str, RowStream] = field(default_factory=dict)
+    y: RowStream | None = None
     targets: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     vertex_ids: npt.NDArray[np.int64] | None = None
     vertex_names: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = None
@@ -120,11 +120,11 @@ def row_slices(num_rows: int, row_bytes: int) -> Iterator[slice]:
         yield slice(first, min(first + step, num_rows))
 
 
-def rows_of(array: Array, dtype: str) -> Rows:
-    """An array at hand, memory-mapped or not, as ``Rows``."""
+def rows_of(array: Array, dtype: str) -> RowStream:
+    """An array at hand, memory-mapped or not, as ``RowStream``."""
 
     def chunks() -> Iterator[RowChunk]:
         for piece in row_slices(array.shape[0], array[:1].nbytes):
             yield RowChunk(piece, array[piece])
 
-    return Rows(ValueType(dtype, array.shape[1:]), chunks)
+    return RowStream(ValueType(dtype, array.shape[1:]), chunks)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.files import Array, raw_bytes
 from gsplit.store.manifest import file_of
@@ -44,10 +44,10 @@ def _fail(name: str, expected: str, got: object) -> StoreError:
 
 
 def _verify_checksums(store: Store, progress: Progress) -> None:
-    total = sum(store.array(name).nbytes for name in store.names)
+    total = sum(store.stored_array(name).nbytes for name in store.names)
     done = 0
     for name in store.names:
-        array, digest = store.array(name), hashlib.sha256()
+        array, digest = store.stored_array(name), hashlib.sha256()
         for piece in row_slices(array.shape[0], array[:1].nbytes):
             digest.update(raw_bytes(array[piece]))
             done += array[piece].nbytes
@@ -64,9 +64,9 @@ def _pieces(array: Array, overlap: int = 0) -> Iterator[Array]:
 def _verify_offsets(store: Store) -> None:
     ends = {"indptr": store.num_edges}
     if "name_offsets" in store.names:
-        ends["name_offsets"] = store.array("name_bytes").size
+        ends["name_offsets"] = store.stored_array("name_bytes").size
     for name in ends:
-        if any((part[1:] < part[:-1]).any() for part in _pieces(store.array(name), overlap=1)):
+        if any((part[1:] < part[:-1]).any() for part in _pieces(store.stored_array(name), overlap=1)):
             raise _fail(name, "offsets that never fall", "a fall")
 
 
@@ -107,11 +107,11 @@ def _scan_columns(
 
 
 def _original_ids(store: Store) -> npt.NDArray[np.int64]:
-    return store.array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
+    return store.stored_array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
 
 
 def scan_edges(graph: Graph, original: npt.NDArray[np.int64], progress: Progress = silent) -> Statistics:
-    """Check range and order of every column and count. In a share, the order of foreign sources is not known.
+    """Check range and order of every column and count. In a shard, the order of foreign sources is not known.
 
     ``original`` are the original ids of the vertices held, or none where ids are original. Offsets have been checked.
     """
@@ -151,7 +151,7 @@ def _verify_ids(store: Store) -> None:
     first, stop = store.vertex_range
     for name in store.names:
         if name.startswith("targets/"):
-            ids = store.array(name)
+            ids = store.stored_array(name)
             if ids.size and not first <= int(ids.min()) <= int(ids.max()) < stop:
                 raise _fail(name, f"ids in {first}..{stop - 1}", f"{ids.min()}..{ids.max()}")
             order = store.original_ids()[ids - first]
@@ -160,7 +160,7 @@ def _verify_ids(store: Store) -> None:
         if name.startswith("target_positions/"):
             _verify_positions(store, name)
     if "original_ids" in store.names:
-        ids = store.array("original_ids")
+        ids = store.stored_array("original_ids")
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < store.num_vertices:
             raise _fail("original_ids", f"ids in 0..{store.num_vertices - 1}", f"{ids.min()}..{ids.max()}")
         if np.count_nonzero(np.bincount(ids, minlength=1)) != ids.size:
@@ -168,8 +168,8 @@ def _verify_ids(store: Store) -> None:
 
 
 def _verify_positions(store: Store, name: str) -> None:
-    assert store.manifest.share is not None
-    places, length = store.array(name), store.manifest.share.num_targets[name.partition("/")[2]]
+    assert store.manifest.shard is not None
+    places, length = store.stored_array(name), store.manifest.shard.num_targets[name.partition("/")[2]]
     inside = not places.size or 0 <= int(places[0]) <= int(places[-1]) < length
     if not inside or (places[1:] <= places[:-1]).any():
         raise _fail(name, f"places in the list of {length}, ascending", "others")
@@ -182,7 +182,7 @@ def _verify_listing(store: Store) -> None:
             fix = "remove the file, or restore manifest.json from a copy"
             raise StoreError(explain("manifest.json", "an entry for every array", f"none for {file.name}", fix))
     if "y" in store.names:
-        classes = count_classes(store.array("y"), store.dtype("y"))
+        classes = count_classes(store.stored_array("y"), store.dtype("y"))
         whole = store.vertex_range == (0, store.num_vertices)
         if classes > store.num_classes or (whole and classes != store.num_classes):
             expected = f"num_classes = {classes}, as the labels say"

@@ -7,14 +7,14 @@ the whole graph and all features on every rank, memory-mapped or not.
 
 from torch import Tensor
 
+from gsplit.batch import Batch
 from gsplit.blocks import ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import SoloComm
-from gsplit.mesh import Mesh
+from gsplit.distributed.comm import SoloComm
+from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.buffers import BufferPool
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.protocol import LayerSampler
-from gsplit.strategies.batch import Batch
-from gsplit.strategies.targets import OwnTargets
+from gsplit.sampling.targets import LocalTargets
 from gsplit.strategies.vertex_data import VertexData
 from gsplit.telemetry import Telemetry
 
@@ -28,7 +28,7 @@ class DataStrategy:
         self,
         *,
         sampler: LayerSampler,
-        targets: OwnTargets,
+        targets: LocalTargets,
         data: VertexData,
         mesh: Mesh,
         telemetry: Telemetry,
@@ -50,10 +50,10 @@ class DataStrategy:
     def make_batch(self, key: StepKey) -> Batch:
         """Sample and load one step; no other rank is asked for anything."""
         mesh, data, telemetry, size = self._mesh, self._data, self._telemetry, self._batch_size
-        targets = self._targets.of_step(key.seed, key.epoch, key.step, size, shuffle=self._shuffle, cut=self._cut)
+        targets = self._targets.for_step(key.seed, key.epoch, key.step, size, shuffle=self._shuffle, cut=self._cut)
         with telemetry.span("sample"):
             sample = sample_minibatch(self._sampler, targets.to(mesh.device), self._num_neighbors, key)
-        x = self._pool.lend((sample.input_ids.numel(), *data.features.row_shape), data.features.dtype)
+        x = self._pool.empty((sample.input_ids.numel(), *data.features.row_shape), data.features.dtype)
         with telemetry.span("load_features"):
             data.read_features(sample.input_ids, x)
         self._count(sample, x)

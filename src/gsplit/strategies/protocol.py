@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from gsplit.batch import Batch
 from gsplit.sampling.minibatch import StepKey
-from gsplit.strategies.batch import Batch
 
 __all__ = ["Strategy"]
 

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
+from gsplit.batch import Batch
 from gsplit.blocks import ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call
-from gsplit.mesh import Mesh
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.buffers import BufferPool
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import LayerSampler
+from gsplit.sampling.targets import LocalTargets
 from gsplit.split import Split, split_minibatch
-from gsplit.strategies.batch import Batch
-from gsplit.strategies.targets import OwnTargets
 from gsplit.strategies.vertex_data import VertexData
 from gsplit.telemetry import Telemetry
 
@@ -73,7 +73,7 @@ class SplitMaker:
     def _load(self, split: Split, key: StepKey) -> Tensor:
         """Own input rows read straight into the mixed tensor, foreign ones received into its tail."""
         features, index = self._data.features, split.layers[0].index
-        x = self._pool.lend((index.num_mixed, *features.row_shape), features.dtype)
+        x = self._pool.empty((index.num_mixed, *features.row_shape), features.dtype)
         with self._telemetry.span("load_features"):
             self._data.read_features(split.input_ids, x[: index.num_local])
         with self._telemetry.span("exchange_features"):  # all ranks: once per step
@@ -82,10 +82,10 @@ class SplitMaker:
 
     def _fill_tail(self, mixed: Tensor, index: ShuffleIndex, call: Call) -> None:
         """Receive the rows of other ranks behind the own ones."""
-        rows = self._mesh.loading.outgoing((index.num_sent, *mixed.shape[1:]), mixed.dtype)
+        rows = self._mesh.loading.send_buffer((index.num_sent, *mixed.shape[1:]), mixed.dtype)
         torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
         tail = mixed[index.num_local :]
-        self._mesh.loading.exchange(call, tail, rows, index.recv_counts, index.send_counts).wait()
+        self._mesh.loading.all_to_all(call, tail, rows, index.recv_counts, index.send_counts).wait()
 
     def _scales(self, split: Split, key: StepKey, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
         """GCN's factor of every mixed row of every layer; local frontiers are prefixes of the lowest one."""
@@ -126,7 +126,7 @@ class SplitStrategy:
         *,
         sampler: LayerSampler,
         ownership: Ownership,
-        targets: OwnTargets,
+        targets: LocalTargets,
         data: VertexData,
         mesh: Mesh,
         telemetry: Telemetry,
@@ -159,7 +159,7 @@ class SplitStrategy:
         With several replicas each takes a strided cut of the mini-batch's targets, and splits that.
         """
         targets, size = self._targets, self._batch_size
-        own = targets.of_step(key.seed, key.epoch, key.step, size, shuffle=self._shuffle, cut=self._cut)
+        own = targets.for_step(key.seed, key.epoch, key.step, size, shuffle=self._shuffle, cut=self._cut)
         self._telemetry.peak("targets_bytes", targets.num_bytes)
         range_bytes = max(self._sampler.num_range_bytes, targets.largest_bytes)
         self._telemetry.peak("largest_range_array_bytes", range_bytes)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gsplit.features.mapped import MappedRows
 from gsplit.graph import Graph
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 
 __all__ = ["VertexData", "gcn_factors"]
 

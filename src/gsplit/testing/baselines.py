@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from gsplit.blocks import ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call
-from gsplit.mesh import Mesh
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.buffers import BufferPool
 from gsplit.shuffle import shuffle
 
 __all__ = ["time_shuffles"]
@@ -69,7 +69,7 @@ def _index(mesh: Mesh, num_rows: int) -> ShuffleIndex:
     counts = [0] * mesh.size
     for place, peer in enumerate(peers):
         counts[peer] = num_rows // len(peers) + (1 if place < num_rows % len(peers) else 0)
-    theirs = mesh.loading.exchange_counts(Call("bench"), tuple(counts))
+    theirs = mesh.loading.all_to_all_counts(Call("bench"), tuple(counts))
     rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(mesh.rank))
     assert sum(theirs) == num_rows
     return ShuffleIndex(rows, tuple(counts), theirs, num_rows, num_rows // 2)

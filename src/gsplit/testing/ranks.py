@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gsplit.comm import disconnect
+from gsplit.distributed.comm import disconnect
+from gsplit.distributed.mesh import init
 from gsplit.errors import CommError
-from gsplit.mesh import init
 
 __all__ = ["RankFailedError", "run_ranks"]
 

@@ -12,10 +12,14 @@ from gsplit.errors import MissingDependencyError
 
 def _document(parts: int) -> dict[str, Any]:
     figures = {"cross_edge_share": 0.1, "rows_shuffled_per_input": 0.3, "edge_imbalance": 1.1, "vertex_imbalance": 1.2}
-    good = [{"parts": parts, "strategy": strategy, "solver": "metis", **figures} for strategy in ("gsplit", "edge")]
-    random = {"parts": parts, "strategy": "random", "solver": "random", **figures, "cross_edge_share": 0.75}
+    good = [{"parts": parts, "objective": objective, "solver": "metis", **figures} for objective in ("gsplit", "edge")]
+    random = {"parts": parts, "objective": "random", "solver": "random", **figures, "cross_edge_share": 0.75}
     return {
-        "rows": [*good, random, {"parts": parts, "strategy": "gsplit", "solver": "mtkahypar", "error": "not installed"}]
+        "rows": [
+            *good,
+            random,
+            {"parts": parts, "objective": "gsplit", "solver": "mtkahypar", "error": "not installed"},
+        ]
     }
 
 

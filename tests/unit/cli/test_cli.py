@@ -89,8 +89,8 @@ def test_partition_inspect_and_shard(store: Path, tmp_path: Path) -> None:
     again = _run("partition", store, made, "--parts", "2", *small, "--overwrite", "--strategy", "random")
     assert again.returncode == 0, again.stderr
     assert "2 parts by random with random" in again.stdout and "presampled" in again.stdout
-    share = json.loads(_run("shard", made, half, "--host", "1", "--hosts", "2", "--json").stdout)
-    assert share["vertex_range"] == [_first_cut(made), 500]
+    shard = json.loads(_run("shard", made, half, "--host", "1", "--hosts", "2", "--json").stdout)
+    assert shard["vertex_range"] == [_first_cut(made), 500]
     assert json.loads(_run("inspect", half, "--verify", "--json").stdout)["verified"] is True
 
 

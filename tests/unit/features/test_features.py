@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gsplit.buffers import BufferPool
 from gsplit.errors import InputError
 from gsplit.features.mapped import MappedRows, torch_dtype
+from gsplit.kernels.buffers import BufferPool
 
 CPU = torch.device("cpu")
 
@@ -40,18 +40,18 @@ def test_vertices_of_others_are_refused(bad: int) -> None:
 
 def test_a_buffer_comes_back_when_nothing_looks_at_it() -> None:
     pool = BufferPool(CPU)
-    first = pool.lend((10, 4), torch.float32)
+    first = pool.empty((10, 4), torch.float32)
     address = first.data_ptr()
-    second = pool.lend((10, 4), torch.float32)
+    second = pool.empty((10, 4), torch.float32)
     assert second.data_ptr() != address
     view = first[2:5]
     del first
-    assert pool.lend((10, 4), torch.float32).data_ptr() != address
+    assert pool.empty((10, 4), torch.float32).data_ptr() != address
     del view
     gc.collect()
     assert address in {
-        pool.lend((10, 4), torch.float32).data_ptr(),
-        (kept := pool.lend((1, 4), torch.float32)).data_ptr(),
+        pool.empty((10, 4), torch.float32).data_ptr(),
+        (kept := pool.empty((1, 4), torch.float32)).data_ptr(),
     }
     assert kept.shape == (1, 4)
 
@@ -60,12 +60,12 @@ def test_a_graph_that_saved_the_rows_keeps_the_buffer() -> None:
     """The rule that makes the pool safe: without it the second loan would overwrite what backward needs."""
     pool = BufferPool(CPU)
     weight = torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    x = pool.lend((3, 4), torch.float64)
+    x = pool.empty((3, 4), torch.float64)
     x.fill_(2.0)
     loss = (x @ weight).sum()
     del x
     gc.collect()
-    other = pool.lend((3, 4), torch.float64)
+    other = pool.empty((3, 4), torch.float64)
     other.fill_(100.0)
     loss.backward()
     assert weight.grad is not None
@@ -75,9 +75,9 @@ def test_a_graph_that_saved_the_rows_keeps_the_buffer() -> None:
 def test_growing_and_empty_loans() -> None:
     pool = BufferPool(CPU)
     for size in (10, 1000, 100_000):
-        loan = pool.lend((size, 3), torch.float32)
+        loan = pool.empty((size, 3), torch.float32)
         assert loan.shape == (size, 3)
         del loan
     gc.collect()
     assert pool.num_bytes < 2 * 100_000 * 12
-    assert pool.lend((0, 3), torch.bfloat16).shape == (0, 3)
+    assert pool.empty((0, 3), torch.bfloat16).shape == (0, 3)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter
 
-from gsplit.comm import Call, Pending, SoloComm
+from gsplit.distributed.comm import Call, SoloComm, Work
 from gsplit.errors import CommError, InputError
 from gsplit.nn import gradients
 from gsplit.nn.gradients import GradientAverage
@@ -20,7 +20,7 @@ class TwinComm(SoloComm):
         super().__init__()
         self.size = 2
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         tensor *= 2
         return super().all_reduce(call, tensor)
 
@@ -140,7 +140,7 @@ def test_hooks_of_others_are_refused() -> None:
 class LostComm(TwinComm):
     """The other rank is at another bucket."""
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         tensor[-1] += 1
         return super().all_reduce(call, tensor)
 

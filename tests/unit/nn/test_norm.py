@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gsplit.comm import SoloComm
+from gsplit.distributed.comm import SoloComm
 from gsplit.errors import InputError
 from gsplit.nn.norm import global_batch_norm
 

@@ -19,11 +19,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GATConv, GCNConv, GraphSAGE, MessagePassing, SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
+from gsplit.batch import Batch
 from gsplit.bench.exactness import Case, make_model
-from gsplit.mesh import Mesh, solo_mesh
-from gsplit.nn.models import MODELS
+from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.nn.parallelize import _Hook
-from gsplit.strategies.batch import Batch
+from gsplit.run.models import MODELS
 
 N, WIDTH, CLASSES = 60, 6, 5
 

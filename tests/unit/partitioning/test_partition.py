@@ -17,13 +17,13 @@ import gsplit
 from gsplit.ownership import lightest_runs, own_parts
 from gsplit.partitioning import partition as partition_module
 from gsplit.partitioning.forecast import forecast, forecasts
-from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.plan import PartitionSettings, find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit.store.shard import cut_share
+from gsplit.store.shard import write_shard
 from gsplit.store.verify import verify_store
 
 RNG = np.random.default_rng(0)
@@ -46,14 +46,14 @@ def _store(path: Path, n: int, src: Any, dst: Any) -> Store:
 
 @pytest.mark.parametrize("name", list(GRAPHS))
 @pytest.mark.parametrize(
-    "strategy, solver", [("gsplit", "metis"), ("edge", "metis"), ("gsplit", "restream"), ("random", "")]
+    "objective, solver", [("gsplit", "metis"), ("edge", "metis"), ("gsplit", "restream"), ("random", "")]
 )
-def test_graphs_that_are_no_fun(name: str, strategy: str, solver: str, tmp_path: Path) -> None:
+def test_graphs_that_are_no_fun(name: str, objective: str, solver: str, tmp_path: Path) -> None:
     n, src, dst = GRAPHS[name]
     store = _store(tmp_path / "g.gsplit", n, src, dst)
     parts = min(4, n)
     made = gsplit.partition(
-        store, tmp_path / "p.gsplit", parts, [3, 3], batch_size=8, strategy=strategy, solver=solver, epochs=2
+        store, tmp_path / "p.gsplit", parts, [3, 3], batch_size=8, objective=objective, solver=solver, epochs=2
     )
     verify_store(made)
     assert len(made.part_boundaries) == parts + 1
@@ -65,14 +65,14 @@ def test_graphs_that_are_no_fun(name: str, strategy: str, solver: str, tmp_path:
 def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     store = _store(tmp_path / "g.gsplit", *GRAPHS["directed"])
     made = gsplit.partition(store, tmp_path / "p.gsplit", 2, [3], batch_size=8, epochs=1)
-    share = cut_share(made, tmp_path / "s.gsplit", 0, 10)
+    shard = write_shard(made, tmp_path / "s.gsplit", 0, 10)
     before = sorted(p.name for p in tmp_path.iterdir())
     cases: list[tuple[Store, dict[str, Any], str]] = [
         (store, {"parts": 61}, "parts: expected 1 to 60, the number of vertices .got 61"),
         (store, {"parts": 0}, "parts: expected 1 to 60"),
-        (store, {"strategy": "hash"}, "strategy: expected one of gsplit, node, edge, random"),
+        (store, {"objective": "hash"}, "objective: expected one of gsplit, node, edge, random"),
         (store, {"solver": "scotch"}, "solver: expected one of metis"),
-        (store, {"solver": "random"}, "strategy and solver: expected random with random"),
+        (store, {"solver": "random"}, "objective and solver: expected random with random"),
         (store, {"tolerance": 0.9}, "tolerance: expected more than 1"),
         (store, {"tolerance": float("inf")}, "tolerance: expected more than 1 and at most 2"),
         (store, {"parts": 2.0}, "parts: expected 1 to 60"),
@@ -85,9 +85,9 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         (store, {"input_nodes": "valid"}, "expected one of"),
         (store, {"input_nodes": "none"}, "targets: expected at least one"),
         (store, {"num_neighbors": []}, "num_neighbors"),
-        (store, {"strategy": "edge", "solver": "mtkahypar"}, "Mt-KaHyPar: expected one balance constraint"),
+        (store, {"objective": "edge", "solver": "mtkahypar"}, "Mt-KaHyPar: expected one balance constraint"),
         (made, {}, "the store: expected one that has not been renumbered"),
-        (share, {}, "expected a whole store"),
+        (shard, {}, "expected a whole store"),
         (store, {"path": tmp_path / "p.gsplit"}, "p.gsplit"),
     ]
     for graph, options, message in cases:
@@ -150,7 +150,7 @@ def test_runs_are_as_light_as_can_be() -> None:
 def test_the_same_settings_give_the_same_parts(planted: Store, tmp_path: Path) -> None:
     workload = Workload.of_store(planted, "train", [5, 5], 256)
     counts = presample(workload, epochs=1)
-    one, two = (find_parts(workload, counts, PlanSettings(4), tmp_path / name).parts for name in "ab")
+    one, two = (find_parts(workload, counts, PartitionSettings(4), tmp_path / name).parts for name in "ab")
     assert np.array_equal(one, two)
 
 
@@ -182,7 +182,12 @@ def test_mistakes_are_found_before_anything_long(
         raise AssertionError("presampling began")
 
     monkeypatch.setattr(partition_module, "presample", never)
-    for options in ({"solver": "scotch"}, {"tolerance": 0.5}, {"c_v": -1}, {"strategy": "edge", "solver": "mtkahypar"}):
+    for options in (
+        {"solver": "scotch"},
+        {"tolerance": 0.5},
+        {"c_v": -1},
+        {"objective": "edge", "solver": "mtkahypar"},
+    ):
         with pytest.raises(gsplit.InputError):
             gsplit.partition(planted, tmp_path / "p.gsplit", 4, [5], **options)
     with pytest.raises(gsplit.InputError, match="parts: expected 1 to 1024, the most that are supported"):
@@ -205,7 +210,7 @@ def test_vertices_that_no_mini_batch_reaches_are_spread(solver: str, tmp_path: P
     )
     store = build_store(source, tmp_path / "g.gsplit")
     made = gsplit.partition(store, tmp_path / "p.gsplit", 8, [2], batch_size=8, epochs=2, solver=solver)
-    reached = np.asarray(made.array("hotness")) > 0
+    reached = np.asarray(made.stored_array("hotness")) > 0
     assert reached.mean() < 0.1
     assert np.diff(made.part_boundaries).max() <= 1.05 * 500
     assert all(
@@ -225,7 +230,7 @@ def test_a_damaged_store_gets_no_new_checksums(planted: Store, name: str, value:
     with pytest.raises(gsplit.StoreError, match=refusal):
         gsplit.partition(gsplit.open(damaged), tmp_path / "p.gsplit", 4, [5], batch_size=256, epochs=1)
     with pytest.raises(gsplit.StoreError, match=refusal):
-        cut_share(gsplit.open(damaged), tmp_path / "s.gsplit", 0, 1000)
+        write_shard(gsplit.open(damaged), tmp_path / "s.gsplit", 0, 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["g.gsplit"]
 
 

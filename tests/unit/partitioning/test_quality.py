@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gsplit.graph import Graph
 from gsplit.partitioning.forecast import imbalance
-from gsplit.partitioning.plan import PlanSettings, find_parts
+from gsplit.partitioning.plan import PartitionSettings, find_parts
 from gsplit.partitioning.presample import Drawn, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, measure
 from gsplit.store.build import build_store
@@ -81,7 +81,7 @@ def test_later_mini_batches_are_as_expected(tmp_path: Path, communities: int, co
     workload = Workload.of_store(store, "train", [5, 5], 64, seed=3)
     epochs = 2400 // workload.steps_per_epoch  # with few draws per edge, a solver finds cuts that only look cheap
     counts = presample(workload, epochs=epochs)
-    plan = find_parts(workload, counts, PlanSettings(4), tmp_path / "work")
+    plan = find_parts(workload, counts, PartitionSettings(4), tmp_path / "work")
     later = range(epochs, epochs + 600 // workload.steps_per_epoch)
     quality = measure(workload.graph, draw_epochs(workload, later), [(plan.parts, 4)], 8.0, 1.0)[0]
     expected = expect(workload.graph, counts, plan.parts, 4, 8.0, 1.0)

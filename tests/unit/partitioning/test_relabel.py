@@ -34,7 +34,7 @@ def _renumber(store: Store, path: Path, parts: Any, hotness: Any) -> Store:
 def _edges_in_original_ids(store: Store, name: str) -> list[tuple[Any, ...]]:
     original = store.original_ids()
     src, dst = stored_edges(store)
-    return sorted(zip(original[src].tolist(), original[dst].tolist(), store.array(name).tolist(), strict=True))
+    return sorted(zip(original[src].tolist(), original[dst].tolist(), store.stored_array(name).tolist(), strict=True))
 
 
 def test_everything_is_moved_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +51,12 @@ def test_everything_is_moved_along(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (parts[original[first:stop]] == part).all()
         heat = hotness[original[first:stop]].astype(int)
         assert (np.diff(heat) <= 0).all()  # hottest first
-        assert np.array_equal(made.array("hotness")[first:stop], heat)
+        assert np.array_equal(made.stored_array("hotness")[first:stop], heat)
     for name in ("features/x", "y"):
-        assert np.array_equal(made.array(name), store.array(name)[original])
+        assert np.array_equal(made.stored_array(name), store.stored_array(name)[original])
     assert made.vertex_names(np.arange(300)) == store.vertex_names(original)
     for name in ("train", "test"):
-        assert np.array_equal(original[made.array(f"targets/{name}")], store.array(f"targets/{name}"))
+        assert np.array_equal(original[made.stored_array(f"targets/{name}")], store.stored_array(f"targets/{name}"))
     assert _edges_in_original_ids(made, "edges/weight") == _edges_in_original_ids(store, "edges/weight")
     assert [step.step for step in made.manifest.provenance] == ["import test", "partition"]
     assert made.manifest.statistics == store.manifest.statistics
@@ -93,7 +93,7 @@ def test_sampling_is_the_same_before_and_after(
         store = build_store(source, Path(folder) / "g.gsplit")
         parts, hotness = rng.integers(0, num_parts, n).astype(np.int32), rng.integers(0, 4, n).astype(np.uint32)
         made = _renumber(store, Path(folder) / "p.gsplit", parts, hotness)
-        if store.array("targets/train").size:
+        if store.stored_array("targets/train").size:
             assert _drawn(store, fanouts, seed) == _drawn(made, fanouts, seed)  # the very order of rows and edges
 
 

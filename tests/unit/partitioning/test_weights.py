@@ -19,7 +19,7 @@ from gsplit.partitioning.weights import vertex_work, weigh
 
 
 @given(edge_lists(), st.sampled_from(["gsplit", "node", "edge"]), st.integers(0, 5))
-def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], strategy: str, seed: int) -> None:
+def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], objective: str, seed: int) -> None:
     n, (graph, src, dst) = graph_of[0], csc_of(*graph_of)
     rng = np.random.default_rng(seed)
     draws = [rng.integers(0, 4, k).astype(np.uint32) for k in (n, n, n, src.size)]
@@ -30,17 +30,17 @@ def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], strategy: st
         if s != d:
             want[s, d] += k
             want[d, s] += k
-    kept = {pair: weight for pair, weight in want.items() if weight > 0 or strategy != "gsplit"}
+    kept = {pair: weight for pair, weight in want.items() if weight > 0 or objective != "gsplit"}
     with TemporaryDirectory() as folder:
-        weigh(strategy, graph, counts, targets, Path(folder), 2, 1)
+        weigh(objective, graph, counts, targets, Path(folder), 2, 1)
         got = open_weighted(Path(folder))
         pairs = [(v, int(u)) for v in range(n) for u in got.adjncy[got.xadj[v] : got.xadj[v + 1]]]
         assert pairs == sorted(kept)  # each once, both ways, ascending
-        if strategy == "gsplit":
+        if objective == "gsplit":
             assert got.edge_weights.tolist() == [kept[pair] for pair in pairs]
         else:
             assert got.edge_weights.size == 0
-        if strategy == "edge":
+        if objective == "edge":
             assert got.vertex_weights[:, 0].tolist() == graph.in_degrees().tolist()
             assert np.flatnonzero(got.vertex_weights[:, 1]).tolist() == targets.tolist()
         else:

@@ -17,7 +17,7 @@ from gsplit.store import edge_sort
 from gsplit.store.build import build_store
 from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.files import write_all
-from gsplit.store.source import EdgeChunk, EdgeRules, RowChunk, Rows, ValueType, rows_of
+from gsplit.store.source import EdgeChunk, EdgeRules, RowChunk, RowStream, ValueType, rows_of
 from gsplit.store.verify import verify_store
 
 RULES = st.builds(EdgeRules, st.booleans(), st.booleans(), st.booleans())
@@ -40,7 +40,7 @@ def test_store_holds_exactly_the_edges_in_order(
     assert np.array_equal(got_src, want_src)
     assert np.array_equal(got_dst, want_dst)
     if weighted:
-        assert np.array_equal(store.array("edges/w"), want_values[0])
+        assert np.array_equal(store.stored_array("edges/w"), want_values[0])
     counts = store.manifest.provenance[0].counts
     assert counts["edges_read"] == src.size
     assert counts["self_loops_dropped"] == (int((src == dst).sum()) if rules.drop_self_loops else 0)
@@ -128,11 +128,11 @@ def test_ids_out_of_range_are_refused_by_name(tmp_path: Path, src: list[int], ds
     assert list(tmp_path.iterdir()) == []
 
 
-def _rows(array: np.ndarray, rows: int) -> Rows:
+def _rows(array: np.ndarray, rows: int) -> RowStream:
     def chunks() -> Iterator[RowChunk]:
         yield RowChunk(slice(0, rows), array[:rows])
 
-    return Rows(ValueType("float32", array.shape[1:]), chunks)
+    return RowStream(ValueType("float32", array.shape[1:]), chunks)
 
 
 def test_wrong_vertex_data_is_refused(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_smallest_value_of_a_duplicate_stays_in_any_type(tmp_path: Path) -> 
     source = source_of(1, ends, ends, {"w": bits})
     source = dataclasses.replace(source, edge_values={"w": ValueType("bfloat16")})
     store = build_store(source, _fresh(tmp_path), rules=EdgeRules(drop_duplicates=True))
-    assert store.array("edges/w").tolist() == [0xC000]
+    assert store.stored_array("edges/w").tolist() == [0xC000]
 
 
 def test_wide_values_get_smaller_buckets(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
 
     for make, message in ((chunks, r"every row of shape \[2\]"), (too_many, "4 rows, one per vertex .got more")):
         source = source_of(
-            4, np.empty(0, np.int64), np.empty(0, np.int64), features={"x": Rows(ValueType("float32", (2,)), make)}
+            4, np.empty(0, np.int64), np.empty(0, np.int64), features={"x": RowStream(ValueType("float32", (2,)), make)}
         )
         with pytest.raises(InputError, match=message):
             build_store(source, tmp_path / "g.gsplit")

@@ -254,13 +254,13 @@ def _manifest_damages() -> Iterator[Damage]:
     wrong_parts: list[Any] = [{}, [], *({**good, **change} for change in changes)]
     for statistics in wrong_parts:
         yield damage(f"part_statistics = {statistics}", _set("part_statistics", value=statistics))
-    for share in (
+    for shard in (
         {},
         {"whole_fingerprint": 5, "num_targets": {}},
         {"whole_fingerprint": "x", "num_targets": {"train": -1}},
         {"whole_fingerprint": "x", "num_targets": {}},
     ):
-        yield damage(f"share = {share}", _set("share", value=share))
+        yield damage(f"shard = {shard}", _set("shard", value=shard))
     yield damage("positions in a whole store", _rename_array("targets/test", "target_positions/test"))
     for key in ("dtype", "shape", "sha256"):
         yield damage(f"array without {key}", _delete("arrays", "indptr", key))

@@ -1,4 +1,4 @@
-"""Opened stores: what they offer, shares and renumbered ones included, and how little opening costs."""
+"""Opened stores: what they offer, shards and renumbered ones included, and how little opening costs."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from graphs import sample_store, source_of
 
 import gsplit
 from gsplit.store.build import build_store
-from gsplit.store.manifest import Manifest, ProvenanceStep, Share
+from gsplit.store.manifest import Manifest, ProvenanceStep, Shard
 from gsplit.store.reader import Store, open_store
 from gsplit.store.statistics import Statistics
 from gsplit.store.verify import verify_store
@@ -24,7 +24,7 @@ from gsplit.store.writer import StoreWriter
 
 
 def _write(path: Path, arrays: dict[str, tuple[str, Any]], statistics: dict[str, Any], **fields: Any) -> Store:
-    """A store made by hand, as later tools will make shares and renumbered ones."""
+    """A store made by hand, as later tools will make shards and renumbered ones."""
     with StoreWriter(path) as writer:
         for name, (dtype, values) in arrays.items():
             writer.write(name, dtype, np.asarray(values))
@@ -64,7 +64,7 @@ def _share(path: Path, sources: list[int] | None = None) -> Store:
         vertex_range=(4, 7),
         part_boundaries=[0, 4, 7, 10],
         num_classes=3,
-        share=Share(whole_fingerprint="the whole", num_targets={"train": 4}),
+        shard=Shard(whole_fingerprint="the whole", num_targets={"train": 4}),
     )
 
 
@@ -76,7 +76,7 @@ def test_a_share_opens_and_verifies(tmp_path: Path) -> None:
     assert store.original_ids().tolist() == [8, 2, 1]
     with pytest.raises(IndexError, match=r"vertex: expected 4..6 \(got 3\)"):
         store.graph.sources(3)
-    with pytest.raises(gsplit.InputError, match=r"expected all vertices .got a share, \(4, 7\)"):
+    with pytest.raises(gsplit.InputError, match=r"expected all vertices .got a shard, \(4, 7\)"):
         gsplit.to_pyg(store)
 
 
@@ -135,22 +135,22 @@ def test_names_and_arrays(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
     assert repr(store) == f"Store('{store.path}', 300 vertices, 3000 edges)"
     assert store.vertex_names(np.array([0, 299])) == ["vertex-00000", "vertex-00299"]
-    assert not store.array("features/x").flags.writeable
+    assert not store.stored_array("features/x").flags.writeable
     with pytest.raises(gsplit.InputError, match=r"expected one of edges/weight, .* \(got z\)"):
-        store.array("z")
+        store.stored_array("z")
     for name in store.names:  # a store is plain numpy: anybody can read it
         file = store.path / f"{name}.npy"
-        assert np.array_equal(np.load(file, allow_pickle=False), store.array(name))
+        assert np.array_equal(np.load(file, allow_pickle=False), store.stored_array(name))
         digest = hashlib.sha256(file.read_bytes()[128:]).hexdigest()
         assert digest == json.loads((store.path / "manifest.json").read_text())["arrays"][name]["sha256"]
 
 
 def test_arrays_outlive_the_files(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
-    before = torch.from_numpy(np.array(store.array("features/x")))
+    before = torch.from_numpy(np.array(store.stored_array("features/x")))
     for file in store.path.rglob("*.npy"):
         file.unlink()
-    assert torch.equal(torch.from_numpy(np.array(store.array("features/x"))), before)
+    assert torch.equal(torch.from_numpy(np.array(store.stored_array("features/x"))), before)
 
 
 def test_opening_is_quick_and_small_whatever_the_size(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def _with(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "path, value, message",
     [
-        ("share", None, "share is missing, and vertex_range is not the whole"),
-        ("arrays.target_positions/train", None, "target_positions go with the targets of a share"),
+        ("shard", None, "shard is missing, and vertex_range is not the whole"),
+        ("arrays.target_positions/train", None, "target_positions go with the targets of a shard"),
         ("arrays.target_positions/train.shape", [1], "target_positions/train: 1 for 2 targets"),
-        ("share.num_targets", {}, "share.num_targets.train: 2 or more, as many as are here"),
-        ("share.num_targets.train", 1, "share.num_targets.train: 2 or more, as many as are here"),
+        ("shard.num_targets", {}, "shard.num_targets.train: 2 or more, as many as are here"),
+        ("shard.num_targets.train", 1, "shard.num_targets.train: 2 or more, as many as are here"),
         ("part_statistics", {"num_batches": 1, "loads": [1, 1], "links": [[1]]}, "must be those of 3 parts"),
     ],
 )

@@ -41,7 +41,7 @@ def test_counts(
     assert (store.num_vertices, store.num_edges) == (vertices, edges)
     assert (store.num_features, store.num_classes) == (features, classes)
     names = ("train", "val", "test")
-    assert tuple(store.array(f"targets/{n}").size for n in names if f"targets/{n}" in store.names) == splits
+    assert tuple(store.stored_array(f"targets/{n}").size for n in names if f"targets/{n}" in store.names) == splits
     verify_store(store)
     with np.load(data_folder / f"{name}.npz") as arrays:
         src, dst = arrays["edge_index"].astype(np.int64)

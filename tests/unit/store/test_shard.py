@@ -10,7 +10,7 @@ from graphs import sample_store
 
 import gsplit
 from gsplit.ownership import Ownership
-from gsplit.store.shard import cut_share, host_range
+from gsplit.store.shard import host_range, write_shard
 from gsplit.store.verify import verify_store
 
 
@@ -22,31 +22,31 @@ def test_shares_are_the_whole(tmp_path: Path, partitioned: bool) -> None:
     ranges = [host_range(store, host, 3, 2) for host in range(3)]
     assert [first for first, _ in ranges][1:] == [stop for _, stop in ranges][:-1]
     assert (ranges[0][0], ranges[-1][1]) == (0, 300)
-    shares = [cut_share(store, tmp_path / f"{i}.gsplit", *ranges[i]) for i in range(3)]
-    for share in shares:
-        verify_store(share)
-        assert share.fingerprint == store.fingerprint
-        assert share.part_boundaries == store.part_boundaries and share.part_loads == store.part_loads
+    shards = [write_shard(store, tmp_path / f"{i}.gsplit", *ranges[i]) for i in range(3)]
+    for shard in shards:
+        verify_store(shard)
+        assert shard.fingerprint == store.fingerprint
+        assert shard.part_boundaries == store.part_boundaries and shard.part_loads == store.part_loads
     for name in ("indices", "edges/weight", "features/x", "y", "name_bytes"):
-        assert np.array_equal(np.concatenate([share.array(name) for share in shares]), store.array(name))
-    assert np.array_equal(np.concatenate([share.original_ids() for share in shares]), store.original_ids())
+        assert np.array_equal(np.concatenate([shard.stored_array(name) for shard in shards]), store.stored_array(name))
+    assert np.array_equal(np.concatenate([shard.original_ids() for shard in shards]), store.original_ids())
     for name in ("train", "test"):
-        places = np.concatenate([share.stored_targets(name)[1] for share in shares])
-        ids = np.concatenate([share.array(f"targets/{name}") for share in shares])
-        assert np.array_equal(ids[np.argsort(places)], store.array(f"targets/{name}"))
+        places = np.concatenate([shard.stored_targets(name)[1] for shard in shards])
+        ids = np.concatenate([shard.stored_array(f"targets/{name}") for shard in shards])
+        assert np.array_equal(ids[np.argsort(places)], store.stored_array(f"targets/{name}"))
     sizes = [stop - first for first, stop in ranges]
-    names = [share.vertex_names(np.arange(size)) for share, size in zip(shares, sizes, strict=True)]
+    names = [shard.vertex_names(np.arange(size)) for shard, size in zip(shards, sizes, strict=True)]
     assert [name for some in names for name in some] == store.vertex_names(np.arange(300))
 
 
 def test_a_rank_runs_from_its_share(tmp_path: Path) -> None:
-    """On one rank that owns everything here: a share of all vertices draws what the whole store draws."""
+    """On one rank that owns everything here: a shard of all vertices draws what the whole store draws."""
     store = sample_store(tmp_path / "g.gsplit")
-    share = cut_share(store, tmp_path / "s.gsplit", 0, 300)
+    shard = write_shard(store, tmp_path / "s.gsplit", 0, 300)
     for nodes in ("train", None, torch.arange(0, 90, 4)):
         one, other = (
             [(b.n_id.tolist(), b.x.tolist()) for b in gsplit.NeighborLoader(s, [3, 2], nodes, 40, quiet=True)]
-            for s in (store, share)
+            for s in (store, shard)
         )
         assert one == other
 
@@ -55,31 +55,31 @@ def test_what_cannot_be_cut_is_said(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
     with pytest.raises(gsplit.InputError, match="host: expected a number from 0 below the number of hosts"):
         host_range(store, 2, 2)
-    share = cut_share(store, tmp_path / "s.gsplit", 100, 200)
-    with pytest.raises(gsplit.InputError, match="expected a whole store .got a share"):
-        cut_share(share, tmp_path / "t.gsplit", 100, 150)
+    shard = write_shard(store, tmp_path / "s.gsplit", 100, 200)
+    with pytest.raises(gsplit.InputError, match="expected a whole store .got a shard"):
+        write_shard(shard, tmp_path / "t.gsplit", 100, 150)
     with pytest.raises(gsplit.StoreError, match="s.gsplit"):
-        cut_share(store, tmp_path / "s.gsplit", 0, 100)
-    with pytest.raises(gsplit.InputError, match=r"rank 0: expected vertices 0..300 .got a share 100..200"):
-        gsplit.NeighborLoader(share, [2], "train", 8, ownership=Ownership((0, 300)), quiet=True)
+        write_shard(store, tmp_path / "s.gsplit", 0, 100)
+    with pytest.raises(gsplit.InputError, match=r"rank 0: expected vertices 0..300 .got a shard 100..200"):
+        gsplit.NeighborLoader(shard, [2], "train", 8, ownership=Ownership((0, 300)), quiet=True)
 
 
 @pytest.mark.parametrize(
     "places, seen_by", [([0, 149], "verify"), ([0, 150], "open"), ([-1, 3], "open"), ([5, 5], "verify")]
 )
 def test_places_that_cannot_be_are_refused(tmp_path: Path, places: list[int], seen_by: str) -> None:
-    """The share's first two targets are moved to other places of the list of 150, checksum and all."""
+    """The shard's first two targets are moved to other places of the list of 150, checksum and all."""
     store = sample_store(tmp_path / "g.gsplit")
-    share = cut_share(store, tmp_path / "s.gsplit", 100, 200)
-    file = share.path / "target_positions" / "train.npy"
+    shard = write_shard(store, tmp_path / "s.gsplit", 100, 200)
+    file = shard.path / "target_positions" / "train.npy"
     array = np.load(file)
     array[:2] = places
     np.save(file, array)
-    manifest = share.path / "manifest.json"
-    old = share.manifest.arrays["target_positions/train"].sha256
+    manifest = shard.path / "manifest.json"
+    old = shard.manifest.arrays["target_positions/train"].sha256
     manifest.write_text(manifest.read_text().replace(old, hashlib.sha256(array.tobytes()).hexdigest()))
     with pytest.raises(gsplit.StoreError, match=r"target_positions/train.npy: expected"):
-        verify_store(gsplit.open(share.path))
+        verify_store(gsplit.open(shard.path))
     if seen_by == "open":
         with pytest.raises(gsplit.StoreError, match=r"target_positions/train.npy: expected ids in 0..149"):
-            gsplit.open(share.path)
+            gsplit.open(shard.path)

@@ -27,7 +27,7 @@ def check(num_constraints: int) -> None:
     """Refuse what it cannot do."""
     _package()
     if num_constraints > 1:
-        fix = "use METIS or restreaming for this strategy"
+        fix = "use METIS or restreaming for this objective"
         raise InputError(explain("Mt-KaHyPar", "one balance constraint", num_constraints, fix))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.keys.kernels_numba import permute
 from gsplit.partitioning.weighted_graph import WeightedGraph
 

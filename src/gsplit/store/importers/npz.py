@@ -21,7 +21,7 @@ from gsplit.store.source import (
     EdgeChunk,
     GraphSource,
     RowChunk,
-    Rows,
+    RowStream,
     ValueType,
     check_edge_index,
     dtype_name,
@@ -105,7 +105,7 @@ def _value_chunks(member: NpzMember, step: int) -> Iterator[Array]:
         yield flat.reshape(-1, *member.shape[1:])
 
 
-def feature_rows(member: NpzMember) -> Rows:
+def feature_rows(member: NpzMember) -> RowStream:
     """Features as they are if they are floats; other numbers become float32."""
     if len(member.shape) != 2 or member.dtype.kind not in "fiub":
         got = f"{member.dtype} {list(member.shape)}"
@@ -117,7 +117,7 @@ def feature_rows(member: NpzMember) -> Rows:
     return member.rows(name)
 
 
-def label_rows(member: NpzMember) -> Rows:
+def label_rows(member: NpzMember) -> RowStream:
     """Integer labels as int64; floats as they are."""
     if member.dtype.kind in "iub" and member.dtype != np.uint64:
         return member.rows("int64")
@@ -127,8 +127,8 @@ def label_rows(member: NpzMember) -> Rows:
     return member.rows(name)
 
 
-def _sparse_rows(members: dict[str, NpzMember]) -> Rows:
-    """Rows of a CSR matrix, made dense a bounded number at a time; its triple is held in memory."""
+def _sparse_rows(members: dict[str, NpzMember]) -> RowStream:
+    """RowStream of a CSR matrix, made dense a bounded number at a time; its triple is held in memory."""
     num_rows, width = _sparse_shape(members)
 
     def chunks() -> Iterator[RowChunk]:
@@ -149,7 +149,7 @@ def _sparse_rows(members: dict[str, NpzMember]) -> Rows:
             dense[rows, columns[first:last].astype(np.int64)] = data[first:last]
             yield RowChunk(piece, dense)
 
-    return Rows(ValueType("float32", (width,)), chunks)
+    return RowStream(ValueType("float32", (width,)), chunks)
 
 
 def _sparse_shape(members: dict[str, NpzMember]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
-from gsplit.store.source import RowChunk, Rows, ValueType, row_slices
+from gsplit.store.source import RowChunk, RowStream, ValueType, row_slices
 
 __all__ = ["NpzMember", "npz_members"]
 
@@ -68,7 +68,7 @@ class NpzMember:
             raise InputError(explain(self.where, "integers in one dimension", got, fix))
         return self.read().astype(np.int64).reshape(-1)
 
-    def rows(self, dtype: str) -> Rows:
+    def rows(self, dtype: str) -> RowStream:
         """The member as a per-vertex array, stored with element type ``dtype``."""
         if self.fortran_order and len(self.shape) > 1:
             fix = "save numpy.ascontiguousarray(array)"
@@ -86,7 +86,7 @@ class NpzMember:
             for piece, flat in zip(pieces, self.elements(0, prod(self.shape), step), strict=False):
                 yield RowChunk(piece, flat.reshape(-1, *self.shape[1:]))
 
-        return Rows(ValueType(dtype, self.shape[1:]), chunks)
+        return RowStream(ValueType(dtype, self.shape[1:]), chunks)
 
 
 def npz_members(path: Path) -> dict[str, NpzMember]:

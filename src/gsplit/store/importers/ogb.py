@@ -18,7 +18,16 @@ from gsplit.store.files import Array
 from gsplit.store.importers.arrow import csv_columns, number_column
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
 from gsplit.store.importers.npz_file import npz_members
-from gsplit.store.source import EdgeChunk, GraphSource, RowChunk, Rows, ValueType, check_edge_index, plain_name, rows_of
+from gsplit.store.source import (
+    EdgeChunk,
+    GraphSource,
+    RowChunk,
+    RowStream,
+    ValueType,
+    check_edge_index,
+    plain_name,
+    rows_of,
+)
 
 __all__ = ["ogb_source"]
 
@@ -73,7 +82,7 @@ def _as_labels(raw: Array) -> Array:
     return raw.astype(np.int64) if raw.dtype.kind in "iu" else raw
 
 
-def _label_rows(raw: Array) -> Rows:
+def _label_rows(raw: Array) -> RowStream:
     labels = _as_labels(raw)
     return rows_of(labels, "int64" if labels.dtype.kind in "iu" else "float32")
 
@@ -124,7 +133,7 @@ def _matrix(path: Path, columns: list[Any]) -> Array:
     return np.stack([number_column(str(path), column) for column in columns], axis=1)
 
 
-def _csv_features(path: Path) -> Rows:
+def _csv_features(path: Path) -> RowStream:
     first = next(csv_columns(path, floats=True), None)
     if first is None:
         raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
@@ -136,7 +145,7 @@ def _csv_features(path: Path) -> Rows:
             yield RowChunk(slice(start, start + rows.shape[0]), rows)
             start += rows.shape[0]
 
-    return Rows(ValueType("float32", (len(first),)), chunks)
+    return RowStream(ValueType("float32", (len(first),)), chunks)
 
 
 def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:

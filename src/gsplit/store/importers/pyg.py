@@ -25,7 +25,7 @@ from gsplit.store.source import (
     EdgeChunk,
     EdgeRules,
     GraphSource,
-    Rows,
+    RowStream,
     ValueType,
     check_edge_index,
     dtype_name,
@@ -63,10 +63,10 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         raise InputError(explain("data", "a PyG Data with edge_index", got, fix))
     num_vertices, edge_index = int(data.num_nodes or 0), _host(data.edge_index)
     check_edge_index("data.edge_index", edge_index.dtype, edge_index.shape)
-    features: dict[str, Rows] = {}
+    features: dict[str, RowStream] = {}
     values: dict[str, tuple[ValueType, Array]] = {}
     targets: dict[str, Array] = {}
-    y: Rows | None = None
+    y: RowStream | None = None
     left: list[str] = []
     for name, value in data.to_dict().items():
         if name in ("edge_index", "num_nodes") or name in ignore or value is None:
@@ -134,7 +134,7 @@ def _not_for_sampling(data: Data) -> list[str]:
     return sorted(set(data.keys()) - kept)
 
 
-def _all_rows(rows: Rows) -> Array:
+def _all_rows(rows: RowStream) -> Array:
     return np.concatenate([chunk.rows for chunk in rows.chunks()])
 
 
@@ -164,7 +164,7 @@ def _stored(tensor: Tensor) -> tuple[Array, str]:
 
 def _loaded(store: Store, name: str) -> Tensor:
     """A copy of an array as a tensor of its logical type."""
-    tensor = torch.from_numpy(np.array(store.array(name)))
+    tensor = torch.from_numpy(np.array(store.stored_array(name)))
     return tensor.view(torch.bfloat16) if store.manifest.arrays[name].dtype == "bfloat16" else tensor
 
 
@@ -172,7 +172,7 @@ def to_pyg(store: Store) -> Data:
     """The whole store as a PyG ``Data`` object in original ids. Everything is copied into memory."""
     if store.vertex_range != (0, store.num_vertices):
         fix = "open the whole store"
-        raise InputError(explain(store.path, "all vertices", f"a share, {store.vertex_range}", fix))
+        raise InputError(explain(store.path, "all vertices", f"a shard, {store.vertex_range}", fix))
     original = torch.from_numpy(np.array(store.original_ids()))
     place = torch.argsort(original)  # row of each original id
     graph = store.graph

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import bounded, mix, mix_array, permute, unpermute
-from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, Rows, ValueType, row_slices
+from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, RowStream, ValueType, row_slices
 
 __all__ = ["PlantedGraph", "synthetic_source"]
 
@@ -204,14 +204,14 @@ def synthetic_source(graph: PlantedGraph) -> GraphSource:
     features = {}
     if graph.num_features:
         kind = ValueType("float32", (graph.num_features,))
-        features["x"] = Rows(kind, lambda: _feature_chunks(graph))
+        features["x"] = RowStream(kind, lambda: _feature_chunks(graph))
     return GraphSource(
         kind="synthetic",
         num_vertices=graph.num_vertices,
         num_edges=graph.num_edges,
         edges=lambda: _edge_chunks(graph),
         features=features,
-        y=Rows(ValueType("int64"), lambda: _label_chunks(graph)),
+        y=RowStream(ValueType("int64"), lambda: _label_chunks(graph)),
         targets=_targets(graph),
         settings={**asdict(graph), "num_communities": graph.communities},
     )

@@ -18,7 +18,16 @@ from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
 from gsplit.store.importers.arrow import Table, list_rows, load_arrow, number_column
 from gsplit.store.importers.vertex_ids import BATCH_IDS, IdMode, VertexIds, collect_ids, dense_ids, widened_alike
-from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, Rows, ValueType, dtype_name, plain_name
+from gsplit.store.source import (
+    CHUNK_EDGES,
+    EdgeChunk,
+    GraphSource,
+    RowChunk,
+    RowStream,
+    ValueType,
+    dtype_name,
+    plain_name,
+)
 
 __all__ = ["TableColumns", "tables_source"]
 
@@ -77,7 +86,7 @@ def tables_source(
         named = [name for name, default in asked if name != default]  # a column that was asked for must be there
         vertex_table.require([columns.id, *columns.features, *named])
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
-    features: dict[str, Rows] = {}
+    features: dict[str, RowStream] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}
     y, notes = None, _notes(vertex_table, columns)
     if vertex_table is not None:
@@ -181,7 +190,7 @@ def _placed(table: Table, columns: TableColumns, ids: VertexIds, names: list[str
         yield ids.lookup(str(table.path), batch[columns.id]), batch
 
 
-def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, Rows]:
+def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
     name = columns.feature_list
     if columns.features:
         kind = ValueType("float32", (len(columns.features),))
@@ -191,7 +200,7 @@ def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, 
                 parts = [number_column(f"{table.path}: {c}", batch[c]) for c in columns.features]
                 yield RowChunk(vertices, np.stack(parts, axis=1))
 
-        return {"x": Rows(kind, from_columns)}
+        return {"x": RowStream(kind, from_columns)}
     if name not in table.schema.names:
         return {}
 
@@ -204,10 +213,10 @@ def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, 
         return {}
     dtype = dtype_name(first.rows.dtype) if first.rows.dtype.kind == "f" else "float32"
     assert dtype is not None
-    return {"x": Rows(ValueType(dtype, first.rows.shape[1:]), from_lists)}
+    return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists)}
 
 
-def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Rows | None:
+def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> RowStream | None:
     arrow, name = load_arrow(), columns.label
     if name not in table.schema.names:
         return None
@@ -218,7 +227,7 @@ def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Rows | None:
             column = batch[name].fill_null(-1) if integer else batch[name]
             yield RowChunk(vertices, number_column(f"{table.path}: {name}", column))
 
-    return Rows(ValueType("int64" if integer else "float32"), chunks)
+    return RowStream(ValueType("int64" if integer else "float32"), chunks)
 
 
 def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:

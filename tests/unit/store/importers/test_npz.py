@@ -54,11 +54,11 @@ def test_everything_arrives(
     store = build_store(source, tmp_path / "g.gsplit")
     src, dst, (want_weight, want_attr) = expected_edges(*_ends(), [weight, attr], EdgeRules())
     assert np.array_equal(stored_edges(store), [src, dst])
-    assert np.array_equal(store.array("edges/edge_weight"), want_weight)
-    assert np.array_equal(store.array("edges/edge_attr"), want_attr)
-    assert np.array_equal(store.array("features/x"), X)
-    assert np.array_equal(store.array("y"), Y)
-    assert store.array("targets/train").tolist() == [3, 5]
+    assert np.array_equal(store.stored_array("edges/edge_weight"), want_weight)
+    assert np.array_equal(store.stored_array("edges/edge_attr"), want_attr)
+    assert np.array_equal(store.stored_array("features/x"), X)
+    assert np.array_equal(store.stored_array("y"), Y)
+    assert store.stored_array("targets/train").tolist() == [3, 5]
     assert (store.num_classes, store.num_features, store.num_vertices) == (4, 6, N)
 
 
@@ -68,8 +68,8 @@ def test_rows_stream_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     source = npz_source(file)
     assert [c.rows.shape[0] for c in source.features["x"].chunks()] == [5] * 10
     store = build_store(source, tmp_path / "g.gsplit")
-    assert store.array("features/x").dtype == np.float32  # whole numbers as features become float32
-    assert np.array_equal(store.array("features/x"), X.astype(np.int16))
+    assert store.stored_array("features/x").dtype == np.float32  # whole numbers as features become float32
+    assert np.array_equal(store.stored_array("features/x"), X.astype(np.int16))
 
 
 def test_sparse_features_are_made_dense(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_sparse_features_are_made_dense(tmp_path: Path) -> None:
         "x_shape": np.array([N, 9]),
     }
     store = build_store(npz_source(_save(tmp_path / "g.npz", edge_index=EDGES, y=Y, **sparse)), tmp_path / "g.gsplit")
-    assert np.array_equal(store.array("features/x"), dense)
+    assert np.array_equal(store.stored_array("features/x"), dense)
     sparse["x_indices"] = columns + 5
     with pytest.raises(InputError, match="x_indptr: expected a CSR matrix of 50 x 9"):
         build_store(npz_source(_save(tmp_path / "b.npz", edge_index=EDGES, y=Y, **sparse)), tmp_path / "b.gsplit")
@@ -144,8 +144,8 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
 def test_arrays_without_columns(tmp_path: Path) -> None:
     file = _save(tmp_path / "g.npz", edge_index=EDGES, x=np.zeros((N, 0), np.float32), edge_attr=np.zeros((E, 0)))
     store = build_store(npz_source(file), tmp_path / "g.gsplit")
-    assert store.array("features/x").shape == (N, 0)
-    assert store.array("edges/edge_attr").shape == (E, 0)
+    assert store.stored_array("features/x").shape == (N, 0)
+    assert store.stored_array("edges/edge_attr").shape == (E, 0)
 
 
 def test_a_file_name_that_is_not_utf8(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_both_layouts(tmp_path: Path, layout: Any) -> None:
     store = build_store(ogb_source(layout(tmp_path / "ogbn_test")), tmp_path / "g.gsplit")
     src, dst, _ = expected_edges(EDGES[0], EDGES[1], [], EdgeRules())
     assert np.array_equal(stored_edges(store), [src, dst])
-    assert np.allclose(store.array("features/x"), X, atol=2e-3)
-    assert np.array_equal(store.array("y"), np.nan_to_num(Y, nan=-1).astype(np.int64))
-    assert {n: store.array(f"targets/{n}").tolist() for n in store.manifest.names("targets")} == {
+    assert np.allclose(store.stored_array("features/x"), X, atol=2e-3)
+    assert np.array_equal(store.stored_array("y"), np.nan_to_num(Y, nan=-1).astype(np.int64))
+    assert {n: store.stored_array(f"targets/{n}").tolist() for n in store.manifest.names("targets")} == {
         "train": list(range(0, N, 3)),
         "val": list(range(1, N, 3)),
         "test": list(range(2, N, 3)),

@@ -61,7 +61,7 @@ def test_edges_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str,
         mapped: Any = np.arange(store.num_vertices)
         assert store.num_vertices == seen.max() + 1
     elif kind == "sparse":
-        mapped = store.array("vertex_ids")
+        mapped = store.stored_array("vertex_ids")
         assert np.array_equal(mapped, IDS[seen])
     else:
         mapped = store.vertex_names(np.arange(store.num_vertices))
@@ -87,11 +87,11 @@ def test_vertex_table_in_any_order(tmp_path: Path, form: str, kind: str) -> None
     assert source.notes == ("not imported: note",)
     store = build_store(source, tmp_path / "g.gsplit")
     assert store.num_vertices == N
-    assert np.allclose(store.array("features/x"), x, rtol=1e-6)
-    assert np.array_equal(store.array("y"), y)
-    assert store.array("targets/val").tolist() == list(range(1, N, 4))
+    assert np.allclose(store.stored_array("features/x"), x, rtol=1e-6)
+    assert np.array_equal(store.stored_array("y"), y)
+    assert store.stored_array("targets/val").tolist() == list(range(1, N, 4))
     src, dst = stored_edges(store)
-    got = sorted(zip(src, dst, store.array("edges/w"), strict=True))
+    got = sorted(zip(src, dst, store.stored_array("edges/w"), strict=True))
     assert got == sorted(zip(SRC, DST, weight, strict=True))
 
 
@@ -108,9 +108,9 @@ def test_list_features_missing_labels_and_types(tmp_path: Path) -> None:
             _write(tmp_path, "parquet", "vertices", {"id": np.arange(N), "x": column, "y": y}),
         )
         store = build_store(source, tmp_path / f"{name}.gsplit")
-        assert np.array_equal(store.array("features/x"), x)
+        assert np.array_equal(store.stored_array("features/x"), x)
         assert store.manifest.arrays["features/x"].dtype == ("float16" if name == "fixed" else "float64")
-        assert store.array("y").tolist() == [-1 if i % 3 == 0 else i % 5 for i in range(N)]
+        assert store.stored_array("y").tolist() == [-1 if i % 3 == 0 else i % 5 for i in range(N)]
 
 
 def test_ids_that_look_like_numbers_can_be_read_as_names(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_types_do_not_come_from_the_first_rows_alone(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("src,dst\n0,1\n")
     source = tables_source(tmp_path / "e.csv", tmp_path / "v.csv", columns=TableColumns(features=("f",)))
     store = build_store(source, tmp_path / "g.gsplit")
-    assert store.array("features/x")[-1, 0] == 0.5
-    assert store.array("targets/train").tolist() == [rows - 1]
+    assert store.stored_array("features/x")[-1, 0] == 0.5
+    assert store.stored_array("targets/train").tolist() == [rows - 1]
 
 
 EDGES = {"src": [0, 1], "dst": [1, 2]}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gsplit.rows import has_kernels, merge_gradient, spread_rows
+from gsplit.kernels.rows import copy_and_gather, has_kernels, merge_gradient
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 7), max_size=30), st.integers(0, 3), st.integers(0, 8), st.booleans())
@@ -19,7 +19,7 @@ def test_spread_and_merge(num_rows: int, picks: list[int], width: int, num_dst: 
         for count in (num_rows, num_rows + 5, num_dst, len(picks))
     )
     own, leaving = torch.empty_like(h), torch.empty_like(returned)
-    spread_rows(h, rows, own, leaving)
+    copy_and_gather(h, rows, own, leaving)
     assert torch.equal(own, h)
     assert torch.equal(leaving, h[rows])
     out, before = torch.empty_like(h), g_mixed.clone()

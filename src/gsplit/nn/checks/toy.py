@@ -1,25 +1,25 @@
 """Toy mini-batches on which models are tried when they are wrapped.
 
 The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all numbers
-of rows differ, so that each has one meaning; ``toy_company`` are mini-batches with some targets in common.
+of rows differ, so that each has one meaning; ``toy_halves`` are mini-batches with some targets in common.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gsplit.batch import Batch
 from gsplit.blocks import Block, ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import SoloComm
+from gsplit.distributed.comm import SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
-from gsplit.nn.step import Rows, num_rows
+from gsplit.kernels.buffers import BufferPool
+from gsplit.nn.forward_pass import RowSpace, num_rows
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
-from gsplit.strategies.batch import Batch
 from gsplit.telemetry import Telemetry
 
-__all__ = ["ToyBatch", "explain_rows", "toy_batch", "toy_company", "toy_nothing"]
+__all__ = ["ToyBatch", "explain_rows", "toy_batch", "toy_halves", "toy_empty"]
 
 _PAIRS = 4
 _TRIES = 200
@@ -96,12 +96,12 @@ def _features(graph: Graph, like: Tensor) -> Tensor:
     return x.to(like.device, like.dtype)
 
 
-def _kinds(num_layers: int) -> list[Rows]:
-    spaces = [Rows(space, layer) for layer in range(num_layers) for space in ("mixed", "edges", "looped edges")]
-    return [*(Rows("local", level) for level in range(num_layers + 1)), *spaces]
+def _kinds(num_layers: int) -> list[RowSpace]:
+    spaces = [RowSpace(space, layer) for layer in range(num_layers) for space in ("mixed", "edges", "looped edges")]
+    return [*(RowSpace("local", level) for level in range(num_layers + 1)), *spaces]
 
 
-def toy_batch(num_layers: int, like: Tensor) -> tuple[Batch, dict[int, Rows]]:
+def toy_batch(num_layers: int, like: Tensor) -> tuple[Batch, dict[int, RowSpace]]:
     """A batch in which a number of rows has one meaning only, and those meanings."""
     for seed in range(_TRIES):
         rng = np.random.default_rng(1000 + seed)
@@ -114,13 +114,13 @@ def toy_batch(num_layers: int, like: Tensor) -> tuple[Batch, dict[int, Rows]]:
     raise AssertionError(f"no toy batch of {num_layers} layers found")
 
 
-def toy_nothing(num_layers: int, like: Tensor) -> Batch:
+def toy_empty(num_layers: int, like: Tensor) -> Batch:
     """A mini-batch of which a rank has nothing."""
     graph, targets = _toy_graph(num_layers, 0)
     return _batch_of(graph, targets[:0], num_layers, _features(graph, like), [0] * num_layers, Batch)
 
 
-def toy_company(num_layers: int, like: Tensor) -> list[tuple[Batch, slice]]:
+def toy_halves(num_layers: int, like: Tensor) -> list[tuple[Batch, slice]]:
     """A toy mini-batch of all targets, of the first half and of the second, and where those stand in the whole.
 
     Targets of the first half draw from those of the second, which draw from none of the first: mixing along either

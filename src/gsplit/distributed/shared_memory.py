@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.comm import Call, Comm, Done, GroupComm, LedgerEntry, Pending
+from gsplit.distributed.comm import Call, Comm, CompletedWork, GroupComm, LedgerEntry, Work
 from gsplit.errors import CommError, explain
 
 __all__ = ["SharedComm", "share_memory"]
@@ -74,11 +74,11 @@ class SharedComm:
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
 
-    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Comm``."""
-        return self._group.exchange_counts(call, counts)
+        return self._group.all_to_all_counts(call, counts)
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         """See ``Comm``."""
         return self._group.all_reduce(call, tensor)
 
@@ -90,7 +90,7 @@ class SharedComm:
         """See ``Comm``."""
         return self._group.gather_text(call, text)
 
-    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Where to write the rows of the next exchange, so that they need not be copied there."""
         count = 1
         for extent in shape:
@@ -108,9 +108,9 @@ class SharedComm:
             held = self._slots[self._turn] = _new_segment(num_bytes, generation)
         return held
 
-    def exchange(
+    def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Pending:
+    ) -> Work:
         """See ``Comm``; done when it returns."""
         assert out.is_contiguous() and rows.is_contiguous()
         self.ledger.append(LedgerEntry(call, rows.nbytes, out.nbytes))
@@ -128,10 +128,12 @@ class SharedComm:
             begin += length
         theirs = torch.empty_like(ours)
         ones = (1,) * self.size
-        self._group.all_to_all(call, theirs, ours, ones, ones).wait()  # all ranks: says where, and that it is there
+        self._group.start_all_to_all(
+            call, theirs, ours, ones, ones
+        ).wait()  # all ranks: says where, and that it is there
         self._fetch(call, out, out_counts, theirs, purpose)
         self._turn ^= 1
-        return Done()
+        return CompletedWork()
 
     def _fetch(self, call: Call, out: Tensor, out_counts: tuple[int, ...], where: Tensor, purpose: int) -> None:
         """Copy every peer's piece out of its segment, if it is what this rank is waiting for."""

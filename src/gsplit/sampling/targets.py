@@ -12,14 +12,14 @@ from torch import Tensor
 from gsplit.errors import InputError, explain
 from gsplit.sampling.minibatch import target_order
 
-__all__ = ["OwnTargets", "own_all", "own_of_list", "own_of_stored"]
+__all__ = ["LocalTargets", "all_local_vertices", "local_listed_targets", "local_stored_targets"]
 
 Ids = npt.NDArray[np.int64]
 _PIECE = 1 << 20
 
 
-class OwnTargets:
-    """One rank's share of the targets. ``positions`` are places in the whole list of ``num_targets``."""
+class LocalTargets:
+    """The targets one rank owns. ``positions`` are places in the whole list of ``num_targets``."""
 
     def __init__(self, positions: Ids, ids: Ids, num_targets: int) -> None:
         self._positions, self._ids, self.num_targets = positions, ids, num_targets
@@ -41,7 +41,7 @@ class OwnTargets:
         """The largest single array held."""
         return max(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))
 
-    def of_step(
+    def for_step(
         self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, cut: tuple[int, int] = (0, 1)
     ) -> Tensor:
         """This rank's targets of a step, in the order of their turns.
@@ -62,7 +62,7 @@ class OwnTargets:
         return min((step + 1) * batch_size, self.num_targets) - step * batch_size
 
 
-def own_of_stored(targets: Ids, positions: Ids | None, num_targets: int, first: int, stop: int) -> OwnTargets:
+def local_stored_targets(targets: Ids, positions: Ids | None, num_targets: int, first: int, stop: int) -> LocalTargets:
     """The own part of a stored target list (internal ids, ordered by original id), read in pieces.
 
     ``positions`` are those of ``targets`` in the whole list of ``num_targets``; None if this is the whole list.
@@ -73,10 +73,10 @@ def own_of_stored(targets: Ids, positions: Ids | None, num_targets: int, first: 
         mine = start + np.flatnonzero((piece >= first) & (piece < stop))
         own.append(mine if positions is None else positions[mine])
         ids.append(piece[mine - start])
-    return OwnTargets(np.concatenate(own), np.concatenate(ids), num_targets)
+    return LocalTargets(np.concatenate(own), np.concatenate(ids), num_targets)
 
 
-def own_of_list(original_targets: Ids, original_ids: Ids, first: int) -> OwnTargets:
+def local_listed_targets(original_targets: Ids, original_ids: Ids, first: int) -> LocalTargets:
     """The own part of a list of original ids; ``original_ids`` are those of the range that begins at ``first``."""
     wanted = np.sort(original_targets)
     if (wanted[1:] == wanted[:-1]).any():
@@ -85,9 +85,9 @@ def own_of_list(original_targets: Ids, original_ids: Ids, first: int) -> OwnTarg
     places = np.searchsorted(wanted, original_ids)
     found = places < wanted.size
     found[found] = wanted[places[found]] == original_ids[found]
-    return OwnTargets(places[found], first + np.flatnonzero(found), wanted.size)
+    return LocalTargets(places[found], first + np.flatnonzero(found), wanted.size)
 
 
-def own_all(original_ids: Ids, first: int, num_vertices: int) -> OwnTargets:
+def all_local_vertices(original_ids: Ids, first: int, num_vertices: int) -> LocalTargets:
     """Every vertex is a target; its position is its original id."""
-    return OwnTargets(np.array(original_ids), first + np.arange(original_ids.size), num_vertices)
+    return LocalTargets(np.array(original_ids), first + np.arange(original_ids.size), num_vertices)

@@ -1,11 +1,11 @@
 """One forward of a wrapped model on one batch: which edges a layer gets, and what dropout and batch norm do.
 
-While the model's forward runs, a ``Step`` knows the batch; hooks on the layers ask it for their inputs, and a torch
-function mode sends every ``F.dropout`` and ``F.batch_norm`` to it, however deep inside the model they are called. Other
-randomness inside the forward is refused: it would differ between ranks.
+While the model's forward runs, a ``ForwardPass`` knows the batch; hooks on the layers ask it for their inputs, and a
+torch function mode sends every ``F.dropout`` and ``F.batch_norm`` to it, however deep inside the model they are
+called. Other randomness inside the forward is refused: it would differ between ranks.
 
 Which rows a dropout call or a batch norm sees (vertices of which frontier, or edges of which layer) is not guessed from
-the shape, which can be ambiguous, but was learned by the dry run (``Plan``).
+the shape, which can be ambiguous, but was learned by the dry run (``ForwardPlan``).
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
+from gsplit.batch import Batch, WeightHandle
 from gsplit.blocks import Block
 from gsplit.errors import InputError, explain
 from gsplit.keys import kernels_torch
@@ -25,16 +26,14 @@ from gsplit.nn.calls import LayerCall, rows_of, substitute
 from gsplit.nn.dropout import keyed_dropout
 from gsplit.nn.layers import normalised_edges, takes_csr, to_csr
 from gsplit.nn.norm import global_batch_norm
-from gsplit.strategies.batch import Batch
-from gsplit.strategies.handles import WeightHandle
 
-__all__ = ["Plan", "Rows", "Step", "StepMode"]
+__all__ = ["ForwardPlan", "RowSpace", "ForwardPass", "ForwardPassMode"]
 
 Space = Literal["local", "mixed", "edges", "looped edges"]
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSpace:
     """What the rows of a tensor are: a local frontier (level l counts from the input), a mixed one, or edges of a
     layer; looped edges are those without self-loops and then one self-loop per destination, as GAT makes them.
     """
@@ -44,17 +43,17 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ForwardPlan:
     """What the dry run found out about a model."""
 
     depth: int
     layer_of: dict[str, int]
-    square: frozenset[str]
-    dropouts: tuple[Rows, ...]
-    norms: tuple[Rows, ...]
+    single_input: frozenset[str]
+    dropouts: tuple[RowSpace, ...]
+    norms: tuple[RowSpace, ...]
 
 
-def num_rows(batch: Batch, rows: Rows) -> int:
+def num_rows(batch: Batch, rows: RowSpace) -> int:
     """How many rows of a kind a batch has."""
     if rows.space == "local":
         return batch.batch_size if rows.layer == batch.num_layers else batch.indices[rows.layer].num_local
@@ -67,10 +66,10 @@ def num_rows(batch: Batch, rows: Rows) -> int:
     return int((src != dst).sum()) + block.num_dst  # device sync
 
 
-class Step:
+class ForwardPass:
     """See the module. ``layer`` calls are made by the hooks, the others by the mode."""
 
-    def __init__(self, batch: Batch, plan: Plan) -> None:
+    def __init__(self, batch: Batch, plan: ForwardPlan) -> None:
         if plan.depth != batch.num_layers:
             got = f"{batch.num_layers} in the loader's num_neighbors"
             fix = f"give num_neighbors {plan.depth} numbers, one per layer"
@@ -101,13 +100,13 @@ class Step:
         weighted = any(isinstance(value, WeightHandle) for value in values)
         edges, weights = self._edges(index, layer, h.dtype, weighted)
         self.inside = name
-        return substitute(call, mixed if name in self._plan.square else (mixed, dst), edges, weights)
+        return substitute(call, mixed if name in self._plan.single_input else (mixed, dst), edges, weights)
 
     def leave_layer(self, out: Any) -> Any:
         """Keep the destinations of a layer that knows no others."""
         name, self.inside = self.inside, None
         assert name is not None
-        if name not in self._plan.square:
+        if name not in self._plan.single_input:
             return out
         return out[: self.batch.indices[self._plan.layer_of[name]].num_dst]
 
@@ -125,7 +124,7 @@ class Step:
             return self._once(("csr", index, weighted, dtype), lambda: to_csr(block, values)), None
         return self._once(("edge_index", index, weighted), block.edge_index), weights
 
-    def _check(self, what: str, call: int, known: tuple[Rows, ...], x: Tensor) -> Rows:
+    def _check(self, what: str, call: int, known: tuple[RowSpace, ...], x: Tensor) -> RowSpace:
         if call >= len(known) or x.size(0) != self._once(known[call], lambda: num_rows(self.batch, known[call])):
             expected = "the same calls in every forward, as in the dry run"
             got = f"call {call} on {list(x.shape)}"
@@ -141,7 +140,7 @@ class Step:
         rows = self._check("dropout", call, self._plan.dropouts, x)
         return keyed_dropout(x, self._row_keys(rows, self.batch.key.dropout(call)), p)
 
-    def _row_keys(self, rows: Rows, key: int) -> Tensor:
+    def _row_keys(self, rows: RowSpace, key: int) -> Tensor:
         batch = self.batch
         if rows.space == "mixed":
             ids = self._once(("ids", rows.layer), lambda: batch.mixed_ids(rows.layer))
@@ -165,7 +164,7 @@ class Step:
         if rows.space == "mixed":
             got, fix = (
                 "rows that several ranks hold",
-                "put it behind a layer, not before the first or inside a square one",
+                "put it behind a layer, not before the first or inside a single_input one",
             )
             raise InputError(explain("batch norm", "rows that one rank holds", got, fix))
         if not self.batch.each_vertex_once:
@@ -228,10 +227,10 @@ _RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "tr
 """Functions that draw if one argument says so: its place and name."""
 
 
-class StepMode(TorchFunctionMode):
+class ForwardPassMode(TorchFunctionMode):
     """Sends dropout and batch norm to the step while a wrapped forward runs."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: ForwardPass) -> None:
         super().__init__()
         self._step = step
 

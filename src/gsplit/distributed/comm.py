@@ -22,22 +22,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from gsplit.buffers import BufferPool
 from gsplit.errors import CommError, GSplitError, InputError, explain
+from gsplit.kernels.buffers import BufferPool
 
 __all__ = [
     "Call",
     "Comm",
-    "Done",
+    "CompletedWork",
     "GroupComm",
     "Groups",
     "LedgerEntry",
-    "Pending",
+    "Work",
     "SoloComm",
-    "agree",
+    "assert_same_on_all_ranks",
     "connect",
     "disconnect",
-    "first_rank_only",
+    "run_on_rank_zero",
     "is_connected",
 ]
 
@@ -65,7 +65,7 @@ class LedgerEntry:
     bytes_received: int
 
 
-class Pending(Protocol):
+class Work(Protocol):
     """A collective under way."""
 
     def wait(self) -> None:
@@ -79,20 +79,20 @@ class Comm(Protocol):
     size: int
     ledger: deque[LedgerEntry]
 
-    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Tell every peer a number and hear one from each."""
 
-    def exchange(
+    def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Pending:
+    ) -> Work:
         """Send ``rows``, peer after peer, and receive into ``out``, peer after peer. Neither may change until the
         wait.
         """
 
-    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor to write the rows of the next exchange into; no one may keep it beyond that exchange."""
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         """Sum a tensor over the ranks, in place. It may not be touched until the wait."""
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
@@ -102,7 +102,7 @@ class Comm(Protocol):
         """A short text from every rank, in rank order."""
 
 
-class Done:
+class CompletedWork:
     """A collective that is over when it returns."""
 
     def wait(self) -> None:
@@ -116,28 +116,28 @@ class SoloComm:
         self.rank, self.size = 0, 1
         self.ledger: deque[LedgerEntry] = deque(maxlen=LEDGER_ENTRIES)
 
-    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See ``Comm``."""
         return torch.empty(shape, dtype=dtype)
 
-    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Comm``."""
         self.ledger.append(LedgerEntry(call, 0, 0))
         return counts
 
-    def exchange(
+    def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Pending:
+    ) -> Work:
         """See ``Comm``."""
         assert out_counts == row_counts == (out.size(0),) == (rows.size(0),)
         out.copy_(rows)
         self.ledger.append(LedgerEntry(call, 0, 0))
-        return Done()
+        return CompletedWork()
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         """See ``Comm``."""
         self.ledger.append(LedgerEntry(call, 0, 0))
-        return Done()
+        return CompletedWork()
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
         """See ``Comm``."""
@@ -149,7 +149,7 @@ class SoloComm:
         return [text]
 
 
-class _Work:
+class _GroupWork:
     """An asynchronous collective and the tensor it writes."""
 
     def __init__(self, comm: "GroupComm", call: Call, work: Any, out: Tensor) -> None:
@@ -171,9 +171,9 @@ class GroupComm:
         self.ledger: deque[LedgerEntry] = deque(maxlen=LEDGER_ENTRIES)
         self._pool = BufferPool(device)
 
-    def outgoing(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See ``Comm``."""
-        return self._pool.lend(shape, dtype)
+        return self._pool.empty(shape, dtype)
 
     @contextmanager
     def _explained(self, call: Call) -> Iterator[None]:
@@ -187,7 +187,7 @@ class GroupComm:
     def _note(self, call: Call, sent: Tensor, received: Tensor) -> None:
         self.ledger.append(LedgerEntry(call, sent.nbytes, received.nbytes))
 
-    def exchange_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Comm``."""
         ours = torch.tensor(counts, dtype=torch.int64, device=self._device)
         theirs = torch.empty_like(ours)
@@ -196,30 +196,30 @@ class GroupComm:
             dist.all_to_all_single(theirs, ours, group=self._group)  # all ranks: once per layer of every step
         return tuple(theirs.tolist())  # device sync: sizes of what comes next
 
-    def exchange(
-        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Pending:
-        """See ``Comm``."""
-        self._note(call, rows, out)
-        return self.all_to_all(call, out, rows, out_counts, row_counts)
-
     def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Pending:
+    ) -> Work:
+        """See ``Comm``."""
+        self._note(call, rows, out)
+        return self.start_all_to_all(call, out, rows, out_counts, row_counts)
+
+    def start_all_to_all(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Work:
         """The bare collective of ``exchange``, without an entry in the ledger."""
         assert out.is_contiguous() and rows.is_contiguous()
         with self._explained(call):
             work = dist.all_to_all_single(
                 out, rows, list(out_counts), list(row_counts), group=self._group, async_op=True
             )  # all ranks: empty tensors where there is nothing to say
-        return _Work(self, call, work, out)
+        return _GroupWork(self, call, work, out)
 
-    def all_reduce(self, call: Call, tensor: Tensor) -> Pending:
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         """See ``Comm``."""
         self._note(call, tensor, tensor)
         with self._explained(call):
             work = dist.all_reduce(tensor, group=self._group, async_op=True)  # all ranks: callers are collectives
-        return _Work(self, call, work, tensor)
+        return _GroupWork(self, call, work, tensor)
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
         """See ``Comm``."""
@@ -231,7 +231,7 @@ class GroupComm:
     def gather_text(self, call: Call, text: str) -> list[str]:
         """See ``Comm``."""
         data = text.encode()
-        sizes = self.exchange_counts(call, (len(data),) * self.size)
+        sizes = self.all_to_all_counts(call, (len(data),) * self.size)
         ours = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
         if data:
             ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
@@ -296,7 +296,7 @@ def _leave_at_exit() -> None:
         disconnect()
 
 
-def agree(comm: Comm, what: str, settings: Mapping[str, object]) -> None:
+def assert_same_on_all_ranks(comm: Comm, what: str, settings: Mapping[str, object]) -> None:
     """Compare settings across the ranks before anything depends on them; all ranks raise if they differ."""
     ours = {key: _short(value) for key, value in settings.items()}
     all_ranks = [json.loads(text) for text in comm.gather_text(Call(f"compare {what}"), json.dumps(ours))]
@@ -307,7 +307,7 @@ def agree(comm: Comm, what: str, settings: Mapping[str, object]) -> None:
             raise InputError(explain(f"{what}: {key}", "the same on every rank", got, "start every rank alike"))
 
 
-def first_rank_only(comm: Comm, what: str, act: Callable[[], None]) -> None:
+def run_on_rank_zero(comm: Comm, what: str, act: Callable[[], None]) -> None:
     """Let rank 0 do something for all; if it cannot, all ranks raise its error. A collective."""
     said = ""
     if comm.rank == 0:

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from gsplit.comm import first_rank_only
-from gsplit.config import TrainSettings
+from gsplit.distributed.comm import run_on_rank_zero
+from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference import infer
 from gsplit.loader import NeighborLoader
-from gsplit.mesh import Mesh
 from gsplit.nn.calls import needs_weights
-from gsplit.nn.models import make_model
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
-from gsplit.run_folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
+from gsplit.run.config import TrainSettings
+from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
+from gsplit.run.models import make_model
 from gsplit.store.reader import Store
 from gsplit.trainer import StepReport, Trainer
 from gsplit.verification import Verification, verify
@@ -32,7 +32,7 @@ __all__ = ["build_model", "check_new_file", "infer_run", "learning_rate", "shape
 
 def shape_of(store: Store, settings: TrainSettings) -> dict[str, int]:
     """Input width and classes of a store."""
-    width = store.array(f"features/{settings.features}").shape[1]
+    width = store.stored_array(f"features/{settings.features}").shape[1]
     if store.num_classes < 1:
         fix = "import labels with the graph; other losses are written in a script (gsplit.Trainer)"
         raise InputError(explain("the store", "integer labels to train on", "none", fix))
@@ -87,9 +87,9 @@ def train_run(
     Returns what ``gsplit train --json`` prints. Without an evaluation the last weights are kept.
     """
     shape = shape_of(store, settings)
-    first_rank_only(mesh.world, "check labels", lambda: _check_labels(store, settings))
+    run_on_rank_zero(mesh.world, "check labels", lambda: _check_labels(store, settings))
     if out is not None:
-        first_rank_only(mesh.world, "begin run", lambda: _begin(out, overwrite))
+        run_on_rank_zero(mesh.world, "begin run", lambda: _begin(out, overwrite))
     model = parallelize(build_model(settings, shape, store), mesh)
     loader = NeighborLoader(
         store,
@@ -132,7 +132,7 @@ def train_run(
         state = model.state_dict()
     if out is not None:
         _finish = lambda: finish_run(out, settings, shape, state, trainer.history)  # noqa: E731
-        first_rank_only(mesh.world, "finish run", _finish)
+        run_on_rank_zero(mesh.world, "finish run", _finish)
     return {
         "ranks": mesh.size,
         "replicas": mesh.num_replicas,
@@ -147,15 +147,15 @@ def train_run(
 
 
 def _num_targets(store: Store, name: str) -> int:
-    return int(store.array(f"targets/{name}").size) if f"targets/{name}" in store.names else 0
+    return int(store.stored_array(f"targets/{name}").size) if f"targets/{name}" in store.names else 0
 
 
 def _check_labels(store: Store, settings: TrainSettings) -> None:
     """Every target needs a label; unlabelled vertices have -1."""
-    targets = store.array(f"targets/{settings.targets}")
+    targets = store.stored_array(f"targets/{settings.targets}")
     if targets.size == 0:
         raise InputError(explain(f"targets/{settings.targets}", "at least one target", "none", "name other targets"))
-    unlabelled = int((store.array("y")[targets - store.vertex_range[0]] < 0).sum())
+    unlabelled = int((store.stored_array("y")[targets - store.vertex_range[0]] < 0).sum())
     if unlabelled:
         fix = "leave unlabelled vertices out of the targets"
         raise InputError(
@@ -173,8 +173,8 @@ def infer_run(
 ) -> dict[str, Any]:
     """Exact outputs of a trained model for all vertices, into a file. A collective."""
     settings, shape = load_run(run)
-    first_rank_only(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
-    width = store.array(f"features/{settings.features}").shape[1]
+    run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
+    width = store.stored_array(f"features/{settings.features}").shape[1]
     if width != shape["num_features"]:
         fix = "give the store it was trained on, or one like it"
         raise InputError(explain(store.path, f"{shape['num_features']} features", width, fix))

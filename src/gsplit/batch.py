@@ -8,22 +8,21 @@ rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are colle
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gsplit.blocks import Block, ShuffleIndex
-from gsplit.buffers import BufferPool
-from gsplit.comm import Call, Comm
+from gsplit.distributed.comm import Call, Comm
 from gsplit.errors import InputError, explain
+from gsplit.kernels.buffers import BufferPool
 from gsplit.sampling.minibatch import StepKey
 from gsplit.shuffle import keep_prefix, shuffle
-from gsplit.strategies.handles import EdgeHandle, WeightHandle
 from gsplit.telemetry import Telemetry
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "EdgeHandle", "Handle", "WeightHandle"]
 
 
 class _GlobalSum(torch.autograd.Function):
@@ -47,9 +46,50 @@ def _global_sum(values: Tensor, comm: Comm, call: Call) -> Tensor:
     return total
 
 
+_FIX = (
+    "hand it to a model wrapped by gsplit.parallelize, or use batch.blocks[l].edge_index() with batch.shuffle(l, h), "
+    "one block per layer"
+)
+
+
+class Handle:
+    """Refuses to be a tensor."""
+
+    name = "batch.edge_index"
+
+    def __init__(self, batch: "Batch") -> None:
+        self.batch = batch
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        operation = getattr(function, "__name__", str(function))
+        got = f"{cls.name}, which stands for one block per layer"
+        raise InputError(explain(f"torch.{operation}", "a tensor of edges", got, _FIX))
+
+    def _refuse(self, *args: object) -> NoReturn:
+        raise InputError(explain(self.name, "no tensor operation", "one", _FIX))
+
+    __iter__ = __getitem__ = __len__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = __bool__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InputError(explain(f"{self.name}.{name}", "no tensor operation", "one", _FIX))
+
+
+class EdgeHandle(Handle):
+    """Stands where PyG models expect ``edge_index``."""
+
+
+class WeightHandle(Handle):
+    """Stands where PyG models expect ``edge_weight``: GCN's normalisation by the degrees of the whole graph."""
+
+    name = "batch.edge_weight"
+
+
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a mini-batch.
+    """One rank's part of a mini-batch.
 
     ``n_id`` names this rank's own input rows, which are the first rows of ``x``; rows received from others follow
     them in ``x``. ``comm`` are the ranks that exchange rows of this batch, ``world`` all that share the mini-batch.
@@ -109,7 +149,7 @@ class Batch:
         ids = torch.cat([own, own.new_empty(index.num_received)])
         call = Call("exchange mixed ids", self.key.step, layer)
         leaving, arriving = own[index.send_rows], ids[index.num_local :]
-        self.comm.exchange(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
+        self.comm.all_to_all(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
         return ids
 
     def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:

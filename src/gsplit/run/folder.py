@@ -21,8 +21,8 @@ import torch
 from pydantic import ValidationError
 from torch.nn import Module
 
-from gsplit.config import TrainSettings
 from gsplit.errors import InputError, explain
+from gsplit.run.config import TrainSettings
 from gsplit.trainer import History
 
 __all__ = ["begin_run", "check_new_run", "finish_run", "load_run", "load_weights", "telemetry_path"]

@@ -1,9 +1,9 @@
 """Buffers for rows that travel or wait, reused without ever being shared.
 
-A buffer belongs to its loan until the last tensor that looks at it is gone, those saved in an autograd graph included:
+A buffer belongs to its tensor until the last view of it is gone, those saved in an autograd graph included:
 collectives write without telling autograd, so reuse while a graph still holds the rows would give silently wrong
-gradients. The rule needs no bookkeeping by the user: each loan is a new array object over the buffer, torch keeps that
-object alive as long as any tensor of the storage lives, and its finalizer brings the buffer back.
+gradients. The rule needs no bookkeeping by the user: each tensor is made over an array object of its own, torch keeps
+that object alive as long as any tensor of the storage lives, and its finalizer brings the buffer back.
 
 Why at all: on the host most of the cost of a fresh tensor of this size is page faults on new memory.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 __all__ = ["BufferPool"]
 
 _SLACK = 1.2
-_LOOSE = 4  # a small loan must not hold a large buffer
+_LOOSE = 4  # a small tensor must not hold a large buffer
 _SMALL = 1 << 20
 
 
@@ -33,15 +33,15 @@ class BufferPool:
         self._taking = threading.Lock()  # finalizers only append, which needs none
         self.num_bytes = 0
 
-    def lend(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined contents, whose memory nobody else sees while it lives."""
         if self._device.type != "cpu" or prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=self._device)
         size = max(1, prod(shape)) * dtype.itemsize
         buffer = self._take(size)
-        loan = buffer[:size]
-        weakref.finalize(loan, self._free.append, buffer)
-        return torch.from_numpy(loan).view(dtype)[: prod(shape)].view(shape)
+        view = buffer[:size]
+        weakref.finalize(view, self._free.append, buffer)
+        return torch.from_numpy(view).view(dtype)[: prod(shape)].view(shape)
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
         with self._taking:

@@ -17,26 +17,26 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
+from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import LayerCall, rows_of
-from gsplit.nn.step import Plan, Rows, Step
-from gsplit.nn.toy import explain_rows
-from gsplit.strategies.batch import Batch
+from gsplit.nn.checks.toy import explain_rows
+from gsplit.nn.forward_pass import ForwardPass, ForwardPlan, RowSpace
 
-__all__ = ["Recorder", "example_input", "explain_failure", "no_draws", "tensors_of", "untouched"]
+__all__ = ["Recorder", "example_input", "explain_failure", "forbid_random_draws", "tensors_of", "preserve_state"]
 
 
-class Recorder(Step):
+class Recorder(ForwardPass):
     """A step that takes notes: what every layer, dropout and batch norm of the model sees."""
 
-    def __init__(self, batch: Batch, meanings: dict[int, Rows], square: frozenset[str]) -> None:
-        super().__init__(batch, Plan(batch.num_layers, {}, square, (), ()))
+    def __init__(self, batch: Batch, meanings: dict[int, RowSpace], single_input: frozenset[str]) -> None:
+        super().__init__(batch, ForwardPlan(batch.num_layers, {}, single_input, (), ()))
         self._meanings = meanings
         self._layer_of: dict[str, int] = {}
-        self._dropouts: list[Rows] = []
-        self._norms: list[Rows] = []
+        self._dropouts: list[RowSpace] = []
+        self._norms: list[RowSpace] = []
 
-    def _meaning(self, where: str, x: Tensor) -> Rows:
+    def _meaning(self, where: str, x: Tensor) -> RowSpace:
         if x.dim() == 0 or x.size(0) not in self._meanings:
             raise InputError(explain_rows(where, x))
         return self._meanings[x.size(0)]
@@ -60,7 +60,7 @@ class Recorder(Step):
         if training and p > 0:
             self._dropouts.append(self._meaning("dropout", x))
         else:
-            self._dropouts.append(self._meanings.get(x.size(0) if x.dim() else -1, Rows("local", 0)))
+            self._dropouts.append(self._meanings.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
         return x
 
     def normalise(
@@ -72,21 +72,21 @@ class Recorder(Step):
             raise InputError(explain("batch norm", "rows of one dimension", f"{list(x.shape)}", fix))
         rows = self._meaning("batch norm", x)
         if rows.space == "mixed":
-            got = "the input rows, or rows inside a square layer, which several ranks hold"
+            got = "the input rows, or rows inside a single_input layer, which several ranks hold"
             raise InputError(explain("batch norm", "rows that one rank holds", got, "put it behind a layer"))
         self._norms.append(rows)
         return F.batch_norm(x, None, None, weight, bias, True, momentum, eps)
 
-    def plan(self, out: Any) -> Plan:
+    def plan(self, out: Any) -> ForwardPlan:
         """What was learned; ``out`` is what the model returned."""
         if not self._layer_of:
             fix = "pass edge_index to PyG layers, or write the model against batch.shuffle"
             raise InputError(explain("the model", "message-passing layers that are called with it", "none", fix))
         depth = max(self._layer_of.values()) + 1
         first = next(iter(tensors_of(out)), None)
-        if first is None or self._meaning("the model's output", first) != Rows("local", depth):
+        if first is None or self._meaning("the model's output", first) != RowSpace("local", depth):
             raise InputError(explain_rows("the model's output", torch.empty(0) if first is None else first))
-        return Plan(depth, self._layer_of, self._plan.square, tuple(self._dropouts), tuple(self._norms))
+        return ForwardPlan(depth, self._layer_of, self._plan.single_input, tuple(self._dropouts), tuple(self._norms))
 
 
 def tensors_of(out: Any) -> Iterator[Tensor]:
@@ -100,7 +100,7 @@ def tensors_of(out: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def no_draws() -> Iterator[None]:
+def forbid_random_draws() -> Iterator[None]:
     """Refuse a forward that takes numbers from a generator: it would take others on every rank."""
 
     def states() -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ def example_input(model: Module, num_features: int | None) -> Tensor:
 
 
 @contextmanager
-def untouched(model: Module) -> Iterator[None]:
+def preserve_state(model: Module) -> Iterator[None]:
     """Put the model's buffers, modes and torch's generator back as they were."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     modes = {name: module.training for name, module in model.named_modules()}

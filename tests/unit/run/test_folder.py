@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from gsplit.config import TrainSettings
 from gsplit.errors import InputError
-from gsplit.run_folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
+from gsplit.run.config import TrainSettings
+from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
 from gsplit.trainer import History
 
 SHAPE = {"num_features": 4, "num_classes": 2}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gsplit.config import TrainSettings, load_settings
 from gsplit.errors import InputError
+from gsplit.run.config import TrainSettings, load_settings
 
 
 def test_flags_come_before_the_file(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from itertools import count
 
 import torch
 
-from gsplit.comm import Comm, SoloComm, connect, is_connected
+from gsplit.distributed.comm import Comm, SoloComm, connect, is_connected
+from gsplit.distributed.shared_memory import share_memory
 from gsplit.errors import InputError, explain
-from gsplit.shared_memory import share_memory
 
 __all__ = ["Mesh", "init", "solo_mesh"]
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.jit import kernel
+from gsplit.kernels.jit import kernel
 
-__all__ = ["copy_rows", "has_kernels", "merge_gradient", "spread_rows"]
+__all__ = ["copy_rows", "has_kernels", "merge_gradient", "copy_and_gather"]
 
 Matrix = npt.NDArray[Any]
 
@@ -83,7 +83,7 @@ def _matrix(tensor: Tensor, like: Tensor) -> Matrix:
     return flat
 
 
-def spread_rows(h: Tensor, rows: Tensor, own: Tensor, leaving: Tensor) -> None:
+def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, leaving: Tensor) -> None:
     """``own = h`` and ``leaving[k] = h[rows[k]]``, reading ``h`` once."""
     if h.size(0):
         _spread(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(leaving, h))

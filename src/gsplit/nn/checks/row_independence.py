@@ -16,19 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
+from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import call_model
-from gsplit.nn.dry_run import explain_failure, tensors_of
-from gsplit.nn.step import Plan, Step
-from gsplit.nn.toy import toy_company, toy_nothing
-from gsplit.strategies.batch import Batch
+from gsplit.nn.checks.dry_run import explain_failure, tensors_of
+from gsplit.nn.checks.toy import toy_empty, toy_halves
+from gsplit.nn.forward_pass import ForwardPass, ForwardPlan
 
-__all__ = ["check_company", "check_rows"]
+__all__ = ["check_row_independence", "check_rows"]
 
-StandIn = Callable[[Module, Step], AbstractContextManager[None]]
+OverrideForwardPass = Callable[[Module, ForwardPass], AbstractContextManager[None]]
 
 
-class _Still(Step):
+class _Still(ForwardPass):
     """A step without dropout, and with batch norm by its running statistics: what is left must be row-wise."""
 
     def drop(self, x: Tensor, p: float, training: bool) -> Tensor:
@@ -42,22 +42,26 @@ class _Still(Step):
         return F.batch_norm(x, mean, var, weight, bias, False, momentum, eps)
 
 
-def check_company(model: Module, plan: Plan, like: Tensor, stand_in: StandIn) -> None:
-    """Try a copy of a wrapped model; ``stand_in`` lets another step answer its layers."""
-    moved, like = _moved_copy(model, like, plan, stand_in)
+def check_row_independence(
+    model: Module, plan: ForwardPlan, like: Tensor, override_forward_pass: OverrideForwardPass
+) -> None:
+    """Try a copy of a wrapped model; ``override_forward_pass`` lets another step answer its layers."""
+    moved, like = _moved_copy(model, like, plan, override_forward_pass)
     for training in (False, True):
         moved.train(training)
-        outs = [(_run(moved, batch, plan, stand_in), half) for batch, half in toy_company(plan.depth, like)]
+        outs = [(_run(moved, batch, plan, override_forward_pass), half) for batch, half in toy_halves(plan.depth, like)]
         for part, half in outs[1:]:
             check_rows(outs[0][0], part, half)
 
 
-def _run(model: Module, batch: Batch, plan: Plan, stand_in: StandIn) -> Any:
-    with stand_in(model, _Still(batch, plan)):
+def _run(model: Module, batch: Batch, plan: ForwardPlan, override_forward_pass: OverrideForwardPass) -> Any:
+    with override_forward_pass(model, _Still(batch, plan)):
         return explain_failure(lambda: call_model(model, batch))
 
 
-def _moved_copy(model: Module, like: Tensor, plan: Plan, stand_in: StandIn) -> tuple[Module, Tensor]:
+def _moved_copy(
+    model: Module, like: Tensor, plan: ForwardPlan, override_forward_pass: OverrideForwardPass
+) -> tuple[Module, Tensor]:
     """A copy with other weights that runs on nothing, as a rank without rows must; in float64 if it does there."""
     moved = copy.deepcopy(model).eval()
     generator = torch.Generator().manual_seed(0)
@@ -65,10 +69,10 @@ def _moved_copy(model: Module, like: Tensor, plan: Plan, stand_in: StandIn) -> t
         if parameter.is_floating_point():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.1 * noise.to(parameter.device, parameter.dtype))
-    _run(moved, toy_nothing(plan.depth, like), plan, stand_in)
+    _run(moved, toy_empty(plan.depth, like), plan, override_forward_pass)
     wide = copy.deepcopy(moved).double()
     try:
-        _run(wide, toy_nothing(plan.depth, like.double()), plan, stand_in)
+        _run(wide, toy_empty(plan.depth, like.double()), plan, override_forward_pass)
     except InputError:
         return moved, like
     return wide, like.double()
