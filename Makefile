@@ -2,20 +2,29 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format lint types layers test test-data bench clean
+.PHONY: help setup check check-minimum format lint types layers test bench clean
 
 help:  ## list these verbs
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup:  ## make .venv and install gsplit with its development tools (torch first, so that its build is chosen once)
+setup:  ## make .venv and install gsplit with its development tools (a named torch, so that its build is chosen once)
 	python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile '$(TORCH)' --editable '.[dev]'
 
-check: lint types layers test  ## everything CI runs: lint, types, layers, tests
+check:  ## everything CI runs: lint, types, layers, tests; types beside the tests, which end last
+	@$(MAKE) --no-print-directory --jobs 2 lint layers types test
+
+MINIMUM ?= .venv-minimum
+check-minimum:  ## the tests that a dependency can break, with the oldest versions that pyproject declares
+	python3.11 -m venv $(MINIMUM)
+	$(MINIMUM)/bin/pip install --quiet --constraint requirements/minimum.txt --editable '.[arrow,ogb,mtkahypar,report]' \
+		hypothesis pytest pytest-timeout scipy
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest tests/unit tests/dist/test_golden.py tests/dist/test_models.py \
+		--ignore tests/unit/test_house_rules.py --ignore tests/unit/store/test_corruption.py \
+		--ignore tests/unit/store/test_real_graphs.py --durations=25 --durations-min=1 $(PYTEST_ARGS)
 
 format:  ## rewrite the code in the house format
 	$(BIN)/ruff format .
@@ -31,12 +40,12 @@ types:  ## mypy --strict on src, tests and benchmarks
 layers:  ## which file may import which
 	$(BIN)/lint-imports --no-cache
 
-test:  ## all tests; PYTEST_ARGS="-k name" narrows them
-	$(BIN)/pytest $(PYTEST_ARGS)
+test:  ## all tests, on WORKERS processes, and the slowest of them; PYTEST_ARGS="-k name" narrows them
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --durations=25 --durations-min=1 $(PYTEST_ARGS)
 
 bench:  ## the import measurements of benchmarks/results (an hour, 60 GB of disk)
 	$(BIN)/python benchmarks/import_speed.py --billion
 
 clean:  ## remove caches, not the virtual environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path "./.venv*" -prune -exec rm -rf {} +

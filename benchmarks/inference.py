@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=RESULTS / "2026-11-15-inference.json")
     options = parser.parse_args()
     store = real_store(GRAPH, options.work).path
-    cli = [sys.executable, "-m", "gsplit.cli"]
+    cli = [sys.executable, "-m", "gsplit"]
     empty = watched([sys.executable, "-c", "import torch, torch_geometric.nn, gsplit.run.recipe"])
     rows: list[dict[str, Any]] = []
     for model, more in {"sage": ["--hidden", "256", "--norm", "batch_norm"], "gat": ["--hidden", "128"]}.items():

@@ -156,7 +156,7 @@ def cost(work: Path) -> list[dict[str, Any]]:
         for solver in ("restream", "metis"):
             out = str(work / f"{name}-{solver}.gsplit")
             options = f"--parts 8 --json --overwrite --solver {solver} --targets {targets}"
-            command = [sys.executable, "-m", "gsplit.cli", "partition", str(path), out, *options.split()]
+            command = [sys.executable, "-m", "gsplit", "partition", str(path), out, *options.split()]
             document, peak = _watched(command)
             counts = document["provenance"][-1]["counts"]
             presampled, solved = counts["presample_ms"] / 1000, counts["solve_ms"] / 1000
@@ -193,12 +193,12 @@ def train(work: Path) -> list[dict[str, Any]]:
     store, rows = open_store(work / "concentrated.gsplit"), []
     for objective, name in STORES.items():
         if not (work / name).exists():
-            partition(store, work / name, 8, [15, 15, 15], "train", 1024, objective=objective)
+            partition(store, work / name, 8, [15, 15, 15], "train", batch_size=1024, objective=objective)
     for repeat in range(TRAIN_REPEATS):
         for objective, name in STORES.items():
             out = work / f"run-{objective}"
             options = "--nproc 4 --hidden 256 --fanout 15,15,15 --batch-size 1024 --steps 22 --evaluate-every 0 --overwrite --json"
-            command = [sys.executable, "-m", "gsplit.cli", "train", str(work / name)]
+            command = [sys.executable, "-m", "gsplit", "train", str(work / name)]
             done = subprocess.run(
                 [*command, *options.split(), "--out", str(out)], capture_output=True, text=True, check=True
             )

@@ -32,12 +32,12 @@ CURVES = {
 TITLES = {"sage": "GraphSAGE 256", "gat": "GAT 4 x 32"}
 COMMON = ["--fanout", "15,15,15", "--batch-size", "1024", "--dropout", "0.5", "--json"]
 FULL = {"debian": ["--epochs", "12"], "arxiv": ["--epochs", "8"]}
-TUNED = ["--hidden", "256", "--norm", "batch_norm", "--lr", "3e-3", "--schedule", "cosine"]
+TUNED = ["--hidden", "256", "--norm", "batch_norm", "--lr", "3e-3", "--lr-scheduler", "cosine", "--evaluate-every", "1"]
 STEPS = 60
 
 
 def train(store: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "gsplit.cli", "train", str(store), *COMMON, *options]
+    command = [sys.executable, "-m", "gsplit", "train", str(store), *COMMON, *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     document: dict[str, Any] = json.loads(done.stdout)
     return {"command": " ".join(["gsplit train", f"{store.name}", *COMMON, *options]), **document}
@@ -57,10 +57,10 @@ def control(store: Path, options: list[str]) -> list[float]:
         for parameter in model.parameters():
             parameter.mul_(1 + 6e-8 * torch.randn_like(parameter).sign())
     model = parallelize(model, solo_mesh())
-    loader = NeighborLoader(opened, settings.fanout, "train", settings.batch_size, quiet=True)
+    loader = NeighborLoader(opened, settings.fanout, "train", batch_size=settings.batch_size)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, STEPS))
-    return Trainer(model, optimizer, loader, mesh=solo_mesh(), schedule=schedule).train_epoch(STEPS)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, STEPS))
+    return Trainer(model, optimizer, loader, lr_scheduler=scheduler).train_epoch(STEPS)
 
 
 def run(work: Path, record: Path) -> None:

@@ -15,7 +15,7 @@ from torch_geometric.nn import SAGEConv
 
 import gsplit
 from gsplit.batch import Batch
-from gsplit.distributed.comm import Call, disconnect
+from gsplit.distributed.comm import Call
 
 
 class Model(torch.nn.Module):
@@ -48,7 +48,7 @@ def main() -> None:
     torch.manual_seed(0)  # the same weights on every rank
     model = Model(store.num_features, store.num_classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    loader = gsplit.NeighborLoader(store, [10, 10, 10], "train", options.batch_size, mesh=mesh, seed=0)
+    loader = gsplit.NeighborLoader(store, [10, 10, 10], "train", batch_size=options.batch_size, mesh=mesh, seed=0)
     for epoch in range(options.epochs):
         for step, batch in enumerate(loader):
             loss = batch.mean(F.cross_entropy(model(batch), batch.y, reduction="none"))
@@ -61,7 +61,6 @@ def main() -> None:
             optimizer.zero_grad()
             if mesh.rank == 0 and step % 5 == 0:
                 print(f"epoch {epoch} step {step:3d} loss {loss.item():.6f}", flush=True)
-    disconnect()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import gsplit
-from gsplit.distributed.comm import disconnect
 
 
 class Model(torch.nn.Module):
@@ -48,18 +47,17 @@ def main() -> None:
     store = gsplit.open(options.store)
     torch.manual_seed(0)
     model = gsplit.parallelize(Model(store.num_features, 64, store.num_classes), mesh)
-    loader = gsplit.NeighborLoader(store, [10, 5, 5], "train", options.batch_size, mesh=mesh)
+    loader = gsplit.NeighborLoader(store, [10, 5, 5], "train", batch_size=options.batch_size, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    trainer = gsplit.Trainer(model, optimizer, loader, mesh=mesh, clip_norm=1.0)
+    trainer = gsplit.Trainer(model, optimizer, loader, max_grad_norm=1.0)
     for epoch in range(options.epochs):
         losses = trainer.train_epoch()
         scores = trainer.evaluate(store, ["val"])
         if mesh.rank == 0:
             print(f"epoch {epoch} loss {losses[-1]:.6f} val {scores['val']:.4f}", flush=True)
-    found = gsplit.verify(model, store, [10, 5, 5], "train", options.batch_size, mesh=mesh, steps=2)
+    found = gsplit.verify(model, store, [10, 5, 5], "train", batch_size=options.batch_size, mesh=mesh, steps=2)
     if mesh.rank == 0:
         print(f"against one process: gradients differ by at most {found.max_grad_error:.1e}", flush=True)
-    disconnect()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ torchrun --nproc-per-node 2 examples/ddp_to_gsplit/train_gsplit.py
 import os
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from planted import planted_graph
 from torch_geometric.nn import GraphSAGE
@@ -19,7 +18,7 @@ def main() -> None:
     mesh = gsplit.init()  # (2)
     data = planted_graph()
     train_nodes = data.train_mask.nonzero().squeeze(1)
-    loader = gsplit.NeighborLoader(data, [10, 10], train_nodes, 128 * world_size, mesh=mesh)  # (3) GLOBAL batch size
+    loader = gsplit.NeighborLoader(data, [10, 10], train_nodes, batch_size=128 * world_size, mesh=mesh)  # (3) GLOBAL
     torch.manual_seed(0)
     model = GraphSAGE(data.num_features, 64, 2, 8, dropout=0.3)
     model = gsplit.parallelize(model, mesh)  # (4)
@@ -33,8 +32,6 @@ def main() -> None:
             optimizer.zero_grad()
         if rank == 0:
             print(f"epoch {epoch} loss {loss.item():.6f}", flush=True)
-    del model
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

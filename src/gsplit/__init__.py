@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gsplit.distributed.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
-    from gsplit.inference import evaluate, infer
+    from gsplit.inference.evaluate import evaluate
+    from gsplit.inference.infer import infer
     from gsplit.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gsplit.trainer import Trainer
     from gsplit.verification import Verification, verify
 
+    __version__: str
+
 _HOME = {
     "init": ("gsplit.distributed.mesh", "init"),
     "Mesh": ("gsplit.distributed.mesh", "Mesh"),
@@ -29,8 +32,8 @@ _HOME = {
     "NeighborLoader": ("gsplit.loader", "NeighborLoader"),
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.trainer", "Trainer"),
-    "infer": ("gsplit.inference", "infer"),
-    "evaluate": ("gsplit.inference", "evaluate"),
+    "infer": ("gsplit.inference.infer", "infer"),
+    "evaluate": ("gsplit.inference.evaluate", "evaluate"),
     "verify": ("gsplit.verification", "verify"),
     "Verification": ("gsplit.verification", "Verification"),
     "partition": ("gsplit.partitioning.partition", "partition"),
@@ -65,10 +68,13 @@ __all__ = [
     "InputError",
     "CommError",
     "MissingDependencyError",
+    "__version__",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("gsplit")
     if name not in _HOME:
         raise AttributeError(f"module 'gsplit' has no attribute {name!r}")
     module, attribute = _HOME[name]

@@ -1,4 +1,4 @@
-"""A mini-batch as the training loop sees it on one rank: input rows, labels, and the collectives of one step.
+"""A mini-batch as the training loop sees it on one rank: the interface between loader and model.
 
 ``x`` is the mixed input tensor of layer 0, exchanged already. A model wrapped by ``gsplit.parallelize`` takes
 ``(batch.x, batch.edge_index)``. A model written against the batch does, for every layer l,
@@ -6,31 +6,54 @@
 rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are collectives: every rank calls them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.blocks import Block, ShuffleIndex
+from gsplit.blocks import Block
 from gsplit.distributed.comm import Call, Comm
+from gsplit.distributed.mesh import Mesh
+from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
-from gsplit.kernels.buffers import BufferPool
+from gsplit.exchange import Exchange, mix_rows
+from gsplit.features.protocol import take_rows
+from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.sampling.minibatch import StepKey
-from gsplit.shuffle import keep_prefix, shuffle
-from gsplit.telemetry import Telemetry
+from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "EdgeHandle", "Handle", "WeightHandle"]
+__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard"]
+
+
+class LossGuard:
+    """Sees to it that a loss goes through ``batch.mean`` or ``batch.sum`` before backward reaches the model.
+
+    A plain mean over this rank's rows is silently wrong on several ranks: ranks own different numbers of targets.
+    """
+
+    def __init__(self) -> None:
+        self._backward = -1
+
+    def reduced(self) -> None:
+        """Backward has come through the global sum of this batch."""
+        self._backward = torch._C._current_graph_task_id()
+
+    def check(self, gradient: Tensor) -> None:
+        """Called with the gradient of a wrapped model's output."""
+        if self._backward != torch._C._current_graph_task_id():
+            fix = 'write loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none")), or use batch.sum'
+            got = "a loss of this rank's rows alone, whose gradient would be wrong on several ranks"
+            raise InputError(explain("backward", "a loss from batch.mean or batch.sum of this batch", got, fix))
 
 
 class _GlobalSum(torch.autograd.Function):
     """Sum of local rows over all ranks. Backward: times the ranks, on local rows; gradients are averaged later."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, comm: Comm, call: Call) -> Tensor:
-        ctx.shape, ctx.size = values.shape, comm.size
+    def forward(ctx: Any, values: Tensor, comm: Comm, call: Call, guard: LossGuard) -> Tensor:
+        ctx.shape, ctx.size, ctx.guard = values.shape, comm.size, guard
         total = values.sum()
         comm.all_reduce(call, total).wait()
         return total
@@ -38,84 +61,88 @@ class _GlobalSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (g * ctx.size).expand(ctx.shape), None, None
+        ctx.guard.reduced()
+        return (g * ctx.size).expand(ctx.shape), None, None, None
 
 
-def _global_sum(values: Tensor, comm: Comm, call: Call) -> Tensor:
-    total: Tensor = _GlobalSum.apply(values, comm, call)  # type: ignore[no-untyped-call]
-    return total
+@dataclass(frozen=True, slots=True)
+class BatchLayer:
+    """One layer of a batch: its edges, how its rows come about, and the edges' stored values, if there are any."""
+
+    block: Block
+    exchange: Exchange
+    edge_attr: Tensor | None = None
+    edge_weight: Tensor | None = None
 
 
-_FIX = (
-    "hand it to a model wrapped by gsplit.parallelize, or use batch.blocks[l].edge_index() with batch.shuffle(l, h), "
-    "one block per layer"
-)
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What a batch is part of: the ranks, the step, the graph, and the strategy that made it.
+
+    ``each_vertex_once``: no vertex of the mini-batch is computed on two ranks, which is what BatchNorm needs.
+    ``arrays`` are the names of the stored arrays in the batch.
+    """
+
+    mesh: Mesh
+    key: StepKey
+    graph: LocalGraph
+    arrays: ArrayNames
+    strategy: str
+    each_vertex_once: bool
+    telemetry: StepTelemetry = field(default_factory=StepTelemetry)
+    guard: LossGuard = field(default_factory=LossGuard)
 
 
-class Handle:
-    """Refuses to be a tensor."""
-
-    name = "batch.edge_index"
-
-    def __init__(self, batch: "Batch") -> None:
-        self.batch = batch
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        operation = getattr(function, "__name__", str(function))
-        got = f"{cls.name}, which stands for one block per layer"
-        raise InputError(explain(f"torch.{operation}", "a tensor of edges", got, _FIX))
-
-    def _refuse(self, *args: object) -> NoReturn:
-        raise InputError(explain(self.name, "no tensor operation", "one", _FIX))
-
-    __iter__ = __getitem__ = __len__ = __add__ = __radd__ = __sub__ = __mul__ = __lt__ = __gt__ = __bool__ = _refuse
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise InputError(explain(f"{self.name}.{name}", "no tensor operation", "one", _FIX))
-
-
-class EdgeHandle(Handle):
-    """Stands where PyG models expect ``edge_index``."""
-
-
-class WeightHandle(Handle):
-    """Stands where PyG models expect ``edge_weight``: GCN's normalisation by the degrees of the whole graph."""
-
-    name = "batch.edge_weight"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """One rank's part of a mini-batch.
 
-    ``n_id`` names this rank's own input rows, which are the first rows of ``x``; rows received from others follow
-    them in ``x``. ``comm`` are the ranks that exchange rows of this batch, ``world`` all that share the mini-batch.
-    ``scales`` are the factors of GCN's normalisation, one for every mixed row of every layer, if they were asked for.
+    ``x``: mixed input rows. ``n_id``: original ids of this rank's own input rows, which are the first rows of ``x``,
+    targets before all; rows received from others follow them. ``input_ids``: the same in the store's numbering.
+    ``num_targets``: this rank's; ``global_batch_size``: those of all ranks.
     """
 
     x: Tensor
     labels: Tensor | None
     n_id: Tensor
-    blocks: tuple[Block, ...]
-    indices: tuple[ShuffleIndex, ...]
-    batch_size: int
+    input_ids: Tensor
+    layers: tuple[BatchLayer, ...]
+    num_targets: int
     global_batch_size: int
-    key: StepKey
-    comm: Comm
-    world: Comm
-    strategy: str
-    telemetry: Telemetry
-    pool: BufferPool
-    deterministic: bool = False
-    scales: tuple[Tensor, ...] | None = None
+    context: BatchContext
+
+    def __repr__(self) -> str:
+        mesh, key = self.context.mesh, self.context.key
+        return (
+            f"Batch(epoch {key.epoch}, step {key.step}: {self.num_targets} of {self.global_batch_size} targets, "
+            f"{self.num_layers} layers, x {list(self.x.shape)}, "
+            f"{self.context.strategy} on rank {mesh.rank} of {mesh.size})"
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """This rank's targets, under PyG's name."""
+        return self.num_targets
 
     @property
     def num_layers(self) -> int:
         """Layers of the sample, which must be the model's."""
-        return len(self.blocks)
+        return len(self.layers)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The edges of every layer, from the input up."""
+        return tuple(layer.block for layer in self.layers)
+
+    @property
+    def key(self) -> StepKey:
+        """The name of the step: seed, epoch and step."""
+        return self.context.key
+
+    @property
+    def telemetry(self) -> StepTelemetry:
+        """Where the numbers of this step are collected."""
+        return self.context.telemetry
 
     @property
     def y(self) -> Tensor:
@@ -125,96 +152,114 @@ class Batch:
         return self.labels
 
     @property
-    def edge_index(self) -> EdgeHandle:
+    def edge_index(self) -> "EdgeHandle[Batch]":
         """What a wrapped PyG model takes in place of an edge tensor."""
         return EdgeHandle(self)
 
     @property
-    def edge_weight(self) -> WeightHandle:
-        """What a wrapped GCN takes in place of edge weights: its normalisation by the whole graph's degrees."""
-        if self.scales is None:
-            fix = "make the loader with NeighborLoader(..., gcn_norm=True)"
-            raise InputError(explain("batch.edge_weight", "GCN's normalisation", "none", fix))
-        return WeightHandle(self)
+    def has_edge_attr(self) -> bool:
+        """Whether the batch carries stored edge features."""
+        return self.context.arrays.edge_attr is not None
 
     @property
-    def each_vertex_once(self) -> bool:
-        """Whether no vertex of the mini-batch is computed on two ranks: what BatchNorm needs."""
-        return self.comm.size == self.world.size
+    def has_edge_weight(self) -> bool:
+        """Whether the batch carries stored edge weights."""
+        return self.context.arrays.edge_weight is not None
+
+    @property
+    def edge_attr(self) -> "EdgeAttrHandle[Batch]":
+        """What a wrapped PyG model takes in place of edge features."""
+        if not self.has_edge_attr:
+            raise InputError(_no_edge_values("edge_attr", self.context.graph))
+        return EdgeAttrHandle(self)
+
+    @property
+    def edge_weight(self) -> "EdgeWeightHandle[Batch]":
+        """What a wrapped PyG model takes in place of edge weights."""
+        if not self.has_edge_weight:
+            raise InputError(_no_edge_values("edge_weight", self.context.graph))
+        return EdgeWeightHandle(self)
 
     def mixed_ids(self, layer: int) -> Tensor:
         """Original ids of the rows of a layer's mixed frontier. A collective."""
-        index = self.indices[layer]
-        own = self.n_id[: index.num_local]
-        ids = torch.cat([own, own.new_empty(index.num_received)])
-        call = Call("exchange mixed ids", self.key.step, layer)
-        leaving, arriving = own[index.send_rows], ids[index.num_local :]
-        self.comm.all_to_all(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
-        return ids
+        return mix_rows(self.layers[layer].exchange, self.n_id, "exchange mixed ids")
+
+    def gcn_norm(
+        self, layer: int, *, add_self_loops: bool, fill_value: float, weighted: bool, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """Of GCN's normalisation: 1 / sqrt(degree) of a layer's mixed rows, and the destinations' self-loop weights.
+
+        Degrees are those of the whole graph, with the stored edge weights if ``weighted``; without them all self-loops
+        weigh 1, and their weights are None. A collective.
+        """
+        exchange, context = self.layers[layer].exchange, self.context
+        name = context.arrays.edge_weight if weighted else None
+        found = context.graph.gcn_rows(add_self_loops=add_self_loops, fill_value=fill_value, edge_weight=name)
+        own, device = self.input_ids[: exchange.num_local], self.x.device
+        mixed = mix_rows(exchange, take_rows(found.deg_inv_sqrt, own, device).to(dtype), "exchange degrees")
+        if found.loop_weight is None:
+            return mixed, None
+        return mixed, take_rows(found.loop_weight, own[: exchange.num_dst], device).to(dtype)
 
     def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already."""
         if not 0 <= layer < self.num_layers:
             fix = "count layers from the input up"
             raise InputError(explain("layer", f"0 to {self.num_layers - 1}", layer, fix))
-        index = self.indices[layer]
         self._refuse_input_gradients()
-        if layer == 0:
-            if h.dim() < 2 or h.size(0) != index.num_mixed:
-                fix = "pass batch.x, or what a row-wise encoder made of it"
-                raise InputError(explain("h at layer 0", f"[{index.num_mixed}, ...]", list(h.shape), fix))
-            return keep_prefix(h, index.num_dst)
-        if h.dim() < 2 or h.size(0) != index.num_local:
-            fix = "pass the output of the layer below, one row per destination"
-            raise InputError(explain(f"h at layer {layer}", f"[{index.num_local}, ...]", list(h.shape), fix))
-        call = Call("shuffle", self.key.step, layer)
-        self.telemetry.count("bytes_sent", index.num_sent * h[:1].nbytes)
-        self.telemetry.count("bytes_received", index.num_received * h[:1].nbytes)
-        self.telemetry.count("collectives", 1)
-        with self.telemetry.span("shuffle"):
-            return shuffle(h, index, self.comm, call, self.pool, deterministic=self.deterministic)
+        exchange = self.layers[layer].exchange
+        if h.dim() < 2 or h.size(0) != exchange.num_input:
+            below = "batch.x, or what a row-wise encoder made of it"
+            above = "the output of the layer below, one row per destination"
+            expected, fix = f"[{exchange.num_input}, ...]", f"pass {above if layer else below}"
+            raise InputError(explain(f"h at layer {layer}", expected, list(h.shape), fix))
+        telemetry = self.telemetry
+        telemetry.count("bytes_sent", exchange.num_sent * h[:1].nbytes)
+        telemetry.count("bytes_received", exchange.num_received * h[:1].nbytes)
+        telemetry.count("collectives", exchange.num_collectives)
+        with telemetry.span("shuffle"):
+            return exchange.mix(h)
 
     def _refuse_input_gradients(self) -> None:
         if self.x.requires_grad:
             fix = "train an embedding of your own instead; stored features carry no gradient"
             raise InputError(explain("batch.x", "no gradient asked for", "requires_grad", fix))
 
-    def _check_rows(self, values: Tensor) -> None:
+    def _global_sum(self, values: Tensor, name: str) -> Tensor:
         self._refuse_input_gradients()
-        if values.dim() != 1 or values.size(0) != self.batch_size:
+        if values.dim() != 1 or values.size(0) != self.num_targets:
             fix = 'give one value per target of this rank, for example cross_entropy(..., reduction="none")'
-            raise InputError(explain("values", f"shape [{self.batch_size}]", list(values.shape), fix))
+            raise InputError(explain("values", f"shape [{self.num_targets}]", list(values.shape), fix))
+        context = self.context
+        call = Call(name, context.key.step)
+        total: Tensor = _GlobalSum.apply(values, context.mesh.world, call, context.guard)  # type: ignore[no-untyped-call]
+        return total
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the whole mini-batch of one value per target, the same on every rank. A collective."""
-        self._check_rows(values)
-        return _global_sum(values, self.world, Call("sum", self.key.step))
+        return self._global_sum(values, "sum")
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the whole mini-batch of one value per target, the same on every rank. A collective.
 
         Its gradient is right when parameter gradients are then AVERAGED over the ranks.
         """
-        self._check_rows(values)
-        return _global_sum(values, self.world, Call("mean", self.key.step)) / self.global_batch_size
+        return self._global_sum(values, "mean") / self.global_batch_size
 
     def cast(self, dtype: torch.dtype) -> "Batch":
         """The batch with its input rows in another type: features may be stored in half precision."""
         return self if self.x.dtype == dtype else replace(self, x=self.x.to(dtype))
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on a device."""
-        device = torch.device(device)
-        if device != self.x.device:
+        """The batch itself, which is on the mesh's device; another one is refused."""
+        device, own = torch.device(device), self.context.mesh.device
+        if device.type != own.type or device.index not in (None, own.index):
             fix = "make the mesh for that device: gsplit.init(device=...)"
-            raise InputError(explain("batch.to", f"the mesh's device, {self.x.device}", device, fix))
-        move: Callable[[Any], Any] = lambda item: item.to(device)  # noqa: E731
-        return replace(
-            self,
-            x=move(self.x),
-            labels=None if self.labels is None else move(self.labels),
-            n_id=move(self.n_id),
-            blocks=tuple(move(block) for block in self.blocks),
-            indices=tuple(move(index) for index in self.indices),
-            scales=None if self.scales is None else tuple(move(scale) for scale in self.scales),
-        )
+            raise InputError(explain("batch.to", f"the mesh's device, {own}", device, fix))
+        return self
+
+
+def _no_edge_values(name: str, graph: LocalGraph) -> str:
+    stored = ", ".join(graph.store.edge_names) or "no per-edge arrays"
+    fix = f"name a stored per-edge array: NeighborLoader(..., {name}=NAME)"
+    return explain(f"batch.{name}", f"a graph with stored values for {name}", f"a store that has {stored}", fix)

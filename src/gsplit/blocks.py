@@ -18,7 +18,8 @@ class Block:
     """Edges of one layer on one rank, grouped by destination: all sampled in-edges of each destination (law 3).
 
     ``src_rows[indptr[i] : indptr[i + 1]]`` are rows of the mixed frontier (``num_src`` of them) that point at
-    destination row i.
+    destination row i. ``edge_ids`` are the edges' rows in the store's per-edge arrays, where the sampler was asked for
+    them.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), num_src=3)
     >>> block.edge_index().tolist()
@@ -28,6 +29,7 @@ class Block:
     indptr: Tensor
     src_rows: Tensor
     num_src: int
+    edge_ids: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -36,7 +38,6 @@ class Block:
 
     @property
     def num_edges(self) -> int:
-        """Edges."""
         return self.src_rows.numel()
 
     def edge_index(self) -> Tensor:
@@ -46,7 +47,8 @@ class Block:
 
     def to(self, device: torch.device) -> "Block":
         """The same block on a device."""
-        return Block(self.indptr.to(device), self.src_rows.to(device), self.num_src)
+        edge_ids = None if self.edge_ids is None else self.edge_ids.to(device)
+        return Block(self.indptr.to(device), self.src_rows.to(device), self.num_src, edge_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,23 @@
-"""The errors a user can meet. Each message says what was expected, what was found and how to fix it.
+"""The errors a user can see. Each message says what was expected, what was found and how to fix it.
 
-Everything here is a ``ValueError``: the caller gave us something we cannot use. Our own bugs are
-assertions. ``explain`` is the one place that puts the three parts together.
+All are ``GSplitError``, and each is also the built-in error that fits: ``ValueError`` where what the caller gave cannot
+be used (``InputError``, ``StoreError``), ``RuntimeError`` where ranks lost each other (``CommError``), ``ImportError``
+where a package is missing (``MissingDependencyError``). Our own bugs are assertions. ``explain`` is the one place that
+puts the three parts of a message together.
 """
 
 __all__ = ["CommError", "GSplitError", "InputError", "MissingDependencyError", "StoreError", "Terminated", "explain"]
 
 
-class GSplitError(ValueError):
+class GSplitError(Exception):
     """Base of every error GSplit raises on purpose."""
 
 
-class StoreError(GSplitError):
+class StoreError(GSplitError, ValueError):
     """A store on disk is missing, damaged, of another version, or would be overwritten."""
 
 
-class InputError(GSplitError):
+class InputError(GSplitError, ValueError):
     """Data or options handed to GSplit cannot be used as they are."""
 
 

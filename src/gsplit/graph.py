@@ -58,3 +58,17 @@ class Graph:
             raise IndexError(f"vertex: expected {self.first_vertex}..{self.stop_vertex - 1} (got {vertex})")
         start, stop = (int(p) for p in self.indptr[vertex - self.first_vertex : vertex - self.first_vertex + 2])
         return self.indices[max(start, 0) : max(stop, 0)]  # a damaged indptr gives a wrong slice, never a foreign one
+
+    def describe_damage(self) -> str | None:
+        """The first offsets, or else the source ids, that are out of range; None if none are. Reads everything."""
+        starts, stops = self.indptr[:-1], self.indptr[1:]
+        wrong = np.flatnonzero((starts < 0) | (starts > stops) | (stops > self.indices.size))
+        if wrong.size:
+            row = int(wrong[0])
+            return (
+                f"offsets {starts[row]}..{stops[row]} at vertex {self.first_vertex + row}, of {self.indices.size} edges"
+            )
+        sources = self.indices[self.indptr[0] : self.indptr[-1]]
+        if sources.size and not 0 <= int(sources.min()) <= int(sources.max()) < self.num_vertices:
+            return f"ids {sources.min()}..{sources.max()}, of {self.num_vertices} vertices"
+        return None

@@ -6,38 +6,33 @@ without the ones before.
 """
 
 import hashlib
+import logging
 import operator
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gsplit.batch import Batch
 from gsplit.distributed.comm import assert_same_on_all_ranks
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.features.mapped import MappedRows, torch_dtype
-from gsplit.ownership import Ownership, own_parts
+from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
+from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import check_fanouts, make_sampler
-from gsplit.sampling.targets import LocalTargets, all_local_vertices, local_listed_targets, local_stored_targets
-from gsplit.store.memory import MemoryStore
-from gsplit.store.reader import Store
-from gsplit.strategies.data import DataStrategy
+from gsplit.store.conversion import as_graph_store
+from gsplit.store.protocol import GraphStore
+from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.protocol import Strategy
-from gsplit.strategies.split import SplitStrategy
-from gsplit.strategies.vertex_data import VertexData, gcn_factors
-from gsplit.telemetry import Telemetry
+from gsplit.strategies.registry import strategy_class
+from gsplit.telemetry import StepTelemetry, Telemetry
 
-__all__ = ["STRATEGIES", "NeighborLoader"]
+__all__ = ["NeighborLoader"]
 
-STRATEGIES = ("split", "data")
-_PLANNED_STRATEGIES = ("push_pull", "data_cached", "auto")
+_LOG = logging.getLogger(__name__)
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
     "replace": "neighbours are drawn without replacement",
@@ -50,7 +45,7 @@ _REFUSED = {
     "directed": "blocks hold the sampled edges, in their direction",
     "transform": "change the batch in the training loop",
     "transform_sampler_output": "change the batch in the training loop",
-    "neighbor_sampler": "choose one with sampler=",
+    "neighbor_sampler": "sampling is built in; leave it out",
     "num_workers": "sampling runs compiled in this process; leave it out",
     "persistent_workers": "there are no workers; leave it out",
     "prefetch_factor": "there are no workers; leave it out",
@@ -61,17 +56,28 @@ _REFUSED = {
 
 
 class NeighborLoader:
-    """Iterates over the mini-batches of an epoch; each ``iter`` is the next epoch."""
+    """Iterates over the mini-batches of an epoch; each ``iter`` is the next epoch.
+
+    ``graph`` is an opened store, or a PyG ``Data`` with a ``partition`` tensor (a rank or part for every vertex).
+    ``num_neighbors[0]`` is the targets' own hop; -1 takes all neighbours. ``input_nodes``: the name of stored targets,
+    a tensor of original ids or a mask, or None for every vertex. ``batch_size``: targets of the GLOBAL mini-batch.
+    ``mesh``: the ranks, from ``gsplit.init()``; a program of one process may leave it out.
+
+    ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets and their whole
+    neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
+    ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
+    ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
+    """
 
     def __init__(
         self,
-        graph: "Store | Any",
+        graph: "GraphStore | Any",
         num_neighbors: list[int],
         input_nodes: str | Tensor | None = None,
+        *,
         batch_size: int = 1,
         shuffle: bool = True,
         drop_last: bool = False,
-        *,
         strategy: str = "split",
         sampler: str = "uniform",
         seed: int = 0,
@@ -79,96 +85,83 @@ class NeighborLoader:
         ownership: Ownership | None = None,
         partition: Tensor | None = None,
         features: str = "x",
-        gcn_norm: bool = False,
+        edge_attr: str | None = "edge_attr",
+        edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
         telemetry: str | Path | None = None,
-        quiet: bool = False,
         **options: object,
     ) -> None:
-        """``graph`` is an opened store, or a PyG ``Data`` with a ``partition`` tensor (a rank or part for every
-        vertex).
-
-        ``input_nodes``: the name of stored targets, a tensor of original ids or a mask, or None for every vertex.
-        ``num_neighbors[0]`` is the targets' own hop; -1 takes all neighbours. ``ownership`` overrides who owns
-        which range. ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets
-        and their whole neighbourhood); the result is the same. ``gcn_norm`` makes ``batch.edge_weight``, GCN's
-        normalisation by the degrees of the whole graph. ``telemetry`` is a file for one JSON line per step and rank.
-        """
-        _check_options(num_neighbors, batch_size, strategy, sampler, seed, options)
-        self._mesh = mesh or solo_mesh()
-        store = _as_store(graph, partition)
-        self._ownership = ownership or own_parts(store.part_boundaries, self._mesh.num_splits, store.part_loads)
-        first, stop = self._check_range(store, whole=strategy == "data")
-        targets = _own_targets(store, input_nodes, first, stop)
+        _check_options(num_neighbors, batch_size, sampler, seed, options)
+        self.mesh, self._kind = resolve_mesh(mesh, "NeighborLoader"), strategy_class(strategy)
+        store = as_graph_store(graph, partition)
+        self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
-        settings = {
-            "num_neighbors": num_neighbors,
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "strategy": strategy,
-            "seed": seed,
-            "features": features,
-            "gcn_norm": gcn_norm,
-            "boundaries": self._ownership.boundaries,
-            "num_vertices": store.num_vertices,
-            "num_targets": targets.num_targets,
-            "graph": store.fingerprint,
-            "input_nodes": _fingerprint(input_nodes),
-        }
-        assert_same_on_all_ranks(self._mesh.world, "NeighborLoader", settings)
-        self.telemetry = Telemetry(self._mesh.rank, telemetry)
-        renumbered = "original_ids" in store.names
-        original = np.asarray(store.original_ids(first, stop)) if renumbered else np.empty(0, np.int64)
-        own = store.graph.restrict(first, stop)
-        data = VertexData(
-            features=_rows(store, f"features/{features}"),
-            labels=_rows(store, "y") if "y" in store.names else None,
-            original_ids=MappedRows("original_ids", original, torch.int64, first) if renumbered else None,
-            factors=gcn_factors(own) if gcn_norm else None,
-        )
-        common: dict[str, Any] = {
-            "sampler": make_sampler(own, original, self._mesh.device),
-            "targets": targets,
-            "data": data,
-            "mesh": self._mesh,
-            "telemetry": self.telemetry,
-            "num_neighbors": list(num_neighbors),
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-        }
-        self._strategy: Strategy
-        if strategy == "data":
-            self._strategy = DataStrategy(**common)
-        else:
-            self._strategy = SplitStrategy(**common, ownership=self._ownership, deterministic=deterministic)
+        ranges = make_ownership(store, self.mesh, ownership)
+        local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
+        self._strategy = self._make_strategy(local, list(num_neighbors), input_nodes, shuffle, deterministic)
+        self._compare_ranks(local, num_neighbors, input_nodes, shuffle)
+        self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
         self._iterators = 0
-        if self._mesh.rank == 0 and not quiet:
-            per_rank = batch_size / self._mesh.size
-            sys.stderr.write(
-                f"gsplit: global mini-batch of {batch_size} targets over {self._mesh.size} rank(s), "
-                f"{per_rank:.1f} per rank on average; {len(self)} steps per epoch\n"
-            )
-            if isinstance(store, MemoryStore) and store.unused:
-                sys.stderr.write(f"gsplit: not in the mini-batches: {', '.join(store.unused)}\n")
+        self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
-    def _check_range(self, store: Store | MemoryStore, *, whole: bool) -> tuple[int, int]:
-        """The vertices this rank samples: those it owns, or all of them."""
-        ranks = self._mesh.num_splits
-        if self._ownership.num_ranks != ranks or self._ownership.num_vertices != store.num_vertices:
-            expected = f"{ranks} ranges over {store.num_vertices} vertices"
-            got = f"{self._ownership.num_ranks} over {self._ownership.num_vertices}"
-            raise InputError(explain("ownership", expected, got, "make it for this graph and mesh"))
-        first, stop = (0, store.num_vertices) if whole else self._ownership.range_of(self._mesh.split_rank)
-        low, high = store.vertex_range
-        if not low <= first <= stop <= high:
-            fix = "open the whole store" if whole else "give this rank the store that holds its vertices"
-            raise InputError(
-                explain(f"rank {self._mesh.rank}", f"vertices {first}..{stop}", f"a shard {low}..{high}", fix)
+    def _make_strategy(
+        self,
+        local: LocalGraph,
+        num_neighbors: list[int],
+        input_nodes: str | Tensor | None,
+        shuffle: bool,
+        deterministic: bool,
+    ) -> Strategy:
+        arrays, device = self.arrays, self.mesh.sample_device
+        return self._kind(
+            sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
+            ownership=local.ownership,
+            targets=local.targets(input_nodes),
+            loader=StepLoader(local, self.mesh, local.rows(arrays.features), arrays),
+            mesh=self.mesh,
+            num_neighbors=num_neighbors,
+            batch_size=self._batch_size,
+            shuffle=shuffle,
+            deterministic=deterministic,
+        )
+
+    def _compare_ranks(
+        self, local: LocalGraph, num_neighbors: list[int], input_nodes: str | Tensor | None, shuffle: bool
+    ) -> None:
+        """Refuse ranks that would not make the same mini-batches. A collective."""
+        settings = {
+            "num_neighbors": num_neighbors,
+            "batch_size": self._batch_size,
+            "shuffle": shuffle,
+            "drop_last": self._drop_last,
+            "strategy": self._kind.name,
+            "seed": self._seed,
+            "arrays": str(self.arrays),
+            "boundaries": local.ownership.boundaries,
+            "num_vertices": local.store.num_vertices,
+            "num_targets": self.num_targets,
+            "graph": local.store.fingerprint,
+            "input_nodes": _fingerprint(input_nodes),
+        }
+        assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", settings)
+
+    def _log_start(self, store: GraphStore, *, equal_ranges: bool) -> None:
+        """Say what a mini-batch is here: a DDP script's batch size is that of one rank."""
+        ranks, size = self.mesh.size, self._batch_size
+        if self.mesh.rank != 0:
+            return
+        _LOG.info(
+            "global mini-batch of %d targets over %d rank(s), %.1f per rank on average; %d steps per epoch",
+            *(size, ranks, size / ranks, len(self)),
+        )
+        if store.unused:
+            _LOG.warning("not in the mini-batches: %s", ", ".join(store.unused))
+        if equal_ranges and self.mesh.num_splits > 1 and not self._kind.needs_whole_graph:
+            _LOG.warning(
+                "the graph is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)"
             )
-        return first, stop
 
     @property
     def num_targets(self) -> int:
@@ -206,17 +199,21 @@ class NeighborLoader:
 
     def _batches(self, epoch: int, first: int, number: int) -> Iterator[Batch]:
         """The steps of one epoch. Only the newest iterator moves the loader's position."""
+        self.telemetry.start_clock()
         for step in range(first, len(self)):
             if number != self._iterators:
                 fix = "iterate over one epoch at a time, or use make_batch(epoch, step)"
-                raise InputError(explain("this iterator", "to be the loader's newest", "a newer one", fix))
-            self.telemetry.begin_step()
+                raise InputError(
+                    explain(
+                        "this iterator", "to be the loader's newest", f"iterator {number} of {self._iterators}", fix
+                    )
+                )
             batch = self.make_batch(epoch, step)
             self._position = (epoch, step + 1)
             try:
                 yield batch
             finally:  # also when the loop is left or fails: no step's numbers run into the next
-                self.telemetry.end_step(epoch, step)
+                self.telemetry.end_step(batch.telemetry)
 
     @torch.inference_mode(False)
     def make_batch(self, epoch: int, step: int) -> Batch:
@@ -225,66 +222,25 @@ class NeighborLoader:
         if epoch < 0 or not 0 <= step < len(self):
             got, fix = f"epoch {epoch}, step {step}", "len(loader) says how many steps there are"
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
-        return self._strategy.make_batch(StepKey(self._seed, epoch, step))
+        sampled = self._strategy.sample(StepKey(self._seed, epoch, step), StepTelemetry(epoch, step))
+        return self._strategy.load(sampled)
 
 
 def _check_options(
-    num_neighbors: list[int], batch_size: int, strategy: str, sampler: str, seed: int, options: dict[str, object]
+    num_neighbors: list[int], batch_size: int, sampler: str, seed: int, options: dict[str, object]
 ) -> None:
     check_fanouts(num_neighbors)
     if not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(
-            explain("batch_size", "a positive number", batch_size, "give the size of the global mini-batch")
-        )
+        fix = "give the size of the global mini-batch"
+        raise InputError(explain("batch_size", "a positive number", batch_size, fix))
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
-    if strategy not in STRATEGIES:
-        fix = "use one of these" + ("; this one is planned" if strategy in _PLANNED_STRATEGIES else "")
-        raise InputError(explain("strategy", " or ".join(map(repr, STRATEGIES)), repr(strategy), fix))
     if sampler != "uniform":
         fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
         raise InputError(explain("sampler", "'uniform', the only one built so far", repr(sampler), fix))
-    for name in options:
+    for name, value in options.items():
         fix = _REFUSED.get(name, "see the signature of NeighborLoader")
-        raise InputError(explain(f"option {name}", "an option of this loader", "one it does not have", fix))
-
-
-def _as_store(graph: Any, partition: Tensor | None) -> Store | MemoryStore:
-    if isinstance(graph, Store | MemoryStore):
-        if partition is not None:
-            raise InputError(explain("partition", "none for a store", "one", "partition the store instead"))
-        return graph
-    from gsplit.store.importers.pyg import memory_store  # PyG, only when its data is given
-
-    return memory_store(graph, partition)
-
-
-def _rows(store: Store | MemoryStore, name: str) -> MappedRows:
-    return MappedRows(name, store.stored_array(name), torch_dtype(store.dtype(name)), store.vertex_range[0])
-
-
-def _own_targets(store: Store | MemoryStore, input_nodes: str | Tensor | None, first: int, stop: int) -> LocalTargets:
-    if isinstance(input_nodes, str):
-        return local_stored_targets(*store.stored_targets(input_nodes), first, stop)
-    original = np.asarray(store.original_ids(first, stop))
-    if input_nodes is None:
-        return all_local_vertices(original, first, store.num_vertices)
-    wanted = _as_ids(input_nodes, store.num_vertices)
-    if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
-        fix = "give original ids, or a mask over all vertices"
-        raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", "others", fix))
-    return local_listed_targets(wanted, original, first)
-
-
-def _as_ids(nodes: Tensor, num_vertices: int) -> npt.NDArray[np.int64]:
-    whole = isinstance(nodes, Tensor) and nodes.dim() == 1 and not nodes.is_floating_point() and not nodes.is_complex()
-    if whole and nodes.dtype == torch.bool and nodes.numel() == num_vertices:
-        return np.flatnonzero(nodes.cpu().numpy())
-    if not whole or nodes.dtype == torch.bool or nodes.dtype == torch.uint8:
-        got = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
-        expected = f"a 1-d tensor of integer ids, or a bool mask of {num_vertices}"
-        raise InputError(explain("input_nodes", expected, got, "give ids, or a mask over all vertices"))
-    return nodes.cpu().numpy().astype(np.int64)
+        raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
 
 
 def _fingerprint(nodes: str | Tensor | None) -> str:

@@ -24,20 +24,21 @@ from torch.autograd.function import once_differentiable
 from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call, Comm
 from gsplit.kernels.buffers import BufferPool
-from gsplit.kernels.rows import copy_and_gather, has_kernels, merge_gradient
+from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.rows import copy_and_gather, merge_gradient
 
-__all__ = ["keep_prefix", "merge_gradients", "shuffle", "spread"]
+__all__ = ["keep_prefix", "merge_gradients", "shuffle", "fill_mixed"]
 
 
-def spread(h: Tensor, index: ShuffleIndex, leaving: Tensor, pool: BufferPool) -> Tensor:
-    """The mixed tensor with its own part filled; ``leaving`` gets the rows that leave, peer after peer."""
+def fill_mixed(h: Tensor, index: ShuffleIndex, sent: Tensor, pool: BufferPool) -> Tensor:
+    """The mixed tensor with its own part filled; ``sent`` gets the rows that leave, peer after peer."""
     mixed = pool.empty((index.num_mixed, *h.shape[1:]), h.dtype)
     own = mixed[: index.num_local]
-    if has_kernels(h):
-        copy_and_gather(h, index.send_rows, own, leaving)
+    if kernel_for("move rows", h.device, h.dtype) == "numba":
+        copy_and_gather(h, index.send_rows, own, sent)
     else:
         own.copy_(h)
-        torch.index_select(h.detach(), 0, index.send_rows, out=leaving)
+        torch.index_select(h.detach(), 0, index.send_rows, out=sent)
     return mixed
 
 
@@ -52,7 +53,7 @@ def merge_gradients(
 ) -> Tensor:
     """The gradient of ``h`` from those of both outputs and the rows that peers returned."""
     g = pool.empty((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
-    if has_kernels(g):
+    if kernel_for("move rows", g.device, g.dtype) == "numba":
         merge_gradient(g_mixed, g_mixed[:0] if g_dst is None else g_dst, index.send_rows, returned, g)
         return g
     g.copy_(g_mixed[: index.num_local])
@@ -75,10 +76,10 @@ class _Shuffle(torch.autograd.Function):
         ctx.index, ctx.comm, ctx.call, ctx.pool, ctx.deterministic = index, comm, call, pool, deterministic
         ctx.like = h.new_empty(0)
         ctx.width = h.shape[1:]
-        leaving = comm.send_buffer((index.num_sent, *h.shape[1:]), h.dtype)
-        h_mixed = spread(h, index, leaving, pool)
-        arriving = h_mixed[index.num_local :]
-        comm.all_to_all(call, arriving, leaving, index.recv_counts, index.send_counts).wait()
+        sent = comm.send_buffer((index.num_sent, *h.shape[1:]), h.dtype)
+        h_mixed = fill_mixed(h, index, sent, pool)
+        received = h_mixed[index.num_local :]
+        comm.all_to_all(call, received, sent, index.recv_counts, index.send_counts).wait()
         return h_mixed, h_mixed.detach()[: index.num_dst]
 
     @staticmethod
@@ -90,8 +91,8 @@ class _Shuffle(torch.autograd.Function):
         g_mixed = g_mixed.contiguous()
         returned = ctx.pool.empty((index.num_sent, *g_mixed.shape[1:]), g_mixed.dtype)
         call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
-        leaving = g_mixed[index.num_local :]
-        ctx.comm.all_to_all(call, returned, leaving, index.send_counts, index.recv_counts).wait()
+        sent = g_mixed[index.num_local :]
+        ctx.comm.all_to_all(call, returned, sent, index.send_counts, index.recv_counts).wait()
         g = merge_gradients(g_mixed, g_dst, returned, index, ctx.pool, deterministic=ctx.deterministic)
         return g, None, None, None, None, None
 

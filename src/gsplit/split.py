@@ -39,7 +39,7 @@ from gsplit.distributed.comm import Call, Comm
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
-from gsplit.telemetry import Telemetry
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["LayerSplit", "Request", "Split", "answer", "ask", "split_minibatch"]
 
@@ -75,7 +75,7 @@ class Split:
 
 
 def ask(drawn: SampledLayer, ownership: Ownership) -> Request:
-    """Group the foreign sources of a layer by owner, in the order met."""
+    """Group the foreign sources of a layer by owner, in order of first occurrence."""
     owners = ownership.owners(drawn.foreign_ids)
     order = torch.argsort(owners, stable=True)
     counts = tuple(torch.bincount(owners, minlength=ownership.num_ranks).tolist())  # device sync
@@ -94,7 +94,7 @@ def answer(frontier: Frontier, request: Request, asked_ids: Tensor, asked_counts
     num_local = frontier.num_rows
     src_rows = frontier.resolve(drawn, request.places + num_local)
     index = ShuffleIndex(send_rows, asked_counts, request.counts, num_local, drawn.num_dst)
-    return LayerSplit(Block(drawn.indptr, src_rows, index.num_mixed), index)
+    return LayerSplit(Block(drawn.indptr, src_rows, index.num_mixed, drawn.edge_ids), index)
 
 
 def split_minibatch(
@@ -104,7 +104,7 @@ def split_minibatch(
     key: StepKey,
     ownership: Ownership,
     comm: Comm,
-    telemetry: Telemetry,
+    telemetry: StepTelemetry,
 ) -> Split:
     """Sample and split all layers of this rank's split, from its targets down (paper, Algorithm 1)."""
     frontier = sampler.start(targets)
@@ -123,7 +123,6 @@ def split_minibatch(
                 comm.all_to_all(call, asked_ids, request.ids, asked_counts, request.counts).wait()
             with telemetry.span("split"):
                 layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
-            telemetry.count("edges", drawn.num_edges)
         return Split(tuple(layers), frontier.ids(frontier.num_rows), targets.numel())
     finally:
         frontier.close()

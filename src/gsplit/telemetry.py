@@ -1,9 +1,10 @@
 """Count everything, cheaply (law 7): seconds per stage, amounts and high-water marks, per rank and step.
 
-A ``Telemetry`` collects while a step runs and closes it into one frozen record; records go to a JSONL file if one
-is given and the last of them stay at hand. Names are stable, because advice and results are computed from them.
-Rows, bytes and collectives are those of loading and forward; backward returns the same rows of the hidden layers.
-``forward`` contains ``shuffle``.
+A ``StepTelemetry`` collects the numbers of one step and travels with its batch, so that stages which run ahead of
+training are recorded in the step they belong to. ``Telemetry`` is the log of a rank: it closes steps into frozen
+records, keeps the newest at hand and writes them to a JSONL file if one is given. Names are stable, because advice and
+results are computed from them. Rows, bytes and collectives are those of loading and forward; backward returns the same
+rows of the hidden layers. ``forward`` contains ``shuffle``.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-__all__ = ["Counter", "Gauge", "Span", "StepRecord", "Telemetry", "Value"]
+__all__ = ["Counter", "Gauge", "Span", "StepRecord", "StepTelemetry", "Telemetry", "Value"]
 
 Span = Literal[
     "sample",
@@ -34,6 +35,7 @@ Counter = Literal[
     "edges",
     "input_rows",
     "rows_loaded",
+    "bytes_loaded",
     "rows_sent",
     "rows_received",
     "bytes_sent",
@@ -63,23 +65,15 @@ class StepRecord:
     values: dict[str, float]
 
 
-class Telemetry:
-    """Collects one rank's numbers. Use as a context manager if it writes to a file."""
+class StepTelemetry:
+    """Collects one rank's numbers of one step."""
 
-    def __init__(self, rank: int = 0, path: str | Path | None = None) -> None:
-        self._rank = rank
-        self._seconds: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-        self._peaks: dict[str, int] = {}
-        self._values: dict[str, float] = {}
-        self._cpu_start = time.process_time()
-        self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
-        self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds per stage of the step under way."""
-        return dict(self._seconds)
+    def __init__(self, epoch: int = 0, step: int = 0) -> None:
+        self.epoch, self.step = epoch, step
+        self.seconds: dict[str, float] = {}
+        self.counts: dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
+        self.values: dict[str, float] = {}
 
     @contextmanager
     def span(self, name: Span) -> Iterator[None]:
@@ -88,32 +82,48 @@ class Telemetry:
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def count(self, name: Counter, amount: int) -> None:
         """Add to an amount."""
-        self._counts[name] = self._counts.get(name, 0) + amount
+        self.counts[name] = self.counts.get(name, 0) + amount
 
     def peak(self, name: Gauge, value: int) -> None:
         """Raise a high-water mark."""
-        self._peaks[name] = max(self._peaks.get(name, 0), value)
+        self.peaks[name] = max(self.peaks.get(name, 0), value)
 
     def note(self, name: Value, value: float) -> None:
         """Keep a value of this step."""
-        self._values[name] = value
+        self.values[name] = value
 
-    def begin_step(self) -> None:
-        """Whatever this process did before is not part of the step."""
-        self._cpu_start = time.process_time()
 
-    def end_step(self, epoch: int, step: int) -> StepRecord:
-        """Close the step: hand out its record and start anew."""
-        cpu_seconds = time.process_time() - self._cpu_start
+class Telemetry:
+    """The log of one rank's steps. Use as a context manager if it writes to a file."""
+
+    def __init__(self, rank: int = 0, path: str | Path | None = None) -> None:
+        self._rank = rank
+        self._cpu_mark = time.process_time()
+        self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
+        self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
+
+    def start_clock(self) -> None:
+        """Count CPU time from now on: what this process did before belongs to no step."""
+        self._cpu_mark = time.process_time()
+
+    def end_step(self, step: StepTelemetry) -> StepRecord:
+        """Close a step into its record. Its CPU time is what has passed since the step before was closed."""
+        now = time.process_time()
+        cpu_seconds, self._cpu_mark = now - self._cpu_mark, now
         record = StepRecord(
-            self._rank, epoch, step, cpu_seconds, self._seconds, self._counts, self._peaks, self._values
+            self._rank,
+            step.epoch,
+            step.step,
+            cpu_seconds,
+            dict(step.seconds),
+            dict(step.counts),
+            dict(step.peaks),
+            dict(step.values),
         )
-        self._seconds, self._counts, self._peaks, self._values = {}, {}, {}, {}
-        self.begin_step()
         self.records.append(record)
         if self._stream is not None:
             self._stream.write(json.dumps(asdict(record)) + "\n")

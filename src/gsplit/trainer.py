@@ -1,14 +1,15 @@
 """Training: steps, epochs, evaluation. ``Trainer.train_step`` is the whole of a step, on one screen.
 
 Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
-arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule.
+arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule. What a run
+is at a step lies in ``Trainer.state`` and nowhere else.
 """
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -17,27 +18,20 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from gsplit.batch import Batch
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
-from gsplit.inference import evaluate
+from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
-from gsplit.nn.calls import call_model, dtype_of
-from gsplit.store.memory import MemoryStore
-from gsplit.store.reader import Store
+from gsplit.nn.calls import dtype_of
+from gsplit.nn.parallelize import call_wrapped
+from gsplit.train_state import LRScheduler, TrainState
 
-__all__ = ["History", "StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
-
-
-class Schedule(Protocol):
-    """What is needed of a learning-rate scheduler of torch."""
-
-    def step(self) -> None:
-        """Move on by one training step."""
+__all__ = ["StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What an observer hears after every step."""
+    """What the callback is given after every step; ``num_steps`` is that of an epoch."""
 
     epoch: int
     step: int
@@ -46,15 +40,6 @@ class StepReport:
     num_targets: int
     seconds: float
     stages: dict[str, float]
-
-
-@dataclass
-class History:
-    """What training has been: the loss of every step, the seconds of every epoch, accuracies where they were taken."""
-
-    losses: list[float] = field(default_factory=list)
-    epoch_seconds: list[float] = field(default_factory=list)
-    evaluations: list[dict[str, float]] = field(default_factory=list)
 
 
 def per_target_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
@@ -79,67 +64,89 @@ class Trainer:
         optimizer: Optimizer,
         loader: NeighborLoader,
         *,
-        mesh: Mesh,
-        loss: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
-        schedule: Schedule | None = None,
-        clip_norm: float | None = None,
-        observer: Callable[[StepReport], None] | None = None,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
+        lr_scheduler: LRScheduler | None = None,
+        max_grad_norm: float | None = None,
+        callback: Callable[[StepReport], None] | None = None,
     ) -> None:
-        """``loss(out, y)`` gives one value per target. ``schedule`` moves with every step. ``clip_norm`` bounds the
-        norm of the whole gradient.
+        """``loss_fn(out, y)`` gives one value per target. ``lr_scheduler`` steps after every training step.
+
+        ``max_grad_norm`` bounds the norm of the whole gradient. ``callback`` is called after every step.
         """
-        if clip_norm is not None and clip_norm <= 0:
-            raise InputError(explain("clip_norm", "a positive number", clip_norm, "leave it out to clip nothing"))
-        self._model, self._optimizer, self._loader, self._mesh = model, optimizer, loader, mesh
-        self._loss, self._schedule, self._clip_norm, self._observer = loss, schedule, clip_norm, observer
-        self.history = History()
+        if max_grad_norm is not None and max_grad_norm <= 0:
+            fix = "leave it out to clip nothing"
+            raise InputError(explain("max_grad_norm", "a positive number", max_grad_norm, fix))
+        self.state = TrainState(model, optimizer, loader, lr_scheduler)
+        self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
 
     def train_step(self, batch: Batch) -> float:
         """One step on one mini-batch; returns its loss, the same on every rank. A collective."""
-        telemetry = self._loader.telemetry
+        model, optimizer, telemetry = self.state.model, self.state.optimizer, batch.telemetry
         with telemetry.span("forward"):
-            out = call_model(self._model, batch.cast(dtype_of(self._model)))
-            loss = batch.mean(self._loss(out, batch.y))
+            out = call_wrapped(model, batch.cast(dtype_of(model)))
+            loss = batch.mean(self._loss_fn(out, batch.y))
         with telemetry.span("backward"):
             loss.backward()  # gradients are averaged over all ranks on the way
         with telemetry.span("optimizer"):
-            if self._clip_norm is not None:
-                norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
+            if self._max_grad_norm is not None:
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm)
                 telemetry.note("gradient_norm", float(norm))
-            telemetry.note("learning_rate", float(self._optimizer.param_groups[0]["lr"]))
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-            if self._schedule is not None:
-                self._schedule.step()
+            telemetry.note("learning_rate", float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            optimizer.zero_grad()
+            if self.state.lr_scheduler is not None:
+                self.state.lr_scheduler.step()
         value = float(loss.detach())  # device sync: once per step
         check_finite(value, batch)
         telemetry.note("loss", value)
         return value
 
     def train_epoch(self, max_steps: int | None = None) -> list[float]:
-        """The loader's next epoch, or its first steps; the losses. A collective."""
-        self._model.train()
-        losses: list[float] = []
-        started = previous = time.perf_counter()
-        for batch in self._loader:
-            losses.append(self.train_step(batch))
-            now = time.perf_counter()
-            self._report(batch, losses[-1], now - previous)
+        """Train to the end of the loader's epoch, or ``max_steps`` steps of it; returns the losses. A collective.
+
+        An epoch that was left in the middle goes on where it was left.
+        """
+        if max_steps is not None and max_steps < 1:
+            return []
+        state, history = self.state, self.state.history
+        state.model.train()
+        state.loader.load_state_dict(state.loader.state_dict())  # not a new epoch before the last one has ended
+        first, edges, previous = state.num_steps, 0, time.perf_counter()
+        for batch in state.loader:
+            loss, now = self.train_step(batch), time.perf_counter()
+            history.losses.append(loss)
+            history.step_seconds.append(now - previous)
+            edges += sum(block.num_edges for block in batch.blocks)
+            self._report(batch)
             previous = now
-            if max_steps is not None and len(losses) >= max_steps:
+            if max_steps is not None and state.num_steps - first >= max_steps:
                 break
-        self.history.losses += losses
-        self.history.epoch_seconds.append(time.perf_counter() - started)
-        return losses
+        total = torch.tensor([edges], dtype=torch.int64, device=state.loader.mesh.device)
+        state.loader.mesh.world.all_reduce(Call("sum edges"), total).wait()  # all ranks: after the same steps
+        state.train_edges += int(total)
+        return history.losses[first:]
 
-    def _report(self, batch: Batch, loss: float, seconds: float) -> None:
-        if self._observer is not None:
-            stages = self._loader.telemetry.seconds
-            place = (batch.key.epoch, batch.key.step, len(self._loader))
-            self._observer(StepReport(*place, loss, batch.global_batch_size, seconds, stages))
+    def _report(self, batch: Batch) -> None:
+        if self._callback is not None:
+            loader, history = self.state.loader, self.state.history
+            place, last = (batch.key.epoch, batch.key.step, len(loader)), (history.losses[-1], batch.global_batch_size)
+            self._callback(StepReport(*place, *last, history.step_seconds[-1], dict(batch.telemetry.seconds)))
 
-    def evaluate(self, graph: Store | MemoryStore, names: list[str], **options: Any) -> dict[str, float]:
-        """Exact accuracies on stored targets, kept in the history. A collective."""
-        scores = evaluate(self._model, graph, names, mesh=self._mesh, **options)
-        self.history.evaluations.append({"epoch": len(self.history.epoch_seconds), **scores})
-        return scores
+    def evaluate(
+        self, graph: Any, names: list[str], *, keep_best: str | None = None, **options: Unpack[EvaluationOptions]
+    ) -> dict[str, float]:
+        """Exact accuracies on stored targets, kept in the history. A collective.
+
+        ``keep_best`` is one of ``names``: the weights with the highest score on it are kept in ``state.best``. Arrays
+        are those of the loader; options are those of ``gsplit.evaluate``.
+        """
+        if keep_best is not None and keep_best not in names:
+            raise InputError(explain("keep_best", f"one of {', '.join(names)}", keep_best, "evaluate it too"))
+        arrays = self.state.loader.arrays
+        options.setdefault("features", arrays.feature_name)
+        options.setdefault("edge_attr", arrays.edge_attr)
+        options.setdefault("edge_weight", arrays.edge_weight)
+        found = evaluate_targets(self.state.model, graph, names, **options)
+        self.state.evaluation_edges += found.num_edges
+        self.state.record_evaluation(found.scores, keep_best)
+        return found.scores

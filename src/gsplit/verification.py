@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
-from gsplit.nn.calls import call_model, needs_weights
-from gsplit.nn.parallelize import parallelize
-from gsplit.store.memory import MemoryStore
-from gsplit.store.reader import Store
+from gsplit.nn.parallelize import call_wrapped, parallelize
+from gsplit.store.conversion import as_graph_store
 from gsplit.trainer import check_finite, per_target_cross_entropy
 
 __all__ = ["Verification", "verify"]
@@ -69,7 +67,7 @@ def _train(
     gradients: list[Tensor] = []
     for number in range(steps):
         batch = loader.make_batch(*divmod(number, len(loader))).cast(torch.float64)
-        value = batch.mean(loss(call_model(model, batch), batch.y))
+        value = batch.mean(loss(call_wrapped(model, batch), batch.y))
         value.backward()
         losses.append(float(value.detach()))
         check_finite(losses[-1], batch)
@@ -87,49 +85,54 @@ def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 def verify(
     model: Module,
-    graph: Store | MemoryStore,
+    graph: Any,
     num_neighbors: list[int],
     input_nodes: str | Tensor | None = None,
-    batch_size: int = 1024,
     *,
-    mesh: Mesh,
+    batch_size: int = 1024,
+    mesh: Mesh | None = None,
     strategy: str = "split",
     features: str = "x",
+    edge_attr: str | None = "edge_attr",
+    edge_weight: str | None = "edge_weight",
+    partition: Tensor | None = None,
     seed: int = 0,
     steps: int = 3,
     lr: float = 1e-3,
     tolerance: float = 1e-9,
-    loss: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
 ) -> Verification:
     """Train a copy of ``model`` on the ranks of ``mesh`` and on one process, and compare. A collective.
 
-    Rank 0 needs the whole graph. The model itself is left as it is.
+    ``graph`` and the arguments of sampling are those of ``NeighborLoader``. Rank 0 needs the whole graph. The model
+    itself is left as it is.
     """
+    ranks, store = resolve_mesh(mesh, "gsplit.verify"), as_graph_store(graph, partition)
 
     def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         loader = NeighborLoader(
-            graph,
+            store,
             num_neighbors,
             input_nodes,
-            batch_size,
+            batch_size=batch_size,
             strategy=how,
             features=features,
+            edge_attr=edge_attr,
+            edge_weight=edge_weight,
             seed=seed,
             mesh=on,
-            gcn_norm=needs_weights(model),
-            quiet=True,
         )
         if len(loader) == 0:
             raise InputError(explain("input_nodes", "at least one target", "none", "name other targets"))
-        return _train(model, loader, on, steps, lr, loss)
+        return _train(model, loader, on, steps, lr, loss_fn)
 
-    losses, gradients, buffers = run(mesh, strategy)
-    found = torch.zeros(4, dtype=torch.float64, device=mesh.device)
-    if mesh.rank == 0:
-        wanted_losses, wanted, wanted_buffers = run(solo_mesh(mesh.device), "split")
+    losses, gradients, buffers = run(ranks, strategy)
+    found = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    if ranks.rank == 0:
+        wanted_losses, wanted, wanted_buffers = run(solo_mesh(ranks.device), "split")
         errors = _distance([losses], [wanted_losses]), _distance(gradients, wanted), _distance(buffers, wanted_buffers)
         largest = _distance(wanted, [torch.zeros_like(g) for g in wanted])
-        found = torch.tensor([*errors, largest], dtype=torch.float64, device=mesh.device)
-    mesh.world.broadcast(Call("broadcast errors"), found)  # all ranks wait here for rank 0
+        found = torch.tensor([*errors, largest], dtype=torch.float64, device=ranks.device)
+    ranks.world.broadcast(Call("broadcast errors"), found)  # all ranks wait here for rank 0
     loss_error, grad_error, buffer_error, largest = found.tolist()
-    return Verification(loss_error, grad_error, buffer_error, largest, tolerance, steps, mesh.size, strategy)
+    return Verification(loss_error, grad_error, buffer_error, largest, tolerance, steps, ranks.size, strategy)

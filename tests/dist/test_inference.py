@@ -27,4 +27,3 @@ def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_pat
             assert scores == wanted
     left = {p.suffix for p in tmp_path.rglob("*") if p.is_file()}
     assert left == {".npy"}  # no maps, no partial files
-    assert not any(p.is_dir() and p.name.startswith("gsplit-infer") for p in tmp_path.rglob("*"))

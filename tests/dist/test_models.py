@@ -20,7 +20,7 @@ def _covering(replicas: int, splits: int) -> list[Case]:
     for number, case in enumerate(cases):
         turn = (number + splits + 2 * replicas) % 3 == 0
         if turn and (case.dropout > 0 or case.jk is not None or case.norm is not None):
-            wanted.setdefault((case.model, case.strategy, case.norm is not None), case)
+            wanted.setdefault((case.model, case.strategy, case.norm is not None, case.edge_values), case)
     for ownership in ("random", "all on rank 0", "no targets on rank 1"):
         wanted.setdefault(("sage", ownership), Case("sage", "split", ownership, 0.5, None, None))
     return list(wanted.values())

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch_geometric.nn import GATConv, SAGEConv
 from gsplit.distributed import shared_memory
 from gsplit.distributed.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh
+from gsplit.errors import CommError, InputError
+from gsplit.exchange import PremixedExchange, ShuffleExchange
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loader import NeighborLoader
 from gsplit.ownership import Ownership
@@ -55,11 +58,10 @@ def loader_of(mesh: Mesh, case: Case, **options: Any) -> NeighborLoader:
         store_of(case),
         case.fanouts,
         "train",
-        case.batch_size,
+        batch_size=case.batch_size,
         mesh=mesh,
         seed=case.seed,
         ownership=Ownership(case.boundaries) if mesh.size > 1 else None,
-        quiet=True,
         **options,
     )
 
@@ -74,9 +76,8 @@ def sampled_edges(mesh: Mesh, cases: list[Case]) -> list[Any]:
         for batch in loader:
             layers = []
             for layer, block in enumerate(batch.blocks):
-                index = batch.indices[layer]
-                ids = batch.n_id[: index.num_local].double().unsqueeze(1)
-                mixed, _ = shuffle(ids, index, mesh.shuffles, Call("ids", 0, layer), POOL)
+                ids = batch.n_id.double().unsqueeze(1)
+                mixed = batch.mixed_ids(layer).double().unsqueeze(1)
                 src, dst = block.edge_index()
                 edges = torch.stack([mixed[src, 0], ids[dst, 0]], 1).long()
                 layers.append(edges.tolist())
@@ -101,7 +102,12 @@ def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
     for case in cases:
         loader = loader_of(mesh, case)
         batch = loader.make_batch(0, 0)
-        for index in batch.indices:
+        for layer in batch.layers:
+            exchange = layer.exchange
+            assert isinstance(exchange, PremixedExchange | ShuffleExchange)
+            inner = exchange.inner if isinstance(exchange, PremixedExchange) else exchange
+            assert isinstance(inner, ShuffleExchange)
+            index = inner.index
             for deterministic in (False, True):
                 g = torch.Generator().manual_seed(mesh.rank)
                 h = torch.randn(index.num_local, 3, generator=g, dtype=torch.float64, requires_grad=True)
@@ -186,14 +192,15 @@ def disagree(mesh: Mesh) -> str:
         assert_same_on_all_ranks(
             mesh.loading, "NeighborLoader", {"seed": mesh.rank, "same": 1, "long": list(range(1000))}
         )
-    except ValueError as error:
+    except InputError as error:
         return str(error)
     return "agreed"
 
 
-def fail_on_one(mesh: Mesh, how: str) -> None:
-    """Rank 1 raises, is killed, or skips a collective, while the others wait for it."""
+def fail_on_one(mesh: Mesh, how: str, clock: str) -> None:
+    """Rank 1 notes the time and raises, is killed, or skips a collective, while the others wait for it."""
     if mesh.rank == 1:
+        Path(clock).write_text(str(time.monotonic()))
         if how == "raise":
             raise ValueError("rank 1 has a bug")
         if how == "kill":
@@ -262,7 +269,7 @@ def mismatched(mesh: Mesh, how: str) -> str:
     rows, counts = torch.ones(2, width, dtype=dtype), tuple(0 if p == mesh.rank else 2 for p in range(mesh.size))
     try:
         mesh.shuffles.all_to_all(call, torch.empty_like(rows), rows, counts, counts).wait()
-    except ValueError as error:
+    except CommError as error:
         return str(error)
     return "passed"
 
@@ -276,11 +283,15 @@ def different_lists(mesh: Mesh, case: Case, what: str) -> str:
     if what == "parts":
         parts = parts[torch.randperm(case.n, generator=seed)]
     try:
-        NeighborLoader(data, [2], nodes, 4, mesh=mesh, partition=parts, quiet=True)
-    except ValueError as error:
+        NeighborLoader(data, [2], nodes, batch_size=4, mesh=mesh, partition=parts)
+    except InputError as error:
         return str(error)
     return "passed"
 
 
 def return_rank(mesh: Mesh, offset: int) -> int:
     return mesh.rank + offset
+
+
+def read_variable(mesh: Mesh, name: str) -> str | None:
+    return os.environ.get(name)

@@ -1,6 +1,7 @@
 """The loader: PyG's names, positions instead of state, and a clear no to what it cannot do."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def _loader(store: Any, **more: Any) -> NeighborLoader:
-    options: dict[str, Any] = {"num_neighbors": [5, 3], "input_nodes": "train", "batch_size": 100, "quiet": True} | more
+    options: dict[str, Any] = {"num_neighbors": [5, 3], "input_nodes": "train", "batch_size": 100} | more
     return NeighborLoader(store, **options)
 
 
@@ -184,7 +185,10 @@ def test_pyg_data_with_a_partition(store: Store) -> None:
         ({"nonsense": 1}, "option nonsense.*see the signature"),
         ({"num_neighbors": [0]}, "num_neighbors: expected"),
         ({"input_nodes": "holdout"}, "targets/holdout"),
-        ({"input_nodes": torch.tensor([1, 1])}, "input_nodes: expected every vertex once"),
+        (
+            {"input_nodes": torch.tensor([1, 1])},
+            "input_nodes: expected every vertex once .got 1 of them more than once, such as 1",
+        ),
         ({"input_nodes": torch.tensor([2000])}, "input_nodes: expected ids in 0..1999"),
         ({"features": "z"}, "features/z"),
         ({"seed": 1.5}, "seed: expected 0 to"),
@@ -208,10 +212,13 @@ def test_wrong_use_of_a_batch_is_refused(store: Store) -> None:
         (lambda: batch.sum(torch.zeros(batch.batch_size, 2)), r"values: expected shape \[100\]"),
         (lambda: batch.shuffle(2, batch.x), "layer: expected 0 to 1"),
         (lambda: batch.shuffle(0, batch.x[1:]), r"h at layer 0: expected .*row-wise encoder"),
-        (lambda: batch.edge_weight, r"batch.edge_weight: expected GCN's normalisation .got none.*gcn_norm=True"),
+        (
+            lambda: batch.edge_weight,
+            r"batch.edge_weight: expected a graph with stored.*no per-edge.*edge_weight=NAME",
+        ),
         (lambda: batch.shuffle(1, batch.x), "h at layer 1: expected"),
         (lambda: torch.stack([handle, handle]), r"torch.stack: expected a tensor of edges"),
-        (lambda: handle.size(0), r"batch.edge_index.size: expected no tensor operation"),
+        (lambda: handle.size(0), r"batch.edge_index: expected no tensor operation .got .size"),
         (lambda: list(handle), r"batch.edge_index: expected no tensor operation.*one block per layer"),
         (lambda: handle[0], r"one block per layer"),
         (lambda: handle + 1, r"one block per layer"),
@@ -245,11 +252,22 @@ def test_two_batches_live_at_once(store: Store) -> None:
     assert len({b.x.data_ptr() for b in (one, two, three)}) == 3
 
 
-def test_start_says_both_batch_sizes(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    _loader(store, quiet=False)
-    assert (
-        "global mini-batch of 100 targets over 1 rank(s), 100.0 per rank on average; 9 steps" in capsys.readouterr().err
-    )
+def test_start_says_both_batch_sizes(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gsplit")
+    _loader(store)
+    assert "global mini-batch of 100 targets over 1 rank(s), 100.0 per rank on average; 9 steps" in caplog.text
+
+
+def test_a_graph_that_is_not_partitioned_is_pointed_out_on_several_ranks(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = Mesh(torch.device("cpu"), UnansweredComm(), UnansweredComm(), UnansweredComm(), UnansweredComm())
+    object.__setattr__(mesh.world, "rank", 0)
+    _loader(store, mesh=mesh)
+    assert "the graph is not partitioned" in caplog.text and "gsplit partition" in caplog.text
+    caplog.clear()
+    _loader(store)
+    assert caplog.text == ""
 
 
 def test_telemetry_is_one_line_per_step(store: Store, tmp_path: Path) -> None:
@@ -318,7 +336,8 @@ def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
         assert record.peaks["targets_bytes"] <= 4 * 8 * (num_targets // 4 + 1)
         assert record.peaks["sampler_bytes"] <= 4 * share + batch_share
         assert record.peaks["largest_batch_array_bytes"] <= batch_share
-    held = vars(loader._strategy._sampler) | vars(loader._strategy._targets)  # type: ignore[attr-defined]
+    made: Any = loader._strategy
+    held = vars(made._splitter._sampler) | vars(made._targets)
     assert max(a.nbytes for a in held.values() if isinstance(a, np.ndarray)) <= 4 * share + batch_share
 
 
@@ -337,9 +356,26 @@ def test_a_mesh_of_one_needs_no_process_group(monkeypatch: pytest.MonkeyPatch) -
         init("cpu")
 
 
-def test_what_a_batch_does_not_carry_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_batch_does_not_carry_is_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     data = gsplit.to_pyg(store)
     data.edge_weight = torch.ones(data.num_edges)
     data.node_year = torch.zeros(2000, dtype=torch.int64)
-    _loader(data, quiet=False)
-    assert "not in the mini-batches: edge_weight, node_year" in capsys.readouterr().err
+    batch = _loader(data).make_batch(0, 0)
+    assert "not in the mini-batches: node_year" in caplog.text
+    assert batch.has_edge_weight
+
+
+def test_a_batch_says_what_it_is_in_a_line(store: Store) -> None:
+    batch = _loader(store).make_batch(2, 3)
+    rows = batch.x.size(0)
+    assert repr(batch) == (f"Batch(epoch 2, step 3: 100 of 100 targets, 2 layers, x [{rows}, 8], split on rank 0 of 1)")
+    assert batch.num_targets == batch.batch_size == 100
+
+
+def test_a_mesh_left_out_under_torchrun_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(gsplit.InputError, match=r"NeighborLoader: expected the mesh of the 2 ranks .got mesh=None"):
+        _loader(store)
+    with pytest.raises(gsplit.InputError, match=r"gsplit.verify: expected the mesh of the 2 ranks .got mesh=None"):
+        gsplit.verify(torch.nn.Linear(1, 1), store, [2], "train")

@@ -13,7 +13,7 @@ from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call, SoloComm
 from gsplit.kernels.buffers import BufferPool
 from gsplit.sampling.minibatch import StepKey
-from gsplit.shuffle import merge_gradients, shuffle, spread
+from gsplit.shuffle import fill_mixed, merge_gradients, shuffle
 
 POOL = BufferPool(torch.device("cpu"))
 
@@ -25,7 +25,7 @@ class AllRanks(torch.autograd.Function):
     def forward(ctx: Any, indices: list[ShuffleIndex], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
         ctx.indices, ctx.deterministic = indices, deterministic
         leaving = [h.new_empty(index.num_sent, *h.shape[1:]) for h, index in zip(hs, indices, strict=True)]
-        own = [spread(*args, POOL)[: args[0].size(0)] for args in zip(hs, indices, leaving, strict=True)]
+        own = [fill_mixed(*args, POOL)[: args[0].size(0)] for args in zip(hs, indices, leaving, strict=True)]
         sent = [rows.split(index.send_counts) for rows, index in zip(leaving, indices, strict=True)]
         mixed = [torch.cat([own[r], *(part[r] for part in sent)]) for r in range(len(hs))]
         dst = [h[: index.num_dst].clone() for h, index in zip(hs, indices, strict=True)]

@@ -1,7 +1,9 @@
-"""The trainer: a step is what one writes by hand; clipping, schedule, reports and history."""
+"""The trainer: a step is what one writes by hand; clipping, scheduler, reports, history, and going on from a state."""
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch_geometric.nn import GraphSAGE
 from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.distributed.mesh import solo_mesh
+from gsplit.train_state import Evaluation
 from gsplit.trainer import StepReport, per_target_cross_entropy
 
 
@@ -19,7 +22,7 @@ def _model() -> GraphSAGE:
 
 
 def _loader(telemetry: Path | None = None) -> NeighborLoader:
-    return NeighborLoader(small_store("random", 1)[0], [3, 3], "train", 12, telemetry=telemetry, quiet=True)
+    return NeighborLoader(small_store("random", 1)[0], [3, 3], "train", batch_size=12, telemetry=telemetry)
 
 
 def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
@@ -45,13 +48,12 @@ def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
         model,
         optimizer,
         watched,
-        mesh=solo_mesh(),
-        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9),
-        clip_norm=0.3,
-        observer=reports.append,
+        lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9),
+        max_grad_norm=0.3,
+        callback=reports.append,
     )
     with watched.telemetry:
-        assert trainer.train_epoch() + trainer.train_epoch() == losses == trainer.history.losses
+        assert trainer.train_epoch() + trainer.train_epoch() == losses == trainer.state.history.losses
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), by_hand.parameters(), strict=True))
     assert [(r.epoch, r.step) for r in reports] == [(e, s) for e in range(2) for s in range(5)]
     assert {"sample", "forward", "backward", "optimizer"} <= reports[0].stages.keys()
@@ -63,22 +65,98 @@ def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
 
 def test_some_steps_only_and_evaluations_are_kept() -> None:
     model = _model()
-    trainer = Trainer(model, torch.optim.Adam(model.parameters()), _loader(), mesh=solo_mesh())
+    trainer = Trainer(model, torch.optim.Adam(model.parameters()), _loader())
     assert len(trainer.train_epoch(max_steps=2)) == 2
     scores = trainer.evaluate(small_store("random", 1)[0], ["train"])
-    assert trainer.history.evaluations == [{"epoch": 1, **scores}]
+    assert trainer.state.history.evaluations == [Evaluation(1, scores)]
+    assert trainer.state.best is None
     assert model.training
+    assert len(trainer.train_epoch()) == 3  # the rest of the epoch, not the next one
+    assert (trainer.state.num_steps, trainer.state.epoch) == (5, 1)
+    with pytest.raises(InputError, match="keep_best: expected one of train .got val"):
+        trainer.evaluate(small_store("random", 1)[0], ["train"], keep_best="val")
 
 
 def test_a_loss_that_is_no_number_stops_training() -> None:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e300)
-    trainer = Trainer(model, optimizer, _loader(), mesh=solo_mesh())
+    trainer = Trainer(model, optimizer, _loader())
     with pytest.raises(InputError, match="the loss of epoch 0, step 1: expected a number"):
         trainer.train_epoch()
 
 
-def test_a_clip_norm_of_nothing_is_refused() -> None:
+def test_a_max_grad_norm_of_nothing_is_refused() -> None:
     model = _model()
-    with pytest.raises(InputError, match="clip_norm: expected a positive number"):
-        Trainer(model, torch.optim.Adam(model.parameters()), _loader(), mesh=solo_mesh(), clip_norm=0.0)
+    with pytest.raises(InputError, match="max_grad_norm: expected a positive number"):
+        Trainer(model, torch.optim.Adam(model.parameters()), _loader(), max_grad_norm=0.0)
+
+
+def _fresh(norm: str | None = "batch_norm") -> Trainer:
+    torch.manual_seed(1)
+    model = parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES, dropout=0.5, norm=norm).double(), solo_mesh())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    return Trainer(model, optimizer, _loader(), lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7))
+
+
+def _train(trainer: Trainer, steps: int) -> list[float]:
+    """So many steps over as many epochs as that takes, with an evaluation at the end of each."""
+    stop, losses = trainer.state.num_steps + steps, list[float]()
+    while trainer.state.num_steps < stop:
+        losses += trainer.train_epoch(stop - trainer.state.num_steps)
+        if trainer.state.loader.state_dict()["step"] == len(trainer.state.loader):
+            trainer.evaluate(small_store("random", 1)[0], ["train"], keep_best="train")
+    return losses
+
+
+def _saved(state: dict[str, Any]) -> dict[str, Any]:
+    """Through a file that takes no pickled objects, as a checkpoint would go."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7], ids=["inside an epoch", "at its end", "inside the second"])
+def test_training_goes_on_from_a_state_bit_for_bit(steps: int) -> None:
+    whole, begun, resumed = _fresh(), _fresh(), _fresh()
+    losses = _train(whole, 2 * steps)
+    first = _train(begun, steps)
+    resumed.state.load_state_dict(_saved(begun.state.state_dict()))
+    assert first + _train(resumed, steps) == losses == resumed.state.history.losses
+    assert (resumed.state.num_steps, resumed.state.epoch) == (whole.state.num_steps, whole.state.epoch)
+    assert resumed.state.train_edges == whole.state.train_edges > 0
+    assert resumed.state.history.evaluations == whole.state.history.evaluations
+    for ours, theirs in ((resumed.state.model.state_dict(), whole.state.model.state_dict()), _bests(resumed, whole)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def _bests(*trainers: Trainer) -> tuple[dict[str, torch.Tensor], ...]:
+    bests = [trainer.state.best for trainer in trainers]
+    assert None not in bests
+    assert len({(best.epoch, best.scores["train"]) for best in bests if best is not None}) == 1
+    return tuple(best.weights for best in bests if best is not None)
+
+
+def test_the_best_weights_are_a_copy() -> None:
+    trainer = _fresh(norm=None)
+    _train(trainer, 5)
+    best = trainer.state.best
+    assert best is not None
+    before = {name: value.clone() for name, value in best.weights.items()}
+    trainer.train_epoch(1)
+    assert all(torch.equal(best.weights[name], before[name]) for name in before)
+    assert not all(torch.equal(value, before[name]) for name, value in trainer.state.model.state_dict().items())
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    trainer = _fresh()
+    state = trainer.state.state_dict()
+    with pytest.raises(InputError, match="state: expected the keys model, optimizer, .*got epoch, step"):
+        trainer.state.load_state_dict({"epoch": 0, "step": 0})
+    with pytest.raises(InputError, match="state: lr_scheduler: expected one, as the trainer has .got none"):
+        trainer.state.load_state_dict(state | {"lr_scheduler": None})
+    without = Trainer(trainer.state.model, trainer.state.optimizer, trainer.state.loader)
+    with pytest.raises(InputError, match="state: lr_scheduler: expected none, as the trainer has .got one"):
+        without.state.load_state_dict(state)

@@ -38,7 +38,7 @@ def _verify(**options: Any) -> Verification:
     store, _ = small_store("random", 1)
     torch.manual_seed(0)
     model = GraphSAGE(WIDTH, 8, 2, CLASSES, dropout=0.5, norm="batch_norm")
-    return verify(model, store, [3, 3], options.pop("nodes", "train"), 12, mesh=solo_mesh(), **options)
+    return verify(model, store, [3, 3], options.pop("nodes", "train"), batch_size=12, mesh=solo_mesh(), **options)
 
 
 def test_one_process_equals_itself_and_the_model_is_left_alone() -> None:

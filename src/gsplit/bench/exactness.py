@@ -15,23 +15,28 @@ import torch
 import torch.nn.functional as F
 from torch.nn import Module
 
+from gsplit.batch import Batch
 from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.run import models
-from gsplit.run.models import MODELS
+from gsplit.run.models import EDGE_FEATURE_MODELS, EDGE_WEIGHT_MODELS, MODELS
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.testing import run_ranks
 
 __all__ = ["MESHES", "Case", "all_cases", "compare", "make_model", "run_exactness", "small_store", "train_cases"]
 
-OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1")
+OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1", "original order")
+"""Who owns what; in original order the graph is not renumbered."""
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """Replicas and splits."""
-STEPS, BATCH, VERTICES, WIDTH, CLASSES = 5, 12, 90, 6, 5
+STEPS, BATCH, VERTICES, WIDTH, CLASSES, EDGE_WIDTH = 5, 12, 90, 6, 5, 3
 TOLERANCE = 1e-9
+PLAIN_MODELS = tuple(model for model in MODELS if model != "gine")
+EDGE_MODELS = (*EDGE_FEATURE_MODELS, *EDGE_WEIGHT_MODELS)
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Case:
     dropout: float
     jk: str | None
     norm: str | None
+    edge_values: bool = False
+    """Whether the model takes the stored features or weights of edges."""
 
 
 def make_model(case: Case) -> Module:
@@ -60,6 +67,7 @@ def make_model(case: Case) -> Module:
         norm=case.norm,
         heads=2,
         degrees=torch.arange(1, 6),
+        edge_dim=EDGE_WIDTH if case.edge_values and case.model in models.EDGE_FEATURE_MODELS else None,
     ).double()
 
 
@@ -69,7 +77,7 @@ def small_store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership
     n, edges = VERTICES, 6 * VERTICES
     src, dst = (n * rng.random(edges) ** 2).astype(np.int64), (n * rng.random(edges) ** 1.5).astype(np.int64)
     src[: n // 9] = dst[: n // 9]  # self-loops
-    order = rng.permutation(n)
+    order = rng.permutation(n) if ownership != "original order" else np.zeros(n, np.int64)
     cuts = (0, *sorted(rng.integers(1, n, num_splits - 1).tolist()), n)
     if ownership == "all on rank 0":
         cuts = (0, *[n] * num_splits)
@@ -79,7 +87,11 @@ def small_store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership
     targets = targets[: STEPS * BATCH - 3]
     targets = targets[: targets.size - (targets.size % BATCH == 1)]  # batch norm needs two rows
     arrays = {"features/x": (rng.normal(size=(n, WIDTH)), "float64"), "y": (rng.integers(0, CLASSES, n), "int64")}
-    store = renumbered_store(src, dst, order, arrays, {"train": targets})
+    edge_arrays = {
+        "edge_attr": (rng.normal(size=(edges, EDGE_WIDTH)), "float64"),
+        "edge_weight": (rng.random(edges) + 0.1, "float64"),
+    }
+    store = renumbered_store(src, dst, order, arrays, {"train": targets}, edge_arrays)
     return MemoryStore(store.graph, [0, n], store.arrays, store.dtypes), Ownership(cuts)
 
 
@@ -96,21 +108,18 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
         store,
         [4, 3, -1],
         "train",
-        BATCH,
+        batch_size=BATCH,
         strategy=case.strategy,
         mesh=mesh,
         seed=3,
         ownership=ownership if mesh.size > 1 else None,
-        gcn_norm=case.model == "gcn",
-        quiet=True,
     )
     outputs: list[dict[int, Any]] = []
     losses: list[float] = []
     gradients: list[list[Any]] = []
     while len(losses) < STEPS:
         for batch in loader:
-            weights = {"edge_weight": batch.edge_weight} if case.model == "gcn" else {}
-            out = model(batch.x, batch.edge_index, **weights)
+            out = model(batch.x, batch.edge_index, **_edge_values(case, batch))
             loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
             loss.backward()
             ids = batch.n_id[: batch.batch_size].tolist()
@@ -123,6 +132,15 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
                 break
     state = {name: value.numpy().copy() for name, value in model.state_dict().items()}
     return {"outputs": outputs, "losses": losses, "gradients": gradients, "state": state}
+
+
+def _edge_values(case: Case, batch: Batch) -> dict[str, Any]:
+    """What the case's model takes of edges, as a training loop passes it."""
+    if not case.edge_values:
+        return {}
+    if case.model in models.EDGE_WEIGHT_MODELS:
+        return {"edge_weight": batch.edge_weight}
+    return {"edge_attr": batch.edge_attr}
 
 
 def _distance(a: Any, b: Any) -> float:
@@ -158,16 +176,23 @@ def all_cases(replicas: int, splits: int) -> Iterator[Case]:
     """Every case that can run on a mesh: batch norm only where each vertex is computed once."""
     alone = replicas * splits == 1
     for model, strategy, dropout, jk, norm in product(
-        MODELS, ("split", "data"), (0.0, 0.5), (None, "max"), (None, "batch_norm")
+        PLAIN_MODELS, ("split", "data"), (0.0, 0.5), (None, "max"), (None, "batch_norm")
     ):
         if norm is not None and not alone and (strategy == "data" or replicas > 1):
             continue
-        for ownership in OWNERSHIPS if strategy == "split" and not alone else OWNERSHIPS[:1]:
+        for ownership in OWNERSHIPS[:3] if strategy == "split" and not alone else OWNERSHIPS[:1]:
             yield Case(model, strategy, ownership, dropout, jk, norm)
+    for model, strategy, dropout, ownership in product(
+        EDGE_MODELS, ("split", "data"), (0.0, 0.5), ("random", "no targets on rank 1", "original order")
+    ):
+        yield Case(model, strategy, ownership, dropout, None, None, edge_values=True)
 
 
 def run_exactness(meshes: list[tuple[int, int]], models: list[str], progress: Progress = silent) -> dict[str, Any]:
     """The matrix on some meshes: a row per case with its largest differences, and whether all are within 1e-9."""
+    for model in models:
+        if model not in MODELS:
+            raise InputError(explain("model", f"one of {', '.join(MODELS)}", model, "choose one of these"))
     rows: list[dict[str, Any]] = []
     for number, (replicas, splits) in enumerate(meshes):
         progress("meshes", number, len(meshes))
@@ -182,6 +207,6 @@ def run_exactness(meshes: list[tuple[int, int]], models: list[str], progress: Pr
         "cases": len(rows),
         "tolerance": TOLERANCE,
         "worst": worst_of,
-        "ok": max(worst_of.values()) <= TOLERANCE,
+        "ok": bool(rows) and max(worst_of.values()) <= TOLERANCE,
         "rows": rows,
     }

@@ -27,7 +27,7 @@ from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.split import split_minibatch
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.telemetry import Telemetry
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["bench_sampling"]
 
@@ -73,7 +73,7 @@ def bench_sampling(
 
 def _ways(graph: Graph, fanouts: list[int]) -> dict[str, Callable[[Tensor, int], int]]:
     plain, split = (HostNeighborSampler(graph, np.empty(0, np.int64)) for _ in range(2))
-    everything, comm, telemetry = Ownership((0, graph.num_vertices)), SoloComm(), Telemetry()
+    everything, comm, telemetry = Ownership((0, graph.num_vertices)), SoloComm(), StepTelemetry()
 
     def ours(targets: Tensor, step: int) -> int:
         return sum(b.num_edges for b in sample_minibatch(plain, targets, fanouts, StepKey(0, 0, step)).blocks)

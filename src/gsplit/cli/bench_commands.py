@@ -13,20 +13,20 @@ from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 
 __all__ = ["bench_app"]
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine, against a peer or the bare engine.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure parts of GSplit on this machine.")
 
 
 @bench_app.command()
 def sampling(
-    vertices: Annotated[int, typer.Option(help="vertices of the planted graph")] = 1_000_000,
-    edges: Annotated[int, typer.Option(help="edges of the planted graph")] = 30_000_000,
-    fanout: Annotated[int, typer.Option(help="neighbours per vertex and layer")] = 15,
+    vertices: Annotated[int, typer.Option(help="vertices of the synthetic graph")] = 1_000_000,
+    edges: Annotated[int, typer.Option(help="edges of the synthetic graph")] = 30_000_000,
+    fanout: Annotated[int, typer.Option(help="neighbours per vertex in every layer")] = 15,
     layers: Annotated[int, typer.Option(help="number of layers")] = 3,
     batch_size: Annotated[int, typer.Option(help="targets per mini-batch")] = 1024,
-    steps: Annotated[int, typer.Option(help="mini-batches measured")] = 20,
+    steps: Annotated[int, typer.Option(help="mini-batches to measure")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Sampling with relabelling on one core, against DGL if it is installed."""
+    """Measure sampling on one core, against DGL if it is installed."""
     with command(as_json):
         from gsplit.bench.sampling import bench_sampling
 
@@ -56,13 +56,18 @@ def sampling(
 
 @bench_app.command()
 def shuffle(
-    ranks: Annotated[list[int] | None, typer.Option(help="numbers of ranks; repeatable")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="rows per rank; repeatable")] = None,
+    ranks: Annotated[list[int] | None, typer.Option(help="number of ranks; repeatable [default: 2 and 4]")] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="rows per rank; repeatable [default: 10000 and 100000]")
+    ] = None,
     width: Annotated[int, typer.Option(help="floats per row")] = 256,
-    repeats: Annotated[int, typer.Option(help="round trips measured")] = 15,
+    repeats: Annotated[int, typer.Option(help="round trips to measure")] = 15,
     as_json: Json = False,
 ) -> None:
-    """Shuffle forward and backward between gloo ranks of this machine, against the bare engine."""
+    """Measure the shuffle between ranks, against bare gloo.
+
+    Forward and backward, between ranks of this machine; also against the same made of torch operations.
+    """
     with command(as_json):
         from gsplit.bench.shuffle import bench_shuffle
 
@@ -104,20 +109,25 @@ def _shuffle_cells(row: dict[str, Any]) -> list[str]:
 def partition(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="a store that has not been partitioned")],
     parts: Annotated[list[int], typer.Option(min=1, help="number of parts; repeatable")],
-    case: Annotated[list[str] | None, typer.Option(help="strategy:solver, such as gsplit:metis; repeatable")] = None,
-    targets: Annotated[str, typer.Option(help="whose mini-batches; all: every vertex")] = "train",
+    case: Annotated[
+        list[str] | None, typer.Option(help="objective:solver, such as gsplit:metis; repeatable [default: all]")
+    ] = None,
+    targets: Annotated[str, typer.Option(help="targets of the mini-batches; all: every vertex")] = "train",
     fanout: Annotated[str, typer.Option(help="neighbours per hop")] = "15,15,15",
     batch_size: Annotated[int, typer.Option(min=1, help="targets per mini-batch")] = 1024,
-    epochs: Annotated[int, typer.Option(min=1, help="epochs presampled")] = EPOCHS,
-    held_out: Annotated[int, typer.Option(min=1, help="epochs after those, for the measurement")] = 1,
-    tolerance: Annotated[float, typer.Option(help="largest part's work over the mean")] = TOLERANCE,
-    c_v: Annotated[float, typer.Option(help="work of a vertex")] = C_V,
-    c_e: Annotated[float, typer.Option(help="work of an edge")] = C_E,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs to presample")] = EPOCHS,
+    held_out: Annotated[int, typer.Option(min=1, help="further epochs to measure on")] = 1,
+    tolerance: Annotated[float, typer.Option(help="largest allowed work of a part, over the mean")] = TOLERANCE,
+    c_v: Annotated[float, typer.Option(help="work per sampled vertex")] = C_V,
+    c_e: Annotated[float, typer.Option(help="work per sampled edge")] = C_E,
     seed: Annotated[int, typer.Option(min=0, help="of the mini-batches and the solvers")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="draw the result into this file (needs matplotlib)")] = None,
+    figure: Annotated[Path | None, typer.Option(help="picture to draw of the result; needs matplotlib")] = None,
     as_json: Json = False,
 ) -> None:
-    """Strategies and solvers side by side, on mini-batches that were not used for the weights."""
+    """Compare partitions by several objectives and solvers.
+
+    Measured on mini-batches that were not used for the weights.
+    """
     with command(as_json):
         from gsplit.bench.partition import bench_partition, parse_cases
         from gsplit.bench.partition_figure import draw_partitions, load_figure
@@ -163,7 +173,7 @@ work, edges, vertices and targets of the largest part over the mean"""
 
 
 def _partition_name(row: dict[str, Any]) -> str:
-    return f"{row['parts']} {row['strategy']}" + ("" if row["solver"] == "random" else f" {row['solver']}")
+    return f"{row['parts']} {row['objective']}" + ("" if row["solver"] == "random" else f" {row['solver']}")
 
 
 def _partition_cells(row: dict[str, Any]) -> list[str]:
@@ -181,10 +191,13 @@ def _partition_cells(row: dict[str, Any]) -> list[str]:
 
 @bench_app.command()
 def exactness(
-    model: Annotated[list[str] | None, typer.Option(help="models; repeatable [all]")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="model to check; repeatable [default: all]")] = None,
     as_json: Json = False,
 ) -> None:
-    """Every model, option, strategy, mesh and ownership against one process, in float64; some ten minutes."""
+    """Check all models, strategies and meshes against one process.
+
+    In float64, with every option and ownership; takes some ten minutes.
+    """
     with command(as_json):
         from gsplit.bench.exactness import MESHES, run_exactness
         from gsplit.run.models import MODELS

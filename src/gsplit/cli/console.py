@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gsplit.errors import CommError, GSplitError, Terminated, explain
+from gsplit.errors import GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
@@ -31,13 +31,16 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was written") -> Iterator[None]:
+def command(
+    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: str = "nothing was written"
+) -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 
-    ``lost`` is what a user should know after Ctrl-C. A rank leaves all of that to whoever started it.
+    ``lost`` is what a user should know after Ctrl-C. A rank leaves all of that to whoever started it; ``launched`` if
+    that is a command of ours, which says why the rank failed.
     """
     if rank is not None:
-        with _as_rank(rank):
+        with _as_rank(rank, launched):
             yield
         return
     signal.signal(signal.SIGTERM, _terminate)
@@ -65,7 +68,7 @@ def command(as_json: bool, *, rank: int | None = None, lost: str = "nothing was 
 
 
 @contextmanager
-def _as_rank(rank: int) -> Iterator[None]:
+def _as_rank(rank: int, launched: bool) -> Iterator[None]:
     """A rank's part of a command: signals end it at once, errors go to whoever started it."""
     from gsplit.distributed.launch import report_failure
 
@@ -74,11 +77,10 @@ def _as_rank(rank: int) -> Iterator[None]:
     try:
         yield
     except (GSplitError, OSError, MemoryError) as error:
-        message = str(error) or type(error).__name__
-        if not report_failure(rank, message, consequence=isinstance(error, CommError)):
-            Console(stderr=True, soft_wrap=True).print(
-                Text.assemble(("error: ", "bold red"), f"rank {rank}: {message}")
-            )
+        report_failure(error)
+        if not launched:
+            message = f"rank {rank}: {str(error) or type(error).__name__}"
+            Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
         sys.stderr.flush()
         os._exit(2)  # not the orderly way: others wait in a collective, and leaving it politely would wait for them
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json
 from gsplit.cli.summary import describe, show
-from gsplit.store.importers.vertex_ids import IdMode
+from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
 from gsplit.store.writer import check_output
 
@@ -74,7 +74,10 @@ def synthetic(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Generate planted communities with power-law degrees, labels and features."""
+    """Generate a graph with communities, labels and features.
+
+    Degrees follow a power law.
+    """
 
     def make() -> GraphSource:
         from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -107,7 +110,10 @@ def npz(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Import a numpy .npz file: edge_index, x, y, train_idx, val_idx, test_idx, edge_weight."""
+    """Import a numpy .npz file.
+
+    Arrays: edge_index, and optionally x, y, train_idx, val_idx, test_idx and edge_weight.
+    """
 
     def make() -> GraphSource:
         from gsplit.store.importers.npz import npz_source
@@ -133,6 +139,9 @@ def tables(
     list_column: Annotated[str, typer.Option(help="column of lists that is x")] = "x",
     ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
     num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
+    unknown_ids: Annotated[
+        UnknownIds, typer.Option(help="edges with an id that is not in the vertex table: refuse, or drop and count")
+    ] = UnknownIds.REFUSE,
     delimiter: Annotated[str, typer.Option(help="of CSV files")] = ",",
     symmetrise: Symmetrise = False,
     drop_self_loops: DropLoops = False,
@@ -140,7 +149,10 @@ def tables(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Import Parquet or CSV tables of edges and vertices, with string or integer ids."""
+    """Import Parquet or CSV tables of edges and vertices.
+
+    Ids may be strings or integers.
+    """
 
     def make() -> GraphSource:
         from gsplit.store.importers.tables import TableColumns, tables_source
@@ -155,7 +167,15 @@ def tables(
             feature_list=list_column,
             features=tuple(feature_column or ()),
         )
-        return tables_source(edges, vertices, columns=columns, ids=ids, num_vertices=num_vertices, delimiter=delimiter)
+        return tables_source(
+            edges,
+            vertices,
+            columns=columns,
+            ids=ids,
+            num_vertices=num_vertices,
+            unknown_ids=unknown_ids,
+            delimiter=delimiter,
+        )
 
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
     _run(make, output, rules, overwrite=overwrite, as_json=as_json)
@@ -172,7 +192,10 @@ def ogb(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Import a folder that OGB downloaded: csv.gz files or the binary papers100M layout."""
+    """Import a folder that OGB downloaded.
+
+    Reads csv.gz files and the binary layout of papers100M.
+    """
 
     def make() -> GraphSource:
         from gsplit.store.importers.ogb import ogb_source

@@ -21,7 +21,8 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Split-parallel training of graph neural networks on big graphs.",
+    rich_markup_mode=None,  # brackets in a help text are text
+    help="Train graph neural networks on big graphs, split-parallel.",
 )
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
@@ -47,12 +48,10 @@ def _root(
 @app.command()
 def inspect(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")],
-    check: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="read everything: every checksum, every id, every order")
-    ] = False,
+    check: Annotated[bool, typer.Option("--verify", help="read and check everything: checksums, ids, orders")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a store holds; with --verify, check every byte of it."""
+    """Show what a store contains; with --verify, check every byte."""
     with command(as_json):
         opened = open_store(store)
         document = describe(opened) | {"verified": check}

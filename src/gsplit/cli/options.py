@@ -8,7 +8,7 @@ from gsplit.errors import InputError, explain
 
 __all__ = ["Json", "parse_fanout"]
 
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout and nothing else")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")]
 
 
 def parse_fanout(text: str) -> list[int]:

@@ -17,27 +17,30 @@ from gsplit.store.writer import check_output
 __all__ = ["partition", "shard"]
 
 Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
-Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of the same name")]
 
 
 def partition(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")],
     output: Output,
-    parts: Annotated[int, typer.Option(min=1, help="parts; any number of ranks up to it can train")],
-    targets: Annotated[str, typer.Option(help="whose training to partition for; all: every vertex")] = "train",
+    parts: Annotated[int, typer.Option(min=1, help="number of parts")],
+    targets: Annotated[str, typer.Option(help="targets that training uses; all: every vertex")] = "train",
     fanout: Annotated[str, typer.Option(help="neighbours per hop, as in training")] = "15,15,15",
     batch_size: Annotated[int, typer.Option(min=1, help="targets of the GLOBAL mini-batch, as in training")] = 1024,
-    objective: Annotated[str, typer.Option(help="gsplit, or a baseline: node, edge, random")] = "gsplit",
-    solver: Annotated[str | None, typer.Option(help="metis, mtkahypar or restream [metis]")] = None,
-    tolerance: Annotated[float, typer.Option(help="largest part's work over the mean that solvers aim at")] = TOLERANCE,
-    c_v: Annotated[float, typer.Option(help="work of a vertex")] = C_V,
-    c_e: Annotated[float, typer.Option(help="work of an edge")] = C_E,
-    epochs: Annotated[int, typer.Option(min=1, help="epochs presampled")] = EPOCHS,
-    seed: Annotated[int, typer.Option(min=0, help="of the mini-batches presampled and of the solver")] = 0,
+    objective: Annotated[str, typer.Option(help="gsplit, or a baseline: node, edge or random")] = "gsplit",
+    solver: Annotated[str | None, typer.Option(help="metis, mtkahypar or restream [default: metis]")] = None,
+    tolerance: Annotated[float, typer.Option(help="largest allowed work of a part, over the mean")] = TOLERANCE,
+    c_v: Annotated[float, typer.Option(help="work per sampled vertex")] = C_V,
+    c_e: Annotated[float, typer.Option(help="work per sampled edge")] = C_E,
+    epochs: Annotated[int, typer.Option(min=1, help="epochs to presample")] = EPOCHS,
+    seed: Annotated[int, typer.Option(min=0, help="of the presampled mini-batches and the solver")] = 0,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Cut a graph into parts that share the work evenly and exchange little; writes a renumbered store."""
+    """Partition a store so that ranks exchange little.
+
+    Writes a renumbered store with even parts; any number of ranks up to --parts can train from it.
+    """
     with command(as_json):
         from gsplit.partitioning.partition import partition as make_partition
 
@@ -50,7 +53,7 @@ def partition(
                 parts,
                 parse_fanout(fanout),
                 None if targets == "all" else targets,
-                batch_size,
+                batch_size=batch_size,
                 objective=objective,
                 solver=solver,
                 tolerance=tolerance,
@@ -85,13 +88,16 @@ def _show_cost(document: dict[str, Any], console: Console) -> None:
 def shard(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="a whole store, usually one made by gsplit partition")],
     output: Output,
-    host: Annotated[int, typer.Option(min=0, help="which host, from 0")],
+    host: Annotated[int, typer.Option(min=0, help="number of this host, from 0")],
     hosts: Annotated[int, typer.Option(min=1, help="number of hosts")],
-    ranks_per_host: Annotated[int, typer.Option(min=1, help="ranks that will run on each")] = 1,
+    ranks_per_host: Annotated[int, typer.Option(min=1, help="ranks that run on each host")] = 1,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Cut out what the ranks of one host need: their vertices, in-edges, rows and targets."""
+    """Write the shard of a store that one host needs.
+
+    That is the vertices of its ranks, with their in-edges, rows and targets.
+    """
     with command(as_json):
         from gsplit.store.shard import host_range, write_shard
 

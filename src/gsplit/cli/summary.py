@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gsplit.cli.console import human
 from gsplit.store.reader import Store
-from gsplit.store.statistics import degree_bin_labels
+from gsplit.store.statistics import UNLABELLED, degree_bin_labels, not_finite_key
 
 __all__ = ["describe", "show", "show_partition"]
 
@@ -22,6 +22,7 @@ def describe(store: Store) -> dict[str, Any]:
     manifest, statistics = store.manifest, store.manifest.statistics
     first, stop = store.vertex_range
     entries = manifest.arrays
+    counts = manifest.provenance[0].counts if manifest.provenance else {}
     return {
         "path": str(store.path),
         "num_vertices": store.num_vertices,
@@ -30,10 +31,14 @@ def describe(store: Store) -> dict[str, Any]:
         "num_parts": len(manifest.part_boundaries) - 1,
         "num_features": store.num_features,
         "num_classes": store.num_classes,
-        "features": {n: _array(entries[f"features/{n}"]) for n in manifest.names("features")},
+        "features": {
+            n: _array(entries[f"features/{n}"]) | {"num_not_finite": counts.get(not_finite_key(n))}
+            for n in manifest.names("features")
+        },
         "edge_arrays": {n: _array(entries[f"edges/{n}"]) for n in manifest.names("edges")},
         "targets": {n: entries[f"targets/{n}"].shape[0] for n in manifest.names("targets")},
         "has_labels": "y" in entries,
+        "num_unlabelled_vertices": counts.get(UNLABELLED),
         "ids": "names" if "name_bytes" in entries else "mapped" if "vertex_ids" in entries else "dense",
         "mean_in_degree": store.num_edges / max(1, stop - first),
         **statistics.model_dump(),
@@ -64,9 +69,9 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
     if found is None:
         return
     console.print(Text(f"\n{document['num_parts']} parts", style="bold"), end="")
-    names = ("strategy", "solver", "targets", "num_neighbors", "batch_size")
-    strategy, solver, targets, fanout, size = (found["settings"].get(name, "?") for name in names)
-    how = f" by {strategy} with {solver}, for {targets} targets, fanout {fanout}, batch {size}"
+    names = ("objective", "solver", "targets", "num_neighbors", "batch_size")
+    objective, solver, targets, fanout, size = (found["settings"].get(name, "?") for name in names)
+    how = f" by {objective} with {solver}, for {targets} targets, fanout {fanout}, batch {size}"
     console.print(Text(how), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("ranks", "most work", "most vertices", "cross edges", ""):
@@ -100,6 +105,14 @@ def show(document: dict[str, Any], console: Console) -> None:
         console.print(Text.assemble(f"{label:>19} ", (f"{bar:<{_BAR}}", "green"), f" {count:,}"), soft_wrap=True)
 
 
+def _classes(document: dict[str, Any]) -> str:
+    if not document["has_labels"]:
+        return "no labels"
+    kind = "" if document["num_classes"] else " (y holds values, not classes)"
+    gaps = document["num_unlabelled_vertices"]
+    return f"{document['num_classes']:,}{kind}" + (f", unlabelled vertices: {gaps:,}" if gaps else "")
+
+
 def _can_draw(console: Console) -> bool:
     try:
         "█▏".encode(console.encoding)
@@ -123,8 +136,11 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for word, key in (("features", "features"), ("edge array", "edge_arrays")):
         for name, array in document[key].items():
-            lines.append((f"{word} {name}", f"{array['dtype']} {' x '.join(f'{n:,}' for n in array['shape'])}"))
-    lines.append(("classes", f"{document['num_classes']:,}" if document["has_labels"] else "no labels"))
+            bad = array.get("num_not_finite") or 0
+            warning = f", NaN or infinite: {bad:,}" if bad else ""
+            size = " x ".join(f"{n:,}" for n in array["shape"])
+            lines.append((f"{word} {name}", f"{array['dtype']} {size}{warning}"))
+    lines.append(("classes", _classes(document)))
     lines += [(f"targets {name}", f"{count:,}") for name, count in document["targets"].items()]
     lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))
     lines.append(("size", f"{human(document['num_bytes'])}B"))

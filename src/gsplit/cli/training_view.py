@@ -1,4 +1,4 @@
-"""What a user sees while training: one live line with loss, rate, stage times and remaining time, and one per epoch."""
+"""What a user sees of training: a live line with loss, rate and stage times, a line per epoch, a table at the end."""
 
 from collections import deque
 from types import TracebackType
@@ -6,12 +6,13 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
 from gsplit.cli.console import human
+from gsplit.run.results import EpochReport, TrainResult
 from gsplit.trainer import StepReport
 
-__all__ = ["TrainingView"]
+__all__ = ["TrainingView", "show_result"]
 
 _RECENT = 20
 _STAGES = (("sample", "split", "exchange_ids"), ("load_features", "exchange_features"), ("forward",), ("backward",))
@@ -19,10 +20,11 @@ _NAMES = ("samp", "load", "fwd", "bwd")
 
 
 class TrainingView:
-    """Draws on stderr, on rank 0 only; hears every step and every evaluation."""
+    """Draws on stderr, on rank 0 only."""
 
-    def __init__(self, num_steps: int | None, epochs: int) -> None:
-        self._console = Console(stderr=True)
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._console = Console(stderr=True, soft_wrap=True)
         self._bars = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=6),
@@ -31,11 +33,8 @@ class TrainingView:
             TimeRemainingColumn(compact=True),
             console=self._console,
         )
-        self._num_steps, self._epochs = num_steps, epochs
         self._task: TaskID | None = None
         self._recent: deque[StepReport] = deque(maxlen=_RECENT)
-        self._epoch_losses: list[float] = []
-        self._epoch_seconds = 0.0
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -46,16 +45,15 @@ class TrainingView:
     ) -> None:
         self._bars.stop()
 
+    def begin(self, total_steps: int) -> None:
+        """Draw the line of a run whose ranks are up."""
+        self.note(f"{self._num_ranks} rank(s) started; compiling kernels in the first step ...")
+        self._task = self._bars.add_task("train", total=total_steps, epoch=1, shown="")
+
     def step(self, report: StepReport) -> None:
         """Draw a step."""
-        if self._task is None:
-            total = self._num_steps or self._epochs * report.num_steps
-            self._task = self._bars.add_task("train", total=total, epoch=1, shown="")
-        if report.step == 0:
-            self._epoch_losses, self._epoch_seconds = [], 0.0
+        assert self._task is not None
         self._recent.append(report)
-        self._epoch_losses.append(report.loss)
-        self._epoch_seconds += report.seconds
         self._bars.update(self._task, advance=1, epoch=report.epoch + 1, shown=self._describe())
 
     def _describe(self) -> str:
@@ -68,10 +66,31 @@ class TrainingView:
         shown = " ".join(f"{name} {1000 * time:.0f}" for name, time in zip(_NAMES, times, strict=True))
         return f"loss {self._recent[-1].loss:.4f} {rate.replace(' ', '')}/s {shown} ms"
 
-    def evaluation(self, epoch: int, scores: dict[str, float]) -> None:
+    def epoch(self, report: EpochReport) -> None:
         """A line that stays."""
-        loss = sum(self._epoch_losses) / max(1, len(self._epoch_losses))
-        shown = "  ".join(f"{name} {100 * value:.2f}%" for name, value in scores.items())
-        self._console.print(
-            f"epoch {epoch:3d}  mean loss {loss:.4f}  {shown}  {self._epoch_seconds:.1f} s", highlight=False
-        )
+        scores = "".join(f"  {name} {100 * value:.2f}%" for name, value in (report.scores or {}).items())
+        self.note(f"epoch {report.epoch:3d}  mean loss {report.mean_loss:.4f}{scores}  {report.seconds:.1f} s")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False)
+
+
+def show_result(result: TrainResult, console: Console) -> None:
+    """The table at the end of a run."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    history = result.history
+    table.add_row("steps", f"{len(history.losses)} on {result.ranks} rank(s), {result.strategy}")
+    first, rest = history.step_seconds[0], history.step_seconds[1:]
+    if rest:
+        mean = sum(rest) / len(rest)
+        table.add_row("seconds per step", f"{mean:.3f} (without the first, which compiles: {first:.1f} s)")
+    else:
+        table.add_row("seconds per step", f"{first:.1f} (the first, which compiles)")
+    table.add_row("last loss", f"{history.losses[-1]:.4f}")
+    if result.best:
+        scores = ", ".join(f"{name} {100 * value:.2f}%" for name, value in result.best.scores.items())
+        table.add_row("best epoch", f"{result.best.epoch}: {scores} (exact, all neighbours)")
+    kept = "not kept (--out RUN keeps them)" if result.out is None else f"{result.out}, for gsplit infer"
+    table.add_row("weights", kept)
+    console.print(table, highlight=False)

@@ -3,24 +3,26 @@
 Ranks on the CPU get one share of the cores each and an allocator that keeps its memory: glibc otherwise gives large
 blocks back to the kernel after every step, and page faults on fresh memory then cost about a third of the time
 (at up to 1.8 times the memory). Under torchrun, and with one process, nothing is started.
+
+A rank reports its failure through TorchElastic's error file, so torchrun shows it too. Not with the decorator
+``@record``: it lets the exception unwind, which waits for the others in their collectives; and what it calls the root
+cause is the earliest by whole seconds, mostly a rank that only missed another. ``launch`` looks for the cause itself.
 """
 
 import logging
 import os
 import secrets
 import signal
-import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gsplit.errors import CommError, Terminated, explain
 
-__all__ = ["ALLOCATOR", "DIFFERS", "is_rank", "launch", "report_failure"]
+__all__ = ["ALLOCATOR", "DIFFERS", "launch", "report_failure"]
 
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -31,29 +33,11 @@ ALLOCATOR = {
 
 DIFFERS = 3
 """Exit code of ranks that did their work and found that results differ."""
-_ERRORS = "GSPLIT_RANK_ERRORS"
 
 
-def is_rank() -> bool:
-    """Whether a launcher has started this process."""
-    return os.environ.get("RANK", "").isdigit() and "WORLD_SIZE" in os.environ
-
-
-def report_failure(rank: int, message: str, *, consequence: bool) -> bool:
-    """Tell the process that started this rank why it fails; False if there is none, or it has ended.
-
-    A failed collective is mostly the consequence of another rank's end, which is the better story.
-    """
-    folder = os.environ.get(_ERRORS)
-    if folder is None or not Path(folder).is_dir():
-        return False
-    (Path(folder) / f"{int(consequence)}-{rank:06d}").write_text(f"rank {rank}: {message}")
-    return True
-
-
-def _what_ranks_said(folder: Path) -> str | None:
-    causes = sorted(path for path in folder.iterdir() if path.name.startswith("0-"))
-    return causes[0].read_text() if causes else None
+def report_failure(error: Exception) -> None:
+    """Tell the launcher that started this rank why it fails, before the process ends."""
+    get_error_handler().record_exception(error)
 
 
 def launch(command: Sequence[str], nproc: int) -> int:
@@ -61,15 +45,6 @@ def launch(command: Sequence[str], nproc: int) -> int:
 
     Returns 0, or DIFFERS if that is what the ranks ended with. What a rank could not do is this call's error.
     """
-    with tempfile.TemporaryDirectory(prefix="gsplit-ranks-") as folder:
-        os.environ[_ERRORS] = folder
-        try:
-            return _launch(command, nproc, Path(folder))
-        finally:
-            del os.environ[_ERRORS]
-
-
-def _launch(command: Sequence[str], nproc: int, folder: Path) -> int:
     cores = len(os.sched_getaffinity(0))
     settings = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc)),
@@ -98,14 +73,35 @@ def _launch(command: Sequence[str], nproc: int, folder: Path) -> int:
     except SignalException as stopped:
         raise (KeyboardInterrupt if stopped.sigval == signal.SIGINT else Terminated) from stopped
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode == DIFFERS:
+        if error.get_first_failure()[1].exitcode == DIFFERS:
             return DIFFERS
-        if said := _what_ranks_said(folder):
-            raise CommError(said) from error
-        for other, ended in error.failures.items():  # a rank that was killed is the cause, one that misses it is not
-            if ended.exitcode < 0 and ended.exitcode != -signal.SIGTERM:
-                rank, failure = other, ended
-        end = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-        fix = "see what the ranks printed above"
-        raise CommError(explain(f"rank {rank}", "to finish", end, fix)) from error
+        raise CommError(_cause(error.failures)) from error
+
+
+def _cause(failures: dict[int, ProcessFailure]) -> str:
+    """Which rank failed first and why: one that said so, one that was killed, or any.
+
+    A failed collective is mostly the consequence of another rank's end, which is the better story.
+    """
+    told = {rank: said for rank in sorted(failures) if (said := _told(failures[rank])) is not None}
+    for rank, (kind, message) in told.items():
+        if kind != CommError.__name__:
+            return f"rank {rank}: {message or kind}"
+    killed = [r for r, failure in failures.items() if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM]
+    silent = [rank for rank in failures if rank not in told]
+    if not killed and not silent:
+        rank, (_, message) = next(iter(told.items()))
+        return f"rank {rank}: {message}"
+    rank = min(killed or silent)
+    code = failures[rank].exitcode
+    end = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return explain(f"rank {rank}", "to finish", end, "see what the ranks printed above")
+
+
+def _told(failure: ProcessFailure) -> tuple[str, str] | None:
+    """The type of the error that a rank reported, and its message."""
+    said = failure.error_file_data.get("message")
+    if not isinstance(said, dict):  # a rank that reported nothing
+        return None
+    kind, _, message = str(said["message"]).partition(": ")
+    return kind, message

@@ -7,24 +7,34 @@ may one day run in a thread of their own), gradients (started by backward), and 
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 import torch
 
-from gsplit.distributed.comm import Comm, SoloComm, connect, is_connected
+from gsplit.distributed.comm import Comm, SoloComm
+from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import share_memory
 from gsplit.errors import InputError, explain
 
-__all__ = ["Mesh", "init", "solo_mesh"]
+__all__ = ["Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mesh:
-    """A rank's place among the others, its device and its groups.
+    """A rank's place among the others, its devices and its groups.
 
-    ``shuffles`` and ``loading`` are the ranks of this rank's replica; ``gradients`` and ``world`` are all ranks.
+    - ``device``: where the model computes. ``sample_device``: where mini-batches are sampled.
+    - ``rank`` of ``size``: this rank among all.
+    - ``replica`` of ``num_replicas``: the group of ranks that this one splits mini-batches with.
+    - ``split_rank`` of ``num_splits``: this rank within its replica.
+    - ``shuffles``, ``loading``: the process groups of the replica, for hidden features and their gradients, and for
+      what the loader exchanges. ``loading`` is on ``sample_device``, the others are on ``device``.
+    - ``gradients``, ``world``: the process groups of all ranks, for averaging gradients, and for losses and settings.
+
+    It closes itself when the program ends; ``close()`` does it earlier, and so does ``with gsplit.init() as mesh:``.
     """
 
     device: torch.device
@@ -34,8 +44,47 @@ class Mesh:
     world: Comm
     replica: int = 0
     num_replicas: int = 1
-    numbers: Iterator[int] = field(default_factory=count, compare=False, repr=False)
+    numbers: Iterator[int] = field(default_factory=count, compare=False)
     """Names for what ranks make in the same order, to tell one from another."""
+    connection: Connection | None = field(default=None, compare=False)
+    """What closing the mesh leaves; None for one process."""
+
+    def __repr__(self) -> str:
+        devices = f"device {self.device}"
+        if self.sample_device != self.device:
+            devices += f", samples on {self.sample_device}"
+        return f"Mesh(rank {self.rank} of {self.size}, replica {self.replica} of {self.num_replicas}, {devices})"
+
+    def __enter__(self) -> "Mesh":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._close(error)
+
+    def close(self) -> None:
+        """Leave the process group; later collectives of this mesh are refused. Closing twice is fine.
+
+        A process group that the program had joined before ``gsplit.init`` is left to the program. While an exception is
+        unwinding nothing is waited for: this rank's collectives under way may be ones that no peer will join.
+        """
+        self._close(sys.exception())
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.world.closed:
+            return
+        for comm in (self.shuffles, self.loading, self.gradients, self.world):
+            comm.close()
+        if self.connection is None:
+            return
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.connection.leave()
+        else:
+            self.connection.abandon()
+
+    @property
+    def sample_device(self) -> torch.device:
+        """Where mini-batches are sampled."""
+        return self.loading.device
 
     @property
     def rank(self) -> int:
@@ -58,43 +107,71 @@ class Mesh:
         return self.shuffles.size
 
 
-def solo_mesh(device: torch.device | str = "cpu") -> Mesh:
+def solo_mesh(device: torch.device | str = "cpu", sample_device: torch.device | str | None = None) -> Mesh:
     """One process, no process group."""
-    return Mesh(torch.device(device), SoloComm(), SoloComm(), SoloComm(), SoloComm())
+    loading = SoloComm(device if sample_device is None else sample_device)
+    return Mesh(torch.device(device), SoloComm(device), loading, SoloComm(device), SoloComm(device))
+
+
+def _num_launched_ranks() -> int:
+    """Ranks that a launcher has started, of which this process is one; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def resolve_mesh(mesh: Mesh | None, caller: str) -> Mesh:
+    """The mesh given, or one of this process alone; refused where there are other ranks, which would be ignored."""
+    if mesh is not None:
+        return mesh
+    num_ranks = max(_num_launched_ranks(), num_connected_ranks())
+    if num_ranks > 1:
+        fix = f"make one with mesh = gsplit.init() and pass mesh=mesh to {caller}"
+        raise InputError(explain(caller, f"the mesh of the {num_ranks} ranks", "mesh=None", fix))
+    return solo_mesh()
 
 
 def init(
     device: torch.device | str | None = None,
+    sample_device: torch.device | str | None = None,
     *,
     replicas: int = 1,
     timeout_s: float = 600.0,
     shared_memory: bool = True,
 ) -> Mesh:
-    """Join the ranks that torchrun started, or be the only one.
+    """Join the ranks that torchrun started, or be the only one. The mesh closes itself when the program ends.
 
     ``replicas`` groups of ranks each take a cut of every mini-batch and split it among themselves; ranks r * S to
     (r + 1) * S - 1 are replica r, so give every host its own.
 
-    Without ``device``: GPUs where there are any (one per rank, by LOCAL_RANK), the CPU otherwise. A rank that waits
-    longer than ``timeout_s`` in a collective gives up with an error. CPU ranks of one host exchange rows through
-    shared memory unless told not to.
+    Without ``device``: GPUs where there are any (one per rank, by LOCAL_RANK), the CPU otherwise. Mini-batches are
+    sampled on ``sample_device``, the same device unless told otherwise. A rank that waits longer than ``timeout_s`` in
+    a collective gives up with an error. CPU ranks of one host exchange rows through shared memory unless told not to.
     """
     if device is None:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
+    sample_device = device if sample_device is None else torch.device(sample_device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not is_connected():
+    if _num_launched_ranks() == 1 and not is_connected():
         if replicas != 1:
             raise InputError(explain("replicas", "1 for one process", replicas, "start more ranks with torchrun"))
-        return solo_mesh(device)
+        return solo_mesh(device, sample_device)
     if "RANK" not in os.environ and not is_connected():
         fix = "start the ranks with torchrun, which sets RANK, WORLD_SIZE and MASTER_ADDR"
-        raise InputError(explain("environment", "RANK beside WORLD_SIZE", "none", fix))
-    groups = connect(device, replicas, timeout_s)
+        got = f"WORLD_SIZE={os.environ['WORLD_SIZE']} alone"
+        raise InputError(explain("environment", "RANK beside WORLD_SIZE", got, fix))
+    groups = connect(device, sample_device, replicas, timeout_s)
     shuffles: Comm = groups.shuffles
     loading: Comm = groups.loading
-    if device.type == "cpu" and shared_memory:
+    if shared_memory:
         shuffles, loading = share_memory([groups.shuffles, groups.loading])
-    place = (groups.replica, groups.num_replicas)
-    return Mesh(device, shuffles, loading, groups.gradients, groups.world, *place)
+    return Mesh(
+        device,
+        shuffles,
+        loading,
+        groups.gradients,
+        groups.world,
+        groups.replica,
+        groups.num_replicas,
+        connection=groups.connection,
+    )

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call, Comm, CompletedWork, GroupComm, LedgerEntry, Work
+from gsplit.distributed.comm import Call, Comm, CompletedWork, LedgerEntry, Work
+from gsplit.distributed.process_groups import GroupComm
 from gsplit.errors import CommError, explain
 
 __all__ = ["SharedComm", "share_memory"]
@@ -64,34 +65,38 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 class SharedComm:
-    """See ``comm.Comm``. Everything but ``exchange`` is the process group's."""
+    """See ``comm.Comm``. Everything but ``all_to_all`` goes over the process group."""
 
     def __init__(self, group: GroupComm) -> None:
         self._group = group
-        self.rank, self.size = group.rank, group.size
+        self.rank, self.size, self.device = group.rank, group.size, group.device
         self.ledger: deque[LedgerEntry] = group.ledger
         self._slots: list[_Segment | None] = [None, None]
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """See ``Comm``."""
         return self._group.all_to_all_counts(call, counts)
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        """See ``Comm``."""
         return self._group.all_reduce(call, tensor)
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
-        """See ``Comm``."""
         self._group.broadcast(call, tensor)
 
     def gather_text(self, call: Call, text: str) -> list[str]:
-        """See ``Comm``."""
         return self._group.gather_text(call, text)
 
+    @property
+    def closed(self) -> bool:
+        return self._group.closed
+
+    def close(self) -> None:
+        """See ``Comm``. Segments live until the process ends, because a peer may still be reading its last rows."""
+        self._group.close()
+
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Where to write the rows of the next exchange, so that they need not be copied there."""
+        """This turn's segment: rows written here need not be copied there."""
         count = 1
         for extent in shape:
             count *= extent
@@ -166,11 +171,17 @@ def _boot() -> str:
 
 
 def share_memory(groups: list[GroupComm]) -> list[Comm]:
-    """The same groups exchanging through shared memory, if every rank can open every other's; else as they are.
+    """The groups on the CPU exchanging through shared memory, if every rank can open every other's; the rest as is.
 
     A collective: all ranks come to the same answer.
     """
-    first = groups[0]
+    on_host = [group for group in groups if group.device.type == "cpu"]
+    if not on_host or not _all_can_share(on_host[0]):
+        return list(groups)
+    return [SharedComm(group) if group in on_host else group for group in groups]
+
+
+def _all_can_share(group: GroupComm) -> bool:
     token = secrets.token_bytes(16)
     fine, offer = True, dict[str, Any]()
     try:
@@ -179,15 +190,15 @@ def share_memory(groups: list[GroupComm]) -> list[Comm]:
         offer = {"boot": _boot(), "process": os.getpid(), "descriptor": probe.descriptor, "token": token.hex()}
     except (OSError, AttributeError):  # no memfd, or no /proc: not Linux, or not allowed
         fine = False
-    offers = [json.loads(text) for text in first.gather_text(Call("offer shared memory"), json.dumps(offer))]
+    offers = [json.loads(text) for text in group.gather_text(Call("offer shared memory"), json.dumps(offer))]
     fine = fine and all(_can_open(offer, other) for other in offers)
     verdict = torch.tensor([0 if fine else 1])
-    first.all_reduce(
+    group.all_reduce(
         Call("compare shared memory"), verdict
     ).wait()  # also: nobody closes a probe before all have looked
     if offer:
         os.close(probe.descriptor)
-    return [SharedComm(group) for group in groups] if int(verdict) == 0 else list(groups)
+    return int(verdict) == 0
 
 
 def _can_open(ours: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
+from gsplit.features.protocol import RowsRead
 from gsplit.kernels.rows import copy_rows
 
 __all__ = ["MappedRows", "torch_dtype"]
@@ -26,26 +27,24 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class MappedRows:
-    """One per-vertex array of a rank's range; row i belongs to vertex ``first_vertex + i``."""
+    """See ``protocol.RowSource``. Row i of the array belongs to id ``first_id + i``."""
 
-    def __init__(self, name: str, array: npt.NDArray[Any], dtype: torch.dtype, first_vertex: int) -> None:
-        self._name, self._first = name, first_vertex
+    def __init__(self, name: str, array: npt.NDArray[Any], dtype: torch.dtype, first_id: int) -> None:
+        self._name, self._first = name, first_id
         self._bits = np.dtype(f"u{array.itemsize}")  # rows are moved as bits: numba knows no float16
         self._array = array.view(self._bits).reshape(array.shape[0], prod(array.shape[1:]))
         self.row_shape, self.dtype = tuple(array.shape[1:]), dtype
 
-    def read(self, ids: Tensor, out: Tensor) -> None:
-        """Copy the rows of some vertices into ``out``, a host tensor with as many rows."""
+    def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         rows = ids.cpu().numpy() - self._first
         if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < self._array.shape[0]:
-            fix = "open the store that holds them"
-            raise InputError(explain(self._name, f"vertices of {self._first}.. held here", "others", fix))
-        flat = out.view(torch.uint16) if out.dtype == torch.bfloat16 else out  # bfloat16 lies as uint16 on disk
+            expected = f"ids in {self._first}..{self._first + self._array.shape[0] - 1}, which are held here"
+            got = f"{int(rows.min()) + self._first}..{int(rows.max()) + self._first}"
+            raise InputError(explain(self._name, expected, got, "open the store that holds them"))
+        host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
+        flat = host.view(torch.uint16) if host.dtype == torch.bfloat16 else host  # bfloat16 lies as uint16 on disk
         target = flat.view(rows.size, self._array.shape[1]).numpy().view(self._bits)
         copy_rows(self._array, rows, target)
-
-    def take(self, ids: Tensor) -> Tensor:
-        """The rows of some vertices as a new tensor."""
-        out = torch.empty(ids.numel(), *self.row_shape, dtype=self.dtype)
-        self.read(ids, out)
-        return out
+        if host is not out:
+            out.copy_(host)
+        return RowsRead(rows.size, target.nbytes)

@@ -1,20 +1,19 @@
-"""Moving rows on the host: gather them, spread them for a shuffle, merge a gradient from its parts; one pass each.
+"""Moving rows on the host: gather them, copy and gather for a shuffle, merge a gradient from its parts; one pass each.
 
 Compiled, because on a host that computes, memory traffic is what a shuffle costs: torch operations would pass over the
-gradient once to copy it and once more to add. Float32 and float64 are merged here; for other types, and on other
-devices, callers use torch operations with the same result.
+gradient once to copy it and once more to add. Where ``dispatch`` says torch, callers use torch operations with the same
+result.
 """
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from gsplit.kernels.jit import kernel
 
-__all__ = ["copy_rows", "has_kernels", "merge_gradient", "copy_and_gather"]
+__all__ = ["copy_rows", "merge_gradient", "copy_and_gather"]
 
 Matrix = npt.NDArray[Any]
 
@@ -39,7 +38,7 @@ def _lists(rows: npt.NDArray[np.int64], num_rows: int) -> tuple[npt.NDArray[np.i
 
 
 @kernel
-def _spread(h: Matrix, rows: npt.NDArray[np.int64], own: Matrix, leaving: Matrix) -> None:
+def _copy_and_gather(h: Matrix, rows: npt.NDArray[np.int64], own: Matrix, sent: Matrix) -> None:
     head, following = _lists(rows, h.shape[0])
     for i in range(h.shape[0]):
         for j in range(h.shape[1]):
@@ -47,7 +46,7 @@ def _spread(h: Matrix, rows: npt.NDArray[np.int64], own: Matrix, leaving: Matrix
         k = head[i]
         while k >= 0:
             for j in range(h.shape[1]):
-                leaving[k, j] = own[i, j]
+                sent[k, j] = own[i, j]
             k = following[k]
 
 
@@ -73,20 +72,15 @@ def _merge(g_mixed: Matrix, g_dst: Matrix, rows: npt.NDArray[np.int64], returned
                 target[j] += g_dst[i, j]
 
 
-def has_kernels(tensor: Tensor) -> bool:
-    """Whether the kernels here can be used for a tensor."""
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
-
-
 def _matrix(tensor: Tensor, like: Tensor) -> Matrix:
     flat: Matrix = tensor.detach().reshape(tensor.size(0), like[0].numel()).numpy()
     return flat
 
 
-def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, leaving: Tensor) -> None:
-    """``own = h`` and ``leaving[k] = h[rows[k]]``, reading ``h`` once."""
+def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, sent: Tensor) -> None:
+    """``own = h`` and ``sent[k] = h[rows[k]]``, reading ``h`` once."""
     if h.size(0):
-        _spread(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(leaving, h))
+        _copy_and_gather(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(sent, h))
 
 
 def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: Tensor, out: Tensor) -> None:

@@ -1,33 +1,128 @@
 """How a model is called with a batch, and what its layers get in place of the batch's handles."""
 
 import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from inspect import Parameter
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
-from gsplit.batch import Batch, EdgeHandle, WeightHandle
-from gsplit.nn.layers import layers_of, takes_weights
+from gsplit.batch import Batch
+from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle, Handle
+from gsplit.errors import InputError, explain
+from gsplit.nn.layers import edge_features_of, layers_of, takes_edge_weight
 
-__all__ = ["LayerCall", "call_model", "dtype_of", "needs_weights", "rows_of", "substitute"]
+__all__ = ["CallTemplate", "LayerCall", "call_model", "dtype_of", "rows_of", "substitute", "template_of", "tensors_of"]
 
 LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_EDGES = ("edge_index", "adj", "adj_t")
 
 
-def needs_weights(model: Module) -> bool:
-    """Whether a model's layers want GCN's weights, and its forward takes them."""
-    named = "edge_weight" in inspect.signature(model.forward).parameters
-    return named and any(takes_weights(layer) for layer in layers_of(model).values())
+class Slot(Enum):
+    """What of a call is the batch's own."""
+
+    X = "x"
+    EDGE_INDEX = "edge_index"
+    EDGE_WEIGHT = "edge_weight"
+    EDGE_ATTR = "edge_attr"
+    BATCH = "batch"
 
 
-def call_model(model: Module, batch: Batch) -> Any:
-    """Call a model as a training loop does: ``(x, edge_index)``, with ``edge_weight`` for a GCN, or ``(batch)``."""
-    if next(iter(inspect.signature(model.forward).parameters), None) == "batch":
+_HANDLES = {EdgeHandle: Slot.EDGE_INDEX, EdgeWeightHandle: Slot.EDGE_WEIGHT, EdgeAttrHandle: Slot.EDGE_ATTR}
+
+
+@dataclass(frozen=True)
+class CallTemplate:
+    """How a model was called with a batch: its arguments, with slots where something of the batch stood."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def call(self, model: Module, batch: Batch) -> Any:
+        """Call a model in the same way with another batch; what the batch does not carry is refused by it."""
+
+        def fill(value: Any) -> Any:
+            if not isinstance(value, Slot):
+                return value
+            return batch if value is Slot.BATCH else getattr(batch, value.value)
+
+        return model(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs.items()})
+
+
+def template_of(call: LayerCall, batch: Batch) -> CallTemplate | None:
+    """The template of a model's call; None if it has tensors that are not the batch's."""
+    slots: list[Slot] = []
+
+    def slot(value: Any) -> Any:
+        found = Slot.BATCH if value is batch else _HANDLES.get(type(value))
+        if isinstance(value, Tensor):  # the input rows, perhaps cast
+            found = Slot.X if Slot.X not in slots and value.dim() and value.size(0) == batch.x.size(0) else None
+            if found is None:
+                raise LookupError
+        if found is not None:
+            slots.append(found)
+        return value if found is None else found
+
+    try:
+        return CallTemplate(tuple(map(slot, call[0])), {name: slot(value) for name, value in call[1].items()})
+    except LookupError:
+        return None
+
+
+def _edge_values(model: Module, batch: Batch, required: set[str], takes_edge_attr: bool) -> dict[str, Handle[Batch]]:
+    """What a batch carries per edge and the model takes, under the names of PyG's arguments."""
+    layers, values = layers_of(model).values(), dict[str, Handle[Batch]]()
+    takes_weight = "edge_weight" in required or any(takes_edge_weight(layer) for layer in layers)
+    said = takes_edge_attr or "edge_attr" in required
+    if batch.has_edge_weight and takes_weight:
+        values["edge_weight"] = batch.edge_weight
+    if batch.has_edge_attr and (said or any(edge_features_of(layer) is not None for layer in layers)):
+        values["edge_attr"] = batch.edge_attr
+    return values
+
+
+def call_model(model: Module, batch: Batch, *, takes_edge_attr: bool = False) -> Any:
+    """Call a model as a training loop does.
+
+    A forward with one argument, of any name, gets the batch. Any other gets ``(x, edge_index)``, and by name those of
+    ``edge_weight`` and ``edge_attr`` that it has, that the batch carries, and that some layer of the model takes.
+    ``takes_edge_attr``: the model takes edge features, although no layer says so.
+    """
+    signature = inspect.signature(model.forward)
+    first, second, others = _arguments(signature)
+    required = {argument.name for argument in others if argument.default is Parameter.empty}
+    if first is not None and not required and (second is None or _is_optional(second)):
         return model(batch)
-    if needs_weights(model):
-        return model(batch.x, EdgeHandle(batch), edge_weight=WeightHandle(batch))
-    return model(batch.x, EdgeHandle(batch))
+    values = {
+        name: value
+        for name, value in _edge_values(model, batch, required, takes_edge_attr).items()
+        if name in signature.parameters
+    }
+    if second is None or required - values.keys():
+        expected = "(x, edge_index), with edge_weight or edge_attr if the batch has them, or (batch)"
+        fix = "give other arguments a default, or take the batch and read from it what the model needs"
+        raise InputError(explain("the model's forward", expected, signature, fix))
+    return model(batch.x, EdgeHandle(batch), **values)
+
+
+def _arguments(signature: inspect.Signature) -> tuple[Parameter | None, Parameter | None, list[Parameter]]:
+    """The first and the second positional argument, which may be ``*args``, and all others but ``**kwargs``."""
+    arguments = [argument for argument in signature.parameters.values() if argument.kind != Parameter.VAR_KEYWORD]
+    positional = [argument for argument in arguments if argument.kind in _POSITIONAL]
+    variable = next((argument for argument in arguments if argument.kind == Parameter.VAR_POSITIONAL), None)
+    first, second, *_ = [*positional, variable, variable]
+    return first, second, [argument for argument in arguments if argument not in (first, second, variable)]
+
+
+def _is_optional(argument: Parameter) -> bool:
+    """Whether a second argument is none that a model must have: it has a default, and is not the edges."""
+    return argument.default is not Parameter.empty and argument.name not in _EDGES
 
 
 def dtype_of(model: Module) -> torch.dtype:
@@ -42,8 +137,8 @@ def rows_of(call: LayerCall) -> Any:
     return args[0] if args else kwargs.get("x")
 
 
-def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any) -> LayerCall:
-    """A layer's call with other rows, and with edges and weights in place of the handles."""
+def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any) -> LayerCall:
+    """A layer's call with other rows, and with edges, weights and edge features in place of the handles."""
     given = rows_of(call)
 
     def swap(value: Any) -> Any:
@@ -51,6 +146,18 @@ def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any) -> LayerCal
             return rows
         if isinstance(value, EdgeHandle):
             return edges
-        return weights if isinstance(value, WeightHandle) else value
+        if isinstance(value, EdgeWeightHandle):
+            return weights
+        return attr if isinstance(value, EdgeAttrHandle) else value
 
     return tuple(map(swap, call[0])), {name: swap(value) for name, value in call[1].items()}
+
+
+def tensors_of(out: Any) -> Iterator[Tensor]:
+    """All tensors of a model's output."""
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, dict):
+        yield from (tensor for value in out.values() for tensor in tensors_of(value))
+    elif isinstance(out, tuple | list):
+        yield from (tensor for value in out for tensor in tensors_of(value))

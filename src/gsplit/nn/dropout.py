@@ -1,8 +1,9 @@
 """Dropout by key: the mask of an element is a hash of what it belongs to, so it is the same on any number of ranks.
 
 Element (row, column) of a call is dropped if 32 bits of a hash lie below p * 2**32. The hash is that of the row's key
-and of half the column's number; a row's key says which vertex, or which edge, the row is (``nn.step``). Two versions,
-bit for bit the same: compiled on the host, torch operations elsewhere. Nothing is kept for backward but the row keys.
+and of half the column's number; a row's key says which vertex, or which edge, the row is (``nn.forward_pass``). Two
+versions, bit for bit the same: compiled on the host, torch operations elsewhere. Nothing is kept for backward but the
+row keys.
 
     forward:  out = x * mask / (1 - p)                    x, out: [rows, ...]
     backward: g   = g_out * mask / (1 - p)                the mask is made again
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.jit import kernel
 from gsplit.keys import kernels_torch
 from gsplit.keys.kernels_numba import mix
@@ -55,7 +57,7 @@ def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
     flat = x.detach().reshape(x.size(0), -1) if x.numel() else x.detach()
     if not x.numel():
         return torch.empty_like(flat)
-    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+    if kernel_for("dropout", x.device, x.dtype) == "numba":
         out = torch.empty(flat.shape, dtype=x.dtype)
         keys = row_keys.numpy().view(np.uint64)
         _scale_kept(

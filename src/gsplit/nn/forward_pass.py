@@ -1,83 +1,53 @@
 """One forward of a wrapped model on one batch: which edges a layer gets, and what dropout and batch norm do.
 
 While the model's forward runs, a ``ForwardPass`` knows the batch; hooks on the layers ask it for their inputs, and a
-torch function mode sends every ``F.dropout`` and ``F.batch_norm`` to it, however deep inside the model they are
-called. Other randomness inside the forward is refused: it would differ between ranks.
+torch function mode (``nn.function_mode``) sends dropout and batch norm to it.
 
 Which rows a dropout call or a batch norm sees (vertices of which frontier, or edges of which layer) is not guessed from
 the shape, which can be ambiguous, but was learned by the dry run (``ForwardPlan``).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
-from torch.overrides import TorchFunctionMode
 
-from gsplit.batch import Batch, WeightHandle
+from gsplit.batch import Batch
 from gsplit.blocks import Block
+from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.keys import kernels_torch
 from gsplit.nn.calls import LayerCall, rows_of, substitute
 from gsplit.nn.dropout import keyed_dropout
-from gsplit.nn.layers import normalised_edges, takes_csr, to_csr
+from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
+from gsplit.nn.gcn import GcnOptions, gcn_options, normalised_edges
+from gsplit.nn.layers import edge_features_are_weights, takes_csr, to_csr
 from gsplit.nn.norm import global_batch_norm
 
-__all__ = ["ForwardPlan", "RowSpace", "ForwardPass", "ForwardPassMode"]
-
-Space = Literal["local", "mixed", "edges", "looped edges"]
-
-
-@dataclass(frozen=True)
-class RowSpace:
-    """What the rows of a tensor are: a local frontier (level l counts from the input), a mixed one, or edges of a
-    layer; looped edges are those without self-loops and then one self-loop per destination, as GAT makes them.
-    """
-
-    space: Space
-    layer: int
-
-
-@dataclass(frozen=True)
-class ForwardPlan:
-    """What the dry run found out about a model."""
-
-    depth: int
-    layer_of: dict[str, int]
-    single_input: frozenset[str]
-    dropouts: tuple[RowSpace, ...]
-    norms: tuple[RowSpace, ...]
-
-
-def num_rows(batch: Batch, rows: RowSpace) -> int:
-    """How many rows of a kind a batch has."""
-    if rows.space == "local":
-        return batch.batch_size if rows.layer == batch.num_layers else batch.indices[rows.layer].num_local
-    block = batch.blocks[rows.layer]
-    if rows.space == "mixed":
-        return block.num_src
-    if rows.space == "edges":
-        return block.num_edges
-    src, dst = block.edge_index()
-    return int((src != dst).sum()) + block.num_dst  # device sync
+__all__ = ["ForwardPass"]
 
 
 class ForwardPass:
-    """See the module. ``layer`` calls are made by the hooks, the others by the mode."""
+    """See the module. Hooks call ``enter_layer`` and ``leave_layer``, the function mode ``dropout`` and ``batch_norm``.
+
+    ``close`` it when the forward is over, also one that failed.
+    """
 
     def __init__(self, batch: Batch, plan: ForwardPlan) -> None:
-        if plan.depth != batch.num_layers:
-            got = f"{batch.num_layers} in the loader's num_neighbors"
-            fix = f"give num_neighbors {plan.depth} numbers, one per layer"
-            raise InputError(explain("the model", f"as many layers as sampled, {plan.depth}", got, fix))
         self.batch, self._plan = batch, plan
         self._num_dropouts, self._num_norms = 0, 0
         self.inside: str | None = None
         self._made: dict[Any, Any] = {}
+        self._normalising: list[Any] = []
+
+    def close(self) -> None:
+        """Let GCN layers normalise by themselves again."""
+        for layer in self._normalising:
+            layer.normalize = True
+        self._normalising = []
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -90,39 +60,64 @@ class ForwardPass:
         others = [value for value in values if isinstance(value, Tensor) and value is not h]
         if not isinstance(h, Tensor) or others:
             got = f"{len(others)} more tensors" if others else "no tensor of rows"
-            fix = "edge features and positions are not in the mini-batches"
-            raise InputError(explain(name, "a call with rows and batch.edge_index", got, fix))
+            fix = "pass batch.edge_attr or batch.edge_weight for values of edges; positions are not in the mini-batches"
+            raise InputError(explain(name, "a call with rows and what the batch has of edges", got, fix))
         if name not in self._plan.layer_of:
             fix = "let which layers are called depend on the model's settings only"
-            raise InputError(explain(name, "the same layers in every forward, as in the dry run", "a new one", fix))
+            raise InputError(
+                explain(name, "the same layers in every forward", "a call that the dry run did not make", fix)
+            )
         index = self._plan.layer_of[name]
         mixed, dst = self.batch.shuffle(index, h)
-        weighted = any(isinstance(value, WeightHandle) for value in values)
+        weighted = any(isinstance(value, EdgeWeightHandle) for value in values)
+        if any(isinstance(value, EdgeAttrHandle) for value in values) and edge_features_are_weights(layer):
+            fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
+            raise InputError(explain(name, "weights of edges", "batch.edge_attr", fix))
         edges, weights = self._edges(index, layer, h.dtype, weighted)
+        attr = self.batch.layers[index].edge_attr
         self.inside = name
-        return substitute(call, mixed if name in self._plan.single_input else (mixed, dst), edges, weights)
+        rows = mixed if name in self._plan.single_input else (mixed, dst)
+        return substitute(call, rows, edges, weights, _as_type(attr, h.dtype))
 
     def leave_layer(self, out: Any) -> Any:
         """Keep the destinations of a layer that knows no others."""
         name, self.inside = self.inside, None
         assert name is not None
+        self.close()
         if name not in self._plan.single_input:
             return out
-        return out[: self.batch.indices[self._plan.layer_of[name]].num_dst]
+        return out[: self.batch.layers[self._plan.layer_of[name]].exchange.num_dst]
 
     def _edges(self, index: int, layer: Module, dtype: torch.dtype, weighted: bool) -> tuple[Any, Tensor | None]:
         """The edges of a layer in the fastest form that is exact for it, and their weights if they stand apart."""
-        block, weights = self.batch.blocks[index], None
-        if weighted:
-            scales = self.batch.scales
-            assert scales is not None
-            block, weights = self._once(("gcn", index), lambda: normalised_edges(block, scales[index].to(dtype)))
+        block, gcn = self.batch.blocks[index], gcn_options(layer)
+        stored = self.batch.layers[index].edge_weight
+        weights = stored.to(dtype) if weighted and stored is not None else None
+        if gcn is not None:
+            key = ("gcn", index, gcn, weighted, dtype)
+            block, weights = self._once(key, lambda: self._normalised(index, gcn, weights, dtype))
+            setattr(layer, "normalize", False)  # noqa: B010  done here, by the degrees of the whole graph; ``close`` undoes it
+            self._normalising.append(layer)
         if takes_csr(layer, dtype):
-            values = (
-                weights if weights is not None else torch.ones(block.num_edges, dtype=dtype, device=block.indptr.device)
-            )
-            return self._once(("csr", index, weighted, dtype), lambda: to_csr(block, values)), None
-        return self._once(("edge_index", index, weighted), block.edge_index), weights
+            values = weights
+            if values is None:
+                values = torch.ones(block.num_edges, dtype=dtype, device=block.indptr.device)
+            return self._once(("csr", index, gcn, weighted, dtype), lambda: to_csr(block, values)), None
+        return self._once(("edge_index", index, gcn), block.edge_index), weights
+
+    def _normalised(
+        self, index: int, gcn: GcnOptions, weights: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Block, Tensor]:
+        """GCN's edges and weights. A collective."""
+        deg_inv_sqrt, loop_weight = self.batch.gcn_norm(
+            index,
+            add_self_loops=gcn.add_self_loops,
+            fill_value=gcn.fill_value,
+            weighted=weights is not None,
+            dtype=dtype,
+        )
+        block = self.batch.blocks[index]
+        return normalised_edges(block, deg_inv_sqrt, weights, loop_weight, add_self_loops=gcn.add_self_loops)
 
     def _check(self, what: str, call: int, known: tuple[RowSpace, ...], x: Tensor) -> RowSpace:
         if call >= len(known) or x.size(0) != self._once(known[call], lambda: num_rows(self.batch, known[call])):
@@ -132,13 +127,13 @@ class ForwardPass:
             raise InputError(explain(what, expected, got, fix))
         return known[call]
 
-    def drop(self, x: Tensor, p: float, training: bool) -> Tensor:
+    def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Dropout keyed by step, call, and the vertex or edge of each row."""
         call, self._num_dropouts = self._num_dropouts, self._num_dropouts + 1
         if not training or p == 0.0:
             return x
         rows = self._check("dropout", call, self._plan.dropouts, x)
-        return keyed_dropout(x, self._row_keys(rows, self.batch.key.dropout(call)), p)
+        return keyed_dropout(x, self._row_keys(rows, self.batch.context.key.dropout(call)), p)
 
     def _row_keys(self, rows: RowSpace, key: int) -> Tensor:
         batch = self.batch
@@ -153,7 +148,7 @@ class ForwardPass:
         dst_keys = kernels_torch.mix(key, batch.n_id[: batch.blocks[rows.layer].num_dst])
         return kernels_torch.mix(dst_keys[dst_rows], places)
 
-    def normalise(
+    def batch_norm(
         self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
     ) -> Tensor:
         """Batch norm, in training over all ranks."""
@@ -167,12 +162,17 @@ class ForwardPass:
                 "put it behind a layer, not before the first or inside a single_input one",
             )
             raise InputError(explain("batch norm", "rows that one rank holds", got, fix))
-        if not self.batch.each_vertex_once:
+        context = self.batch.context
+        if not context.each_vertex_once:
             fix = "use strategy='split' with one replica, or a row-wise norm such as LayerNorm"
-            got = f"strategy={self.batch.strategy!r} on {self.batch.world.size} ranks"
+            got = f"strategy={context.strategy!r} on {context.mesh.size} ranks"
             raise InputError(explain("batch norm", "each vertex computed on one rank", got, fix))
-        step = self.batch.key.step
-        return global_batch_norm(x, mean, var, weight, bias, momentum, eps, self.batch.world, step)
+        return global_batch_norm(x, mean, var, weight, bias, momentum, eps, context.mesh.world, context.key.step)
+
+
+def _as_type(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Stored values in the model's type; whole numbers stay, they may be looked up in an embedding."""
+    return values if values is None or not values.is_floating_point() else values.to(dtype)
 
 
 def _edge_places(block: Block, space: Space) -> tuple[Tensor, Tensor]:
@@ -184,72 +184,3 @@ def _edge_places(block: Block, space: Space) -> tuple[Tensor, Tensor]:
     kept = src != dst
     loops = torch.arange(block.num_dst, device=dst.device)
     return torch.cat([dst[kept], loops]), torch.cat([places[kept], torch.full_like(loops, 1 << 62)])
-
-
-def _dropout(
-    x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[Tensor, float, bool, bool]:
-    """``F.dropout``'s arguments by name."""
-    return x, p, training, inplace
-
-
-def _batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> tuple[Any, ...]:
-    """``F.batch_norm``'s arguments by name."""
-    return x, running_mean, running_var, weight, bias, training, momentum, eps
-
-
-_RANDOM = {
-    *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm),
-    *(
-        torch.bernoulli,
-        torch.normal,
-        torch.multinomial,
-        torch.poisson,
-        torch.dropout,
-        torch.alpha_dropout,
-        torch.native_dropout,
-    ),
-    *(Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_, Tensor.random_),
-    *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial, F.gumbel_softmax),
-    *(F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d),
-}
-_MIXING = {torch.batch_norm, torch.native_batch_norm, torch.instance_norm, F.instance_norm}
-_RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "training")}
-"""Functions that draw if one argument says so: its place and name."""
-
-
-class ForwardPassMode(TorchFunctionMode):
-    """Sends dropout and batch norm to the step while a wrapped forward runs."""
-
-    def __init__(self, step: ForwardPass) -> None:
-        super().__init__()
-        self._step = step
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function is F.dropout:
-            x, p, training, inplace = _dropout(*args, **kwargs)
-            out = self._step.drop(x, p, training)
-            return x.copy_(out) if inplace and out is not x else out
-        if function is F.batch_norm:
-            return self._step.normalise(*_batch_norm(*args, **kwargs))
-        if function in _MIXING:
-            fix = "use torch.nn.BatchNorm1d, which is made exact here, or a row-wise norm"
-            raise InputError(explain(f"{function.__name__} in the model", "rows that are not mixed", "a norm", fix))
-        if function in _RANDOM or (function in _RANDOM_AT and _draws(*_RANDOM_AT[function], args, kwargs)):
-            fix = "use F.dropout or torch.nn.Dropout, whose masks are keyed here"
-            raise InputError(explain(f"{function.__name__} in the model", "no randomness of its own", "a draw", fix))
-        return function(*args, **kwargs)
-
-
-def _draws(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(args[place] if len(args) > place else kwargs.get(name, False))

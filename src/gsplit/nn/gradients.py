@@ -58,7 +58,8 @@ class _Bucket:
         present = flags.tolist()  # device sync: once per bucket
         if self.flat.dtype in (torch.float32, torch.float64) and float(number) != size * self.number:
             fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
-            raise CommError(explain("averaged gradients", f"bucket {self.number} on every rank", "another", fix))
+            got = f"bucket numbers with a mean of {float(number) / size:g}"
+            raise CommError(explain("averaged gradients", f"bucket {self.number} on every rank", got, fix))
         self.flat, self.work, self.grads = None, None, {}
         return [
             (p, piece.view_as(p).div_(size))
@@ -74,7 +75,7 @@ class GradientAverage:
         """``number`` tells the models of a mesh apart; the same on every rank."""
         for parameter in parameters:
             if parameter.is_complex():
-                raise InputError(explain("parameters", "real numbers", "complex ones", "split them into two"))
+                raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
         self.parameters, self._comm = parameters, comm
         buckets = enumerate(_fill_buckets(parameters))
         self._buckets = [_Bucket(_MOST_BUCKETS * number + place, part) for place, part in buckets]
@@ -140,7 +141,7 @@ class GradientAverage:
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
-        bucket.start(self._comm, Call("average gradients", self._backwards, self._started))
+        bucket.start(self._comm, Call(f"average gradients, bucket {self._started}", self._backwards))
         self._started += 1
 
     def _finish(self) -> None:

@@ -24,7 +24,7 @@ __all__ = ["global_batch_norm"]
 
 
 def _statistics(x: Tensor, comm: Comm, call: Call) -> tuple[int, Tensor, Tensor]:
-    """RowSpace on all ranks, and mean and biased variance over them. A collective."""
+    """Number of rows on all ranks, and mean and biased variance over them. A collective."""
     width = x.size(1)
     table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # a line from each rank
     if x.size(0):

@@ -11,7 +11,7 @@ from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
-from gsplit.partitioning.weights import STRATEGIES, check_costs, check_strategy, weigh
+from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, weigh
 
 __all__ = ["PartitionPlan", "PartitionSettings", "check_plan", "find_parts"]
 
@@ -46,11 +46,11 @@ class PartitionPlan:
 
 def check_plan(workload: Workload, settings: PartitionSettings) -> None:
     """Refuse what cannot be solved, before anything long begins."""
-    check_strategy(settings.objective)
+    check_objective(settings.objective)
     if (settings.objective == "random") != (settings.solver == "random"):
         got = f"{settings.objective} with {settings.solver}"
         raise InputError(explain("objective and solver", "random with random", got, "give both, or neither"))
-    solver_module(settings.solver).check(STRATEGIES[settings.objective])
+    solver_module(settings.solver).check(NUM_CONSTRAINTS[settings.objective])
     most = min(workload.graph.num_vertices, MAX_PARTS)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
         expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")

@@ -1,4 +1,4 @@
-"""Presampling: how often vertices and edges are in a mini-batch, by the kernels of the real sampler (paper 4).
+"""Presampling: how often vertices and edges are in a mini-batch, by the sampler of training (paper 4).
 
 Runs the mini-batches of some epochs at the real global batch size and counts, for every vertex, k (times among the
 destinations of a layer), e (in-edges drawn for it) and i (times among the input rows), and for every stored edge how
@@ -6,7 +6,8 @@ often it was drawn. Divided by the number of mini-batches these are the expectat
 cuts.
 
 Samplers run in threads (their kernels let go of the interpreter) on mini-batches of their own and hand on what they
-drew; one thread counts. Memory: four bytes per edge for the counts, and per thread twelve bytes per vertex.
+drew; one thread counts. Memory: four bytes per edge for the counts, and per thread four bytes
+per vertex and two mini-batches.
 """
 
 import operator
@@ -20,15 +21,15 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.defaults import EPOCHS
 from gsplit.progress import Progress, silent
-from gsplit.sampling import kernels_numba as host
-from gsplit.sampling.minibatch import StepKey, target_order
-from gsplit.sampling.neighbor import check_fanouts, raise_status
+from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch, target_order
+from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.store.reader import Store
 
 __all__ = ["Counts", "Drawn", "Workload", "draw_epochs", "presample"]
@@ -119,39 +120,13 @@ class Counts:
         return self.computed.nbytes + self.edges_drawn.nbytes + self.loaded.nbytes + self.edges.nbytes
 
 
-class _Drawer:
-    """Draws whole mini-batches and says which stored edges they took. One per thread."""
-
-    def __init__(self, graph: Graph, original_ids: Ids) -> None:
-        self._graph, self._original = graph, original_ids
-        self._row_of = np.full(graph.num_vertices, -1, np.int32)
-        self._ids = np.empty(graph.num_vertices, np.int64)
-
-    def draw(self, targets: Ids, num_neighbors: list[int], key: StepKey) -> Drawn:
-        """The mini-batch that training would draw for this key."""
-        graph, num_layers = self._graph, len(num_neighbors)
-        rows = np.empty(targets.size, np.int64)
-        num_rows = host.append_new(targets, 0, self._ids, 0, self._row_of, rows)
-        frontiers, counts, all_places = [], [], []
-        try:
-            for hop, fanout in enumerate(num_neighbors):
-                frontier = self._ids[:num_rows].copy()
-                indptr = np.empty(num_rows + 1, np.int64)
-                raise_status(host.count_layer(graph.indptr, graph.indices.size, 0, frontier, fanout, indptr))
-                places = np.empty(int(indptr[-1]), np.int64)
-                layer_key = np.uint64(key.layer(num_layers - 1 - hop))
-                host.draw_places(graph.indptr, 0, self._original, layer_key, frontier, indptr, places)
-                sources = graph.indices[places].astype(np.int64)
-                status, num_rows, _ = host.relabel_own(
-                    sources, 0, graph.num_vertices, graph.num_vertices, self._ids, num_rows, self._row_of
-                )
-                raise_status(status)
-                frontiers.append(frontier)
-                counts.append(np.diff(indptr))
-                all_places.append(places)
-            return Drawn(frontiers, counts, all_places, self._ids[:num_rows].copy())
-        finally:
-            host.forget_rows(self._ids[:num_rows], 0, self._row_of)
+def _drawn(batch: MiniBatch) -> Drawn:
+    """A mini-batch from the targets down."""
+    input_ids = batch.input_ids.numpy()
+    blocks = list(reversed(batch.blocks))
+    places = [block.edge_ids.numpy() for block in blocks if block.edge_ids is not None]
+    counts = [block.indptr.diff().numpy() for block in blocks]
+    return Drawn([input_ids[: block.num_dst] for block in blocks], counts, places, input_ids)
 
 
 def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None) -> Iterator[Drawn]:
@@ -159,16 +134,16 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
     threads = threads or len(os.sched_getaffinity(0))
     targets, size, seed = workload.targets, workload.batch_size, workload.seed
     positions = np.arange(targets.size)
-    idle: SimpleQueue[_Drawer] = SimpleQueue()
+    idle: SimpleQueue[HostNeighborSampler] = SimpleQueue()
     for _ in range(threads):
-        idle.put(_Drawer(workload.graph, workload.original_ids))
+        idle.put(HostNeighborSampler(workload.graph, workload.original_ids, edge_ids=True))
 
     def draw(batch: Ids, key: StepKey) -> Drawn:
-        drawer = idle.get()
+        sampler = idle.get()
         try:
-            return drawer.draw(batch, workload.num_neighbors, key)
+            return _drawn(sample_minibatch(sampler, torch.from_numpy(batch), workload.num_neighbors, key))
         finally:
-            idle.put(drawer)
+            idle.put(sampler)
 
     def keys() -> Iterator[tuple[Ids, StepKey]]:
         for epoch in epochs:

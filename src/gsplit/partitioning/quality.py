@@ -114,7 +114,7 @@ class Quality:
         figures = [self._figures(layer) for layer in (None, *layers)]
         return {**figures[0], "num_batches": self.totals.shape[0], "layers": figures[1:]}
 
-    def _figures(self, layer: int | None) -> dict[str, Any]:
+    def _figures(self, layer: int | None) -> dict[str, float]:
         return {
             "cross_edge_share": self.cross_edge_share(layer),
             "rows_shuffled_per_input": self.rows_shuffled_per_input(layer),

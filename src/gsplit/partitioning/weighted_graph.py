@@ -31,7 +31,6 @@ class WeightedGraph:
 
     @property
     def num_vertices(self) -> int:
-        """Vertices."""
         return int(self.xadj.size - 1)
 
 

@@ -27,11 +27,11 @@ from gsplit.kernels.jit import kernel
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 
-__all__ = ["STRATEGIES", "check_costs", "check_strategy", "vertex_work", "weigh", "work_scale"]
+__all__ = ["NUM_CONSTRAINTS", "check_costs", "check_objective", "vertex_work", "weigh", "work_scale"]
 
 Array = npt.NDArray[Any]
-STRATEGIES = {"gsplit": 1, "node": 1, "edge": 2, "random": 1}
-"""Names, and how many balance constraints each has."""
+NUM_CONSTRAINTS = {"gsplit": 1, "node": 1, "edge": 2, "random": 1}
+"""How many balance constraints each objective has."""
 
 _FRACTIONS = 1024
 _LEAST, _MOST, _LARGEST_SUM = 0.01, 1_000_000, 1 << 62
@@ -62,8 +62,8 @@ def check_costs(c_v: float, c_e: float) -> None:
 def weigh(
     objective: str, graph: Graph, counts: Counts, targets: npt.NDArray[np.int64], folder: Path, c_v: float, c_e: float
 ) -> WeightedGraph:
-    """Write the weighted graph of a objective into a folder and open it. Columns of ``graph`` ascend."""
-    check_strategy(objective)
+    """Write the weighted graph of an objective into a folder and open it. Columns of ``graph`` ascend."""
+    check_objective(objective)
     _check_columns(graph)
     folder.mkdir(parents=True, exist_ok=True)
     columns = [vertex_work(counts, c_v, c_e)]
@@ -79,10 +79,10 @@ def weigh(
     return WeightedGraph(*_write_undirected(graph, edge_counts, folder), vertex_weights)
 
 
-def check_strategy(objective: str) -> None:
-    """Refuse what is none."""
-    if objective not in STRATEGIES:
-        raise InputError(explain("objective", f"one of {', '.join(STRATEGIES)}", objective, "choose one of these"))
+def check_objective(objective: str) -> None:
+    """Refuse a name that is no objective."""
+    if objective not in NUM_CONSTRAINTS:
+        raise InputError(explain("objective", f"one of {', '.join(NUM_CONSTRAINTS)}", objective, "choose one of these"))
 
 
 def _write_undirected(
@@ -129,7 +129,8 @@ def _check_columns(graph: Graph) -> None:
     """Every id in range, every column ascending: what the kernels here and after rely on."""
     if not _ascends(graph.indptr, graph.indices, graph.num_vertices):
         expected = "edges between its vertices, columns ascending"
-        raise StoreError(explain("the store", expected, "others", "run gsplit inspect --verify"))
+        got = graph.describe_damage() or "a column out of order"
+        raise StoreError(explain("the store", expected, got, "run gsplit inspect --verify"))
 
 
 @kernel

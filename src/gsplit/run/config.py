@@ -1,17 +1,23 @@
 """Settings of a training run: from flags, from a TOML file, and as they are kept beside a trained model.
 
-Settings exist only at the edge: classes below take plain arguments. Errors name the key.
+``TrainSettings`` is the only list of them: the flags of ``gsplit train`` and ``gsplit verify`` and their help are made
+from its fields. Settings exist only at the edge: classes below take plain arguments. Errors name the key.
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["TrainSettings", "load_settings"]
+__all__ = ["TrainSettings", "is_compared", "load_settings"]
+
+_ONLY_TRAINING: JsonDict = {"compared": False}
+"""Marks what ``gsplit verify`` does not take: it compares some steps and trains nothing to the end."""
 
 
 class TrainSettings(BaseModel):
@@ -19,28 +25,52 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: str = "sage"
-    hidden: int = Field(256, ge=1)
-    heads: int = Field(4, ge=1)
-    dropout: float = Field(0.5, ge=0.0, lt=1.0)
-    norm: Literal["batch_norm", "layer_norm"] | None = None
-    jk: Literal["cat", "max", "lstm"] | None = None
-    fanout: list[int] = Field([15, 15, 15], min_length=1)
-    batch_size: int = Field(1024, ge=1)
-    epochs: int = Field(10, ge=1)
-    steps: int | None = Field(None, ge=1)
-    lr: float = Field(1e-3, gt=0.0)
-    weight_decay: float = Field(0.0, ge=0.0)
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    clip_norm: float | None = Field(None, gt=0.0)
-    seed: int = Field(0, ge=0, lt=1 << 63)
-    targets: str = "train"
-    features: str = "x"
-    strategy: str = "split"
-    replicas: int = Field(1, ge=1)
-    evaluate_every: int = Field(1, ge=0)
-    deterministic: bool = False
+    model: str = Field(
+        "sage", description="sage, sage_max, gat, gatv2, gin, pna, transformer, graphconv, edgecnn, gcn or gine"
+    )
+    hidden: int = Field(256, ge=1, description="width of the hidden layers")
+    heads: int = Field(4, ge=1, description="attention heads of gat, gatv2 and transformer")
+    dropout: float = Field(0.5, ge=0.0, lt=1.0, description="probability of dropping a hidden value")
+    norm: Literal["batch_norm", "layer_norm"] | None = Field(None, description="normalisation between layers")
+    jk: Literal["cat", "max", "lstm"] | None = Field(None, description="jumping knowledge over all layers")
+    fanout: list[int] = Field(
+        [15, 15, 15], min_length=1, description="neighbours per layer, the targets' own first; -1: all"
+    )
+    batch_size: int = Field(1024, ge=1, description="targets of the GLOBAL mini-batch, over all ranks")
+    epochs: int = Field(10, ge=1, description="passes over the targets", json_schema_extra=_ONLY_TRAINING)
+    steps: int | None = Field(
+        None, ge=1, description="stop after so many steps, whatever --epochs says", json_schema_extra=_ONLY_TRAINING
+    )
+    lr: float = Field(1e-3, gt=0.0, description="learning rate of Adam")
+    weight_decay: float = Field(0.0, ge=0.0, description="weight decay of Adam", json_schema_extra=_ONLY_TRAINING)
+    lr_scheduler: Literal["constant", "cosine"] = Field(
+        "constant", description="course of the learning rate after the warm-up", json_schema_extra=_ONLY_TRAINING
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps of linear increase to --lr", json_schema_extra=_ONLY_TRAINING)
+    max_grad_norm: float | None = Field(
+        None, gt=0.0, description="clip the gradient to this norm", json_schema_extra=_ONLY_TRAINING
+    )
+    seed: int = Field(0, ge=0, lt=1 << 63, description="of the mini-batches, the dropout and the first weights")
+    targets: str = Field("train", description="stored targets to train on")
+    features: str = Field("x", description="stored features to train from")
+    edge_attr: str | None = Field(
+        None, description="stored per-edge values as edge features, for gat, gatv2, pna, transformer and gine"
+    )
+    edge_weight: str | None = Field(None, description="stored per-edge values as weights, for gcn and graphconv")
+    strategy: str = Field("split", description="how ranks share a mini-batch: split or data")
+    replicas: int = Field(1, ge=1, description="groups of ranks; each takes its cut of every mini-batch")
+    evaluate_every: int | None = Field(
+        None,
+        ge=0,
+        description="epochs between exact evaluations on val and test; 0: never [default: as often as evaluation costs "
+        "no more than training, and after the last epoch]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    deterministic: bool = Field(
+        False,
+        description="sums of the shuffle in one order on GPUs too; on CPUs they always are",
+        json_schema_extra=_ONLY_TRAINING,
+    )
 
     @property
     def num_layers(self) -> int:
@@ -48,7 +78,12 @@ class TrainSettings(BaseModel):
         return len(self.fanout)
 
 
-def load_settings(path: Path | None, given: dict[str, Any]) -> TrainSettings:
+def is_compared(name: str) -> bool:
+    """Whether a setting means something to ``gsplit verify``."""
+    return TrainSettings.model_fields[name].json_schema_extra != _ONLY_TRAINING
+
+
+def load_settings(path: Path | None, given: Mapping[str, object]) -> TrainSettings:
     """Settings from a TOML file, overridden by what was given on the command line."""
     table: dict[str, Any] = {}
     if path is not None:

@@ -2,7 +2,7 @@
 
 RUN/settings.json  what was asked for, and the shape of the graph's input and output
 RUN/weights.npz    the state dict, array by array
-RUN/history.json   losses of every step, accuracies of every evaluation
+RUN/history.json   losses and seconds of every step, accuracies of every evaluation
 RUN/steps-rank-R.jsonl   telemetry, a line per step
 
 All of it is made in RUN.partial, which takes RUN's place when it is whole: an older run stays until then, and a run
@@ -12,6 +12,7 @@ that is cut off leaves its telemetry there, until the next one begins.
 import json
 import shutil
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 from torch.nn import Module
 
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings
-from gsplit.trainer import History
+from gsplit.run.results import ModelShape, history_as_dict
+from gsplit.train_state import History
 
 __all__ = ["begin_run", "check_new_run", "finish_run", "load_run", "load_weights", "telemetry_path"]
 
@@ -65,13 +68,14 @@ def begin_run(run: Path) -> None:
 
 
 def finish_run(
-    run: Path, settings: TrainSettings, shape: dict[str, int], state: dict[str, Any], history: History
+    run: Path, settings: TrainSettings, shape: ModelShape, weights: Mapping[str, Tensor], history: History
 ) -> None:
-    """Write the trained model and put the run in its place; ``shape`` is the number of input features and classes."""
+    """Write the trained model and put the run in its place."""
     partial = _partial(run)
-    np.savez(partial / "weights.npz", **{name: value.numpy(force=True) for name, value in state.items()})
-    (partial / "history.json").write_text(json.dumps(asdict(history), allow_nan=False))
-    document = {"settings": settings.model_dump(), "shape": shape}
+    arrays: dict[str, Any] = {name: value.numpy(force=True) for name, value in weights.items()}
+    np.savez(partial / "weights.npz", **arrays)
+    (partial / "history.json").write_text(json.dumps(history_as_dict(history), allow_nan=False))
+    document = {"settings": settings.model_dump(), "shape": asdict(shape)}
     (partial / "settings.json").write_text(json.dumps(document, indent=1, allow_nan=False))
     old = run.with_name(f"{run.name}.old")  # whenever we are killed, one whole run has a name
     shutil.rmtree(old, ignore_errors=True)
@@ -81,17 +85,18 @@ def finish_run(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_run(run: Path) -> tuple[TrainSettings, dict[str, int]]:
+def load_run(run: Path) -> tuple[TrainSettings, ModelShape]:
     """The settings of a run and the shape of its graph."""
     path = run / "settings.json"
     try:
         document = json.loads(path.read_text())
-        shape = {key: int(document["shape"][key]) for key in ("num_features", "num_classes")}
+        sizes, edges = document["shape"], document["shape"]["num_edge_features"]
+        shape = ModelShape(int(sizes["num_features"]), int(sizes["num_classes"]), None if edges is None else int(edges))
         return TrainSettings(**document["settings"]), shape
     except OSError as error:
         raise InputError(explain(path, "the settings of a run", error.strerror, _FIX)) from error
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise InputError(explain(path, "the settings of a run", f"others ({type(error).__name__})", _FIX)) from error
+        raise InputError(explain(path, "the settings of a run", _first_line(error), _FIX)) from error
 
 
 def load_weights(run: Path, model: Module) -> None:
@@ -104,5 +109,8 @@ def load_weights(run: Path, model: Module) -> None:
     except OSError as error:
         raise InputError(explain(path, "the weights of a run", error.strerror or error, _FIX)) from error
     except (ValueError, RuntimeError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        got = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(explain(path, "weights of this model", got, _FIX)) from error
+        raise InputError(explain(path, "weights of this model", _first_line(error), _FIX)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")

@@ -4,20 +4,24 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphConv, GraphSAGE, TransformerConv
+from torch_geometric.nn import GAT, GCN, GIN, MLP, PNA, EdgeCNN, GINEConv, GraphConv, GraphSAGE, TransformerConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["MODELS", "make_model"]
+__all__ = ["EDGE_FEATURE_MODELS", "EDGE_WEIGHT_MODELS", "MODELS", "make_model"]
 
-MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn")
+MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn", "gine")
+EDGE_FEATURE_MODELS = ("gat", "gatv2", "pna", "transformer", "gine")
+"""Models whose layers take features of edges."""
+EDGE_WEIGHT_MODELS = ("gcn", "graphconv")
+"""Models whose layers take a weight per edge."""
 
 
 class Transformer(BasicGNN):  # type: ignore[misc]
     """TransformerConv as a model of PyG's family."""
 
-    supports_edge_weight = supports_edge_attr = False
+    supports_edge_weight, supports_edge_attr = False, True
 
     def init_conv(self, in_channels: int, out_channels: int, heads: int = 1, **kwargs: Any) -> Module:
         """One layer; the last one's heads are averaged."""
@@ -32,11 +36,23 @@ class Transformer(BasicGNN):  # type: ignore[misc]
 class Convolutions(BasicGNN):  # type: ignore[misc]
     """GraphConv as a model of PyG's family."""
 
-    supports_edge_weight = supports_edge_attr = False
+    supports_edge_weight, supports_edge_attr = True, False
 
     def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
         """One layer."""
         conv: Module = GraphConv(in_channels, out_channels, **kwargs)
+        return conv
+
+
+class GINE(BasicGNN):  # type: ignore[misc]
+    """GINEConv, which adds features of edges to messages, as a model of PyG's family."""
+
+    supports_edge_weight, supports_edge_attr = False, True
+
+    def init_conv(self, in_channels: int, out_channels: int, edge_dim: int, **kwargs: Any) -> Module:
+        """One layer."""
+        mlp = MLP([in_channels, out_channels, out_channels], act=self.act, norm=None)
+        conv: Module = GINEConv(mlp, edge_dim=edge_dim, **kwargs)
         return conv
 
 
@@ -52,12 +68,18 @@ def make_model(
     norm: str | None = None,
     heads: int = 1,
     degrees: torch.Tensor | None = None,
+    edge_dim: int | None = None,
 ) -> Module:
-    """A model of ``MODELS``. ``degrees`` is PNA's histogram of in-degrees."""
+    """A model of ``MODELS``. ``degrees`` is PNA's histogram of in-degrees; ``edge_dim`` the number of edge features."""
     if kind not in MODELS:
         raise InputError(explain("model", f"one of {', '.join(MODELS)}", kind, "choose one, or write a script"))
     if kind in ("gat", "gatv2", "transformer") and hidden_channels % heads:
         raise InputError(explain("hidden", f"a multiple of {heads} heads", hidden_channels, "change one of them"))
+    if (edge_dim is not None and kind not in EDGE_FEATURE_MODELS) or (edge_dim is None and kind == "gine"):
+        expected = (
+            "edge features" if kind == "gine" else f"no edge features, which {', '.join(EDGE_FEATURE_MODELS)} take"
+        )
+        raise InputError(explain(f"model {kind}", expected, edge_dim, "choose another model, or other edge values"))
     common: dict[str, Any] = {
         "in_channels": in_channels,
         "hidden_channels": hidden_channels,
@@ -79,8 +101,10 @@ def make_model(
         "transformer": (Transformer, {"heads": heads}),
         "graphconv": (Convolutions, {}),
         "edgecnn": (EdgeCNN, {}),
-        "gcn": (GCN, {"normalize": False}),
+        "gcn": (GCN, {}),
+        "gine": (GINE, {}),
     }
     model_class, options = classes[kind]
-    model: Module = model_class(**common, **options)
+    edges = {} if edge_dim is None else {"edge_dim": edge_dim}
+    model: Module = model_class(**common, **options, **edges)
     return model

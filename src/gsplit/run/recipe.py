@@ -6,7 +6,7 @@ A script does the same in the lines of ``examples/``; this is that script for th
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -15,47 +15,70 @@ from torch.nn import Module
 from gsplit.distributed.comm import run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.inference import infer
+from gsplit.inference.evaluate import count_evaluation_edges
+from gsplit.inference.infer import infer
 from gsplit.loader import NeighborLoader
-from gsplit.nn.calls import needs_weights
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
 from gsplit.run.config import TrainSettings
+from gsplit.run.evaluation import EvaluationSchedule
 from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
-from gsplit.run.models import make_model
+from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
+from gsplit.run.results import EpochReport, InferenceResult, ModelShape, RunView, SilentView, TrainResult
 from gsplit.store.reader import Store
-from gsplit.trainer import StepReport, Trainer
+from gsplit.strategies.registry import strategy_class
+from gsplit.train_state import Evaluation
+from gsplit.trainer import Trainer
 from gsplit.verification import Verification, verify
 
 __all__ = ["build_model", "check_new_file", "infer_run", "learning_rate", "shape_of", "train_run", "verify_run"]
 
 
-def shape_of(store: Store, settings: TrainSettings) -> dict[str, int]:
+def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     """Input width and classes of a store."""
     width = store.stored_array(f"features/{settings.features}").shape[1]
     if store.num_classes < 1:
         fix = "import labels with the graph; other losses are written in a script (gsplit.Trainer)"
         raise InputError(explain("the store", "integer labels to train on", "none", fix))
-    return {"num_features": width, "num_classes": store.num_classes}
+    edge_features = None
+    if settings.edge_attr is not None:
+        shape = store.stored_array(f"edges/{settings.edge_attr}").shape
+        edge_features = shape[1] if len(shape) == 2 else 1
+    return ModelShape(width, store.num_classes, edge_features)
 
 
-def build_model(settings: TrainSettings, shape: dict[str, int], store: Store) -> Module:
+class _ArrayOptions(TypedDict):
+    features: str
+    edge_attr: str | None
+    edge_weight: str | None
+
+
+def _arrays(settings: TrainSettings) -> _ArrayOptions:
+    """Which stored arrays a run trains from, as the loader, inference and verification take them."""
+    return {"features": settings.features, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
+
+
+def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Module:
     """The model that settings describe, with weights from the seed alone."""
+    if settings.edge_weight is not None and settings.model not in EDGE_WEIGHT_MODELS:
+        expected, fix = f"a model that takes weights, {' or '.join(EDGE_WEIGHT_MODELS)}", "leave one of them out"
+        raise InputError(explain("edge_weight", expected, settings.model, fix))
     degrees = None
     if settings.model == "pna":
         degrees = torch.from_numpy(np.bincount(np.asarray(store.graph.in_degrees())))
     torch.manual_seed(settings.seed)
     return make_model(
         settings.model,
-        in_channels=shape["num_features"],
+        in_channels=shape.num_features,
         hidden_channels=settings.hidden,
         num_layers=settings.num_layers,
-        out_channels=shape["num_classes"],
+        out_channels=shape.num_classes,
         dropout=settings.dropout,
         jk=settings.jk,
         norm=settings.norm,
         heads=settings.heads,
         degrees=degrees,
+        edge_dim=shape.num_edge_features,
     )
 
 
@@ -65,7 +88,7 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], fl
     def factor(step: int) -> float:
         if step < settings.warmup_steps:
             return (step + 1) / settings.warmup_steps
-        if settings.schedule == "constant":
+        if settings.lr_scheduler == "constant":
             return 1.0
         done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
@@ -78,72 +101,85 @@ def train_run(
     store: Store,
     mesh: Mesh,
     out: Path | None,
+    *,
     overwrite: bool = False,
-    observer: Callable[[StepReport], None] | None = None,
-    on_evaluation: Callable[[int, dict[str, float]], None] | None = None,
-) -> dict[str, Any]:
+    view: RunView | None = None,
+) -> TrainResult:
     """Train, evaluate exactly, and keep the weights of the best epoch on the validation targets. A collective.
 
-    Returns what ``gsplit train --json`` prints. Without an evaluation the last weights are kept.
+    Without an evaluation the last weights are kept.
     """
+    view = view or SilentView()
     shape = shape_of(store, settings)
     run_on_rank_zero(mesh.world, "check labels", lambda: _check_labels(store, settings))
     if out is not None:
         run_on_rank_zero(mesh.world, "begin run", lambda: _begin(out, overwrite))
+    trainer, num_steps = _make_trainer(settings, store, mesh, shape, out, view)
+    state = trainer.state
+    names = [name for name in ("val", "test") if _num_targets(store, name)]
+    if settings.evaluate_every and "val" not in names:
+        fix = "import the store with val targets, or leave the option out"
+        raise InputError(explain("evaluate_every", "val targets to evaluate on", "a store without", fix))
+    every = settings.evaluate_every if "val" in names else 0
+    cost = 0 if every is not None else count_evaluation_edges(store, names, mesh, settings.num_layers)
+    schedule = EvaluationSchedule(every, cost)
+    _hint_at_partitioning(store, settings, mesh, view)
+    view.begin(num_steps)
+    with state.loader.telemetry:
+        while state.num_steps < num_steps:
+            first, scores = state.num_steps, None
+            losses = trainer.train_epoch(num_steps - first)
+            last = state.num_steps >= num_steps
+            if every is None and first == 0 and not last:
+                view.note(schedule.describe(state))
+            if schedule.is_due(state, last=last):
+                scores = trainer.evaluate(store, names, keep_best="val", **_arrays(settings))
+            seconds = sum(state.history.step_seconds[first:])
+            view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), seconds, scores))
+    best = state.best
+    weights = state.model.state_dict() if best is None else best.weights
+    if out is not None:
+        finish = lambda: finish_run(out, settings, shape, weights, state.history)  # noqa: E731
+        run_on_rank_zero(mesh.world, "finish run", finish)
+    kept = None if best is None else Evaluation(best.epoch, best.scores)
+    return TrainResult(mesh.size, mesh.num_replicas, settings.strategy, state.history, kept, out)
+
+
+def _make_trainer(
+    settings: TrainSettings, store: Store, mesh: Mesh, shape: ModelShape, out: Path | None, view: RunView
+) -> tuple[Trainer, int]:
+    """The trainer of a run, and the number of its steps. A collective."""
     model = parallelize(build_model(settings, shape, store), mesh)
     loader = NeighborLoader(
         store,
         settings.fanout,
         settings.targets,
-        settings.batch_size,
+        batch_size=settings.batch_size,
         strategy=settings.strategy,
         seed=settings.seed,
         mesh=mesh,
-        features=settings.features,
-        gcn_norm=needs_weights(model),
         deterministic=settings.deterministic,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
-        quiet=observer is None,
+        **_arrays(settings),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     num_steps = settings.steps or settings.epochs * len(loader)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, num_steps))
-    trainer = Trainer(
-        model, optimizer, loader, mesh=mesh, schedule=schedule, clip_norm=settings.clip_norm, observer=observer
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, num_steps))
+    clip = settings.max_grad_norm
+    trainer = Trainer(model, optimizer, loader, lr_scheduler=scheduler, max_grad_norm=clip, callback=view.step)
+    return trainer, num_steps
+
+
+def _hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
+    """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
+    if mesh.num_splits == 1 or strategy_class(settings.strategy).needs_whole_graph or len(store.part_boundaries) > 2:
+        return
+    fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
+    options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
+    view.note(
+        "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
+        f"  gsplit partition {store.path} {made} {options}"
     )
-    names = [name for name in ("val", "test") if _num_targets(store, name)]
-    every = settings.evaluate_every if "val" in names else 0
-    best: dict[str, Any] = {"epoch": 0, "val": -1.0}
-    state = model.state_dict()
-    epoch = 0
-    with loader.telemetry:
-        while len(trainer.history.losses) < num_steps:
-            trainer.train_epoch(num_steps - len(trainer.history.losses))
-            epoch += 1
-            last = len(trainer.history.losses) >= num_steps
-            if every and (epoch % every == 0 or last):
-                scores = trainer.evaluate(store, names, features=settings.features)
-                if on_evaluation is not None:
-                    on_evaluation(epoch, scores)
-                if scores["val"] > best["val"]:
-                    best = {"epoch": epoch, **scores}
-                    state = {name: value.clone() for name, value in model.state_dict().items()}
-    if every == 0:
-        state = model.state_dict()
-    if out is not None:
-        _finish = lambda: finish_run(out, settings, shape, state, trainer.history)  # noqa: E731
-        run_on_rank_zero(mesh.world, "finish run", _finish)
-    return {
-        "ranks": mesh.size,
-        "replicas": mesh.num_replicas,
-        "strategy": settings.strategy,
-        "steps": len(trainer.history.losses),
-        "losses": trainer.history.losses,
-        "epoch_seconds": trainer.history.epoch_seconds,
-        "evaluations": trainer.history.evaluations,
-        "best": best if every else None,
-        "run": None if out is None else str(out),
-    }
 
 
 def _num_targets(store: Store, name: str) -> int:
@@ -170,18 +206,18 @@ def _begin(out: Path, overwrite: bool) -> None:
 
 def infer_run(
     run: Path, store: Store, out: Path, mesh: Mesh, *, overwrite: bool = False, progress: Progress = silent
-) -> dict[str, Any]:
+) -> InferenceResult:
     """Exact outputs of a trained model for all vertices, into a file. A collective."""
     settings, shape = load_run(run)
     run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
     width = store.stored_array(f"features/{settings.features}").shape[1]
-    if width != shape["num_features"]:
+    if width != shape.num_features:
         fix = "give the store it was trained on, or one like it"
-        raise InputError(explain(store.path, f"{shape['num_features']} features", width, fix))
+        raise InputError(explain(store.path, f"{shape.num_features} features", width, fix))
     model = build_model(settings, shape, store)
     load_weights(run, model)
-    result = infer(parallelize(model, mesh), store, out, mesh=mesh, features=settings.features, progress=progress)
-    return {"out": str(out), "shape": list(result.shape), "dtype": str(result.dtype), "ranks": mesh.size}
+    result = infer(parallelize(model, mesh), store, out, progress=progress, **_arrays(settings))
+    return InferenceResult(out, result.shape, str(result.dtype), mesh.size)
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
@@ -197,11 +233,11 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
         store,
         settings.fanout,
         settings.targets,
-        settings.batch_size,
+        batch_size=settings.batch_size,
         mesh=mesh,
         strategy=settings.strategy,
-        features=settings.features,
         seed=settings.seed,
         steps=steps,
         lr=settings.lr,
+        **_arrays(settings),
     )

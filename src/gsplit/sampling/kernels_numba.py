@@ -23,8 +23,8 @@ __all__ = [
     "OK",
     "TOO_MANY",
     "append_new",
+    "copy_sources",
     "count_layer",
-    "draw_layer",
     "draw_places",
     "forget_rows",
     "place_foreign",
@@ -101,20 +101,10 @@ def draw_places(
 
 
 @kernel
-def draw_layer(
-    indptr: Ids,
-    indices: npt.NDArray[Any],
-    first: int,
-    original: Ids,
-    key: np.uint64,
-    frontier: Ids,
-    out_indptr: Ids,
-    sources: Ids,
-) -> None:
-    """Write the source ids of every row's drawn in-edges: their places first, then what stands there."""
-    draw_places(indptr, first, original, key, frontier, out_indptr, sources)
-    for i in range(sources.size):
-        sources[i] = indices[sources[i]]
+def copy_sources(indices: npt.NDArray[Any], places: Ids, sources: Ids) -> None:
+    """Write the source ids that stand at some places of the graph; both arrays may be the same."""
+    for i in range(places.size):
+        sources[i] = indices[places[i]]
 
 
 @kernel
@@ -146,7 +136,7 @@ def relabel_own(
 
 @kernel
 def relabel_foreign(sources: Ids, num_foreign: int) -> Ids:
-    """Replace each -1 - v by -1 - slot, one slot per distinct vertex in the order met; returns the vertices."""
+    """Replace each -1 - v by -1 - slot, slots in order of first occurrence; returns the vertex of every slot."""
     size = 1 << 4
     while size < 2 * num_foreign:
         size *= 2

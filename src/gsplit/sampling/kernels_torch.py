@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gsplit.keys.kernels_torch import bounded, mix
 
-__all__ = ["count_layer", "draw_sources", "first_seen"]
+__all__ = ["count_layer", "draw_places", "first_seen"]
 
 
 def count_layer(indptr: Tensor, rows: Tensor, fanout: int) -> Tensor:
@@ -19,10 +19,8 @@ def count_layer(indptr: Tensor, rows: Tensor, fanout: int) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def draw_sources(
-    indptr: Tensor, indices: Tensor, rows: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor
-) -> Tensor:
-    """Source ids of the drawn in-edges, destination after destination, slot after slot."""
+def draw_places(indptr: Tensor, rows: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor) -> Tensor:
+    """Where in the graph the drawn in-edges stand, destination after destination, slot after slot."""
     starts, counts = indptr[rows], out_indptr.diff()
     degrees = indptr[rows + 1] - starts
     edge_rows = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
@@ -33,7 +31,7 @@ def draw_sources(
         picks = _floyd(mix(key, original_ids[drawn]), degrees[drawn], fanout)
         slots = out_indptr[drawn].unsqueeze(1) + torch.arange(fanout, device=rows.device)
         positions[slots.reshape(-1)] = picks.reshape(-1)
-    return indices[starts[edge_rows] + positions].to(torch.int64)
+    return starts[edge_rows] + positions
 
 
 def _floyd(keys: Tensor, degrees: Tensor, count: int) -> Tensor:

@@ -1,6 +1,6 @@
 """One mini-batch in one process: the definition of what every strategy and every number of ranks must compute.
 
-It is the reference of the tests, and what presampling will run. Keys of a step live here as well, and with them law 1:
+It is the reference of the tests, and what presampling runs. Keys of a step live here as well, and with them law 1:
 the batch is a function of (seed, epoch, step) and of the target list, nothing else.
 """
 
@@ -77,7 +77,7 @@ def sample_minibatch(sampler: LayerSampler, targets: Tensor, num_neighbors: list
         for hop, fanout in enumerate(num_neighbors):
             drawn = frontier.sample_layer(key.layer(len(num_neighbors) - 1 - hop), fanout)
             assert drawn.foreign_ids.numel() == 0
-            blocks.insert(0, Block(drawn.indptr, drawn.sources, frontier.num_rows))
+            blocks.insert(0, Block(drawn.indptr, drawn.sources, frontier.num_rows, drawn.edge_ids))
         return MiniBatch(tuple(blocks), frontier.ids(frontier.num_rows))
     finally:
         frontier.close()

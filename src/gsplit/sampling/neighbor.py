@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
+from gsplit.kernels.dispatch import kernel_for
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling import kernels_torch as device
 from gsplit.sampling.protocol import LayerSampler, SampledLayer
@@ -21,7 +22,6 @@ from gsplit.sampling.protocol import LayerSampler, SampledLayer
 __all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler"]
 
 MAX_FANOUT = 1 << 16
-_BUILT = "num_neighbors"
 
 
 def check_fanouts(num_neighbors: list[int]) -> None:
@@ -29,23 +29,30 @@ def check_fanouts(num_neighbors: list[int]) -> None:
     for fanout in num_neighbors:
         if not hasattr(fanout, "__index__") or not (fanout == -1 or 1 <= fanout <= MAX_FANOUT):
             fix = "give one positive number per layer, or -1 for all neighbours"
-            raise InputError(explain(_BUILT, f"-1 or 1 to {MAX_FANOUT} for every layer", fanout, fix))
+            raise InputError(explain("num_neighbors", f"-1 or 1 to {MAX_FANOUT} for every layer", fanout, fix))
     if not num_neighbors:
-        raise InputError(explain(_BUILT, "at least one layer", "none", "give one number per layer of the model"))
+        raise InputError(
+            explain("num_neighbors", "at least one layer", "none", "give one number per layer of the model")
+        )
 
 
-def make_sampler(graph: Graph, original_ids: npt.NDArray[np.int64], torch_device: torch.device) -> LayerSampler:
-    """The sampler for a device: compiled kernels on the host, torch operations elsewhere."""
-    if torch_device.type == "cpu":
-        return HostNeighborSampler(graph, original_ids)
-    return TorchNeighborSampler(graph, original_ids, torch_device)
+def make_sampler(
+    graph: Graph, original_ids: npt.NDArray[np.int64], torch_device: torch.device, *, edge_ids: bool = False
+) -> LayerSampler:
+    """The sampler for a device.
+
+    With ``edge_ids`` sampled layers say which stored edges they are made of.
+    """
+    if kernel_for("sample", torch_device) == "numba":
+        return HostNeighborSampler(graph, original_ids, edge_ids=edge_ids)
+    return TorchNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
 
 
 class HostNeighborSampler:
     """Samples in one rank's range with compiled kernels. ``original_ids`` is empty where ids are original."""
 
-    def __init__(self, graph: Graph, original_ids: npt.NDArray[np.int64]) -> None:
-        self._graph, self._original = graph, original_ids
+    def __init__(self, graph: Graph, original_ids: npt.NDArray[np.int64], *, edge_ids: bool = False) -> None:
+        self._graph, self._original, self._edge_ids = graph, original_ids, edge_ids
         self._row_of = np.full(graph.stop_vertex - graph.first_vertex, -1, np.int32)
         self._ids = np.empty(1 << 10, np.int64)
         self._open: HostFrontier | None = None
@@ -94,18 +101,19 @@ class HostFrontier:
         first = graph.first_vertex
         indptr = np.empty(self.num_rows + 1, np.int64)
         frontier = sampler._ids[: self.num_rows]
-        raise_status(host.count_layer(graph.indptr, graph.indices.size, first, frontier, fanout, indptr))
-        sources = np.empty(int(indptr[-1]), np.int64)
-        self._reserve(min(sources.size, sampler._row_of.size))
-        host.draw_layer(
-            graph.indptr, graph.indices, first, sampler._original, np.uint64(key), frontier, indptr, sources
-        )
+        raise_status(host.count_layer(graph.indptr, graph.indices.size, first, frontier, fanout, indptr), graph)
+        places = np.empty(int(indptr[-1]), np.int64)
+        self._reserve(min(places.size, sampler._row_of.size))
+        host.draw_places(graph.indptr, first, sampler._original, np.uint64(key), frontier, indptr, places)
+        sources = np.empty_like(places) if sampler._edge_ids else places
+        host.copy_sources(graph.indices, places, sources)
         status, self.num_rows, num_foreign = host.relabel_own(
             sources, first, graph.stop_vertex, graph.num_vertices, sampler._ids, self.num_rows, sampler._row_of
         )
-        raise_status(status)
+        raise_status(status, graph)
         foreign = host.relabel_foreign(sources, num_foreign) if num_foreign else np.empty(0, np.int64)
-        return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign))
+        edge_ids = torch.from_numpy(places) if sampler._edge_ids else None
+        return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign), edge_ids)
 
     def locate(self, ids: Tensor) -> Tensor:
         """Rows of some own vertices; those that are new are appended in order."""
@@ -130,25 +138,34 @@ class HostFrontier:
         sampler._open = None
 
 
-def raise_status(status: int) -> None:
+def raise_status(status: int, graph: Graph) -> None:
     if status == host.DAMAGED:
         fix = "run gsplit inspect --verify, then restore the store or import it again"
-        raise StoreError(explain("the graph", "offsets and ids in range", "others", fix))
+        raise StoreError(explain("the graph", "offsets and ids in range", graph.describe_damage(), fix))
     if status == host.TOO_MANY:
-        raise StoreError(explain("the graph", "fewer than 2**32 in-edges per vertex", "more", "cut the hub's edges"))
+        degrees = graph.in_degrees()
+        got = f"{degrees.max()} at vertex {graph.first_vertex + int(degrees.argmax())}"
+        raise StoreError(explain("the graph", "fewer than 2**32 in-edges per vertex", got, "cut the hub's edges"))
 
 
 def _check_own(ids: Any, first: int, stop: int) -> None:
     if ids.size and not first <= int(ids.min()) <= int(ids.max()) < stop:
-        fix = "open the same store on every rank"
-        raise InputError(explain("ids", f"vertices of this rank, {first}..{stop - 1}", "others", fix))
+        got, fix = f"{ids.min()}..{ids.max()}", "open the same store on every rank"
+        raise InputError(explain("ids", f"vertices of this rank, {first}..{stop - 1}", got, fix))
 
 
 class TorchNeighborSampler:
     """Samples in one rank's range with torch operations; the graph is copied to the device."""
 
-    def __init__(self, graph: Graph, original_ids: npt.NDArray[np.int64], torch_device: torch.device) -> None:
-        self.first, self.stop = graph.first_vertex, graph.stop_vertex
+    def __init__(
+        self,
+        graph: Graph,
+        original_ids: npt.NDArray[np.int64],
+        torch_device: torch.device,
+        *,
+        edge_ids: bool = False,
+    ) -> None:
+        self.first, self.stop, self.edge_ids = graph.first_vertex, graph.stop_vertex, edge_ids
         self.indptr = torch.from_numpy(np.array(graph.indptr)).to(torch_device)
         self.indices = torch.from_numpy(np.array(graph.indices)).to(torch_device)
         original = original_ids if original_ids.size else np.arange(self.first, self.stop)
@@ -189,13 +206,14 @@ class TorchFrontier:
         sampler = self._sampler
         rows = self._ids - sampler.first
         indptr = device.count_layer(sampler.indptr, rows, fanout)
-        drawn = device.draw_sources(sampler.indptr, sampler.indices, rows, sampler.original_ids[rows], key, indptr)
+        places = device.draw_places(sampler.indptr, rows, sampler.original_ids[rows], key, indptr)
+        drawn = sampler.indices[places].to(torch.int64)
         own = (drawn >= sampler.first) & (drawn < sampler.stop)
         foreign_ids, slots = device.first_seen(drawn[~own], 0)
         sources = torch.empty_like(drawn)
         sources[own] = self.locate(drawn[own])
         sources[~own] = -1 - slots
-        return SampledLayer(indptr, sources, foreign_ids)
+        return SampledLayer(indptr, sources, foreign_ids, places if sampler.edge_ids else None)
 
     def locate(self, ids: Tensor) -> Tensor:
         """Rows of some own vertices; those that are new are appended in order."""

@@ -19,12 +19,14 @@ class SampledLayer:
     """In-edges drawn for the first ``num_dst`` rows of a frontier, destination after destination.
 
     ``sources[indptr[i] : indptr[i + 1]]`` are the sources of row i: a row of the local frontier, or ``-1 - slot``
-    for the vertex ``foreign_ids[slot]``, which another rank owns. Foreign ids are listed once, in the order met.
+    for the vertex ``foreign_ids[slot]``, which another rank owns. Foreign ids are listed once, in order of
+    first occurrence. ``edge_ids`` are the edges' positions in the graph, from a sampler that was made to tell them.
     """
 
     indptr: Tensor
     sources: Tensor
     foreign_ids: Tensor
+    edge_ids: Tensor | None = None
 
     @property
     def num_dst(self) -> int:

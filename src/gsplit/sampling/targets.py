@@ -79,9 +79,11 @@ def local_stored_targets(targets: Ids, positions: Ids | None, num_targets: int, 
 def local_listed_targets(original_targets: Ids, original_ids: Ids, first: int) -> LocalTargets:
     """The own part of a list of original ids; ``original_ids`` are those of the range that begins at ``first``."""
     wanted = np.sort(original_targets)
-    if (wanted[1:] == wanted[:-1]).any():
+    again = wanted[1:][wanted[1:] == wanted[:-1]]
+    if again.size:
+        got = f"{np.unique(again).size} of them more than once, such as {again[0]}"
         fix = "remove the duplicates: a vertex has one loss per mini-batch"
-        raise InputError(explain("input_nodes", "every vertex once", "duplicates", fix))
+        raise InputError(explain("input_nodes", "every vertex once", got, fix))
     places = np.searchsorted(wanted, original_ids)
     found = places < wanted.size
     found[found] = wanted[places[found]] == original_ids[found]

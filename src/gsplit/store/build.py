@@ -4,6 +4,7 @@ Memory is that of the vertices (one byte each, and the ids an importer maps) plu
 whatever the number of edges. In what order the edges came leaves no trace in the store (law 1).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,16 @@ from gsplit.store.files import Array
 from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, ArrayEntry, Manifest, new_step, role_of
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, RowStream
-from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
+from gsplit.store.statistics import (
+    UNLABELLED,
+    Statistics,
+    count_classes,
+    count_not_finite,
+    count_unlabelled,
+    degree_histogram,
+    not_finite_key,
+    without_empty_tail,
+)
 from gsplit.store.writer import StoreWriter
 
 __all__ = ["build_store"]
@@ -36,10 +46,10 @@ def build_store(
     _check_source(source)
     with StoreWriter(path, overwrite=overwrite) as writer:
         statistics, counts = _write_edges(writer, source, rules, progress)
-        num_classes = _write_vertices(writer, source, progress)
+        num_classes, vertex_counts = _write_vertices(writer, source, progress)
         progress("flush to disk", 0, None)
         entries = writer.finish_arrays()
-        writer.commit(_manifest(source, rules, entries, statistics, counts, num_classes))
+        writer.commit(_manifest(source, rules, entries, statistics, counts | vertex_counts, num_classes))
     return open_store(path)
 
 
@@ -61,8 +71,10 @@ def _check_source(source: GraphSource) -> None:
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < source.num_vertices:
             got, fix = f"{ids.min()}..{ids.max()}", "remove or correct these ids"
             raise InputError(explain(f"targets {name}", f"ids in 0..{source.num_vertices - 1}", got, fix))
-        if np.unique(ids).size != ids.size:
-            raise InputError(explain(f"targets {name}", "every id once", "duplicates", "remove the duplicates"))
+        found, times = np.unique(ids, return_counts=True)
+        if found.size != ids.size:
+            got = f"{ids.size - found.size} repeated, such as {found[times.argmax()]}"
+            raise InputError(explain(f"targets {name}", "every id once", got, "remove the duplicates"))
 
 
 @kernel
@@ -103,9 +115,10 @@ def _write_edges(
 ) -> tuple[Statistics, dict[str, int]]:
     forecast = source.num_edges * (2 if rules.symmetrise else 1)
     sorter = EdgeSorter(writer.spill_directory, source.num_vertices, forecast, source.edge_values)
-    num_read, num_dropped_loops = 0, 0
+    num_read, num_unknown, num_dropped_loops = 0, 0, 0
     for chunk in source.edges():
-        num_read += chunk.src.size
+        num_read += chunk.src.size + chunk.num_dropped
+        num_unknown += chunk.num_dropped
         loops = chunk.src == chunk.dst
         if rules.drop_self_loops and loops.any():
             num_dropped_loops += int(loops.sum())
@@ -125,9 +138,10 @@ def _write_edges(
         raise InputError(explain("edges", f"at most {MAX_EDGES}", num_kept, "import a part of the graph"))
     counts = {
         "edges_read": num_read,
+        "edges_with_unknown_ids_dropped": num_unknown,
         "self_loops_dropped": num_dropped_loops,
         "duplicates_dropped": duplicates if rules.symmetrise or rules.drop_duplicates else 0,
-        "reverse_edges_added": sorter.num_added - (num_read - num_dropped_loops),
+        "reverse_edges_added": sorter.num_added - (num_read - num_unknown - num_dropped_loops),
         "edges_stored": num_kept,
     }
     return statistics, counts
@@ -176,9 +190,12 @@ def _select(chunk: EdgeChunk, keep: npt.NDArray[np.bool_]) -> EdgeChunk:
     return EdgeChunk(chunk.src[keep], chunk.dst[keep], {n: v[keep] for n, v in chunk.values.items()})
 
 
-def _write_vertices(writer: StoreWriter, source: GraphSource, progress: Progress) -> int:
+def _write_vertices(writer: StoreWriter, source: GraphSource, progress: Progress) -> tuple[int, dict[str, int]]:
+    """Write what belongs to vertices; return the number of classes, and counts of what is missing."""
+    counts, num_classes = {}, 0
     for name, rows in source.features.items():
-        _write_rows(writer, f"features/{name}", rows, source.num_vertices, progress)
+        key = not_finite_key(name)
+        _, counts[key] = _write_rows(writer, f"features/{name}", rows, source.num_vertices, count_not_finite, progress)
     for name, ids in source.targets.items():
         writer.write(f"targets/{name}", "int64", np.sort(ids))
     if source.vertex_ids is not None:
@@ -186,24 +203,34 @@ def _write_vertices(writer: StoreWriter, source: GraphSource, progress: Progress
     if source.vertex_names is not None:
         writer.write("name_offsets", "int64", source.vertex_names[0])
         writer.write("name_bytes", "uint8", source.vertex_names[1])
-    if source.y is None:
-        return 0
-    y = _write_rows(writer, "y", source.y, source.num_vertices, progress)
-    return count_classes(y, source.y.type.dtype)
+    if source.y is not None:
+        y, counts[UNLABELLED] = _write_rows(writer, "y", source.y, source.num_vertices, count_unlabelled, progress)
+        num_classes = count_classes(y, source.y.type.dtype)
+    return num_classes, counts
 
 
-def _write_rows(writer: StoreWriter, name: str, rows: RowStream, num_vertices: int, progress: Progress) -> Array:
+def _write_rows(
+    writer: StoreWriter,
+    name: str,
+    rows: RowStream,
+    num_vertices: int,
+    count: Callable[[Array, str], int],
+    progress: Progress,
+) -> tuple[Array, int]:
+    """Write a per-vertex array; return it, and the sum of ``count`` over its pieces."""
     placed = writer.place(name, rows.type.dtype, (num_vertices, *rows.type.row_shape))
-    done = 0
+    done, total = 0, 0
     for chunk in rows.chunks():
         _check_chunk(name, chunk, rows.type.row_shape, num_vertices)
-        placed[chunk.vertices] = chunk.rows
+        stored = chunk.rows.astype(placed.dtype, copy=False)
+        placed[chunk.vertices] = stored
+        total += count(stored, rows.type.dtype)
         done += chunk.rows.shape[0]
         progress(f"write {name}", done, num_vertices)
     if done != num_vertices:
         fix = "give one row per vertex"
         raise InputError(explain(name, f"{num_vertices} rows, one per vertex", f"{done} rows", fix))
-    return placed
+    return placed, total
 
 
 def _check_chunk(name: str, chunk: RowChunk, row_shape: tuple[int, ...], num_vertices: int) -> None:
@@ -211,7 +238,8 @@ def _check_chunk(name: str, chunk: RowChunk, row_shape: tuple[int, ...], num_ver
         got = f"one of shape {list(chunk.rows.shape[1:])}"
         raise InputError(explain(name, f"every row of shape {list(row_shape)}", got, "make all rows alike"))
     if isinstance(chunk.vertices, slice) and chunk.vertices.stop > num_vertices:
-        raise InputError(explain(name, f"{num_vertices} rows, one per vertex", "more", "give one row per vertex"))
+        got = f"{chunk.vertices.stop} rows or more"
+        raise InputError(explain(name, f"{num_vertices} rows, one per vertex", got, "give one row per vertex"))
 
 
 def _manifest(
@@ -222,7 +250,8 @@ def _manifest(
     counts: dict[str, int],
     num_classes: int,
 ) -> Manifest:
-    step = new_step(f"import {source.kind}", {**source.settings, **vars(rules)}, counts)
+    settings = {**source.settings, **vars(rules), **({"notes": list(source.notes)} if source.notes else {})}
+    step = new_step(f"import {source.kind}", settings, counts)
     return Manifest(
         num_vertices=source.num_vertices,
         num_edges=counts["edges_stored"],

@@ -168,9 +168,9 @@ class EdgeSorter:
         counts = np.zeros(self._num_buckets, np.int64)
         bad = _count_buckets(src, dst, self._num_vertices, self.shift, counts)
         if bad >= 0:
-            where = f"edge {src[bad]} -> {dst[bad]}"
+            got = f"the edge {src[bad]} -> {dst[bad]}"
             fix = "give the right number of vertices, or map the ids first"
-            raise InputError(explain(where, f"ids in 0..{self._num_vertices - 1}", "one outside", fix))
+            raise InputError(explain("edges", f"ids in 0..{self._num_vertices - 1}", got, fix))
         keys = np.empty(src.size, np.uint64)
         order = np.empty(src.size if self._values else 0, np.int64)
         ends = np.cumsum(counts)

@@ -117,13 +117,15 @@ def open_inside(root: int, relative: str) -> int:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(parts[-1], flags, dir_fd=directory)
     except OSError as error:
-        what = f"a regular file inside the store, no link ({error.strerror})"
-        raise StoreError(explain(relative, what, "none that can be opened", _AGAIN)) from None
+        expected = "a regular file inside the store, no link"
+        raise StoreError(explain(relative, expected, error.strerror, _AGAIN)) from None
     finally:
         os.close(directory)
     if not stat.S_ISREG(os.fstat(file).st_mode):
+        kind = stat.filemode(os.fstat(file).st_mode)[0]
         os.close(file)
-        raise StoreError(explain(relative, "a regular file", "something else", _AGAIN))
+        what = {"d": "a directory", "p": "a named pipe"}.get(kind, "a device")
+        raise StoreError(explain(relative, "a regular file", what, _AGAIN))
     return file
 
 

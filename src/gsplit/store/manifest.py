@@ -18,6 +18,7 @@ from gsplit.errors import StoreError, explain
 from gsplit.store.statistics import Statistics
 
 __all__ = [
+    "INPUT_POSITION",
     "MAX_EDGES",
     "MAX_VERTICES",
     "VERSION",
@@ -67,6 +68,8 @@ FOLDERS = {
     "targets": Role(("int64",), "any"),
     "target_positions": Role(("int64",), "any"),
 }
+INPUT_POSITION = "input_position"
+"""The per-edge array in which an importer keeps where an edge stood in its input; no value of the edge."""
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
 
 

@@ -2,19 +2,23 @@
 
 Opening checks the manifest against itself, every file against the manifest (header byte for byte, length)
 and the contents at a bounded sample of places. It does not read whole arrays; ``store.verify`` does. What
-opening cannot see must still be harmless, so whoever indexes by what a file says checks it first (``jit``).
+opening cannot see must still be harmless, so whoever indexes by what a file says checks it first (``kernels.jit``).
 """
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from gsplit.errors import InputError, StoreError, explain
+from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
 from gsplit.store.files import Array, ArrayFile, read_inside
 from gsplit.store.manifest import Manifest, file_of, parse_manifest
+from gsplit.store.original_order import OriginalOrder
+from gsplit.store.protocol import edge_value_names, missing_array
 
 __all__ = ["Store", "open_store"]
 
@@ -23,7 +27,11 @@ _DAMAGED = "the file is damaged: restore it from a copy, or import the graph aga
 
 
 class Store:
-    """An opened store: the manifest, and its arrays as read-only memory maps. Made by ``gsplit.open``."""
+    """An opened store: the manifest, and its arrays as read-only memory maps. Made by ``gsplit.open``.
+
+    ``array``, ``rows`` and ``vertex_names`` go by original ids, like ``n_id`` of a mini-batch and the rows of
+    ``gsplit.infer``. What is called ``stored_...`` is in the internal order of the files, which partitioning changes.
+    """
 
     def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, Array]) -> None:
         self.path = path
@@ -61,6 +69,21 @@ class Store:
         return sorted(self._arrays)
 
     @property
+    def edge_names(self) -> list[str]:
+        """Names of the per-edge values."""
+        return edge_value_names(self._arrays)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Nothing: whatever is stored, mini-batches can carry."""
+        return ()
+
+    @property
+    def is_renumbered(self) -> bool:
+        """Whether internal ids may differ from original ids, as after partitioning."""
+        return "original_ids" in self._arrays
+
+    @property
     def fingerprint(self) -> str:
         """The graph in short: equal for stores with the same edges in the same numbering; to compare between ranks."""
         entries = self.manifest.arrays
@@ -73,10 +96,30 @@ class Store:
         """The edges."""
         return Graph(self._arrays["indptr"], self._arrays["indices"], self.num_vertices, self.vertex_range[0])
 
+    @cached_property
+    def _by_original_id(self) -> OriginalOrder:
+        return OriginalOrder(self, self.path)
+
+    def array(self, name: str) -> Array:
+        """One array by name in original order: row v for original vertex v, targets as ascending original ids.
+
+        The memory map itself unless the store was partitioned, then a copy. The edges of a partitioned store, and
+        shards, are refused. bfloat16 comes as uint16, its bits.
+        """
+        return self._by_original_id.array(name)
+
+    def rows(self, name: str, ids: npt.ArrayLike) -> Array:
+        """The rows of some vertices by original id, such as ``store.rows("y", batch.n_id)``; only these are read."""
+        return self._by_original_id.rows(name, ids)
+
+    def vertex_names(self, ids: npt.ArrayLike | None = None) -> list[str]:
+        """String ids by original id, of all vertices or of some, for stores imported from tables with string ids."""
+        return self._by_original_id.vertex_names(ids)
+
     def stored_array(self, name: str) -> Array:
-        """One array by name, such as ``y``, ``features/x`` or ``targets/train``; read-only."""
+        """One array by name, such as ``y``, ``features/x`` or ``targets/train``, in internal order; read-only."""
         if name not in self._arrays:
-            raise InputError(explain(self.path, f"one of {', '.join(self.names)}", name, "use one of these names"))
+            raise missing_array(self.path, name, self.names)
         return self._arrays[name]
 
     @property
@@ -99,7 +142,7 @@ class Store:
         """The ids that held vertices (all, or a range of them) had when imported: their own unless renumbered."""
         low, high = self.vertex_range
         first, stop = low if first is None else first, high if stop is None else stop
-        if "original_ids" not in self._arrays:
+        if not self.is_renumbered:
             return np.arange(first, stop)
         return self._arrays["original_ids"][first - low : stop - low]
 
@@ -109,11 +152,6 @@ class Store:
         if self.manifest.shard is None:
             return targets, None, targets.size
         return targets, self.stored_array(f"target_positions/{name}"), self.manifest.shard.num_targets[name]
-
-    def vertex_names(self, rows: Array) -> list[str]:
-        """The string ids of some held vertices, for stores imported from tables with string ids."""
-        offsets, text = self.stored_array("name_offsets"), self.stored_array("name_bytes")
-        return [bytes(text[max(0, offsets[r]) : max(0, offsets[r + 1])]).decode("utf-8", "replace") for r in rows]
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, {self.num_vertices} vertices, {self.num_edges} edges)"

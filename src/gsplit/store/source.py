@@ -42,11 +42,15 @@ class ValueType:
 
 @dataclass(frozen=True)
 class EdgeChunk:
-    """Some edges, source to destination, in any order, with their per-edge values."""
+    """Some edges, source to destination, in any order, with their per-edge values.
+
+    ``num_dropped`` edges were read beside them and left out, because an end of theirs is no vertex.
+    """
 
     src: npt.NDArray[Any]
     dst: npt.NDArray[Any]
     values: Mapping[str, Array] = field(default_factory=dict)
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True)

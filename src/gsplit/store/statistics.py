@@ -6,7 +6,20 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Statistics", "count_classes", "degree_bin_labels", "degree_histogram", "without_empty_tail"]
+__all__ = [
+    "UNLABELLED",
+    "Statistics",
+    "count_classes",
+    "count_not_finite",
+    "count_unlabelled",
+    "degree_bin_labels",
+    "degree_histogram",
+    "not_finite_key",
+    "without_empty_tail",
+]
+
+UNLABELLED = "unlabelled_vertices"
+"""The count of vertices without a label in the provenance of an import."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -36,6 +49,35 @@ def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
 def count_classes(y: npt.NDArray[Any], dtype: str) -> int:
     """Largest label plus one, for one integer label per vertex; else 0."""
     return int(y.max()) + 1 if y.size and y.ndim == 1 and dtype.startswith(("int", "uint")) else 0
+
+
+def not_finite_key(feature: str) -> str:
+    """The name in the provenance of the count of NaN and infinite values of a feature array."""
+    return f"not_finite_in_{feature}"
+
+
+def count_not_finite(rows: npt.NDArray[Any], dtype: str) -> int:
+    """NaN and infinite elements; bfloat16 comes as its bits.
+
+    >>> count_not_finite(np.array([1.0, np.nan, -np.inf]), "float64")
+    2
+    """
+    if dtype == "bfloat16":
+        return int(np.count_nonzero((rows & 0x7F80) == 0x7F80))
+    return rows.size - int(np.count_nonzero(np.isfinite(rows)))
+
+
+def count_unlabelled(y: npt.NDArray[Any], dtype: str) -> int:
+    """Vertices without a label: -1 for classes, NaN for values; of several columns, in all of them.
+
+    >>> count_unlabelled(np.array([0, -1, 2]), "int64"), count_unlabelled(np.array([[0.5, np.nan]]), "float64")
+    (1, 0)
+    """
+    if dtype == "bfloat16":
+        missing = (y & 0x7FFF) > 0x7F80
+    else:
+        missing = np.isnan(y) if y.dtype.kind == "f" else y < 0
+    return int(np.count_nonzero(missing.reshape(y.shape[0], -1).all(axis=1))) if y.size else 0
 
 
 def without_empty_tail(histogram: npt.NDArray[np.int64]) -> list[int]:

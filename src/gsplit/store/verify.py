@@ -53,12 +53,13 @@ def _verify_checksums(store: Store, progress: Progress) -> None:
             done += array[piece].nbytes
             progress("verify checksums", done, total)
         if digest.hexdigest() != store.manifest.arrays[name].sha256:
-            raise _fail(name, "the contents whose SHA-256 the manifest holds", "other contents")
+            expected = f"contents with SHA-256 {store.manifest.arrays[name].sha256[:16]}..., as the manifest says"
+            raise _fail(name, expected, f"{digest.hexdigest()[:16]}...")
 
 
-def _pieces(array: Array, overlap: int = 0) -> Iterator[Array]:
+def _pieces(array: Array, overlap: int = 0) -> Iterator[tuple[int, Array]]:
     for piece in row_slices(array.size, array.itemsize):
-        yield array[piece.start : piece.stop + overlap]
+        yield piece.start, array[piece.start : piece.stop + overlap]
 
 
 def _verify_offsets(store: Store) -> None:
@@ -66,8 +67,11 @@ def _verify_offsets(store: Store) -> None:
     if "name_offsets" in store.names:
         ends["name_offsets"] = store.stored_array("name_bytes").size
     for name in ends:
-        if any((part[1:] < part[:-1]).any() for part in _pieces(store.stored_array(name), overlap=1)):
-            raise _fail(name, "offsets that never fall", "a fall")
+        for first, part in _pieces(store.stored_array(name), overlap=1):
+            falls = np.flatnonzero(part[1:] < part[:-1])
+            if falls.size:
+                at = int(falls[0])
+                raise _fail(name, "offsets that never fall", f"{part[at]} then {part[at + 1]} at element {first + at}")
 
 
 @kernel
@@ -155,24 +159,30 @@ def _verify_ids(store: Store) -> None:
             if ids.size and not first <= int(ids.min()) <= int(ids.max()) < stop:
                 raise _fail(name, f"ids in {first}..{stop - 1}", f"{ids.min()}..{ids.max()}")
             order = store.original_ids()[ids - first]
-            if (order[1:] <= order[:-1]).any():
-                raise _fail(name, "every target once, ordered by original id", "another order or a duplicate")
+            falls = np.flatnonzero(order[1:] <= order[:-1])
+            if falls.size:
+                got = f"{order[falls[0]]} then {order[falls[0] + 1]} at element {falls[0]}"
+                raise _fail(name, "every target once, ordered by original id", got)
         if name.startswith("target_positions/"):
             _verify_positions(store, name)
     if "original_ids" in store.names:
         ids = store.stored_array("original_ids")
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < store.num_vertices:
             raise _fail("original_ids", f"ids in 0..{store.num_vertices - 1}", f"{ids.min()}..{ids.max()}")
-        if np.count_nonzero(np.bincount(ids, minlength=1)) != ids.size:
-            raise _fail("original_ids", "every id once", "duplicates")
+        times = np.bincount(ids, minlength=1)
+        if np.count_nonzero(times) != ids.size:
+            raise _fail("original_ids", "every id once", f"{times.argmax()} in {times.max()} rows")
 
 
 def _verify_positions(store: Store, name: str) -> None:
     assert store.manifest.shard is not None
     places, length = store.stored_array(name), store.manifest.shard.num_targets[name.partition("/")[2]]
-    inside = not places.size or 0 <= int(places[0]) <= int(places[-1]) < length
-    if not inside or (places[1:] <= places[:-1]).any():
-        raise _fail(name, f"places in the list of {length}, ascending", "others")
+    outside = np.flatnonzero((places < 0) | (places >= length))
+    falls = np.flatnonzero(places[1:] <= places[:-1])
+    if outside.size or falls.size:
+        at = int(outside[0] if outside.size else falls[0] + 1)
+        got = f"{places[at]} as element {at}" + ("" if outside.size else f", after {places[at - 1]}")
+        raise _fail(name, f"places in the list of {length}, ascending", got)
 
 
 def _verify_listing(store: Store) -> None:

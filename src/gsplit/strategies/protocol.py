@@ -1,19 +1,60 @@
-"""What a strategy is: the way in which one mini-batch becomes one batch per rank."""
+"""What a strategy is: a way in which one mini-batch becomes one batch per rank.
 
-from typing import Protocol
+All strategies compute the same step from the same sample (law 1); they differ in who samples, loads and computes which
+vertex. Two stages, each able to run ahead of training: ``sample`` decides what the rank's part is made of, ``load``
+reads its rows. What a strategy needs and keeps it declares; nobody asks for its name.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
 
 from gsplit.batch import Batch
+from gsplit.blocks import Block
+from gsplit.distributed.mesh import Mesh
+from gsplit.exchange import Exchange
 from gsplit.sampling.minibatch import StepKey
+from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Strategy"]
+__all__ = ["SampledStep", "Strategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """One rank's part of a step after sampling, before anything was loaded; ids are internal.
+
+    ``loading_exchange`` moves input rows in the loader, on its own process group; ``exchanges`` are those of the
+    layers, for the forward pass.
+    """
+
+    key: StepKey
+    targets: Tensor
+    global_batch_size: int
+    blocks: tuple[Block, ...]
+    input_ids: Tensor
+    loading_exchange: Exchange
+    exchanges: tuple[Exchange, ...]
+    telemetry: StepTelemetry
 
 
 class Strategy(Protocol):
-    """Makes this rank's share of a step. All ranks call it for the same steps in the same order."""
+    """Makes one rank's part of every step. All ranks call both stages for the same steps in the same order."""
+
+    name: ClassVar[str]
+    needs_whole_graph: ClassVar[bool]
+    """Whether a rank samples vertices it does not own, and so needs all edges and features."""
+
+    @staticmethod
+    def computes_each_vertex_once(mesh: Mesh) -> bool:
+        """Whether no vertex of a mini-batch is computed on two ranks of the mesh: what BatchNorm needs."""
 
     @property
     def num_targets(self) -> int:
         """Targets of an epoch, over all ranks."""
 
-    def make_batch(self, key: StepKey) -> Batch:
-        """Sample, exchange and load one step."""
+    def sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+        """Draw this rank's part of a step. A collective of the loading group."""
+
+    def load(self, sampled: SampledStep) -> Batch:
+        """Read the rows of a sampled step. A collective of the loading group."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import typer.main
 from rich.console import Console
+from typer.testing import CliRunner
 
 from gsplit.cli import console as console_module
 from gsplit.cli.main import app
@@ -25,11 +27,17 @@ SNAPSHOT = Path(__file__).parents[2] / "assets" / "command_line.json"
 
 
 def _gsplit(*words: str | Path) -> list[str]:
-    return [sys.executable, "-c", "from gsplit.cli.main import main; main()", *map(str, words)]
+    return [sys.executable, "-m", "gsplit", *map(str, words)]
 
 
 def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_gsplit(*words), capture_output=True, text=True, timeout=110, check=False)
+    """The command in this process: starting another takes seconds."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        result = CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    return subprocess.CompletedProcess(words, result.exit_code, result.stdout, result.stderr)
 
 
 def _words(command: Any) -> Any:
@@ -41,6 +49,36 @@ def _words(command: Any) -> Any:
 def test_words_and_options_are_as_recorded() -> None:
     """A change here is a change for users: record it in the snapshot and in CHANGELOG.md."""
     assert _words(typer.main.get_command(app)) == json.loads(SNAPSHOT.read_text())
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    if not hasattr(command, "commands"):
+        return [(path, command)]
+    return [(path, command), *(found for n, sub in command.commands.items() for found in _commands(sub, (*path, n)))]
+
+
+def test_help_is_plain_whole_and_fits_80_columns() -> None:
+    for path, command in _commands(typer.main.get_command(app)):
+        result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"})
+        screen = result.stdout
+        assert result.exit_code == 0
+        assert max(map(len, screen.splitlines())) <= 80
+        assert "╭" not in screen and "..." not in screen.replace("COMMAND [ARGS]...", "").replace("N,N,...", "")
+        flat = re.sub(r"\s+", "", screen)  # words may be broken at a hyphen
+        for parameter in command.params:
+            text = getattr(parameter, "help", None) or ""
+            assert re.sub(r"\s+", "", text) in flat, (path, parameter.name)
+            assert text or parameter.param_type_name == "argument", (path, parameter.name)
+
+
+def test_every_summary_starts_with_a_verb() -> None:
+    verbs = {"Check", "Compare", "Generate", "Import", "Make", "Measure", "Partition", "Show", "Train", "Write"}
+    assert {command.help.split()[0] for _, command in _commands(typer.main.get_command(app))} <= verbs
+
+
+def test_the_module_is_the_command_and_knows_its_version() -> None:
+    done = subprocess.run(_gsplit("--version"), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, version("gsplit"), "")
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +119,12 @@ def test_partition_inspect_and_shard(store: Path, tmp_path: Path) -> None:
     document = json.loads(_run("partition", store, made, "--parts", "4", *small, "--json").stdout)
     assert document["num_parts"] == 4 and sum(document["partition"]["part_sizes"]) == 500
     assert [line["ranks"] for line in document["partition"]["ranks"]] == [2, 3, 4]
-    assert document["partition"]["settings"]["strategy"] == "gsplit"
+    assert document["partition"]["settings"]["objective"] == "gsplit"
     screen = _run("inspect", made, "--verify")
     assert screen.returncode == 0, screen.stderr
     assert "4 parts by gsplit with metis, for train targets, fanout [3, 3], batch 64" in screen.stdout
     assert "or partition with --parts 3" in screen.stdout
-    again = _run("partition", store, made, "--parts", "2", *small, "--overwrite", "--strategy", "random")
+    again = _run("partition", store, made, "--parts", "2", *small, "--overwrite", "--objective", "random")
     assert again.returncode == 0, again.stderr
     assert "2 parts by random with random" in again.stdout and "presampled" in again.stdout
     shard = json.loads(_run("shard", made, half, "--host", "1", "--hosts", "2", "--json").stdout)
@@ -103,8 +141,8 @@ def test_bench_partition_compares(store: Path) -> None:
     cases = ["--case", "gsplit:metis", "--case", "random:random", "--case", "edge:mtkahypar"]
     done = _run("bench", "partition", store, *small, *cases, "--json")
     rows = json.loads(done.stdout)["rows"]
-    assert [(row["parts"], row["strategy"]) for row in rows] == [
-        (parts, strategy) for parts in (2, 4) for strategy in ("gsplit", "random", "edge")
+    assert [(row["parts"], row["objective"]) for row in rows] == [
+        (parts, objective) for parts in (2, 4) for objective in ("gsplit", "random", "edge")
     ]
     assert "expected one balance constraint" in rows[2]["error"]
     for good, random in ((rows[0], rows[1]), (rows[3], rows[4])):
@@ -130,7 +168,7 @@ def test_bench_partition_compares(store: Path) -> None:
     row = json.loads(one.stdout)["rows"][0]  # a single mini-batch has no interval, one part no cross edges
     assert row["measured"]["cross_edges_95"] is None and row["cross_edges_off"] == 0.0
     screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis", "--case", "random")
-    assert screen.returncode == 2 and "--case: expected strategy:solver" in screen.stderr
+    assert screen.returncode == 2 and "--case: expected objective:solver" in screen.stderr
     screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis")
     assert screen.returncode == 0 and "2 gsplit metis" in screen.stdout
 
@@ -253,7 +291,7 @@ def test_an_existing_output_is_refused_before_the_input_is_read(store: Path) -> 
 
 def test_a_closed_pipe_is_not_an_error(store: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -m gsplit.cli inspect {store} --json | head -1",
+        f"{sys.executable} -m gsplit inspect {store} --json | head -1",
         shell=True,
         capture_output=True,
         text=True,

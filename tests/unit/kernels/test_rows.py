@@ -1,11 +1,10 @@
 """Compiled row moves equal the torch operations they replace, rows that go to several peers included."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gsplit.kernels.rows import copy_and_gather, has_kernels, merge_gradient
+from gsplit.kernels.rows import copy_and_gather, merge_gradient
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 7), max_size=30), st.integers(0, 3), st.integers(0, 8), st.booleans())
@@ -35,10 +34,3 @@ def test_a_row_wanted_by_three_peers_gets_all_three_back() -> None:
     values = torch.tensor([[1.0], [10.0], [100.0], [1000.0]], dtype=torch.float64)
     merge_gradient(torch.zeros(3, 1).double(), torch.zeros(0, 1).double(), torch.tensor([0, 1, 0, 0]), values, out)
     assert out.tolist() == [[1101.0], [10.0]]
-
-
-@pytest.mark.parametrize(
-    "dtype, fits", [(torch.float32, True), (torch.float64, True), (torch.bfloat16, False), (torch.int64, False)]
-)
-def test_types_without_a_kernel_are_known(dtype: torch.dtype, fits: bool) -> None:
-    assert has_kernels(torch.empty(1, dtype=dtype)) is fits

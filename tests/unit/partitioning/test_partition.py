@@ -247,6 +247,18 @@ def test_a_full_disk_is_an_error_not_a_signal(planted: Store, tmp_path: Path, mo
 def test_a_store_with_everything_passes(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
     fanouts = list(np.array([3, 3]))  # numpy's integers are integers
-    made = gsplit.partition(store, tmp_path / "p.gsplit", 4, fanouts, None, 32, epochs=1)
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 4, fanouts, None, batch_size=32, epochs=1)
     verify_store(made)
     assert made.manifest.provenance[-1].settings["targets"] == "every vertex"
+
+
+def test_a_data_object_is_partitioned_like_the_store_it_would_make(planted: Store, tmp_path: Path) -> None:
+    data = gsplit.to_pyg(planted)
+    options: dict[str, Any] = {"batch_size": 256, "epochs": 1, "objective": "random"}
+    made = gsplit.partition(data, tmp_path / "d.gsplit", 4, [5], **options)
+    want = gsplit.partition(planted, tmp_path / "s.gsplit", 4, [5], **options)
+    assert np.array_equal(made.original_ids(), want.original_ids())
+    assert np.array_equal(made.stored_array("indices"), want.stored_array("indices"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.gsplit", "s.gsplit"]
+    with pytest.raises(gsplit.InputError, match="expected a PyG Data with edge_index .got dict"):
+        gsplit.partition({}, tmp_path / "e.gsplit", 4, [5])

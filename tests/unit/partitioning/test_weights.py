@@ -69,12 +69,14 @@ def test_fractions_are_kept_and_nothing_overflows() -> None:
 def test_columns_that_do_not_ascend_or_leave_the_graph_are_refused(tmp_path: Path) -> None:
     three = np.ones(3, np.uint32)
     counts = Counts(three, three.astype(np.uint64), three, three[:2], 1)
-    for indptr, indices in (
-        ([0, 2, 2, 2], [2, 1]),
-        ([0, 2, 2, 2], [1, 3]),
-        ([0, 2, 2, 2], [-1, 1]),
-        ([0, 2, 1, 2], [0, 1]),
+    for indptr, indices, got in (
+        ([0, 2, 2, 2], [2, 1], "a column out of order"),
+        ([0, 2, 2, 2], [1, 3], "ids 1..3, of 3 vertices"),
+        ([0, 2, 2, 2], [-1, 1], "ids -1..1, of 3 vertices"),
+        ([0, 2, 1, 2], [0, 1], "offsets 2..1 at vertex 1, of 2 edges"),
     ):
         graph = Graph(np.array(indptr), np.array(indices), 3)
-        with pytest.raises(StoreError, match="the store: expected edges between its vertices, columns ascending"):
+        with pytest.raises(
+            StoreError, match=f"the store: expected edges between its vertices, columns ascending .got {got}"
+        ):
             weigh("gsplit", graph, counts, np.array([0]), tmp_path, 1, 1)

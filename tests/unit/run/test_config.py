@@ -28,7 +28,7 @@ def test_flags_come_before_the_file(tmp_path: Path) -> None:
         ("lr = -1", {}, r"run.toml: lr: expected greater than 0 .got -1"),
         ("", {"dropout": 1.0}, r"^dropout: expected less than 1 .got 1"),
         ("fanout = []", {}, r"run.toml: fanout: expected List should have at least 1 item"),
-        ("schedule = 'linear'", {}, r"run.toml: schedule: expected 'constant' or 'cosine' .got linear"),
+        ("lr_scheduler = 'linear'", {}, r"run.toml: lr_scheduler: expected 'constant' or 'cosine' .got linear"),
         ("lr = inf", {}, r"run.toml: lr: expected a finite number"),
         ("lr = = 1", {}, r"run.toml: expected TOML"),
     ],

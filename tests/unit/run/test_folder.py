@@ -9,9 +9,10 @@ import torch
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
-from gsplit.trainer import History
+from gsplit.run.results import ModelShape
+from gsplit.train_state import History
 
-SHAPE = {"num_features": 4, "num_classes": 2}
+SHAPE = ModelShape(num_features=4, num_classes=2)
 
 
 def _model() -> torch.nn.Module:
@@ -82,5 +83,5 @@ def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
         load_weights(tmp_path / "run", _model())  # pickles are not read
     (tmp_path / "run" / "settings.json").write_text("{}")
-    with pytest.raises(InputError, match=r"settings.json: expected the settings of a run .got others .KeyError"):
+    with pytest.raises(InputError, match=r"settings.json: expected the settings of a run .got KeyError: .shape"):
         load_run(tmp_path / "run")

@@ -193,18 +193,18 @@ def test_an_epoch_is_a_permutation_and_epochs_differ(num_targets: int, batch_siz
 
 def test_a_damaged_graph_is_a_message_not_a_stray_read() -> None:
     good = [0, 2, 3, 3]
-    for indptr, indices in (
-        ([0, 2**62, 3, 3], [1, 2, 0]),
-        ([0, -5, 3, 3], [1, 2, 0]),
-        ([0, 2, 1, 3], [1, 2, 0]),
-        (good, [1, 99, 0]),
-        (good, [1, -1, 0]),
+    for indptr, indices, got in (
+        ([0, 2**62, 3, 3], [1, 2, 0], f"offsets 0..{2**62} at vertex 0, of 3 edges"),
+        ([0, -5, 3, 3], [1, 2, 0], "offsets 0..-5 at vertex 0, of 3 edges"),
+        ([0, 2, 1, 3], [1, 2, 0], "offsets 2..1 at vertex 1, of 3 edges"),
+        (good, [1, 99, 0], "ids 0..99, of 3 vertices"),
+        (good, [1, -1, 0], "ids -1..1, of 3 vertices"),
     ):
         frontier = HostNeighborSampler(Graph(np.array(indptr), np.array(indices), 3), NONE).start(torch.tensor([0, 1]))
-        with pytest.raises(StoreError, match="gsplit inspect --verify"):
+        with pytest.raises(StoreError, match=f".got {got}.*gsplit inspect --verify"):
             frontier.sample_layer(1, 2)
     huge = Graph(np.array([0, 2**33]), np.broadcast_to(np.zeros(1, np.int32), 2**33), 1)
-    with pytest.raises(StoreError, match=r"fewer than 2\*\*32 in-edges"):
+    with pytest.raises(StoreError, match=r"fewer than 2\*\*32 in-edges per vertex .got 8589934592 at vertex 0"):
         HostNeighborSampler(huge, NONE).start(torch.tensor([0])).sample_layer(1, 2)
 
 
@@ -214,7 +214,7 @@ def test_sampler_recovers_after_an_error_and_refuses_foreign_targets() -> None:
     sampler.start(torch.tensor([1, 2]))  # never closed
     frontier = sampler.start(torch.tensor([2]))
     assert frontier.ids(frontier.num_rows).tolist() == [2]
-    with pytest.raises(InputError, match=r"expected vertices of this rank, 1..2"):
+    with pytest.raises(InputError, match=r"expected vertices of this rank, 1..2 .got 3..3"):
         frontier.locate(torch.tensor([3]))
     assert isinstance(make_sampler(graph, NONE, CPU), HostNeighborSampler)
 

@@ -123,7 +123,7 @@ def test_keys_fit_sixty_three_bits(tmp_path: Path, n: int, forecast: int) -> Non
 
 @pytest.mark.parametrize("src, dst", [([0, 5], [0, 1]), ([0, 1], [0, 5]), ([-1, 0], [0, 0]), ([0, 0], [0, -7])])
 def test_ids_out_of_range_are_refused_by_name(tmp_path: Path, src: list[int], dst: list[int]) -> None:
-    with pytest.raises(InputError, match=r"edge -?\d -> -?\d: expected ids in 0..4 .*Fix: "):
+    with pytest.raises(InputError, match=r"edges: expected ids in 0..4 .got the edge -?\d -> -?\d.*Fix: "):
         build_store(source_of(5, np.array(src), np.array(dst)), tmp_path / "g.gsplit")
     assert list(tmp_path.iterdir()) == []
 
@@ -139,7 +139,7 @@ def test_wrong_vertex_data_is_refused(tmp_path: Path) -> None:
     none = np.empty(0, np.int64)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"targets": {"train": np.array([0, 9])}}, "targets train: expected ids in 0..3"),
-        ({"targets": {"train": np.array([1, 1])}}, "targets train: expected every id once"),
+        ({"targets": {"train": np.array([1, 1])}}, "targets train: expected every id once .got 1 repeated, such as 1"),
         ({"targets": {"a/b": np.array([1])}}, "array name 'targets/a/b' is not one of"),
         ({"features": {"..": rows_of(np.zeros((4, 1)), "float64")}}, "is not one of"),
         ({"features": {"x": _rows(np.zeros((4, 2)), 3)}}, "features/x: expected 4 rows, one per vertex"),
@@ -219,7 +219,7 @@ def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
     def too_many() -> Iterator[RowChunk]:
         yield RowChunk(slice(0, 5), np.zeros((5, 2)))
 
-    for make, message in ((chunks, r"every row of shape \[2\]"), (too_many, "4 rows, one per vertex .got more")):
+    for make, message in ((chunks, r"every row of shape \[2\]"), (too_many, "4 rows, one per vertex .got 5 rows")):
         source = source_of(
             4, np.empty(0, np.int64), np.empty(0, np.int64), features={"x": RowStream(ValueType("float32", (2,)), make)}
         )

@@ -18,6 +18,7 @@ from graphs import sample_store
 
 from gsplit.errors import StoreError
 from gsplit.store.files import npy_header
+from gsplit.store.manifest import VERSION
 from gsplit.store.reader import open_store
 from gsplit.store.verify import verify_store
 
@@ -232,7 +233,7 @@ def _manifest_damages() -> Iterator[Damage]:
     for key in ("num_vertices", "num_edges"):
         for number in (-1, N - 1, 10**30, 2**62, -(2**63)):
             yield damage(f"{key} = {number}", _set(key, value=number))
-    for version in (0, 2, 99, "1", None, -1):
+    for version in (0, VERSION - 1, VERSION + 1, 99, str(VERSION), None, -1):
         yield damage(f"version = {version!r}", _set("version", value=version))
     for text in ("", "other", None, 5):
         yield damage(f"format = {text!r}", _set("format", value=text))
@@ -399,6 +400,21 @@ except gsplit.StoreError as error:
         )
         assert done.returncode == 0, (name, done.stderr)
         assert done.stdout.startswith("refused:"), (name, done.stdout)
+
+
+def test_what_stands_in_place_of_a_file_is_named(sound: Path, tmp_path: Path) -> None:
+    makes: list[tuple[Callable[[Path], Any], str]] = [
+        (os.mkfifo, r"y.npy: expected a regular file \(got a named pipe\)"),
+        (Path.mkdir, r"y.npy: expected a regular file \(got a directory\)"),
+        (lambda path: None, r"y.npy: expected a regular file inside the store, no link \(got No such file"),
+    ]
+    for place, (make, message) in enumerate(makes):
+        store = tmp_path / f"{place}.gsplit"
+        shutil.copytree(sound, store)
+        (store / "y.npy").unlink()
+        make(store / "y.npy")
+        with pytest.raises(StoreError, match=message):
+            open_store(store)
 
 
 def test_nothing_outside_the_directory_is_opened(sound: Path, tmp_path: Path) -> None:

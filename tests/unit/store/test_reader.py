@@ -36,7 +36,7 @@ def _write(path: Path, arrays: dict[str, tuple[str, Any]], statistics: dict[str,
     return open_store(path)
 
 
-def _share(path: Path, sources: list[int] | None = None) -> Store:
+def _share(path: Path, sources: list[int] | None = None, **changed: Any) -> Store:
     """Vertices 4..6 of a renumbered graph of ten."""
     arrays = {
         "indptr": ("int64", [0, 2, 3, 5]),
@@ -48,6 +48,7 @@ def _share(path: Path, sources: list[int] | None = None) -> Store:
         "target_positions/train": ("int64", [0, 3]),
         "hotness": ("int64", [5, 3, 1]),
     }
+    arrays |= {name: (arrays[name][0], values) for name, values in changed.items()}
     statistics = {
         "num_self_loops": 3,
         "num_duplicate_edges": 0,
@@ -86,8 +87,46 @@ def test_order_is_by_original_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"targets/train": [4, 6]}, r"targets/train.npy: expected every target once, .* \(got 8 then 1 at element 0\)"),
+        ({"targets/train": [6, 6]}, r"targets/train.npy: expected every target once, .* \(got 1 then 1 at element 0\)"),
+        (
+            {"target_positions/train": [3, 3]},
+            r"target_positions/train.npy: expected places in the list of 4, ascending \(got 3 as element 1, after 3\)",
+        ),
+    ],
+)
+def test_targets_stand_once_and_in_order(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    store = _share(tmp_path / "g.gsplit", **changed)
+    with pytest.raises(gsplit.StoreError, match=message):
+        verify_store(store)
+
+
+def test_a_fall_between_the_sampled_places_is_found(tmp_path: Path) -> None:
+    n, at = 5000, 70
+    indptr = np.zeros(n + 1, np.int64)
+    indptr[at] = 1
+    statistics = dict.fromkeys(["num_self_loops", "num_duplicate_edges", "max_in_degree"], 0)
+    store = _write(
+        tmp_path / "g.gsplit",
+        {"indptr": ("int64", indptr), "indices": ("int32", [])},
+        statistics | {"num_isolated_vertices": n, "in_degree_histogram": [n]},
+        num_vertices=n,
+        num_edges=0,
+        vertex_range=(0, n),
+        part_boundaries=[0, n],
+    )
+    with pytest.raises(gsplit.StoreError, match=r"offsets that never fall \(got 1 then 0 at element 70\)"):
+        verify_store(store)
+
+
+@pytest.mark.parametrize(
     "ids, message",
-    [([0, 1, 1], "original_ids.npy: expected every id once"), ([0, 1, 3], "original_ids.npy: expected ids in 0..2")],
+    [
+        ([0, 1, 1], r"original_ids.npy: expected every id once \(got 1 in 2 rows\)"),
+        ([0, 1, 3], "original_ids.npy: expected ids in 0..2"),
+    ],
 )
 def test_original_ids_are_a_permutation(tmp_path: Path, ids: list[int], message: str) -> None:
     arrays = {"indptr": ("int64", [0, 0, 0, 0]), "indices": ("int32", []), "original_ids": ("int64", ids)}

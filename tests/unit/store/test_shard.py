@@ -34,9 +34,8 @@ def test_shares_are_the_whole(tmp_path: Path, partitioned: bool) -> None:
         places = np.concatenate([shard.stored_targets(name)[1] for shard in shards])
         ids = np.concatenate([shard.stored_array(f"targets/{name}") for shard in shards])
         assert np.array_equal(ids[np.argsort(places)], store.stored_array(f"targets/{name}"))
-    sizes = [stop - first for first, stop in ranges]
-    names = [shard.vertex_names(np.arange(size)) for shard, size in zip(shards, sizes, strict=True)]
-    assert [name for some in names for name in some] == store.vertex_names(np.arange(300))
+    names = [shard.vertex_names(shard.original_ids()) for shard in shards]
+    assert [name for some in names for name in some] == store.vertex_names(store.original_ids())
 
 
 def test_a_rank_runs_from_its_share(tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_a_rank_runs_from_its_share(tmp_path: Path) -> None:
     shard = write_shard(store, tmp_path / "s.gsplit", 0, 300)
     for nodes in ("train", None, torch.arange(0, 90, 4)):
         one, other = (
-            [(b.n_id.tolist(), b.x.tolist()) for b in gsplit.NeighborLoader(s, [3, 2], nodes, 40, quiet=True)]
+            [(b.n_id.tolist(), b.x.tolist()) for b in gsplit.NeighborLoader(s, [3, 2], nodes, batch_size=40)]
             for s in (store, shard)
         )
         assert one == other
@@ -61,7 +60,7 @@ def test_what_cannot_be_cut_is_said(tmp_path: Path) -> None:
     with pytest.raises(gsplit.StoreError, match="s.gsplit"):
         write_shard(store, tmp_path / "s.gsplit", 0, 100)
     with pytest.raises(gsplit.InputError, match=r"rank 0: expected vertices 0..300 .got a shard 100..200"):
-        gsplit.NeighborLoader(shard, [2], "train", 8, ownership=Ownership((0, 300)), quiet=True)
+        gsplit.NeighborLoader(shard, [2], "train", batch_size=8, ownership=Ownership((0, 300)))
 
 
 @pytest.mark.parametrize(

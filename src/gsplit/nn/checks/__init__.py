@@ -1,3 +1,3 @@
-"""What is found out about a model when it is wrapped, by trying it on small mini-batches."""
+"""Checks of a model when it is wrapped, by running it on small mini-batches."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""What is learned about a model when it is wrapped, by running it on a toy batch instead of guessing.
+"""The dry run: when a model is wrapped, it is run once on a toy batch, and what it does is recorded (``ForwardPlan``).
 
 The run is in training mode, on a batch whose frontiers, mixed frontiers and edges all differ in number, so that the
-number of rows of any tensor says what its rows are: which layer a conv is (also in parallel branches), how deep the
+number of rows of any tensor tells what its rows are: which layer a conv is (also in parallel branches), how deep the
 model is, and which rows every dropout and batch norm sees.
 """
 
@@ -19,60 +19,62 @@ from torch.nn import Module
 
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
-from gsplit.nn.calls import LayerCall, rows_of
-from gsplit.nn.checks.toy import explain_rows
-from gsplit.nn.forward_pass import ForwardPass, ForwardPlan, RowSpace
+from gsplit.nn.calls import LayerCall, rows_of, tensors_of
+from gsplit.nn.checks.toy import ExampleInput, explain_rows
+from gsplit.nn.forward_pass import ForwardPass
+from gsplit.nn.forward_plan import ForwardPlan, RowSpace
+from gsplit.nn.layers import edge_features_of, layers_of
 
-__all__ = ["Recorder", "example_input", "explain_failure", "forbid_random_draws", "tensors_of", "preserve_state"]
+__all__ = ["Recorder", "example_input", "explain_failure", "forbid_random_draws", "preserve_state"]
 
 
 class Recorder(ForwardPass):
-    """A step that takes notes: what every layer, dropout and batch norm of the model sees."""
+    """A forward pass that records the rows every layer, dropout and batch norm of the model sees."""
 
-    def __init__(self, batch: Batch, meanings: dict[int, RowSpace], single_input: frozenset[str]) -> None:
+    def __init__(self, batch: Batch, space_of: dict[int, RowSpace], single_input: frozenset[str]) -> None:
         super().__init__(batch, ForwardPlan(batch.num_layers, {}, single_input, (), ()))
-        self._meanings = meanings
+        self._space_of = space_of
         self._layer_of: dict[str, int] = {}
         self._dropouts: list[RowSpace] = []
         self._norms: list[RowSpace] = []
 
-    def _meaning(self, where: str, x: Tensor) -> RowSpace:
-        if x.dim() == 0 or x.size(0) not in self._meanings:
+    def _row_space(self, where: str, x: Tensor) -> RowSpace:
+        if x.dim() == 0 or x.size(0) not in self._space_of:
             raise InputError(explain_rows(where, x))
-        return self._meanings[x.size(0)]
+        return self._space_of[x.size(0)]
 
     def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
-        """Learn which layer this is from the rows it is given."""
+        """Record which layer of the mini-batch this is, by the rows it is given."""
         if name in self._layer_of:
             fix = "give every layer a module of its own; weights can be shared by assigning parameters"
-            raise InputError(explain(name, "one call per forward", "a second one", fix))
+            raise InputError(explain(name, "one call per forward", "a second call", fix))
         h = rows_of(call)
         if isinstance(h, Tensor):
-            rows = self._meaning(f"the input of {name}", h)
+            rows = self._row_space(f"the input of {name}", h)
             if rows.space not in ("local", "mixed") or (rows.space == "mixed") != (rows.layer == 0):
                 raise InputError(explain_rows(f"the input of {name}", h))
             self._layer_of[name] = rows.layer
             self._plan = replace(self._plan, layer_of=self._layer_of)
         return super().enter_layer(name, layer, call)
 
-    def drop(self, x: Tensor, p: float, training: bool) -> Tensor:
-        """Note the rows of a dropout call; calls that drop nothing count as well."""
+    def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
+        """Record the rows of a dropout call; calls that drop nothing count as well."""
         if training and p > 0:
-            self._dropouts.append(self._meaning("dropout", x))
+            self._dropouts.append(self._row_space("dropout", x))
         else:
-            self._dropouts.append(self._meanings.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
+            self._dropouts.append(self._space_of.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
         return x
 
-    def normalise(
+    def batch_norm(
         self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
     ) -> Tensor:
-        """Note the rows of a batch norm, and refuse those that several ranks would hold."""
+        """Record the rows of a batch norm, and refuse those that several ranks would hold."""
         if x.dim() != 2:
             fix = "flatten the rows' values before it"
-            raise InputError(explain("batch norm", "rows of one dimension", f"{list(x.shape)}", fix))
-        rows = self._meaning("batch norm", x)
+            raise InputError(explain("batch norm", "a tensor [rows, features]", f"{list(x.shape)}", fix))
+        rows = self._row_space("batch norm", x)
         if rows.space == "mixed":
-            got = "the input rows, or rows inside a single_input layer, which several ranks hold"
+            got = "the input rows, or rows inside a layer that takes one tensor of rows, which several ranks hold"
             raise InputError(explain("batch norm", "rows that one rank holds", got, "put it behind a layer"))
         self._norms.append(rows)
         return F.batch_norm(x, None, None, weight, bias, True, momentum, eps)
@@ -81,22 +83,12 @@ class Recorder(ForwardPass):
         """What was learned; ``out`` is what the model returned."""
         if not self._layer_of:
             fix = "pass edge_index to PyG layers, or write the model against batch.shuffle"
-            raise InputError(explain("the model", "message-passing layers that are called with it", "none", fix))
+            raise InputError(explain("the model", "message-passing layers called with edge_index", "none", fix))
         depth = max(self._layer_of.values()) + 1
         first = next(iter(tensors_of(out)), None)
-        if first is None or self._meaning("the model's output", first) != RowSpace("local", depth):
+        if first is None or self._row_space("the model's output", first) != RowSpace("local", depth):
             raise InputError(explain_rows("the model's output", torch.empty(0) if first is None else first))
         return ForwardPlan(depth, self._layer_of, self._plan.single_input, tuple(self._dropouts), tuple(self._norms))
-
-
-def tensors_of(out: Any) -> Iterator[Tensor]:
-    """All tensors of a model's output."""
-    if isinstance(out, Tensor):
-        yield out
-    elif isinstance(out, dict):
-        yield from (tensor for value in out.values() for tensor in tensors_of(value))
-    elif isinstance(out, tuple | list):
-        yield from (tensor for value in out for tensor in tensors_of(value))
 
 
 @contextmanager
@@ -116,8 +108,8 @@ def forbid_random_draws() -> Iterator[None]:
         raise InputError(explain("the model", "no randomness of its own", "draws from a generator in forward", fix))
 
 
-def example_input(model: Module, num_features: int | None) -> Tensor:
-    """One row like the model's input: its width from the model's first module that says so."""
+def example_input(model: Module, num_features: int | None, num_edge_features: int | None) -> ExampleInput:
+    """What the model takes; widths that are not given come from the first module that has one."""
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     if num_features is None:
         for module in model.modules():
@@ -129,12 +121,16 @@ def example_input(model: Module, num_features: int | None) -> Tensor:
     if num_features is None:
         fix = "say it: gsplit.parallelize(model, mesh, num_features=...)"
         raise InputError(explain("the model", "a number of input features", "no module that has one", fix))
-    return torch.empty(1, num_features, dtype=first.dtype, device=first.device)
+    if num_edge_features is None:
+        widths = (edge_features_of(layer) for layer in layers_of(model).values())
+        num_edge_features = next((width for width in widths if width is not None), None)
+    row = torch.empty(1, num_features, dtype=first.dtype, device=first.device)
+    return ExampleInput(row, num_edge_features)
 
 
 @contextmanager
 def preserve_state(model: Module) -> Iterator[None]:
-    """Put the model's buffers, modes and torch's generator back as they were."""
+    """Restore the model's buffers and modes and torch's generator afterwards; no gradients inside."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     modes = {name: module.training for name, module in model.named_modules()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -148,7 +144,7 @@ def preserve_state(model: Module) -> Iterator[None]:
 
 
 def explain_failure(run: Callable[[], Any]) -> Any:
-    """Run the model on the toy batch; what it cannot do there becomes a message."""
+    """Run the model on a toy batch; any exception becomes an ``InputError`` with what may be wrong."""
     try:
         return run()
     except InputError:
@@ -156,8 +152,8 @@ def explain_failure(run: Callable[[], Any]) -> Any:
     except Exception as error:
         fix = (
             "a residual is x[:h.size(0)] + h, because a layer keeps its destinations only; forward takes "
-            "(x, edge_index) or (batch), and layers no edge features; a rank may have no rows at all; a width that "
-            "could not be found is given as num_features="
+            "(x, edge_index) or (batch), with edge_weight and edge_attr under these names; a rank may have no rows at "
+            "all; widths that could not be found are given as num_features= and num_edge_features="
         )
         got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise InputError(explain("the model", "to run on a mini-batch of blocks", got, fix)) from error

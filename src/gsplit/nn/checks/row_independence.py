@@ -1,14 +1,13 @@
-"""A check made when a model is wrapped: outputs of a target must not depend on which other targets are there.
+"""Row independence, checked when a model is wrapped: a target's output must not depend on the other targets.
 
 A model that fails it mixes rows that are not neighbours, in a layer we do not know or in its own code, and would be
 silently wrong when it is split. It runs on a copy with other weights (a gate that starts closed would hide what lies
-behind), in float64 where the model can, in evaluation and in training, with dropout off and batch norm by its running
-statistics.
+behind), in float64 if the model runs there, in evaluation and in training mode, with dropout off and batch norm by its
+running statistics.
 """
 
-import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -18,24 +17,28 @@ from torch.nn import Module
 
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
-from gsplit.nn.calls import call_model
-from gsplit.nn.checks.dry_run import explain_failure, tensors_of
-from gsplit.nn.checks.toy import toy_empty, toy_halves
-from gsplit.nn.forward_pass import ForwardPass, ForwardPlan
+from gsplit.nn.calls import call_model, tensors_of
+from gsplit.nn.checks.dry_run import explain_failure
+from gsplit.nn.checks.perturbed_copy import has_tables, perturbed_copy
+from gsplit.nn.checks.toy import ExampleInput, num_toy_vertices, toy_empty, toy_halves
+from gsplit.nn.forward_pass import ForwardPass
+from gsplit.nn.forward_plan import ForwardPlan
 
 __all__ = ["check_row_independence", "check_rows"]
 
+_Outputs = list[tuple[Any, slice]]
+"""What the model returned for some of the targets, and which these are."""
 OverrideForwardPass = Callable[[Module, ForwardPass], AbstractContextManager[None]]
 
 
-class _Still(ForwardPass):
-    """A step without dropout, and with batch norm by its running statistics: what is left must be row-wise."""
+class _DeterministicPass(ForwardPass):
+    """A forward pass without dropout, and with batch norm by its running statistics: what is left must be row-wise."""
 
-    def drop(self, x: Tensor, p: float, training: bool) -> Tensor:
-        """Nothing."""
+    def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
+        """Drop nothing."""
         return x
 
-    def normalise(
+    def batch_norm(
         self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
     ) -> Tensor:
         """As in evaluation."""
@@ -43,39 +46,48 @@ class _Still(ForwardPass):
 
 
 def check_row_independence(
-    model: Module, plan: ForwardPlan, like: Tensor, override_forward_pass: OverrideForwardPass
+    model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
 ) -> None:
-    """Try a copy of a wrapped model; ``override_forward_pass`` lets another step answer its layers."""
-    moved, like = _moved_copy(model, like, plan, override_forward_pass)
+    """Refuse a wrapped model that mixes rows; ``override_forward_pass`` sets the forward pass of its layers.
+
+    One copy of the model is alive at a time. A smaller one, or one in float64, that does not run gives way to the next.
+    """
+    num_vertices = num_toy_vertices(plan.depth)
+    copies: list[tuple[torch.dtype | None, int | None]] = [(torch.float64, num_vertices), (None, num_vertices)]
+    if has_tables(model, num_vertices):
+        copies.append((None, None))
+
+    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> list[_Outputs]:
+        perturbed = perturbed_copy(model, dtype, max_rows)
+        return _outputs_of(perturbed, plan, like if dtype is None else like.to(dtype), override_forward_pass)
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for attempt in copies[:-1]:
+            with suppress(InputError):  # not kept: its traceback would keep the copy
+                found = outputs(*attempt)
+                break
+        else:
+            found = outputs(*copies[-1])
+    for whole, *parts in found:
+        for part, half in parts:
+            check_rows(whole[0], part, half)
+
+
+def _outputs_of(
+    model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
+) -> list[_Outputs]:
+    """Outputs for all targets and for each half, in evaluation and in training; also without any row, as a rank may."""
+
+    def run(batch: Batch) -> Any:
+        with override_forward_pass(model, _DeterministicPass(batch, plan)):
+            return explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
+
+    run(toy_empty(plan.depth, like))
+    found = []
     for training in (False, True):
-        moved.train(training)
-        outs = [(_run(moved, batch, plan, override_forward_pass), half) for batch, half in toy_halves(plan.depth, like)]
-        for part, half in outs[1:]:
-            check_rows(outs[0][0], part, half)
-
-
-def _run(model: Module, batch: Batch, plan: ForwardPlan, override_forward_pass: OverrideForwardPass) -> Any:
-    with override_forward_pass(model, _Still(batch, plan)):
-        return explain_failure(lambda: call_model(model, batch))
-
-
-def _moved_copy(
-    model: Module, like: Tensor, plan: ForwardPlan, override_forward_pass: OverrideForwardPass
-) -> tuple[Module, Tensor]:
-    """A copy with other weights that runs on nothing, as a rank without rows must; in float64 if it does there."""
-    moved = copy.deepcopy(model).eval()
-    generator = torch.Generator().manual_seed(0)
-    for parameter in moved.parameters():
-        if parameter.is_floating_point():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.add_(0.1 * noise.to(parameter.device, parameter.dtype))
-    _run(moved, toy_empty(plan.depth, like), plan, override_forward_pass)
-    wide = copy.deepcopy(moved).double()
-    try:
-        _run(wide, toy_empty(plan.depth, like.double()), plan, override_forward_pass)
-    except InputError:
-        return moved, like
-    return wide, like.double()
+        model.train(training)
+        found.append([(run(batch), half) for batch, half in toy_halves(plan.depth, like)])
+    return found
 
 
 def check_rows(whole: Any, part: Any, half: slice) -> None:

@@ -1,25 +1,31 @@
 """Toy mini-batches on which models are tried when they are wrapped.
 
-The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all numbers
-of rows differ, so that each has one meaning; ``toy_halves`` are mini-batches with some targets in common.
+The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all
+row spaces differ in size, so that a tensor's size tells its row space; ``toy_halves`` are mini-batches with targets in
+common.
 """
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.batch import Batch
-from gsplit.blocks import Block, ShuffleIndex
-from gsplit.distributed.comm import SoloComm
-from gsplit.errors import InputError, explain
+from gsplit.batch import Batch, BatchContext, BatchLayer
+from gsplit.blocks import Block
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.errors import explain
+from gsplit.exchange import PremixedExchange
+from gsplit.features.protocol import take_rows
 from gsplit.graph import Graph
-from gsplit.kernels.buffers import BufferPool
-from gsplit.nn.forward_pass import RowSpace, num_rows
+from gsplit.local_graph import ArrayNames, LocalGraph
+from gsplit.nn.forward_plan import RowSpace, num_rows
+from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
-from gsplit.telemetry import Telemetry
+from gsplit.store.memory import MemoryStore
 
-__all__ = ["ToyBatch", "explain_rows", "toy_batch", "toy_halves", "toy_empty"]
+__all__ = ["ExampleInput", "explain_rows", "num_toy_vertices", "toy_batch", "toy_empty", "toy_halves"]
 
 _PAIRS = 4
 _TRIES = 200
@@ -34,23 +40,56 @@ def explain_rows(where: str, x: Tensor) -> str:
     return explain(where, "rows of one frontier of the mini-batch", f"{list(x.shape)}", fix)
 
 
-class ToyBatch(Batch):
-    """A batch whose mixed frontiers have rows from nowhere, to tell them from local ones."""
+@dataclass(frozen=True)
+class ExampleInput:
+    """What a model takes: a row like its input's, and how many features an edge has; None if its layers take none."""
 
-    def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The shapes of ``Batch.shuffle``; rows that would be received are zero."""
-        index = self.indices[layer]
-        missing = index.num_mixed - h.size(0)
-        if missing not in (0, index.num_received):
-            raise InputError(explain_rows(f"layer {layer}", h))
-        return torch.cat([h, h.new_zeros(missing, *h.shape[1:])]), h[: index.num_dst]
+    row: Tensor
+    num_edge_features: int | None
+
+    def to(self, dtype: torch.dtype) -> "ExampleInput":
+        """The same in another type."""
+        return replace(self, row=self.row.to(dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _PaddedExchange:
+    """An exchange that receives rows of zeros from nowhere, so that mixed frontiers differ from local ones."""
+
+    num_local: int
+    num_dst: int
+    num_received: int
+
+    num_sent = num_collectives = 0
+
+    @property
+    def num_input(self) -> int:
+        return self.num_local
+
+    @property
+    def num_mixed(self) -> int:
+        return self.num_local + self.num_received
+
+    def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([h, h.new_zeros(self.num_received, *h.shape[1:])]), h[: self.num_dst]
+
+    def fill_received(self, mixed: Tensor, purpose: str) -> None:
+        mixed[self.num_local :] = 0
+
+
+def _spacing(num_layers: int) -> int:
+    return 4 * num_layers + 8  # further apart than a walk of all layers reaches
+
+
+def num_toy_vertices(num_layers: int) -> int:
+    """Vertices of the toy graph; their ids are smaller."""
+    return _PAIRS * _spacing(num_layers)
 
 
 def _toy_graph(num_layers: int, seed: int) -> tuple[Graph, Tensor]:
     """Chains with side edges, self-loops and vertices without in-edges; targets in neighbouring pairs."""
     rng = np.random.default_rng(seed)
-    spacing = 4 * num_layers + 8
-    n = _PAIRS * spacing
+    spacing, n = _spacing(num_layers), num_toy_vertices(num_layers)
     sources: list[list[int]] = []
     for v in range(n):
         near = [v + 1, v + 2, v + 3] if v % 5 else [v, v + 1]
@@ -61,72 +100,88 @@ def _toy_graph(num_layers: int, seed: int) -> tuple[Graph, Tensor]:
     return graph, torch.from_numpy(np.stack([firsts, firsts + 1]).reshape(-1))
 
 
-def _batch_of(graph: Graph, targets: Tensor, num_layers: int, x: Tensor, extra: list[int], cls: type[Batch]) -> Batch:
+def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
+    """The toy graph with features, edge weights, and edge features if the model takes some."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        values: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = torch.randn(
+            *shape, generator=generator, dtype=torch.float64
+        ).numpy()
+        return values
+
+    arrays = {"features/x": draw(graph.num_vertices, *like.row.shape[1:])}
+    arrays["edges/edge_weight"] = np.abs(draw(graph.num_edges))
+    if like.num_edge_features is not None:
+        arrays["edges/edge_attr"] = draw(graph.num_edges, like.num_edge_features)
+    return MemoryStore(graph, [0, graph.num_vertices], arrays, dict.fromkeys(arrays, "float64"))
+
+
+def _batch_of(graph: Graph, targets: Tensor, num_layers: int, like: ExampleInput, extra: list[int]) -> Batch:
     """A mini-batch of the toy graph on one process; layer l has ``extra[l]`` rows from nowhere."""
-    device = x.device
-    sampler = TorchNeighborSampler(graph, np.empty(0, np.int64), device)
+    device, mesh = like.row.device, solo_mesh(like.row.device)
+    local = LocalGraph(_toy_store(graph, like), mesh, Ownership((0, graph.num_vertices)))
+    sampler = TorchNeighborSampler(graph, np.empty(0, np.int64), device, edge_ids=True)
     sample = sample_minibatch(sampler, targets.to(device), [-1] * num_layers, StepKey(0, 0, 0))
-    ids = sample.input_ids
-    blocks = [Block(b.indptr, b.src_rows, b.num_src + more) for b, more in zip(sample.blocks, extra, strict=True)]
-    indices = [
-        ShuffleIndex(ids[:0], (0,), (more,), b.num_src, b.num_dst) for b, more in zip(sample.blocks, extra, strict=True)
-    ]
-    rows = torch.cat([x[ids], x.new_zeros(extra[0], *x.shape[1:])])
-    return cls(
-        x=rows,
+    has_attr = like.num_edge_features is not None
+    layers = []
+    for number, (block, more) in enumerate(zip(sample.blocks, extra, strict=True)):
+        assert block.edge_ids is not None
+        padded = _PaddedExchange(block.num_src, block.num_dst, more)
+        layers.append(
+            BatchLayer(
+                Block(block.indptr, block.src_rows, padded.num_mixed, block.edge_ids),
+                padded if number else PremixedExchange(padded),
+                take_rows(local.edge_rows("edge_attr"), block.edge_ids, device) if has_attr else None,
+                take_rows(local.edge_rows("edge_weight"), block.edge_ids, device),
+            )
+        )
+    x = take_rows(local.rows("features/x"), sample.input_ids, device).to(like.row.dtype)
+    arrays = ArrayNames(local.store, "x", "edge_attr", "edge_weight")
+    context = BatchContext(mesh, StepKey(0, 0, 0), local, arrays, "split", each_vertex_once=True)
+    return Batch(
+        x=torch.cat([x, x.new_zeros(extra[0], *x.shape[1:])]),
         labels=None,
-        n_id=ids,
-        blocks=tuple(blocks),
-        indices=tuple(indices),
-        batch_size=targets.numel(),
+        n_id=sample.input_ids,
+        input_ids=sample.input_ids,
+        layers=tuple(layers),
+        num_targets=targets.numel(),
         global_batch_size=targets.numel(),
-        key=StepKey(0, 0, 0),
-        comm=SoloComm(),
-        world=SoloComm(),
-        strategy="split",
-        telemetry=Telemetry(),
-        pool=BufferPool(device),
-        scales=tuple(torch.full((b.num_src,), 0.5, dtype=x.dtype, device=device) for b in blocks),
+        context=context,
     )
 
 
-def _features(graph: Graph, like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(graph.num_vertices, *like.shape[1:], generator=generator, dtype=torch.float64)
-    return x.to(like.device, like.dtype)
-
-
-def _kinds(num_layers: int) -> list[RowSpace]:
+def _row_spaces(num_layers: int) -> list[RowSpace]:
     spaces = [RowSpace(space, layer) for layer in range(num_layers) for space in ("mixed", "edges", "looped edges")]
     return [*(RowSpace("local", level) for level in range(num_layers + 1)), *spaces]
 
 
-def toy_batch(num_layers: int, like: Tensor) -> tuple[Batch, dict[int, RowSpace]]:
-    """A batch in which a number of rows has one meaning only, and those meanings."""
+def toy_batch(num_layers: int, like: ExampleInput) -> tuple[Batch, dict[int, RowSpace]]:
+    """A batch in which no two row spaces have the same number of rows, and the row space of each number."""
     for seed in range(_TRIES):
         rng = np.random.default_rng(1000 + seed)
         graph, targets = _toy_graph(num_layers, seed)
         extra = [int(more) for more in rng.integers(1, 40 * num_layers, num_layers)]
-        batch = _batch_of(graph, targets, num_layers, _features(graph, like), extra, ToyBatch)
-        meanings = {num_rows(batch, kind): kind for kind in _kinds(num_layers)}
-        if len(meanings) == len(_kinds(num_layers)):
-            return batch, meanings
+        batch = _batch_of(graph, targets, num_layers, like, extra)
+        space_of = {num_rows(batch, space): space for space in _row_spaces(num_layers)}
+        if len(space_of) == len(_row_spaces(num_layers)):
+            return batch, space_of
     raise AssertionError(f"no toy batch of {num_layers} layers found")
 
 
-def toy_empty(num_layers: int, like: Tensor) -> Batch:
+def toy_empty(num_layers: int, like: ExampleInput) -> Batch:
     """A mini-batch of which a rank has nothing."""
     graph, targets = _toy_graph(num_layers, 0)
-    return _batch_of(graph, targets[:0], num_layers, _features(graph, like), [0] * num_layers, Batch)
+    return _batch_of(graph, targets[:0], num_layers, like, [0] * num_layers)
 
 
-def toy_halves(num_layers: int, like: Tensor) -> list[tuple[Batch, slice]]:
+def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]:
     """A toy mini-batch of all targets, of the first half and of the second, and where those stand in the whole.
 
     Targets of the first half draw from those of the second, which draw from none of the first: mixing along either
     direction of the edges, or along the rows either way, changes one of the two.
     """
     graph, targets = _toy_graph(num_layers, 0)
-    x, none = _features(graph, like), [0] * num_layers
+    none = [0] * num_layers
     halves = [slice(0, 2 * _PAIRS), slice(0, _PAIRS), slice(_PAIRS, 2 * _PAIRS)]
-    return [(_batch_of(graph, targets[half], num_layers, x, none, Batch), half) for half in halves]
+    return [(_batch_of(graph, targets[half], num_layers, like, none), half) for half in halves]

@@ -70,11 +70,13 @@ class Table:
             files = sorted(p for p in self.path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
         self._files = files
         if not self._files or not self._files[0].is_file():
-            raise InputError(explain(self.path, "a table, or a folder of them", "nothing there", "check the path"))
+            got = "a folder without files" if self.path.is_dir() else "no such file"
+            raise InputError(explain(self.path, "a table, or a folder of them", got, "check the path"))
         first = self._files[0]
         self._is_csv = not first.name.endswith((".parquet", ".pq"))
         if self._is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
-            raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", "another", "convert it"))
+            got = f"one that ends in {first.suffix}" if first.suffix else "one without an ending"
+            raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", got, "convert it"))
         if len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
         self._delimiter = delimiter
@@ -202,5 +204,7 @@ def list_rows(where: str, column: Any) -> Array:
         lengths = arrow.compute.unique(arrow.compute.list_value_length(column))
         width = lengths[0].as_py() if len(lengths) == 1 else None
     if width is None or column.null_count or flat.size != width * len(column):
-        raise InputError(explain(where, "lists of one length, none missing", "others", "pad or fill the lists"))
+        ends = arrow.compute.min_max(arrow.compute.list_value_length(column)).as_py()
+        got = f"{column.null_count} missing, lengths {ends['min']}..{ends['max']} in {len(column)} rows"
+        raise InputError(explain(where, "lists of one length, none missing", got, "pad or fill the lists"))
     return flat.reshape(len(column), width)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
+from gsplit.store.importers.labels import as_labels
 from gsplit.store.importers.npz_file import NpzMember, npz_members
 from gsplit.store.source import (
     CHUNK_BYTES,
@@ -29,7 +30,7 @@ from gsplit.store.source import (
     row_slices,
 )
 
-__all__ = ["edge_index_chunks", "feature_rows", "label_rows", "npz_source"]
+__all__ = ["edge_index_chunks", "feature_rows", "npz_source"]
 
 _TARGETS = {"train_idx": "train", "val_idx": "val", "test_idx": "test"}
 _SPARSE_X = ("x_indptr", "x_indices", "x_data", "x_shape")
@@ -53,6 +54,8 @@ def npz_source(path: str | Path) -> GraphSource:
         features["x"] = _sparse_rows(members)
     used = {"edge_index", "x", "y", "num_nodes", *_TARGETS, *_SPARSE_X, *_EDGE_VALUES}
     unused = sorted(set(members) - used)
+    labels = as_labels(_label_rows(members["y"])) if "y" in members else None
+    notes = (f"not imported: {', '.join(unused)}",) if unused else ()
     return GraphSource(
         kind="npz",
         num_vertices=_num_vertices(members),
@@ -60,10 +63,10 @@ def npz_source(path: str | Path) -> GraphSource:
         edges=lambda: edge_index_chunks(edges, values),
         edge_values={name: _value_type(member, edges.shape[1]) for name, member in values.items()},
         features=features,
-        y=label_rows(members["y"]) if "y" in members else None,
+        y=labels.rows if labels else None,
         targets={name: members[key].integers() for key, name in _TARGETS.items() if key in members},
         settings={"input": plain_name(path)},
-        notes=(f"not imported: {', '.join(unused)}",) if unused else (),
+        notes=(*labels.notes, *notes) if labels else notes,
     )
 
 
@@ -117,9 +120,9 @@ def feature_rows(member: NpzMember) -> RowStream:
     return member.rows(name)
 
 
-def label_rows(member: NpzMember) -> RowStream:
-    """Integer labels as int64; floats as they are."""
-    if member.dtype.kind in "iub" and member.dtype != np.uint64:
+def _label_rows(member: NpzMember) -> RowStream:
+    """Integer labels as int64; others as they are."""
+    if member.dtype.kind in "iu" and member.dtype != np.uint64:
         return member.rows("int64")
     name = dtype_name(member.dtype)
     if name is None:
@@ -140,8 +143,9 @@ def _sparse_rows(members: dict[str, NpzMember]) -> RowStream:
             or columns.size != data.size
             or (columns.size and not 0 <= int(columns.min()) <= int(columns.max()) < width)
         ):
-            where = members["x_indptr"].where
-            raise InputError(explain(where, f"a CSR matrix of {num_rows} x {width}", "another", "save it again"))
+            where, widest = members["x_indptr"].where, int(columns.max(initial=-1))
+            got = f"{indptr.size} offsets, {columns.size} columns up to {widest}, {data.size} values"
+            raise InputError(explain(where, f"a CSR matrix of {num_rows} x {width}", got, "save it again"))
         for piece in row_slices(num_rows, 4 * width):
             first, last = int(indptr[piece.start]), int(indptr[piece.stop])
             dense = np.zeros((piece.stop - piece.start, width), np.float32)

@@ -49,7 +49,8 @@ class NpzMember:
                     take = min(step, count - start) * self.dtype.itemsize
                     data = stream.read(take)
                     if len(data) != take:
-                        raise InputError(explain(self.where, f"elements for shape {self.shape}", "fewer", _SAVE_AGAIN))
+                        found = start + len(data) // self.dtype.itemsize
+                        raise InputError(explain(self.where, f"{count} elements", found, _SAVE_AGAIN))
                     yield np.frombuffer(data, self.dtype)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
             raise InputError(explain(self.where, "a sound zip member", error, _SAVE_AGAIN)) from None

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
 from gsplit.store.importers.arrow import csv_columns, number_column
+from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
 from gsplit.store.importers.npz_file import npz_members
 from gsplit.store.source import (
@@ -47,7 +48,9 @@ def ogb_source(folder: str | Path, *, split: str | None = None) -> GraphSource:
         fix = "only homogeneous graphs can be imported"
         raise InputError(explain(folder, "a homogeneous OGB set", "a heterogeneous one", fix))
     fix = "give the folder that holds raw/ and split/"
-    raise InputError(explain(folder, "raw/edge.csv.gz or raw/data.npz", "neither", fix))
+    found = sorted(p.name for p in (raw if raw.is_dir() else folder).iterdir()) if folder.is_dir() else None
+    got = "no such folder" if found is None else f"only {', '.join(found[:5]) or 'an empty folder'}"
+    raise InputError(explain(folder, "raw/edge.csv.gz or raw/data.npz", got, fix))
 
 
 def _targets(folder: Path, split: str | None) -> dict[str, npt.NDArray[np.int64]]:
@@ -73,18 +76,9 @@ def _integers(path: Path, column: Any) -> npt.NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def _as_labels(raw: Array) -> Array:
-    """One column as integers, -1 for NaN; several columns as they are."""
-    if raw.ndim == 2 and raw.shape[1] == 1:
-        raw = raw[:, 0]
-    if raw.ndim == 1 and raw.dtype.kind == "f":
-        return np.where(np.isnan(raw), -1, raw).astype(np.int64)
-    return raw.astype(np.int64) if raw.dtype.kind in "iu" else raw
-
-
-def _label_rows(raw: Array) -> RowStream:
-    labels = _as_labels(raw)
-    return rows_of(labels, "int64" if labels.dtype.kind in "iu" else "float32")
+def _labels(raw: Array) -> Labels:
+    """Classes, -1 for NaN; several columns, and one of fractions, as they are."""
+    return as_labels(rows_of(raw, "int64" if raw.dtype.kind in "iu" else "float32"), floats_are_classes=True)
 
 
 def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
@@ -105,20 +99,21 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
                 explain(file, f"{num_edges} edges, as num-edge-list says", found, "download the set again")
             )
 
-    features, y = {}, None
+    features, labels = {}, None
     if (raw / "node-feat.csv.gz").is_file():
         features["x"] = _csv_features(raw / "node-feat.csv.gz")
     if (raw / "node-label.csv.gz").is_file():
-        y = _label_rows(_csv_matrix(raw / "node-label.csv.gz"))
+        labels = _labels(_csv_matrix(raw / "node-label.csv.gz"))
     return GraphSource(
         kind="ogb",
         num_vertices=num_vertices,
         num_edges=num_edges,
         edges=edges,
         features=features,
-        y=y,
+        y=labels.rows if labels else None,
         targets=targets,
         settings={"folder": plain_name(folder), "layout": "csv"},
+        notes=labels.notes if labels else (),
     )
 
 
@@ -149,11 +144,17 @@ def _csv_features(path: Path) -> RowStream:
 
 
 def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
-    data, labels = npz_members(folder / "raw" / "data.npz"), npz_members(folder / "raw" / "node-label.npz")
-    for name, members in (("edge_index", data), ("num_nodes_list", data), ("node_label", labels)):
+    files = folder / "raw" / "data.npz", folder / "raw" / "node-label.npz"
+    data, second = (npz_members(file) for file in files)
+    for name, file, members in (
+        ("edge_index", files[0], data),
+        ("num_nodes_list", files[0], data),
+        ("node_label", files[1], second),
+    ):
         if name not in members:
-            raise InputError(explain(folder / "raw", f"an array {name}", "none", "download the set again"))
-    edges = data["edge_index"]
+            got = f"only {', '.join(members) or 'an empty archive'}"
+            raise InputError(explain(file, f"an array {name}", got, "download the set again"))
+    edges, labels = data["edge_index"], _labels(second["node_label"].read())  # one number per vertex
     check_edge_index(edges.where, edges.dtype, edges.shape)
     return GraphSource(
         kind="ogb",
@@ -161,7 +162,8 @@ def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> G
         num_edges=edges.shape[1],
         edges=lambda: edge_index_chunks(edges, {}),
         features={"x": feature_rows(data["node_feat"])} if "node_feat" in data else {},
-        y=_label_rows(labels["node_label"].read()),  # one number per vertex
+        y=labels.rows,
         targets=targets,
         settings={"folder": plain_name(folder), "layout": "binary"},
+        notes=labels.notes,
     )

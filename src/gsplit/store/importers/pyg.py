@@ -1,15 +1,17 @@
 """PyG ``Data`` objects in and out, nothing lost on the way.
 
 ``from_pyg`` keeps every attribute it can represent and refuses the others by name. It also stores each edge's
-position in ``edge_index`` (``edges/input_position``), so that ``to_pyg`` gives back the very same object.
+position in ``edge_index`` (``edges/input_position``), and the form in which labels came where ``labels`` changed it,
+so that ``to_pyg`` gives back the very same object. (Of float labels with both -1 and NaN, all missing ones become NaN.)
 """
 
+import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -18,6 +20,8 @@ from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
 from gsplit.store.build import build_store
 from gsplit.store.files import Array
+from gsplit.store.importers.labels import Labels, as_labels
+from gsplit.store.manifest import INPUT_POSITION
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.store.reader import Store
 from gsplit.store.source import (
@@ -34,8 +38,9 @@ from gsplit.store.source import (
 
 __all__ = ["from_pyg", "memory_store", "pyg_source", "to_pyg"]
 
-POSITION = "input_position"
 _SPLITS = ("train", "val", "test")
+_MASKS = tuple(f"{split}_mask" for split in _SPLITS)
+_log = logging.getLogger(__name__)
 
 
 def from_pyg(
@@ -52,6 +57,8 @@ def from_pyg(
     """Write a PyG ``Data`` object as a store. ``ignore`` names attributes to leave out."""
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
     source = pyg_source(data, ignore=ignore, keep_positions=rules == EdgeRules())
+    for note in source.notes:
+        _log.info("%s", note)
     return build_store(source, path, rules=rules, overwrite=overwrite, progress=progress)
 
 
@@ -66,22 +73,24 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
     features: dict[str, RowStream] = {}
     values: dict[str, tuple[ValueType, Array]] = {}
     targets: dict[str, Array] = {}
-    y: RowStream | None = None
+    labels: Labels | None = None
+    settings: dict[str, object] = {"num_nodes_given": "num_nodes" in data}
     left: list[str] = []
     for name, value in data.to_dict().items():
         if name in ("edge_index", "num_nodes") or name in ignore or value is None:
             continue
-        split = name.removesuffix("_mask") if name.endswith("_mask") else ""
-        if not isinstance(value, Tensor) or value.layout != torch.strided or name == POSITION:
-            left.append(name)
-        elif name == "y" and value.dim() in (1, 2) and value.size(0) == num_vertices:
-            y = rows_of(*_stored(value))
-        elif split in _SPLITS and value.dtype == torch.bool and value.shape == (num_vertices,):
-            targets[split] = np.flatnonzero(_host(value))
-        elif data.is_edge_attr(name) and value.dim() in (1, 2):
+        kind = _kind(data, name, value, num_vertices)
+        if kind == "label":
+            rows = rows_of(*_stored(value))
+            labels = as_labels(rows)
+            if labels.rows is not rows:
+                settings["y_given"] = {"dtype": str(value.dtype).removeprefix("torch."), "dim": value.dim()}
+        elif kind == "mask":
+            targets[name.removesuffix("_mask")] = np.flatnonzero(_host(value))
+        elif kind == "edge":
             array, dtype = _stored(value)
             values[name] = (ValueType(dtype, array.shape[1:]), array)
-        elif value.is_floating_point() and value.dim() == 2 and value.size(0) == num_vertices:
+        elif kind == "feature":
             features[name] = rows_of(*_stored(value))
         else:
             left.append(name)
@@ -90,7 +99,7 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         fix = f"convert them, or pass ignore={tuple(left)!r}"
         raise InputError(explain("data", expected, f"also {', '.join(left)}", fix))
     if keep_positions:
-        values[POSITION] = (ValueType("int64"), np.arange(edge_index.shape[1]))
+        values[INPUT_POSITION] = (ValueType("int64"), np.arange(edge_index.shape[1]))
     return GraphSource(
         kind="pyg",
         num_vertices=num_vertices,
@@ -98,40 +107,68 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         edges=lambda: _edge_chunks(edge_index, {name: array for name, (_, array) in values.items()}),
         edge_values={name: kind for name, (kind, _) in values.items()},
         features=features,
-        y=y,
+        y=labels.rows if labels else None,
         targets=targets,
-        settings={"num_nodes_given": "num_nodes" in data},
+        settings=settings,
+        notes=labels.notes if labels else (),
     )
+
+
+def _kind(data: Data, name: str, value: Any, num_vertices: int) -> Literal["label", "mask", "edge", "feature"] | None:
+    """What an attribute is in a store; None where a store cannot hold it."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or name == INPUT_POSITION:
+        return None
+    if name == "y" and value.dim() in (1, 2) and value.size(0) == num_vertices:
+        return "label"
+    if name in _MASKS and value.dtype == torch.bool and value.shape == (num_vertices,):
+        return "mask"
+    if data.is_edge_attr(name) and value.dim() in (1, 2):
+        return "edge"
+    return "feature" if value.is_floating_point() and value.dim() == 2 and value.size(0) == num_vertices else None
 
 
 def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     """A ``Data`` object in memory, renumbered by ``partition`` (a part for every vertex; one part if None)."""
     unused = _not_for_sampling(data)
     source = pyg_source(data, ignore=unused, keep_positions=False)
-    parts = np.zeros(source.num_vertices, np.int64) if partition is None else _host(partition)
-    if parts.shape != (source.num_vertices,) or parts.dtype.kind not in "iu" or (parts.size and int(parts.min()) < 0):
-        got, fix = f"{parts.dtype} {list(parts.shape)}", "give the part of every vertex, from 0"
-        raise InputError(explain("partition", f"integers of shape [{source.num_vertices}]", got, fix))
-    parts = parts.astype(np.int64)
+    for note in source.notes:
+        _log.info("%s", note)
+    num_vertices, edges = source.num_vertices, _host(data.edge_index).astype(np.int64)
     arrays = {f"features/{name}": (_all_rows(rows), rows.type.dtype) for name, rows in source.features.items()}
     if source.y is not None:
         arrays["y"] = (_all_rows(source.y), source.y.type.dtype)
-    edges = _host(data.edge_index).astype(np.int64)
-    if edges.size and not 0 <= int(edges.min()) <= int(edges.max()) < source.num_vertices:
-        raise InputError(explain("edge_index", f"ids in 0..{source.num_vertices - 1}", "others", "correct the edges"))
-    store = renumbered_store(edges[0], edges[1], parts, arrays, dict(source.targets))
-    return replace(store, unused=tuple(unused))
+    outside = np.flatnonzero(((edges < 0) | (edges >= num_vertices)).any(axis=0))
+    if outside.size:
+        src, dst = edges[:, outside[0]].tolist()
+        got = f"{outside.size} with other ids, such as edge {outside[0]}, {src} -> {dst}"
+        raise InputError(explain("edge_index", f"ids in 0..{num_vertices - 1}", got, "correct the edges"))
+    values = {name: _stored(data[name]) for name in source.edge_values}
+    parts = _parts(partition, num_vertices)
+    return renumbered_store(edges[0], edges[1], parts, arrays, source.targets, values, unused=tuple(unused))
+
+
+def _parts(partition: Tensor | None, num_vertices: int) -> npt.NDArray[np.int64]:
+    """The part of every vertex."""
+    if partition is None:
+        return np.zeros(num_vertices, np.int64)
+    parts, fix = _host(partition), "give the part of every vertex, from 0"
+    if parts.shape != (num_vertices,) or parts.dtype.kind not in "iu":
+        got = f"{parts.dtype} {list(parts.shape)}"
+        raise InputError(explain("partition", f"integers of shape [{num_vertices}]", got, fix))
+    if parts.size and int(parts.min()) < 0:
+        got = f"{parts.min()} for vertex {parts.argmin()}"
+        raise InputError(explain("partition", "parts from 0", got, fix))
+    return parts.astype(np.int64)
 
 
 def _not_for_sampling(data: Data) -> list[str]:
-    """Attributes that mini-batches do not carry: all but x, y, masks and float matrices of the vertices."""
+    """Attributes that mini-batches do not carry: what no store holds, but for x, y and masks, which are refused."""
     if not isinstance(data, Data):
         return []
-    kept = {"x", "y", "edge_index", "num_nodes", *(f"{split}_mask" for split in _SPLITS)}
-    for name, value in data.to_dict().items():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2 and data.is_node_attr(name):
-            kept.add(name)
-    return sorted(set(data.keys()) - kept)
+    kept = {"x", "y", "edge_index", "num_nodes", *_MASKS}
+    num_vertices = int(data.num_nodes or 0)
+    others = {name: value for name, value in data.to_dict().items() if name not in kept and value is not None}
+    return sorted(name for name, value in others.items() if _kind(data, name, value, num_vertices) is None)
 
 
 def _all_rows(rows: RowStream) -> Array:
@@ -179,23 +216,33 @@ def to_pyg(store: Store) -> Data:
     dst = torch.repeat_interleave(original, torch.from_numpy(graph.in_degrees()))
     edge_index = torch.stack([original[torch.from_numpy(np.array(graph.indices, np.int64))], dst])
     order: Tensor | None = None
-    if f"edges/{POSITION}" in store.names:
-        order = torch.argsort(_loaded(store, f"edges/{POSITION}"))
+    if f"edges/{INPUT_POSITION}" in store.names:
+        order = torch.argsort(_loaded(store, f"edges/{INPUT_POSITION}"))
     content: dict[str, Any] = {"edge_index": edge_index if order is None else edge_index[:, order]}
     for name in store.manifest.names("features"):
         content[name] = _loaded(store, f"features/{name}")[place]
+    settings = store.manifest.provenance[0].settings if store.manifest.provenance else {}
     if "y" in store.names:
-        content["y"] = _loaded(store, "y")[place]
+        content["y"] = _labels_as_given(_loaded(store, "y")[place], settings.get("y_given"))
     for name in store.manifest.names("edges"):
-        if name != POSITION:
+        if name != INPUT_POSITION:
             column = _loaded(store, f"edges/{name}")
             content[name] = column if order is None else column[order]
     for name in store.manifest.names("targets"):
         mask = torch.zeros(store.num_vertices, dtype=torch.bool)
         mask[original[_loaded(store, f"targets/{name}")]] = True
         content[f"{name}_mask"] = mask
-    first = store.manifest.provenance[0] if store.manifest.provenance else None
-    given = first is not None and first.settings.get("num_nodes_given", False)
+    given = settings.get("num_nodes_given", False)
     if given or not any(name in content for name in ("x", "pos")):  # from other attributes PyG does not infer it
         content["num_nodes"] = store.num_vertices
     return Data(**content)
+
+
+def _labels_as_given(y: Tensor, given: Any) -> Tensor:
+    """Labels in the type and shape that ``from_pyg`` was handed; as they are if nothing was noted."""
+    dtype = getattr(torch, str(given.get("dtype")), None) if isinstance(given, dict) else None
+    if not isinstance(dtype, torch.dtype):
+        return y
+    if dtype.is_floating_point:
+        y = torch.where(y < 0, torch.nan, y)
+    return (y.unsqueeze(1) if given.get("dim") == 2 else y).to(dtype)

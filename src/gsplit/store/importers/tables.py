@@ -16,8 +16,17 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
-from gsplit.store.importers.arrow import Table, list_rows, load_arrow, number_column
-from gsplit.store.importers.vertex_ids import BATCH_IDS, IdMode, VertexIds, collect_ids, dense_ids, widened_alike
+from gsplit.store.importers.arrow import Table, explained, list_rows, load_arrow, number_column
+from gsplit.store.importers.labels import Labels, as_labels
+from gsplit.store.importers.vertex_ids import (
+    BATCH_IDS,
+    IdMode,
+    UnknownIds,
+    VertexIds,
+    collect_ids,
+    dense_ids,
+    widened_alike,
+)
 from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
@@ -55,16 +64,21 @@ def tables_source(
     columns: TableColumns | None = None,
     ids: IdMode | str = IdMode.AUTO,
     num_vertices: int | None = None,
+    unknown_ids: UnknownIds | str = UnknownIds.REFUSE,
     delimiter: str = ",",
 ) -> GraphSource:
     """The graph in an edge table and, if given, a vertex table.
 
     ``ids``: ``dense`` takes integers as vertices 0 .. n-1; ``map`` numbers the distinct ids; ``names`` reads CSV ids
     as text and maps them. ``auto`` maps, except integers without a vertex table whose largest is below twice the
-    number of edges: then they are taken as they are.
+    number of edges: then they are taken as they are. ``unknown_ids``: edges whose ends are not all vertices, by the
+    vertex table or ``num_vertices``, are refused, or dropped and counted.
     """
     columns = columns or TableColumns()
-    ids = IdMode(ids)
+    ids, unknown = IdMode(ids), UnknownIds(unknown_ids)
+    if unknown == UnknownIds.DROP and vertices is None and num_vertices is None:
+        fix = "give a vertex table, or leave --unknown-ids out: every id of an edge is a vertex"
+        raise InputError(explain("unknown_ids", "a vertex table or num_vertices for drop", "neither", fix))
     text = ids == IdMode.NAMES
     edge_table = Table(
         edges,
@@ -88,19 +102,19 @@ def tables_source(
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, RowStream] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}
-    y, notes = None, _notes(vertex_table, columns)
+    labels, notes = None, _notes(vertex_table, columns)
     if vertex_table is not None:
         features = _features(vertex_table, columns, vertex_ids)
-        y = _labels(vertex_table, columns, vertex_ids)
+        labels = _labels(vertex_table, columns, vertex_ids)
         targets = _targets(vertex_table, columns, vertex_ids)
     return GraphSource(
         kind="tables",
         num_vertices=vertex_ids.num_vertices,
         num_edges=edge_table.forecast_rows(),
-        edges=lambda: _edge_chunks(edge_table, columns, vertex_ids),
+        edges=lambda: _edge_chunks(edge_table, columns, vertex_ids, unknown),
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=features,
-        y=y,
+        y=labels.rows if labels else None,
         targets=targets,
         vertex_ids=vertex_ids.as_integers(),
         vertex_names=vertex_ids.as_names(),
@@ -108,8 +122,9 @@ def tables_source(
             "edges": plain_name(Path(edges)),
             "vertices": plain_name(Path(vertices)) if vertices else None,
             "ids": ids,
+            "unknown_ids": unknown,
         },
-        notes=notes,
+        notes=(*labels.notes, *notes) if labels else notes,
     )
 
 
@@ -128,7 +143,8 @@ def _vertex_ids(
         where = f"{vertices.path}: {columns.id}"
         found = collect_ids(where, _columns(vertices, [columns.id]), unique=True)
         if ids == IdMode.DENSE and found.values is not None:
-            raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", "others", "use --ids map"))
+            got = f"{found.num_vertices} ids from {found.values[0]} to {found.values[-1]}"
+            raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", got, "use --ids map"))
         return found
     if num_vertices is not None and integers and ids in (IdMode.AUTO, IdMode.DENSE):
         return dense_ids(num_vertices)
@@ -163,18 +179,32 @@ def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
     return low, high, count
 
 
-def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds) -> Iterator[EdgeChunk]:
-    names = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values]))
+def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds, unknown: UnknownIds) -> Iterator[EdgeChunk]:
+    names, where, row = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values])), str(table.path), 0
     for batch in table.batches(names, CHUNK_EDGES if ids.values is None else BATCH_IDS // 2):
-        both = load_arrow().concat_arrays(widened_alike(str(table.path), [batch[columns.src], batch[columns.dst]]))
-        ends = ids.lookup(str(table.path), both)
-        values = {name: number_column(f"{table.path}: {name}", batch[name]) for name in columns.edge_values}
-        yield EdgeChunk(ends[: batch.num_rows], ends[batch.num_rows :], values)
+        ends = widened_alike(where, [batch[columns.src], batch[columns.dst]])
+        both = ids.lookup(where, load_arrow().concat_arrays(ends))
+        src, dst = both[: batch.num_rows], both[batch.num_rows :]
+        values = {name: number_column(f"{where}: {name}", batch[name]) for name in columns.edge_values}
+        lost = np.flatnonzero((src < 0) | (dst < 0))
+        if lost.size and unknown == UnknownIds.REFUSE:
+            first = int(lost[0])
+            example = ends[0 if src[first] < 0 else 1][first].as_py()
+            stop = row + batch.num_rows - 1
+            got = f"{example!r} in row {row + first}; edges with such ids in rows {row}..{stop}: {lost.size}"
+            fix = "add these ids to the vertex table, or leave such edges out with --unknown-ids drop"
+            raise InputError(explain(where, f"ids among the {ids.num_vertices} vertices", got, fix))
+        if lost.size:
+            src, dst = np.delete(src, lost), np.delete(dst, lost)
+            values = {name: np.delete(value, lost) for name, value in values.items()}
+        row += batch.num_rows
+        yield EdgeChunk(src, dst, values, lost.size)
 
 
 def _value_type(table: Table, name: str) -> ValueType:
-    try:
-        dtype = dtype_name(np.dtype(table.schema.field(name).type.to_pandas_dtype()))
+    try:  # not to_pandas_dtype: older versions of pyarrow ask for pandas there
+        empty = load_arrow().array([], table.schema.field(name).type)
+        dtype = dtype_name(empty.to_numpy(zero_copy_only=False).dtype)
     except (TypeError, NotImplementedError):
         dtype = None
     if dtype is None:
@@ -187,7 +217,9 @@ def _value_type(table: Table, name: str) -> ValueType:
 def _placed(table: Table, columns: TableColumns, ids: VertexIds, names: list[str]) -> Iterator[tuple[Array, Any]]:
     """Batches of some columns with the vertices of their rows."""
     for batch in table.batches(list(dict.fromkeys([columns.id, *names])), CHUNK_EDGES // 4):
-        yield ids.lookup(str(table.path), batch[columns.id]), batch
+        vertices = ids.lookup(str(table.path), batch[columns.id])
+        assert (vertices >= 0).all(), f"{table.path} changed while it was read"
+        yield vertices, batch
 
 
 def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
@@ -216,18 +248,24 @@ def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, 
     return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists)}
 
 
-def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> RowStream | None:
+def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
     arrow, name = load_arrow(), columns.label
     if name not in table.schema.names:
         return None
-    integer = arrow.types.is_integer(table.schema.field(name).type)
+    kind, where = table.schema.field(name).type, f"{table.path}: {name}"
+    whole = arrow.types.is_integer(kind) or arrow.types.is_boolean(kind)
 
     def chunks() -> Iterator[RowChunk]:
         for vertices, batch in _placed(table, columns, ids, [name]):
-            column = batch[name].fill_null(-1) if integer else batch[name]
-            yield RowChunk(vertices, number_column(f"{table.path}: {name}", column))
+            column = batch[name]
+            if whole:
+                with explained(where, "use whole numbers below 2**63"):
+                    column = column.cast(arrow.int64()).fill_null(-1)
+            yield RowChunk(vertices, number_column(where, column))
 
-    return RowStream(ValueType("int64" if integer else "float32"), chunks)
+    if arrow.types.is_boolean(kind):
+        return Labels(RowStream(ValueType("int64"), chunks), ("y: bool imported as classes 0 and 1",))
+    return as_labels(RowStream(ValueType("int64" if whole else "float32"), chunks))
 
 
 def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import BATCH_BYTES, load_arrow
 
-__all__ = ["IdMode", "VertexIds", "collect_ids", "dense_ids", "widened_alike"]
+__all__ = ["IdMode", "UnknownIds", "VertexIds", "collect_ids", "dense_ids", "widened_alike"]
 
 
 class IdMode(StrEnum):
@@ -26,6 +26,13 @@ class IdMode(StrEnum):
     DENSE = "dense"
     MAP = "map"
     NAMES = "names"
+
+
+class UnknownIds(StrEnum):
+    """What to do with an edge one of whose ends is no vertex."""
+
+    REFUSE = "refuse"
+    DROP = "drop"
 
 
 BATCH_IDS = 1 << 23
@@ -40,7 +47,7 @@ class VertexIds:
     values: Any | None
 
     def lookup(self, where: str, ids: Any) -> npt.NDArray[np.int64]:
-        """The vertices of a column of ids; an id that is not there is refused."""
+        """The vertices of a column of ids, -1 for an id that is no vertex."""
         arrow = load_arrow()
         ids = _widened(ids)
         expected_type = arrow.int64() if self.values is None else self.values.type
@@ -55,11 +62,7 @@ class VertexIds:
             found = arrow.compute.index_in(ids, value_set=self.values)
             vertices = np.asarray(found.cast(arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
             missing = vertices < 0
-        if missing.any():
-            example = ids[int(np.flatnonzero(missing)[0])].as_py()
-            expected = f"ids among the {self.num_vertices} vertices"
-            raise InputError(explain(where, expected, repr(example), "add it to the vertex table, or drop the row"))
-        return vertices
+        return np.where(missing, -1, vertices)
 
     def as_integers(self) -> npt.NDArray[np.int64] | None:
         """The mapping, where ids are numbers and not 0 .. n-1."""
@@ -93,14 +96,16 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
     count = 0
     for column in _gathered(columns):
         if column.null_count:
-            raise InputError(explain(where, "an id in every row", "nulls", "drop or fill these rows"))
+            got = f"{column.null_count} empty among {count + len(column)}"
+            raise InputError(explain(where, "an id in every row", got, "drop or fill these rows"))
         count += len(column)
         values = arrow.compute.unique(_widened(column))
         known = values if known is None else arrow.compute.unique(arrow.concat_arrays([known, values]))
     if known is None:
         return dense_ids(0)
     if unique and len(known) != count:
-        raise InputError(explain(where, "every id once", f"{count - len(known)} repeated", "drop the duplicates"))
+        got = f"{len(known)} distinct ids in {count} rows"
+        raise InputError(explain(where, "every id once", got, "drop the duplicates"))
     known = known.take(arrow.compute.sort_indices(known))
     if arrow.types.is_integer(known.type) and known[0].as_py() == 0 and known[-1].as_py() == len(known) - 1:
         return dense_ids(len(known))

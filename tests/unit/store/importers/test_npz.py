@@ -85,7 +85,9 @@ def test_sparse_features_are_made_dense(tmp_path: Path) -> None:
     store = build_store(npz_source(_save(tmp_path / "g.npz", edge_index=EDGES, y=Y, **sparse)), tmp_path / "g.gsplit")
     assert np.array_equal(store.stored_array("features/x"), dense)
     sparse["x_indices"] = columns + 5
-    with pytest.raises(InputError, match="x_indptr: expected a CSR matrix of 50 x 9"):
+    with pytest.raises(
+        InputError, match=r"x_indptr: expected a CSR matrix of 50 x 9 .got \d+ offsets, \d+ columns up to \d+"
+    ):
         build_store(npz_source(_save(tmp_path / "b.npz", edge_index=EDGES, y=Y, **sparse)), tmp_path / "b.gsplit")
 
 

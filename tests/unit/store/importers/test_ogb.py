@@ -64,6 +64,9 @@ def test_both_layouts(tmp_path: Path, layout: Any) -> None:
         "test": list(range(2, N, 3)),
     }
     assert store.num_classes == 5
+    step = store.manifest.provenance[0]
+    assert step.counts["unlabelled_vertices"] == int(np.isnan(Y).sum())
+    assert any("imported as classes" in note for note in step.settings["notes"])
 
 
 def test_several_splits_want_a_choice(tmp_path: Path) -> None:
@@ -77,14 +80,20 @@ def test_several_splits_want_a_choice(tmp_path: Path) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got neither"):
+    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got only an empty folder"):
+        ogb_source(tmp_path)
+    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got no such folder"):
+        ogb_source(tmp_path / "absent")
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got only notes.txt"):
         ogb_source(tmp_path)
     (tmp_path / "raw" / "relations").mkdir(parents=True)
     with pytest.raises(InputError, match="expected a homogeneous OGB set"):
         ogb_source(tmp_path)
     half = _binary_layout(tmp_path / "half")
     np.savez(half / "raw" / "node-label.npz", other=Y)
-    with pytest.raises(InputError, match="expected an array node_label"):
+    with pytest.raises(InputError, match=r"node-label.npz: expected an array node_label .got only other"):
         ogb_source(half)
     empty = _csv_layout(tmp_path / "empty")
     for name in ("node-feat", "node-label"):

@@ -16,6 +16,7 @@ from gsplit.store.build import build_store
 from gsplit.store.importers import arrow, tables, vertex_ids
 from gsplit.store.importers.tables import TableColumns, tables_source
 from gsplit.store.reader import Store
+from gsplit.store.source import EdgeRules
 
 RNG = np.random.default_rng(0)
 N, E = 40, 300
@@ -187,9 +188,14 @@ EDGES = {"src": [0, 1], "dst": [1, 2]}
         ({"src": [-1, 0], "dst": [0, 0]}, None, {"ids": "dense"}, "expected ids from 0 for --ids dense"),
         ({"src": [0, None], "dst": [0, 0]}, None, {"num_vertices": 2}, "expected ids among the 2 vertices .got None"),
         ({"src": [0, None], "dst": [0, 0]}, None, {"ids": "map"}, "expected an id in every row"),
-        (EDGES, {"id": [0, 1]}, {}, "expected ids among the 2 vertices .got 2"),
-        (EDGES, {"id": [0, 1, 1, 2]}, {}, "id: expected every id once .got 1 repeated"),
-        (EDGES, {"id": [5, 6, 7]}, {"ids": "dense"}, "expected ids 0 .. n-1 for --ids dense"),
+        (
+            EDGES,
+            {"id": [0, 1]},
+            {},
+            "expected ids among the 2 vertices .got 2 in row 1; edges with such ids in rows 0..1: 1",
+        ),
+        (EDGES, {"id": [0, 1, 1, 2]}, {}, "id: expected every id once .got 3 distinct ids in 4 rows"),
+        (EDGES, {"id": [5, 6, 7]}, {"ids": "dense"}, "ids 0 .. n-1 for --ids dense .got 3 ids from 5 to 7"),
         (EDGES, {"name": [0, 1, 2]}, {}, "id: expected one of name"),
         (EDGES, {"id": [0, 1, 2]}, {"columns": TableColumns(label="nope")}, "nope: expected one of id"),
         (EDGES, {"id": [0, 1, 2]}, {"num_vertices": 3}, "num_vertices: expected none with a vertex table"),
@@ -205,7 +211,12 @@ EDGES = {"src": [0, 1], "dst": [1, 2]}
         (EDGES, None, {"delimiter": ""}, "delimiter: expected one character"),
         (EDGES, {"id": [0, 1, 2], "y": ["a", "b", "c"]}, {}, "y: expected numbers without nulls"),
         (EDGES, {"id": [0, 1, 2], "split": ["train", "x", ""]}, {}, "split: expected one of train, val"),
-        (EDGES, {"id": [0, 1, 2], "x": [[1.0], [1.0, 2.0], [3.0]]}, {}, "x: expected lists of one length"),
+        (
+            EDGES,
+            {"id": [0, 1, 2], "x": [[1.0], [1.0, 2.0], [3.0]]},
+            {},
+            "x: expected lists of one length, none missing .got 0 missing, lengths 1..2 in 3 rows",
+        ),
         (
             EDGES | {"w": ["a", "b"]},
             None,
@@ -224,17 +235,58 @@ def test_what_cannot_be_used_is_refused(
     assert not (tmp_path / "g.gsplit").exists()
 
 
+@pytest.mark.parametrize("ids", [np.array([10, 20, 30]), np.array(["a", "b", "c"])])
+def test_edges_with_unknown_ids_are_dropped_and_counted(tmp_path: Path, ids: Any) -> None:
+    a, b, c = ids.tolist()
+    stranger = c + 1 if isinstance(c, int) else "z"
+    edges = {"src": [a, stranger, b, c, stranger], "dst": [b, a, stranger, a, stranger], "w": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    edge_file, vertex_file = (_write(tmp_path, "parquet", n, t) for n, t in (("e", edges), ("v", {"id": ids})))
+    columns = TableColumns(edge_values=("w",))
+    message = (
+        rf"among the 3 vertices \(got {stranger!r} in row 1; edges with such ids in rows 0..4: 3\).*--unknown-ids drop"
+    )
+    with pytest.raises(InputError, match=message):
+        build_store(tables_source(edge_file, vertex_file, columns=columns), tmp_path / "g.gsplit")
+    source = tables_source(edge_file, vertex_file, columns=columns, unknown_ids="drop")
+    store = build_store(source, tmp_path / "g.gsplit")
+    src, dst = stored_edges(store)
+    assert (src.tolist(), dst.tolist(), store.array("edges/w").tolist()) == ([2, 0], [0, 1], [4.0, 1.0])
+    step = store.manifest.provenance[0]
+    assert step.settings["unknown_ids"] == "drop"
+    assert (step.counts["edges_read"], step.counts["edges_with_unknown_ids_dropped"]) == (5, 3)
+    both = build_store(source, tmp_path / "s.gsplit", rules=EdgeRules(symmetrise=True))
+    assert both.manifest.provenance[0].counts["reverse_edges_added"] == 2
+
+
+def test_dropping_wants_to_know_the_vertices(tmp_path: Path) -> None:
+    edges = _write(tmp_path, "parquet", "e", {"src": [0, 1, None], "dst": [1, 9, 0]})
+    with pytest.raises(InputError, match="unknown_ids: expected a vertex table or num_vertices for drop"):
+        tables_source(edges, unknown_ids="drop")
+    store = build_store(tables_source(edges, num_vertices=2, unknown_ids="drop"), tmp_path / "g.gsplit")
+    assert (store.num_edges, store.manifest.provenance[0].counts["edges_with_unknown_ids_dropped"]) == (1, 2)
+    with pytest.raises(InputError, match=r"expected an id in every row .got 1 empty among 6"):
+        tables_source(edges, ids="map")
+
+
+def test_an_empty_folder_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a table, or a folder of them .got a folder without files"):
+        tables_source(tmp_path)
+    (tmp_path / "edges").write_bytes(b"")
+    with pytest.raises(InputError, match="csv.gz file .got one without an ending"):
+        tables_source(tmp_path / "edges")
+
+
 def test_files_that_are_not_tables_are_refused(tmp_path: Path) -> None:
     for name, content, message in [
         ("a.parquet", b"PAR1 no", "expected a readable table"),
         ("a.csv", b"src,dst\n1,2\n1\n", "expected a readable table"),
         ("b.csv", b"src,dst\n" + b"1,2\n" * 1_200_000 + b"x,2\n", "expected a readable table"),
-        ("a.json", b"{}", "expected a .parquet, .csv or .csv.gz file"),
+        ("a.json", b"{}", "expected a .parquet, .csv or .csv.gz file .got one that ends in .json"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=message):
             build_store(tables_source(tmp_path / name), tmp_path / "g.gsplit")
-    with pytest.raises(InputError, match="expected a table, or a folder of them"):
+    with pytest.raises(InputError, match="expected a table, or a folder of them .got no such file"):
         tables_source(tmp_path / "absent.csv")
 
 

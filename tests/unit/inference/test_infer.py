@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import GraphSAGE
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.data import Data
+from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from gsplit import InputError, evaluate, infer, inference, parallelize
-from gsplit.bench.exactness import VERTICES, WIDTH, Case, make_model, small_store
+from gsplit import InputError, evaluate, infer, parallelize, verify
+from gsplit.bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 from gsplit.distributed.mesh import Mesh, solo_mesh
-from gsplit.run.models import MODELS
+from gsplit.inference import closure
+from gsplit.inference import infer as infer_module
 from gsplit.store.memory import MemoryStore
 
 
@@ -26,20 +27,16 @@ def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("chunks", [(1, 1), (50, 17), (1 << 17, 1 << 15)])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", PLAIN_MODELS)
 def test_it_is_the_full_graph_forward(kind: str, chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "CHUNK_EDGES", chunks[0])
-    monkeypatch.setattr(inference, "CHUNK_ROWS", chunks[1])
+    monkeypatch.setattr(closure, "CHUNK_EDGES", chunks[0])
+    monkeypatch.setattr(closure, "CHUNK_ROWS", chunks[1])
     case = Case(kind, "split", "random", 0.5, "cat" if chunks[0] == 50 else None, "batch_norm")
     store, _ = small_store("random", 1)
     model, plain = parallelize(make_model(case), solo_mesh()), make_model(case).eval()
     x, edges = _full(store)
-    if kind == "gcn":
-        edges, weights = gcn_norm(edges, None, VERTICES, dtype=torch.float64)
-        want = plain(x, edges, weights)
-    else:
-        want = plain(x, edges)
-    got = infer(model, store)
+    want = plain(x, edges)
+    got = infer(model, store, edge_weight=None)
     assert np.abs(got - want.detach().numpy()).max() < 1e-11
     assert model.training  # left as it was
 
@@ -73,6 +70,55 @@ def test_evaluation_counts_every_target_once() -> None:
     assert evaluate(model, store, ["train"]) == {"train": pytest.approx(float((guess == labels)[targets].mean()))}
 
 
+def test_a_data_object_is_a_graph_too() -> None:
+    torch.manual_seed(0)
+    data = Data(
+        x=torch.randn(30, WIDTH),
+        y=torch.randint(0, 3, (30,)),
+        edge_index=torch.randint(0, 30, (2, 90)),
+        val_mask=torch.arange(30) % 3 == 0,
+    )
+    model = parallelize(GraphSAGE(WIDTH, 8, 2, 3), solo_mesh())
+    want = model(data.x, data.edge_index).detach()
+    assert np.abs(infer(model, data) - want.numpy()).max() < 1e-5
+    right = (want.argmax(1) == data.y)[data.val_mask].double().mean()
+    assert evaluate(model, data, ["val"]) == {"val": pytest.approx(float(right))}
+    assert verify(model, data, [2, 2], "val", batch_size=4, steps=2).ok
+
+
+def test_targets_without_a_label_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    store, _ = small_store("random", 1)
+    model = parallelize(make_model(Case("sage", "split", "random", 0.0, None, None)), solo_mesh())
+    labels = infer(model, store).argmax(1)[store.original_ids()]  # all right
+    targets = store.stored_array("targets/train")
+    labels[targets[::2]] = -1
+    some = MemoryStore(store.graph, store.part_boundaries, {**store.arrays, "y": labels}, store.dtypes)
+    assert evaluate(model, some, ["train"]) == {"train": 1.0}
+    assert f"targets/train: {targets[::2].size} without a label are left out" in caplog.text
+    none = MemoryStore(store.graph, store.part_boundaries, {**store.arrays, "y": 0 * labels - 1}, store.dtypes)
+    with pytest.raises(InputError, match="targets/train: expected at least one label"):
+        evaluate(model, none, ["train"])
+
+
+class Embedded(torch.nn.Module):
+    """Learns a row per vertex, and takes the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = torch.nn.Embedding(VERTICES, 4), SAGEConv(4, 3)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.conv(self.table(batch.mixed_ids(0)), batch.edge_index)  # type: ignore[no-any-return]
+
+
+def test_an_embedding_of_the_vertices() -> None:
+    store, _ = small_store("random", 1)
+    model = parallelize(Embedded().double(), solo_mesh(), num_features=WIDTH)
+    _, edges = _full(store)
+    want = model.conv(model.table.weight, edges).detach().numpy()
+    assert np.abs(infer(model, store) - want).max() < 1e-12
+
+
 class InPlace(torch.nn.Module):
     """Writes to its input before the first layer."""
 
@@ -96,16 +142,21 @@ def test_features_of_another_type_and_inputs_written_to(dtype: str) -> None:
     assert np.abs(infer(parallelize(model, solo_mesh()), half) - want).max() < 1e-5
 
 
-def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
+def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = small_store("random", 1)
     plain = GraphSAGE(WIDTH, 8, 2, 3).double()
-    with pytest.raises(InputError, match=r"a wrapped model .*gsplit.parallelize\(model, mesh\) first"):
+    with pytest.raises(
+        InputError, match=r"a wrapped model .got a plain GraphSAGE.*gsplit.parallelize\(model, mesh\) first"
+    ):
         infer(plain, store)
     mesh, two = solo_mesh(), solo_mesh()
     two.world.size = 2
     ranks = Mesh(mesh.device, mesh.shuffles, mesh.loading, mesh.gradients, two.world)
+    parallelize(plain, mesh)
+    monkeypatch.setattr(infer_module, "mesh_of", lambda model: ranks)
     with pytest.raises(InputError, match="out: expected a file, for 2 ranks"):
-        infer(parallelize(plain, mesh), store, mesh=ranks)
+        infer(plain, store)
+    monkeypatch.undo()
     floats = MemoryStore(
         store.graph, store.part_boundaries, {**store.arrays, "y": np.zeros((VERTICES, 2))}, store.dtypes
     )

@@ -1,4 +1,4 @@
-"""``python -m gsplit.cli`` is the ``gsplit`` command."""
+"""``python -m gsplit`` is the ``gsplit`` command."""
 
 from gsplit.cli.main import main
 

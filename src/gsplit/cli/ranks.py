@@ -1,0 +1,89 @@
+"""How a command runs on ranks: in this process, in those that a launcher started, or in ones that it starts itself.
+
+The process that the user starts resolves everything into one task, checks what can be checked without ranks, writes the
+task into a file and starts ranks that read exactly that: ``python -m gsplit.cli.ranks TASK.json``. Under torchrun every
+rank is started by the user and resolves the same command line.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from gsplit.cli.console import command
+from gsplit.cli.tasks import Task, parse_task
+from gsplit.errors import InputError, explain
+
+__all__ = ["rank_of_environment", "run_task"]
+
+
+def rank_of_environment() -> int | None:
+    """This process's rank if a launcher has started it."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() and "WORLD_SIZE" in os.environ else None
+
+
+def run_task(task: Task, nproc: int) -> None:
+    """Do a task here, on the ranks of a torchrun, or on ``nproc`` ranks started for it."""
+    rank = rank_of_environment()
+    if not task.as_json and not rank:
+        task.announce(int(os.environ["WORLD_SIZE"]) if rank == 0 else nproc)
+    if rank is not None or nproc == 1:
+        _run_here(task, nproc if rank is not None else 1)
+        return
+    task.check(nproc)
+    from gsplit.distributed.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="gsplit-task-") as folder:
+        path = Path(folder) / "task.json"
+        path.write_text(task.model_dump_json())
+        code = launch([sys.executable, "-P", "-m", "gsplit.cli.ranks", str(path)], nproc)
+    if code:
+        raise typer.Exit(code)
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """What the library would log, the command shows in its own way."""
+    logger = logging.getLogger("gsplit")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _run_here(task: Task, nproc: int) -> None:
+    from gsplit.distributed.mesh import init
+
+    if nproc == 1 and rank_of_environment() is None:
+        task.check(nproc)
+    mesh = init(replicas=task.replicas)
+    if nproc not in (1, mesh.size):
+        raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
+    with _quiet_library():
+        code = task.run(mesh)
+    mesh.close()
+    if code:
+        raise typer.Exit(code)
+
+
+def _main(path: Path) -> int:
+    """A rank that ``run_task`` has started."""
+    task = parse_task(path.read_text())
+    try:
+        with command(task.as_json, rank=rank_of_environment(), launched=True):
+            _run_here(task, 1)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(Path(sys.argv[1])))

@@ -1,0 +1,178 @@
+"""What ranks are told to do: one frozen document per command, with everything resolved. Read and written as JSON.
+
+A task says what is being started (``announce``, before torch is imported), checks what can be checked without ranks
+(``check``) and does its work on every rank (``run``, which returns an exit code).
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from rich.console import Console
+
+from gsplit.cli.announcement import announce_training
+from gsplit.cli.console import emit_json, progress_bars
+from gsplit.errors import InputError, explain
+from gsplit.run.config import TrainSettings
+from gsplit.store.reader import open_store
+
+if TYPE_CHECKING:
+    from gsplit.distributed.mesh import Mesh
+
+__all__ = ["InferTask", "Task", "TrainTask", "VerifyTask", "parse_task"]
+
+
+class _Task(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    store: Path
+    as_json: bool
+
+
+class _SettingsTask(_Task):
+    settings: TrainSettings
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks."""
+        return self.settings.replicas
+
+
+class TrainTask(_SettingsTask):
+    """``gsplit train``."""
+
+    kind: Literal["train"] = "train"
+    out: Path | None
+    overwrite: bool
+
+    def announce(self, num_ranks: int) -> None:
+        """Say what is being started."""
+        announce_training(open_store(self.store), self.settings, num_ranks, Console(stderr=True, soft_wrap=True))
+
+    def check(self, nproc: int) -> None:
+        """Whether the run has a place and its model can be built and wrapped."""
+        from gsplit.run.folder import check_new_run
+
+        if self.out is not None:
+            check_new_run(self.out, overwrite=self.overwrite)
+        if nproc > 1:
+            _check_model(self.settings, self.store, nproc)
+
+    def run(self, mesh: "Mesh") -> int:
+        """Train; rank 0 shows it."""
+        from gsplit.cli.training_view import TrainingView, show_result
+        from gsplit.run.recipe import train_run
+
+        store = open_store(self.store)
+        if mesh.rank or self.as_json:
+            result = train_run(self.settings, store, mesh, self.out, overwrite=self.overwrite)
+            if mesh.rank == 0:
+                emit_json(result.as_dict())
+            return 0
+        with TrainingView(mesh.size) as view:
+            result = train_run(self.settings, store, mesh, self.out, overwrite=self.overwrite, view=view)
+        show_result(result, Console())
+        return 0
+
+
+class InferTask(_Task):
+    """``gsplit infer``."""
+
+    kind: Literal["infer"] = "infer"
+    weights: Path
+    out: Path
+    overwrite: bool
+
+    @property
+    def replicas(self) -> int:
+        """Every rank has its own vertices."""
+        return 1
+
+    def announce(self, num_ranks: int) -> None:
+        """Say what is being started."""
+        _say(f"infer with {self.weights} on {self.store}, {num_ranks} rank(s); starting ...")
+
+    def check(self, nproc: int) -> None:
+        """Whether there is a run and a place for the result."""
+        from gsplit.run.folder import load_run
+        from gsplit.run.recipe import check_new_file
+
+        load_run(self.weights)
+        check_new_file(self.out, overwrite=self.overwrite)
+
+    def run(self, mesh: "Mesh") -> int:
+        """Infer; rank 0 shows it."""
+        from gsplit.run.recipe import infer_run
+
+        with progress_bars(self.as_json or mesh.rank > 0) as progress:
+            result = infer_run(
+                self.weights, open_store(self.store), self.out, mesh, overwrite=self.overwrite, progress=progress
+            )
+        if mesh.rank == 0 and self.as_json:
+            emit_json(result.as_dict())
+        elif mesh.rank == 0:
+            shape = " x ".join(f"{extent:,}" for extent in result.shape)
+            Console().print(f"{self.out}: {shape} {result.dtype}", highlight=False, soft_wrap=True)
+        return 0
+
+
+class VerifyTask(_SettingsTask):
+    """``gsplit verify``."""
+
+    kind: Literal["verify"] = "verify"
+    steps: int
+
+    def announce(self, num_ranks: int) -> None:
+        """Say what is being started."""
+        _say(f"verify {self.settings.model} on {self.store}, {num_ranks} rank(s) against one; starting ...")
+
+    def check(self, nproc: int) -> None:
+        """Whether the model can be built and wrapped."""
+        if nproc > 1:
+            _check_model(self.settings, self.store, nproc)
+
+    def run(self, mesh: "Mesh") -> int:
+        """Compare; rank 0 shows it."""
+        from gsplit.distributed.launch import DIFFERS
+        from gsplit.run.recipe import verify_run
+
+        found = verify_run(self.settings, open_store(self.store), mesh, self.steps)
+        if mesh.rank == 0 and self.as_json:
+            emit_json(found.as_dict())
+        elif mesh.rank == 0:
+            verdict = "equal one process" if found.ok else "DIFFER from one process"
+            console = Console(soft_wrap=True)
+            ranks = f"{found.ranks} rank(s) {verdict} over {found.steps} steps"
+            console.print(f"{self.settings.model}, {found.strategy}: {ranks}")
+            errors = f"loss {found.max_loss_error:.2e}, gradients {found.max_grad_error:.2e}"
+            console.print(f"largest difference: {errors}, buffers {found.max_buffer_error:.2e}")
+        sys.stdout.flush()
+        return 0 if found.ok else DIFFERS
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
+
+
+Task = TrainTask | InferTask | VerifyTask
+
+
+def parse_task(text: str) -> Task:
+    """A task from its JSON."""
+    adapter: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
+    return adapter.validate_json(text)
+
+
+def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
+    from gsplit.distributed.mesh import solo_mesh
+    from gsplit.nn.parallelize import parallelize
+    from gsplit.run.recipe import build_model, shape_of
+    from gsplit.strategies.registry import strategy_class
+
+    store = open_store(path)
+    strategy_class(settings.strategy)
+    if nproc % settings.replicas:
+        raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
+    store.stored_array(f"targets/{settings.targets}")
+    parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())

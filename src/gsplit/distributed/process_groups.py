@@ -1,0 +1,212 @@
+"""Process groups of torch.distributed behind ``Comm``: how they are made, used and left.
+
+Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This and ``launch`` are the only
+files that import torch.distributed.
+"""
+
+import atexit
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
+from gsplit.errors import CommError, InputError, explain
+from gsplit.kernels.buffers import BufferPool
+
+__all__ = ["Connection", "GroupComm", "Groups", "connect", "is_connected", "num_connected_ranks"]
+
+
+class _GroupWork:
+    """An asynchronous collective and the tensor it writes."""
+
+    def __init__(self, comm: "GroupComm", call: Call, work: Any, out: Tensor) -> None:
+        self._comm, self._call, self._work, self._out = comm, call, work, out
+
+    def wait(self) -> None:
+        """Wait, then tell autograd that the tensor has changed."""
+        with self._comm._explained(self._call):
+            self._work.wait()
+        torch.autograd.graph.increment_version(self._out)
+
+
+class GroupComm:
+    """A process group of torch.distributed."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group, self.device = group, device
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.ledger = new_ledger()
+        self._pool = BufferPool(device)
+
+    def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._pool.empty(shape, dtype)
+
+    @contextmanager
+    def _explained(self, call: Call) -> Iterator[None]:
+        if self.closed:
+            raise InputError(explain_closed(call))
+        try:
+            yield
+        except RuntimeError as error:
+            got = str(error).splitlines()[0]
+            fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
+            raise CommError(explain(f"rank {self.rank}: {call}", "all ranks to join", got, fix)) from error
+
+    def _note(self, call: Call, sent: Tensor, received: Tensor) -> None:
+        self.ledger.append(LedgerEntry(call, sent.nbytes, received.nbytes))
+
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        ours = torch.tensor(counts, dtype=torch.int64, device=self.device)
+        theirs = torch.empty_like(ours)
+        self._note(call, ours, theirs)
+        with self._explained(call):
+            dist.all_to_all_single(theirs, ours, group=self._group)  # all ranks: once per layer of every step
+        return tuple(theirs.tolist())  # device sync: sizes of what comes next
+
+    def all_to_all(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Work:
+        self._note(call, rows, out)
+        return self.start_all_to_all(call, out, rows, out_counts, row_counts)
+
+    def start_all_to_all(
+        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> Work:
+        """``all_to_all`` without an entry in the ledger."""
+        assert out.is_contiguous() and rows.is_contiguous()
+        with self._explained(call):
+            work = dist.all_to_all_single(
+                out, rows, list(out_counts), list(row_counts), group=self._group, async_op=True
+            )  # all ranks: empty tensors where there is nothing to say
+        return _GroupWork(self, call, work, out)
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
+        self._note(call, tensor, tensor)
+        with self._explained(call):
+            work = dist.all_reduce(tensor, group=self._group, async_op=True)  # all ranks: callers are collectives
+        return _GroupWork(self, call, work, tensor)
+
+    def broadcast(self, call: Call, tensor: Tensor) -> None:
+        self._note(call, tensor, tensor)
+        with self._explained(call):
+            dist.broadcast(tensor, group=self._group, group_src=0)  # all ranks: at start, parameter after parameter
+        torch.autograd.graph.increment_version(tensor)
+
+    def gather_text(self, call: Call, text: str) -> list[str]:
+        data = text.encode()
+        sizes = self.all_to_all_counts(call, (len(data),) * self.size)
+        ours = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
+        if data:
+            ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        theirs = [torch.empty_like(ours) for _ in range(self.size)]
+        with self._explained(call):
+            dist.all_gather(theirs, ours, group=self._group)  # all ranks: at start only
+        return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
+
+    @property
+    def closed(self) -> bool:
+        return self._group is None
+
+    def close(self) -> None:
+        """See ``Comm``. The process group itself goes with the one of all ranks."""
+        self._group = None
+
+
+class Connection:
+    """This process's membership of the process groups that ``connect`` made; it ends when the program does.
+
+    A process that just ends while gloo's threads run may be aborted, so it leaves its groups first. A rank that failed
+    must not: destroying a process group waits for the collectives under way in it, which its peers may never join.
+    """
+
+    def __init__(self, joined_here: bool) -> None:
+        self._joined_here = joined_here  # or the program had joined before, and leaves by itself
+        self._groups: list[Any] = []
+        atexit.register(self._end)
+
+    def new_comm(self, ranks: list[int], device: torch.device, timeout: timedelta) -> GroupComm | None:
+        """A new process group of some ranks, if this one is among them. All ranks make all groups in one order."""
+        group = dist.new_group(ranks, timeout=timeout, backend=_backend(device))
+        if dist.get_rank() not in ranks:
+            return None
+        self._groups.append(group)
+        return GroupComm(group, device)
+
+    def leave(self) -> None:
+        """Leave the process groups in good order, once all of this rank's collectives are done."""
+        atexit.unregister(self._end)
+        self._groups.clear()
+        if self._joined_here and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Never leave: the process ends with its groups as they are, and peers see that it is gone."""
+        atexit.unregister(self._end)
+        for group in self._groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # or the interpreter would destroy it at its end
+
+    def _end(self) -> None:
+        if hasattr(sys, "last_type"):  # set where an exception ended the program
+            self.abandon()
+        else:
+            self.leave()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A rank's process groups: two of the ranks that split a mini-batch with it, two of all ranks."""
+
+    replica: int
+    num_replicas: int
+    shuffles: GroupComm
+    loading: GroupComm
+    gradients: GroupComm
+    world: GroupComm
+    connection: Connection
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
+    """Join the process group that the environment describes and make this rank's groups.
+
+    The ranks form a mesh of replicas x splits, row after row. ``loading`` is on ``sample_device``, the others are on
+    ``device``. No two uses share a group, so that work on one can never pair with work on another.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    joined_here = not dist.is_initialized()
+    if joined_here:
+        dist.init_process_group(_backend(device), timeout=timeout)
+    connection = Connection(joined_here)
+    size = dist.get_world_size()
+    if num_replicas < 1 or size % num_replicas:
+        fix = "choose a number of replicas that divides the ranks"
+        raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
+    num_splits = size // num_replicas
+    comms: list[GroupComm | None] = []
+    for first in range(0, size, num_splits):
+        row = list(range(first, first + num_splits))
+        comms += [connection.new_comm(row, place, timeout) for place in (device, sample_device)]
+    comms += [connection.new_comm(list(range(size)), device, timeout) for _ in range(2)]
+    shuffles, loading, gradients, world = (comm for comm in comms if comm is not None)
+    return Groups(dist.get_rank() // num_splits, num_replicas, shuffles, loading, gradients, world, connection)
+
+
+def is_connected() -> bool:
+    """Whether this process is in a process group already."""
+    return bool(dist.is_initialized())
+
+
+def num_connected_ranks() -> int:
+    """Ranks of the process group that this process is in; 1 if it is in none."""
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -1,0 +1,69 @@
+"""What a batch hands to a PyG model in place of edge tensors: objects that carry the batch and are not tensors.
+
+A model wrapped by ``gsplit.parallelize`` passes them on to its layers, whose hooks put the layer's own edges in their
+place. Two batches can live at once, because each handle knows its own. Any tensor operation on one is refused, with
+what to do instead: it would mean that the model does something to edges that blocks cannot do.
+"""
+
+from typing import Any, Generic, NoReturn, TypeVar
+
+from gsplit.errors import InputError, explain
+
+__all__ = ["EdgeAttrHandle", "EdgeHandle", "EdgeWeightHandle", "Handle"]
+
+B = TypeVar("B")
+
+_FIX = (
+    "hand it to a model wrapped by gsplit.parallelize, or use batch.blocks[l].edge_index() with batch.shuffle(l, h), "
+    "one block per layer"
+)
+
+
+def _refusing(operation: str) -> Any:
+    def refuse(self: "Handle[Any]", *args: object) -> NoReturn:
+        raise InputError(explain(self.name, "no tensor operation", operation, _FIX))
+
+    return refuse
+
+
+class Handle(Generic[B]):
+    """Refuses to be a tensor."""
+
+    name = "batch.edge_index"
+
+    def __init__(self, batch: B) -> None:
+        self.batch = batch
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        operation = getattr(function, "__name__", str(function))
+        got = f"{cls.name}, which stands for one block per layer"
+        raise InputError(explain(f"torch.{operation}", "a tensor of edges", got, _FIX))
+
+    __iter__ = _refusing("iteration")
+    __getitem__ = _refusing("indexing")
+    __len__ = _refusing("len()")
+    __add__ = __radd__ = __sub__ = __mul__ = _refusing("arithmetic")
+    __lt__ = __gt__ = _refusing("a comparison")
+    __bool__ = _refusing("a truth value")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InputError(explain(self.name, "no tensor operation", f".{name}", _FIX))
+
+
+class EdgeHandle(Handle[B]):
+    """Stands where PyG models expect ``edge_index``."""
+
+
+class EdgeAttrHandle(Handle[B]):
+    """Stands where PyG models expect ``edge_attr``: the stored features of the sampled edges."""
+
+    name = "batch.edge_attr"
+
+
+class EdgeWeightHandle(Handle[B]):
+    """Stands where PyG models expect ``edge_weight``: the stored weights of the sampled edges."""
+
+    name = "batch.edge_weight"

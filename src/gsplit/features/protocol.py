@@ -1,0 +1,43 @@
+"""What a source of rows is: where input features, labels and per-edge values come from.
+
+Loading goes through this protocol only, so that memory maps, caches and devices can stand behind it without anybody
+above knowing. Rows are named by ids of the store: vertices, or edges.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["RowSource", "RowsRead", "take_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """What one read cost."""
+
+    rows: int
+    num_bytes: int
+
+
+class RowSource(Protocol):
+    """Rows of one array, by id."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The element type of the rows."""
+
+    def read(self, ids: Tensor, out: Tensor) -> RowsRead:
+        """Copy the rows of some ids into ``out``, a tensor on any device with as many rows."""
+
+
+def take_rows(source: RowSource, ids: Tensor, device: torch.device) -> Tensor:
+    """The rows of some ids as a new tensor."""
+    out = torch.empty(ids.numel(), *source.row_shape, dtype=source.dtype, device=device)
+    source.read(ids, out)
+    return out

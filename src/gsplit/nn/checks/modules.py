@@ -1,0 +1,97 @@
+"""Modules that cannot be exact on blocks, refused by name when a model is wrapped, with what to use instead.
+
+A layer is exact on blocks if a destination's output depends on nothing but its own row, its sampled in-edges and their
+sources' rows. What is not known by name is found out by trying (``nn.checks.row_independence``).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch_geometric import nn as pyg
+from torch_geometric.nn import aggr
+
+from gsplit.errors import InputError, explain
+from gsplit.nn.gcn import gcn_options
+from gsplit.nn.layers import is_layer
+
+__all__ = ["check_modules"]
+
+_HOPS = "it reaches further than one hop, and a block holds one"
+_GRAPH = "it mixes all vertices of the graph, and a mini-batch has only some"
+_NODE = "use a row-wise norm, such as LayerNorm(mode='node') or torch.nn.LayerNorm, or BatchNorm"
+_ONE_HOP = "use one-hop layers, such as SAGEConv, GATConv or GCNConv"
+_DEGREES = "it normalises by degrees, and a block does not have all edges"
+
+_REFUSED: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("SGConv", "SSGConv", "TAGConv", "ChebConv", "ARMAConv", "APPNP", "MixHopConv", "GatedGraphConv", "DNAConv"),
+        (_HOPS, _ONE_HOP),
+    ),
+    **dict.fromkeys(("LabelPropagation", "CorrectAndSmooth"), (_HOPS, "run it on the output of gsplit.infer")),
+    **dict.fromkeys(("GPSConv", "SGFormer", "Polynormer", "PerformerAttention"), (_GRAPH, _ONE_HOP)),
+    **dict.fromkeys(("GCN2Conv", "LGConv", "ClusterGCNConv", "FAConv", "DirGNNConv"), (_DEGREES, _ONE_HOP)),
+    **dict.fromkeys(("HeteroConv", "RGCNConv", "HGTConv", "HANConv"), ("graphs here have one kind of edge", _ONE_HOP)),
+    **dict.fromkeys(
+        ("GraphNorm", "GraphSizeNorm", "PairNorm", "MeanSubtractionNorm", "DiffGroupNorm", "InstanceNorm"),
+        (_GRAPH, _NODE),
+    ),
+    **dict.fromkeys(("InstanceNorm1d", "InstanceNorm2d", "HeteroBatchNorm", "HeteroLayerNorm"), (_GRAPH, _NODE)),
+    **dict.fromkeys(
+        ("TopKPooling", "SAGPooling", "ASAPooling", "EdgePooling", "MemPooling", "GraphUNet"),
+        (_GRAPH, "predict per vertex, without pooling"),
+    ),
+}
+_AGGREGATIONS = (aggr.LSTMAggregation, aggr.MedianAggregation, aggr.QuantileAggregation, aggr.GRUAggregation)
+
+
+@dataclass(frozen=True)
+class _Finding:
+    where: str
+    reason: str
+    fix: str
+
+
+def check_modules(model: Module) -> None:
+    """Refuse a model with a module that cannot be exact on blocks, saying which, why and what to use instead."""
+    for name, module in model.named_modules():
+        finding = _look_at(name or "the model", module)
+        if finding is not None:
+            where = f"{finding.where} ({type(module).__name__})"
+            raise InputError(explain(where, "a layer that is exact on blocks", finding.reason, finding.fix))
+
+
+def _look_at(name: str, module: Any) -> _Finding | None:
+    for kind in type(module).__mro__:
+        if kind.__name__ in _REFUSED and kind.__module__.startswith(("torch_geometric.", "torch.nn.")):
+            return _Finding(name, *_REFUSED[kind.__name__])
+    if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
+        return _Finding(name, "its size is not known yet", "give the number of input channels instead of -1")
+    if isinstance(module, pyg.LayerNorm) and module.mode == "graph":
+        return _Finding(name, f"mode='graph': {_GRAPH}", _NODE)
+    if isinstance(module, pyg.BatchNorm) and module.allow_single_element:
+        return _Finding(name, "allow_single_element depends on the rows of one rank", "leave that option out")
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not module.track_running_stats:
+        return _Finding(name, "it keeps no running statistics, so evaluation depends on the batch", "keep them")
+    if isinstance(module, torch.nn.SyncBatchNorm):
+        return _Finding(name, "it has a process group of its own", "use torch.nn.BatchNorm1d, which is made exact here")
+    if isinstance(module, torch.nn.RNNBase) and module.dropout > 0:
+        return _Finding(name, "its inner dropout cannot be keyed", "set its dropout to 0")
+    if isinstance(module, torch.nn.Embedding) and module.sparse:
+        return _Finding(name, "sparse gradients cannot be averaged", "use sparse=False")
+    return _look_at_layer(name, module) if is_layer(module) else None
+
+
+def _look_at_layer(name: str, layer: Any) -> _Finding | None:
+    if gcn_options(layer) is not None and layer.cached:
+        return _Finding(name, "cached=True, which keeps the edges of its first call", "make it with cached=False")
+    if layer.flow != "source_to_target":
+        return _Finding(name, f"flow={layer.flow!r}", "leave flow at 'source_to_target'")
+    for module in layer.modules():
+        if isinstance(module, _AGGREGATIONS):
+            kind = type(module).__name__
+            return _Finding(
+                name, f"{kind}, which fails on vertices without edges", "aggregate by mean, sum, max or std"
+            )
+    return None

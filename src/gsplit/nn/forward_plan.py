@@ -1,0 +1,56 @@
+"""What is known about a model's forward: its layers, its depth, and what the rows of its tensors are.
+
+The dry run (``nn.checks``) learns it when a model is wrapped; every forward pass then goes by it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gsplit.batch import Batch
+from gsplit.errors import InputError, explain
+
+__all__ = ["ForwardPlan", "RowSpace", "Space", "check_depth", "num_rows"]
+
+Space = Literal["local", "mixed", "edges", "looped edges"]
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """What the rows of a tensor are: a local frontier (level l counts from the input), a mixed one, or edges of a
+    layer; looped edges are those without self-loops and then one self-loop per destination, as GAT makes them.
+    """
+
+    space: Space
+    layer: int
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """What the dry run found out about a model."""
+
+    depth: int
+    layer_of: dict[str, int]
+    single_input: frozenset[str]
+    dropouts: tuple[RowSpace, ...]
+    norms: tuple[RowSpace, ...]
+    takes_edge_attr: bool = False
+
+
+def num_rows(batch: Batch, rows: RowSpace) -> int:
+    """How many rows of a kind a batch has."""
+    if rows.space == "local":
+        return batch.num_targets if rows.layer == batch.num_layers else batch.layers[rows.layer].exchange.num_local
+    block = batch.blocks[rows.layer]
+    if rows.space == "mixed":
+        return block.num_src
+    if rows.space == "edges":
+        return block.num_edges
+    src, dst = block.edge_index()
+    return int((src != dst).sum()) + block.num_dst  # device sync
+
+
+def check_depth(batch: Batch, plan: ForwardPlan) -> None:
+    """Refuse a batch with more or fewer layers than the model."""
+    if plan.depth != batch.num_layers:
+        expected, got = f"{plan.depth} numbers, one per layer of the model", batch.num_layers
+        raise InputError(explain("num_neighbors", expected, got, "make the loader with as many numbers as layers"))

@@ -1,0 +1,92 @@
+"""A torch function mode over a wrapped forward: dropout and batch norm go to the forward pass, draws are refused.
+
+It sees every ``F.dropout`` and ``F.batch_norm``, however deep inside the model they are called. Other randomness would
+differ between ranks, other norms would mix rows of one rank only: both are refused, with what to use instead.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gsplit.errors import InputError, explain
+from gsplit.nn.forward_pass import ForwardPass
+
+__all__ = ["ForwardPassMode"]
+
+
+def _dropout(
+    x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[Tensor, float, bool, bool]:
+    """``F.dropout``'s arguments by name."""
+    return x, p, training, inplace
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Any, ...]:
+    """``F.batch_norm``'s arguments by name."""
+    return x, running_mean, running_var, weight, bias, training, momentum, eps
+
+
+_RANDOM = {
+    *(torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.randint, torch.randint_like, torch.randperm),
+    *(
+        torch.bernoulli,
+        torch.normal,
+        torch.multinomial,
+        torch.poisson,
+        torch.dropout,
+        torch.alpha_dropout,
+        torch.native_dropout,
+    ),
+    *(Tensor.bernoulli, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_, Tensor.random_),
+    *(Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial, F.gumbel_softmax),
+    *(F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+}
+_MIXING = {torch.batch_norm, torch.native_batch_norm, torch.instance_norm, F.instance_norm}
+_RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "training")}
+"""Functions that draw if one argument says so: its place and name."""
+
+
+class ForwardPassMode(TorchFunctionMode):
+    """Sends dropout and batch norm to the forward pass while a wrapped forward runs."""
+
+    def __init__(self, forward_pass: ForwardPass) -> None:
+        super().__init__()
+        self._pass = forward_pass
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.dropout:
+            x, p, training, inplace = _dropout(*args, **kwargs)
+            out = self._pass.dropout(x, p, training)
+            return x.copy_(out) if inplace and out is not x else out
+        if function is F.batch_norm:
+            return self._pass.batch_norm(*_batch_norm(*args, **kwargs))
+        if function in _MIXING:
+            fix = "use torch.nn.BatchNorm1d, which is made exact here, or a row-wise norm"
+            raise InputError(
+                explain(
+                    f"{function.__name__} in the model", "rows that are not mixed", "a norm over one rank's rows", fix
+                )
+            )
+        if function in _RANDOM or (function in _RANDOM_AT and _draws(*_RANDOM_AT[function], args, kwargs)):
+            fix = "use F.dropout or torch.nn.Dropout, whose masks are keyed here"
+            raise InputError(
+                explain(f"{function.__name__} in the model", "no randomness of its own", "a draw from a generator", fix)
+            )
+        return function(*args, **kwargs)
+
+
+def _draws(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[place] if len(args) > place else kwargs.get(name, False))

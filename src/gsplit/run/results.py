@@ -1,0 +1,112 @@
+"""What a run hands on: the shape of its model, what it tells while it goes on, and what came out.
+
+``as_dict`` is the one place where results become the documents of ``--json`` and ``history.json``.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gsplit.train_state import Evaluation, History
+from gsplit.trainer import StepReport
+
+__all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentView", "TrainResult", "history_as_dict"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a stock model must know of the graph."""
+
+    num_features: int
+    num_classes: int
+    num_edge_features: int | None = None
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """An epoch that has ended; ``scores`` are None if it was not evaluated."""
+
+    epoch: int
+    mean_loss: float
+    seconds: float
+    scores: dict[str, float] | None
+
+
+class RunView(Protocol):
+    """Follows a training run on rank 0."""
+
+    def begin(self, total_steps: int) -> None:
+        """Everything is set up; the first step begins, and with it compilation."""
+
+    def step(self, report: StepReport) -> None:
+        """A step has been done."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """An epoch has been done, with its evaluation if there was one."""
+
+    def note(self, text: str) -> None:
+        """Something that a user should know once."""
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def begin(self, total_steps: int) -> None:
+        """Nothing."""
+
+    def step(self, report: StepReport) -> None:
+        """Nothing."""
+
+    def epoch(self, report: EpochReport) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+def _flat(evaluation: Evaluation) -> dict[str, float]:
+    return {"epoch": evaluation.epoch, **evaluation.scores}
+
+
+def history_as_dict(history: History) -> dict[str, Any]:
+    """For JSON."""
+    evaluations = [_flat(evaluation) for evaluation in history.evaluations]
+    return {"losses": history.losses, "step_seconds": history.step_seconds, "evaluations": evaluations}
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished training run. ``best`` is None if nothing was evaluated, ``out`` if nothing was kept."""
+
+    ranks: int
+    replicas: int
+    strategy: str
+    history: History
+    best: Evaluation | None
+    out: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "ranks": self.ranks,
+            "replicas": self.replicas,
+            "strategy": self.strategy,
+            "steps": len(self.history.losses),
+            **history_as_dict(self.history),
+            "best": None if self.best is None else _flat(self.best),
+            "run": None if self.out is None else str(self.out),
+        }
+
+
+@dataclass(frozen=True)
+class InferenceResult:
+    """A file of outputs, a row per vertex."""
+
+    out: Path
+    shape: tuple[int, ...]
+    dtype: str
+    ranks: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"out": str(self.out), "shape": list(self.shape), "dtype": self.dtype, "ranks": self.ranks}

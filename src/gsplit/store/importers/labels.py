@@ -1,0 +1,73 @@
+"""Labels as users have them, brought into one form: a class per vertex as an integer, -1 for none.
+
+- ``[n, 1]`` integers become ``[n]``; bool becomes classes 0 and 1.
+- Floats with gaps (NaN) whose other values are whole numbers are classes: pandas has no other way to say "missing".
+- Other floats are values to regress on and stay as they are, ``[n, 1]`` included: a loss compares them with ``[n, 1]``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gsplit.store.files import Array
+from gsplit.store.source import RowChunk, RowStream, ValueType
+
+__all__ = ["Labels", "as_labels"]
+
+_MOST_CLASSES = 1 << 24
+"""Whole numbers above this are no classes: a model has an output for each."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels for a store, and what was done to them in words; nothing was if ``notes`` is empty."""
+
+    rows: RowStream
+    notes: tuple[str, ...] = ()
+
+
+def as_labels(rows: RowStream, *, floats_are_classes: bool = False) -> Labels:
+    """Labels in the form of a store. ``floats_are_classes``: whole numbers are classes even without gaps."""
+    dtype, row_shape = rows.type.dtype, rows.type.row_shape
+    column = " of shape [n, 1]" if row_shape else ""
+    if row_shape not in ((), (1,)) or dtype == "bfloat16":
+        return Labels(rows)
+    if dtype == "bool":
+        return Labels(_classes(rows, "int64"), (f"y: bool{column} imported as classes 0 and 1",))
+    if not dtype.startswith("float"):
+        done = f"y: {dtype}{column} imported as one class per vertex, shape [n]"
+        return Labels(_classes(rows, dtype), (done,)) if column else Labels(rows)
+    num_missing = _count_missing(rows)
+    if num_missing is None:
+        return Labels(rows)
+    if num_missing or floats_are_classes:
+        missing = f"; missing, stored as -1: {num_missing}" if num_missing else ""
+        return Labels(_classes(rows, "int64"), (f"y: whole numbers of {dtype}{column} imported as classes{missing}",))
+    return Labels(rows, (f"y: whole numbers of {dtype} kept as values to regress on; for classes, give integers",))
+
+
+def _classes(rows: RowStream, dtype: str) -> RowStream:
+    """The same labels as one integer per vertex."""
+
+    def chunks() -> Iterator[RowChunk]:
+        for chunk in rows.chunks():
+            flat = chunk.rows.reshape(-1)
+            if flat.dtype.kind == "f":
+                flat = np.where(np.isnan(flat), -1, flat).astype(np.int64)
+            yield RowChunk(chunk.vertices, flat)
+
+    return RowStream(ValueType(dtype), chunks)
+
+
+def _count_missing(rows: RowStream) -> int | None:
+    """How many floats are NaN, if all others are whole numbers that may be classes; else None, at the first other."""
+    num_missing, num_found = 0, 0
+    for chunk in rows.chunks():
+        missing = np.isnan(chunk.rows)
+        found: Array = chunk.rows[~missing]
+        if not ((found >= -1) & (found < _MOST_CLASSES) & (found == np.floor(found))).all():
+            return None
+        num_missing += int(np.count_nonzero(missing))
+        num_found += found.size
+    return num_missing if num_found else None

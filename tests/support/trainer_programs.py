@@ -1,0 +1,30 @@
+"""What ranks run in the tests of the trainer."""
+
+import torch
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit.bench.exactness import CLASSES, WIDTH, small_store
+from gsplit.distributed.mesh import Mesh
+
+
+def _trainer(mesh: Mesh) -> gsplit.Trainer:
+    store, ownership = small_store("random", 2)
+    own = ownership if mesh.size > 1 else None
+    loader = gsplit.NeighborLoader(store, [3, 3], "train", batch_size=12, mesh=mesh, ownership=own)
+    torch.manual_seed(0)
+    model = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES, dropout=0.5).double(), mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+    return gsplit.Trainer(model, optimizer, loader, lr_scheduler=scheduler)
+
+
+def train_and_resume(mesh: Mesh) -> tuple[list[float], list[float], int, int]:
+    """An epoch in one go, and in two halves with fresh objects for the second; losses and edges of both."""
+    whole, begun, resumed = _trainer(mesh), _trainer(mesh), _trainer(mesh)
+    whole.train_epoch()
+    begun.train_epoch(2)
+    resumed.state.load_state_dict(begun.state.state_dict())
+    resumed.train_epoch()
+    edges = whole.state.train_edges, resumed.state.train_edges
+    return whole.state.history.losses, resumed.state.history.losses, *edges

@@ -1,0 +1,192 @@
+"""``gsplit train`` and its relatives in this process: options, what is said and when, what is refused."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gsplit.cli.announcement import announce_training
+from gsplit.cli.main import app
+from gsplit.cli.settings_options import Flags
+from gsplit.cli.tasks import InferTask, Task, TrainTask, VerifyTask, parse_task
+from gsplit.cli.training_view import show_result
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.errors import InputError
+from gsplit.inference.evaluate import count_evaluation_edges
+from gsplit.run import recipe
+from gsplit.run.config import TrainSettings, is_compared
+from gsplit.run.models import MODELS
+from gsplit.run.results import TrainResult
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import Store
+from gsplit.train_state import Evaluation, History
+from gsplit.verification import Verification
+
+SMALL = ["--hidden", "8", "--fanout", "3,3", "--batch-size", "200"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    graph = PlantedGraph(1000, 8000, num_features=8)
+    return build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit")
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+def _run(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+def _options(name: str) -> list[str]:
+    group: Any = typer.main.get_command(app)
+    return [str(parameter.name) for parameter in group.commands[name].params]
+
+
+def test_every_setting_is_an_option() -> None:
+    train, verify = _options("train"), _options("verify")
+    assert [name for name in train if name in TrainSettings.model_fields] == list(TrainSettings.model_fields)
+    assert {name for name in TrainSettings.model_fields if name in verify} - {"steps"} == {
+        name for name in TrainSettings.model_fields if is_compared(name)
+    }
+    assert all(field.description for field in TrainSettings.model_fields.values())
+    described = TrainSettings.model_fields["model"].description
+    assert described is not None and described.replace(" or ", ", ").split(", ") == list(MODELS)
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("hidden = 8\nlr = 0.5\nevaluate_every = 2\n")
+    settings = Flags(config, {"lr": 0.25, "fanout": "7,5", "norm": "batch_norm"}).settings()
+    assert (settings.hidden, settings.lr, settings.fanout, settings.norm) == (8, 0.25, [7, 5], "batch_norm")
+    assert settings.evaluate_every == 2
+    with pytest.raises(InputError, match="--fanout: expected numbers like 15,10,5 .got 5;5"):
+        Flags(None, {"fanout": "5;5"}).settings()
+
+
+def test_ranks_read_exactly_the_settings_that_were_resolved() -> None:
+    settings = TrainSettings(lr=0.1 + 0.2, seed=(1 << 63) - 1, fanout=[4, -1], norm="layer_norm", evaluate_every=None)
+    tasks: list[Task] = [
+        TrainTask(store=Path("a b.gsplit"), as_json=True, settings=settings, out=Path("run"), overwrite=True),
+        InferTask(store=Path("s"), as_json=False, weights=Path("run"), out=Path("o.npy"), overwrite=False),
+        VerifyTask(store=Path("s"), as_json=False, settings=settings, steps=5),
+    ]
+    for task in tasks:
+        assert parse_task(task.model_dump_json()) == task
+
+
+def test_what_is_started_is_said_before_torch_is_imported(store: Store) -> None:
+    code = "import sys; sys.modules['torch'] = None; from gsplit.cli.main import main; main()"  # importing it fails
+    command = [sys.executable, "-c", code, "train", str(store.path), *SMALL, "--nproc", "2", "--epochs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "train sage, 2 layers of width 8, on " in done.stderr
+    assert "1,000 vertices, 8,000 edges" in done.stderr
+    assert "2 rank(s), strategy split; global mini-batch of 200 targets, 100.0 per rank" in done.stderr
+    steps = -(-store.stored_targets("train")[2] // 200)
+    assert f"{3 * steps} steps, {steps} per epoch; starting" in done.stderr
+    assert "import of torch halted" in done.stderr.splitlines()[-1]  # the test has shown what it claims
+
+
+def test_the_number_of_steps_is_said(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    announce_training(store, TrainSettings(steps=7), 1, Console(width=400))
+    assert "7 steps" in capsys.readouterr().out
+
+
+def test_people_see_every_epoch_and_a_summary(store: Store) -> None:
+    done = _run("train", str(store.path), *SMALL, "--epochs", "3", "--evaluate-every", "2", "--lr", "0.01")
+    assert done.exit_code == 0, done.stderr
+    assert "1 rank(s) started; compiling kernels in the first step" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("epoch   ")]
+    assert [line.split()[1] for line in lines] == ["1", "2", "3"]
+    assert ["val" in line for line in lines] == [False, True, True]  # every second, and the last
+    assert "without the first, which compiles" in done.stdout
+    assert "not kept (--out RUN keeps them)" in done.stdout
+
+
+def test_a_run_is_kept_and_the_default_evaluation_costs_no_more_than_training(store: Store, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "o.npy"
+    words = [str(store.path), *SMALL, "--epochs", "4", "--json"]
+    document = json.loads(_run("train", *words, "--out", str(run)).stdout)
+    assert len(document["step_seconds"]) == len(document["losses"]) == document["steps"]
+    assert document["run"] == str(run) and document["best"] in document["evaluations"]
+    edges = sum(json.loads(line)["counts"]["edges"] for line in (run / "steps-rank-0.jsonl").read_text().splitlines())
+    assert 1 <= len(document["evaluations"]) < 4
+    cost = count_evaluation_edges(store, ["val", "test"], solo_mesh(), 2)
+    assert 0 < (len(document["evaluations"]) - 1) * cost <= edges  # all but the last
+    assert document["evaluations"][-1]["epoch"] == 4
+    inferred = _run("infer", str(store.path), "--weights", str(run), "--out", str(out))
+    assert inferred.stdout == f"{out}: 1,000 x 16 float32\n"
+    assert inferred.stderr.startswith(f"infer with {run} on {store.path}, 1 rank(s); starting ...\n")
+    again = _run("infer", str(store.path), "--weights", str(run), "--out", str(out), "--json")
+    assert again.exit_code == 2 and "expected a new file" in json.loads(again.stdout)["error"]
+
+
+def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    history = History([1.5], [3.0], [Evaluation(1, {"val": 0.5})])
+    show_result(TrainResult(2, 1, "split", history, history.evaluations[0], tmp_path / "run"), Console(width=400))
+    said = capsys.readouterr().out
+    assert "3.0 (the first, which compiles)" in said
+    assert "1: val 50.00%" in said
+    assert f"{tmp_path / 'run'}, for gsplit infer" in said
+
+
+def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["verify", str(store.path), *SMALL, "--nproc", "1", "--steps", "2"]
+    done = _run(*words)
+    assert done.exit_code == 0, done.stderr
+    assert "sage, split: 1 rank(s) equal one process over 2 steps" in done.stdout
+    assert "largest difference: loss 0.00e+00, gradients 0.00e+00" in done.stdout
+    far = Verification(1e-3, 0.0, 0.0, 1.0, 1e-9, 2, 1, "split")
+    monkeypatch.setattr(recipe, "verify_run", lambda *args: far)
+    done = _run(*words)
+    assert done.exit_code == 3
+    assert "1 rank(s) DIFFER from one process" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["train", "nowhere.gsplit"], "nowhere.gsplit"),
+        (["train", "STORE", "--model", "resnet", "--nproc", "2"], "model: expected one of sage"),
+        (["train", "STORE", "--strategy", "auto", "--nproc", "2"], "strategy: expected 'split' or 'data' (got 'auto')"),
+        (["train", "STORE", "--fanout", "5;5"], "--fanout: expected numbers like 15,10,5 (got 5;5)"),
+        (["train", "STORE", "--hidden", "10", "--model", "gat"], "hidden: expected a multiple of 4 heads (got 10)"),
+        (["train", "STORE", "--replicas", "2", "--nproc", "3"], "--replicas: expected a divisor of 3 ranks (got 2)"),
+        (["train", "STORE", "--replicas", "2"], "replicas: expected 1 for one process (got 2)"),
+        (["train", "STORE", "--lr", "-1"], "lr: expected greater than 0"),
+        (["train", "STORE", "--norm", "none"], "norm: expected 'batch_norm' or 'layer_norm' (got none)"),
+        (["train", "STORE", "--targets", "holdout", "--nproc", "2"], "targets/holdout"),
+        (["infer", "STORE", "--weights", "absent", "--out", "o.npy", "--nproc", "2"], "expected the settings of a run"),
+        (["verify", "STORE", "--model", "resnet"], "model: expected one of sage"),
+    ],
+)
+def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str], message: str) -> None:
+    done = _run(*[str(store.path) if arg == "STORE" else arg for arg in args], "--json")
+    assert done.exit_code == 2
+    assert message in json.loads(done.stdout)["error"]
+    assert done.stderr.count("error:") == 1
+
+
+def test_another_number_of_ranks_than_torchruns_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gsplit.cli import ranks
+
+    monkeypatch.setattr(ranks, "rank_of_environment", lambda: 0)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    task = TrainTask(store=store.path, as_json=True, settings=TrainSettings(), out=None, overwrite=False)
+    with pytest.raises(InputError, match="--nproc: expected the launcher's 1 .got 4"):
+        ranks.run_task(task, 4)
