@@ -69,7 +69,9 @@ def test_train_infer_and_evaluate_do_not_depend_on_the_ranks(store: str, tmp_pat
 
 @pytest.mark.parametrize("more", [["--model", "gat"], ["--model", "sage", "--strategy", "data"], ["--replicas", "2"]])
 def test_verify_says_how_far_apart(store: str, more: list[str], tmp_path: Path) -> None:
-    found = _json_of_ranks(4 if "--replicas" in more else 2, tmp_path, "verify", store, *SMALL, *more, "--json")
+    num_ranks = 4 if "--replicas" in more else 2
+    words = ["verify", store, *SMALL, "--nproc", str(num_ranks), *more, "--json"]
+    found = _json_of_ranks(num_ranks, tmp_path, *words)
     assert found["ok"] is True
     assert found["max_buffer_error"] == 0  # no batch norm
     assert 0 <= found["max_loss_error"] < 1e-9

@@ -133,7 +133,7 @@ def test_outputs_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_twenty_kills_leave_no_half_store_and_no_debris(tmp_path: Path) -> None:
-    """SIGKILL before, during and after the writing; then one run to the end."""
+    """SIGKILL at random moments, before, during and after the writing; then one run to the end."""
     out = tmp_path / "g.gsplit"
     command = [sys.executable, "-c", "from gsplit.cli.main import main; main()", "import", "synthetic", str(out)]
     command += ["--vertices", "60000", "--edges", "2000000", "--features", "32", "--overwrite", "--json"]
@@ -146,13 +146,12 @@ def test_twenty_kills_leave_no_half_store_and_no_debris(tmp_path: Path) -> None:
     want = open_store(out).manifest.arrays
     killed, half_way, random_source = 0, 0, random.Random(4)
     while killed < 20:
+        before = set(_listing(tmp_path))
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            if killed % 2:  # at any moment, or while it writes: a busy machine may take long to come to it
-                time.sleep(whole * random_source.uniform(0.2, 1.0))
-            else:
-                while process.poll() is None and not any(".tmp-" in name for name in _listing(tmp_path)):
-                    time.sleep(0.005)
-                time.sleep(0.2 * whole * random_source.random())
+            if killed % 2:  # every other one surely while it writes, however slow the start is beside other tests
+                while process.poll() is None and not any(".tmp-" in name for name in set(_listing(tmp_path)) - before):
+                    time.sleep(0.002)
+            time.sleep(whole * random_source.uniform(0.0, 0.5 if killed % 2 else 1.0))
             if process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
                 killed += 1
