@@ -19,13 +19,18 @@ from gsplit.cli.console import command
 from gsplit.cli.tasks import Task, parse_task
 from gsplit.errors import InputError, explain
 
-__all__ = ["rank_of_environment", "run_task"]
+__all__ = ["default_ranks", "rank_of_environment", "run_task"]
 
 
 def rank_of_environment() -> int | None:
     """This process's rank if a launcher has started it."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdigit() and "WORLD_SIZE" in os.environ else None
+
+
+def default_ranks(number: int) -> int:
+    """Ranks of a task that was not told how many: a launcher's, or this number."""
+    return number if rank_of_environment() is None else 1
 
 
 def run_task(task: Task, nproc: int) -> None:

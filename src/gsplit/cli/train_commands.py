@@ -7,7 +7,7 @@ import typer
 
 from gsplit.cli.console import command
 from gsplit.cli.options import Json
-from gsplit.cli.ranks import rank_of_environment, run_task
+from gsplit.cli.ranks import default_ranks, rank_of_environment, run_task
 from gsplit.cli.settings_options import Flags, settings_options
 from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.store.reader import open_store
@@ -61,7 +61,9 @@ def infer(
 def verify(
     *,
     store: StoreArgument,
-    nproc: Nproc = 2,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, metavar="INT", help="ranks to start on this host [default: 2]")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, metavar="INT", help="steps compared")] = 3,
     flags: Flags,
     as_json: Json = False,
@@ -73,4 +75,4 @@ def verify(
     with command(as_json, rank=rank_of_environment()):
         settings = flags.settings()
         open_store(store)
-        run_task(VerifyTask(store=store, as_json=as_json, settings=settings, steps=steps), nproc)
+        run_task(VerifyTask(store=store, as_json=as_json, settings=settings, steps=steps), nproc or default_ranks(2))
