@@ -149,6 +149,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", help="the source trees before and after")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--models", nargs="+", default=["sage", "gat"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker")
     options = parser.parse_args()
@@ -156,8 +158,8 @@ def main() -> None:
         work(options.worker)
         return
     rows = []
-    for model in ("sage", "gat"):
-        for ranks in (1, 2):
+    for model in options.models:
+        for ranks in options.ranks:
             row = compare(options.sources, model, ranks, options.steps)
             rows.append(row)
             low, high = row["quartiles"]

@@ -205,8 +205,8 @@ class LayerwisePass:
     def _evaluate(self, name: str, inputs: RowSource, call: LayerCall) -> RowSource:
         """A layer's outputs for the vertices that need them, from chunks with all their in-edges. A collective."""
         mesh, local, layer = self._mesh, self._local, self._model.get_submodule(name)
-        splitter = SplitSampler(self._sampler, local.ownership, mesh, [-1], deterministic=True)
         loader = StepLoader(local, mesh, inputs, self._arrays, labels=False)
+        splitter = SplitSampler(self._sampler, local.ownership, mesh, [-1], loader.pool, deterministic=True)
         plan = ForwardPlan(1, {name: 0}, frozenset({name}) & self._plan.single_input, (), ())
         chunks = edge_chunks(self._needed.levels[self._plan.layer_of[name] + 1], local.graph)
         array: npt.NDArray[Any] | None = None

@@ -33,7 +33,7 @@ class StepLoader:
         self._labels = graph.rows("y") if labels and "y" in graph.store.names else None
         self._edge_attr = None if arrays.edge_attr is None else graph.edge_rows(arrays.edge_attr)
         self._edge_weight = None if arrays.edge_weight is None else graph.edge_rows(arrays.edge_weight)
-        self._pool = BufferPool(mesh.sample_device)
+        self.pool = BufferPool(mesh.sample_device)
 
     def load(self, sampled: SampledStep, *, strategy: str, each_vertex_once: bool) -> Batch:
         """The batch of a sampled step. A collective of the loading group."""
@@ -78,7 +78,7 @@ class StepLoader:
     def _load_features(self, sampled: SampledStep) -> Tensor:
         """The mixed input rows of layer 0."""
         features, exchange, telemetry = self._features, sampled.loading_exchange, sampled.telemetry
-        x = self._pool.empty((exchange.num_mixed, *features.row_shape), features.dtype)
+        x = self.pool.empty((exchange.num_mixed, *features.row_shape), features.dtype)
         with telemetry.span("load_features"):
             read = features.read(sampled.input_ids, x[: exchange.num_local])
         with telemetry.span("exchange_features"):  # all ranks: once per step

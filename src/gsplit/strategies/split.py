@@ -33,12 +33,14 @@ class SplitSampler:
         ownership: Ownership,
         mesh: Mesh,
         num_neighbors: list[int],
+        pool: BufferPool,
         *,
         deterministic: bool = False,
     ) -> None:
+        """``pool`` is the loader's: hidden rows take the place of input rows that are gone."""
         self._sampler, self._ownership, self._mesh = sampler, ownership, mesh
         self._num_neighbors, self._deterministic = num_neighbors, deterministic
-        self._pool = BufferPool(mesh.device)
+        self._pool = pool if mesh.sample_device == mesh.device else BufferPool(mesh.device)
 
     def sample(self, targets: Tensor, key: StepKey, global_batch_size: int, telemetry: StepTelemetry) -> SampledStep:
         """This rank's part of a step. A collective of the loading group."""
@@ -89,7 +91,7 @@ class SplitStrategy:
         shuffle: bool,
         deterministic: bool,
     ) -> None:
-        self._splitter = SplitSampler(sampler, ownership, mesh, num_neighbors, deterministic=deterministic)
+        self._splitter = SplitSampler(sampler, ownership, mesh, num_neighbors, loader.pool, deterministic=deterministic)
         self._range_bytes = max(sampler.num_range_bytes, targets.largest_bytes)
         self._targets, self._loader, self._mesh = targets, loader, mesh
         self._batch_size, self._shuffle = batch_size, shuffle
