@@ -5,12 +5,12 @@ mixed frontier of layer l, and a shuffle index, which makes the mixed frontier f
 mixed = [local frontier | rows received, grouped by owner], and destinations are a prefix of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "ShuffleIndex"]
+__all__ = ["Block", "ShuffleIndex", "count_self_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Block:
 
     ``src_rows[indptr[i] : indptr[i + 1]]`` are rows of the mixed frontier (``num_src`` of them) that point at
     destination row i. ``edge_ids`` are the edges' rows in the store's per-edge arrays, where the sampler was asked for
-    them.
+    them. ``num_self_loops`` is counted where the host would have to wait for a device to find it out.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), num_src=3)
     >>> block.edge_index().tolist()
@@ -30,6 +30,7 @@ class Block:
     src_rows: Tensor
     num_src: int
     edge_ids: Tensor | None = None
+    num_self_loops: int | None = None
 
     @property
     def num_dst(self) -> int:
@@ -43,12 +44,21 @@ class Block:
     def edge_index(self) -> Tensor:
         """The edges in PyG's form: source rows above destination rows."""
         rows = torch.arange(self.num_dst, device=self.indptr.device)
-        return torch.stack([self.src_rows, torch.repeat_interleave(rows, self.indptr.diff())])
+        return torch.stack(
+            [self.src_rows, torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)]
+        )
 
     def to(self, device: torch.device) -> "Block":
         """The same block on a device."""
         edge_ids = None if self.edge_ids is None else self.edge_ids.to(device)
-        return Block(self.indptr.to(device), self.src_rows.to(device), self.num_src, edge_ids)
+        return Block(self.indptr.to(device), self.src_rows.to(device), self.num_src, edge_ids, self.num_self_loops)
+
+
+def count_self_loops(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks with their numbers of self-loops; one wait for all of them."""
+    edges = [block.edge_index() for block in blocks]
+    counts = torch.stack([(src == dst).sum() for src, dst in edges]).tolist()
+    return tuple(replace(block, num_self_loops=count) for block, count in zip(blocks, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,8 @@ class NeighborLoader:
         if epoch < 0 or not 0 <= step < len(self):
             got, fix = f"epoch {epoch}, step {step}", "len(loader) says how many steps there are"
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
-        sampled = self._strategy.sample(StepKey(self._seed, epoch, step), StepTelemetry(epoch, step))
+        telemetry = StepTelemetry(epoch, step, self.mesh.device, self.mesh.sample_device)
+        sampled = self._strategy.sample(StepKey(self._seed, epoch, step), telemetry)
         return self._strategy.load(sampled)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from gsplit.degrees import gcn_degrees
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.features.held import HeldRows
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import RowSource
 from gsplit.graph import Graph
@@ -87,7 +88,7 @@ class LocalGraph:
 
     def __init__(self, store: GraphStore, mesh: Mesh, ownership: Ownership, *, whole: bool = False) -> None:
         """With ``whole`` the view is of all vertices, not of those the rank owns."""
-        self.store, self.ownership = store, ownership
+        self.store, self.ownership, self._device = store, ownership, mesh.device
         self.first, self.stop = (0, store.num_vertices) if whole else ownership.range_of(mesh.split_rank)
         low, high = store.vertex_range
         if not low <= self.first <= self.stop <= high:
@@ -127,12 +128,15 @@ class LocalGraph:
         if key not in self._gcn:
             weights = None if edge_weight is None else self._weights(edge_weight)
             found = gcn_degrees(self.graph, weights, add_self_loops=add_self_loops, fill_value=fill_value)
-            loops = found.loop_weight
-            self._gcn[key] = GcnRows(
-                MappedRows("deg_inv_sqrt", found.deg_inv_sqrt, torch.float64, self.first),
-                None if loops is None else MappedRows("loop_weight", loops, torch.float64, self.first),
-            )
+            loops = None if found.loop_weight is None else self._small_rows("loop_weight", found.loop_weight)
+            self._gcn[key] = GcnRows(self._small_rows("deg_inv_sqrt", found.deg_inv_sqrt), loops)
         return self._gcn[key]
+
+    def _small_rows(self, name: str, values: npt.NDArray[np.float64]) -> RowSource:
+        """One number for every vertex held, where the model runs."""
+        if self._device.type == "cpu":
+            return MappedRows(name, values, torch.float64, self.first)
+        return HeldRows(torch.from_numpy(values).to(self._device), self.first)
 
     def _weights(self, name: str) -> npt.NDArray[np.floating[Any]]:
         """Stored weights as numbers that can be added up; those of another type than float are copied."""

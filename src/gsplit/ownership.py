@@ -4,6 +4,7 @@ Rank r owns [boundaries[r], boundaries[r + 1]). A store partitioned into P parts
 each owning a contiguous run of parts; a store with one part is cut into equal ranges.
 """
 
+import functools
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -49,8 +50,13 @@ class Ownership:
 
     def owners(self, ids: Tensor) -> Tensor:
         """The rank of each vertex."""
-        inner = torch.tensor(self.boundaries[1:-1], dtype=ids.dtype, device=ids.device)
-        return torch.searchsorted(inner, ids, right=True)
+        return torch.searchsorted(_inner_boundaries(self.boundaries, ids.dtype, ids.device), ids, right=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _inner_boundaries(boundaries: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Where the second rank's range begins, the third's, and so on; put on a device once."""
+    return torch.tensor(boundaries[1:-1], dtype=dtype, device=device)
 
 
 def own_equally(num_vertices: int, num_ranks: int) -> Ownership:

@@ -5,6 +5,9 @@ training are recorded in the step they belong to. ``Telemetry`` is the log of a 
 records, keeps the newest at hand and writes them to a JSONL file if one is given. Names are stable, because advice and
 results are computed from them. Rows, bytes and collectives are those of loading and forward; backward returns the same
 rows of the hidden layers. ``forward`` contains ``shuffle``.
+
+On a device times are the device's own, taken by events in its queue, and values such as the loss come from there: both
+are known only when the device has got that far. Nobody waits for them: a step's record is closed a step later.
 """
 
 import json
@@ -15,7 +18,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from gsplit.devices import LateTensor, StageClock
 
 __all__ = ["Counter", "Gauge", "Span", "StepRecord", "StepTelemetry", "Telemetry", "Value"]
 
@@ -48,6 +56,9 @@ Gauge = Literal[
 
 Value = Literal["loss", "learning_rate", "gradient_norm"]
 
+_LOADING: frozenset[Span] = frozenset({"sample", "split", "exchange_ids", "load_features", "exchange_features"})
+_CPU = torch.device("cpu")
+
 KEPT_RECORDS = 1024
 
 
@@ -66,10 +77,16 @@ class StepRecord:
 
 
 class StepTelemetry:
-    """Collects one rank's numbers of one step."""
+    """Collects one rank's numbers of one step. ``device`` is the model's, ``sample_device`` the loader's."""
 
-    def __init__(self, epoch: int = 0, step: int = 0) -> None:
+    def __init__(
+        self, epoch: int = 0, step: int = 0, device: torch.device = _CPU, sample_device: torch.device = _CPU
+    ) -> None:
         self.epoch, self.step = epoch, step
+        self._clock = None if device.type == "cpu" else StageClock(device)
+        self._loading_clock = None if sample_device.type == "cpu" else StageClock(sample_device)
+        self._late_spans: list[tuple[Span, StageClock, Any, Any]] = []
+        self._late_values: dict[Value, LateTensor] = {}
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
@@ -78,11 +95,15 @@ class StepTelemetry:
     @contextmanager
     def span(self, name: Span) -> Iterator[None]:
         """Add the time of a block to a stage."""
-        start = time.perf_counter()
+        clock = self._loading_clock if name in _LOADING else self._clock
+        start = time.perf_counter() if clock is None else clock.mark()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            if clock is None:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            else:
+                self._late_spans.append((name, clock, start, clock.mark()))
 
     def count(self, name: Counter, amount: int) -> None:
         """Add to an amount."""
@@ -92,9 +113,24 @@ class StepTelemetry:
         """Raise a high-water mark."""
         self.peaks[name] = max(self.peaks.get(name, 0), value)
 
-    def note(self, name: Value, value: float) -> None:
-        """Keep a value of this step."""
-        self.values[name] = value
+    def note(self, name: Value, value: float | Tensor) -> None:
+        """Keep a value of this step; one on a device is read when the step is settled."""
+        if isinstance(value, Tensor):
+            self._late_values[name] = LateTensor(value)
+        else:
+            self.values[name] = value
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something of this step is still on its way from a device."""
+        return bool(self._late_spans or self._late_values)
+
+    def settle(self) -> None:
+        """Take in what is late; waits for the device to have come to the end of this step."""
+        for name, clock, start, stop in self._late_spans:
+            self.seconds[name] = self.seconds.get(name, 0.0) + clock.seconds(start, stop)
+        self.values.update({name: float(value) for name, value in self._late_values.items()})
+        self._late_spans, self._late_values = [], {}
 
 
 class Telemetry:
@@ -104,16 +140,35 @@ class Telemetry:
         self._rank = rank
         self._cpu_mark = time.process_time()
         self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
-        self.records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
+        self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
+        self._open: deque[tuple[StepTelemetry, float]] = deque()  # with their CPU time
+
+    @property
+    def records(self) -> deque[StepRecord]:
+        """The newest records, of all steps that have ended."""
+        self._close_steps(0)
+        return self._records
 
     def start_clock(self) -> None:
         """Count CPU time from now on: what this process did before belongs to no step."""
         self._cpu_mark = time.process_time()
 
-    def end_step(self, step: StepTelemetry) -> StepRecord:
-        """Close a step into its record. Its CPU time is what has passed since the step before was closed."""
+    def end_step(self, step: StepTelemetry) -> None:
+        """Close a step into its record, or, if it is late, the one before.
+
+        Its CPU time is what has passed since the step before ended.
+        """
         now = time.process_time()
-        cpu_seconds, self._cpu_mark = now - self._cpu_mark, now
+        self._open.append((step, now - self._cpu_mark))
+        self._cpu_mark = now
+        self._close_steps(1 if step.is_late else 0)
+
+    def _close_steps(self, num_left: int) -> None:
+        while len(self._open) > num_left:
+            self._close_step(*self._open.popleft())
+
+    def _close_step(self, step: StepTelemetry, cpu_seconds: float) -> None:
+        step.settle()
         record = StepRecord(
             self._rank,
             step.epoch,
@@ -124,13 +179,13 @@ class Telemetry:
             dict(step.peaks),
             dict(step.values),
         )
-        self.records.append(record)
+        self._records.append(record)
         if self._stream is not None:
             self._stream.write(json.dumps(asdict(record)) + "\n")
-        return record
 
     def close(self) -> None:
         """Finish the file."""
+        self._close_steps(0)
         if self._stream is not None:
             self._stream.close()
 

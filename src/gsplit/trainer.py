@@ -2,11 +2,13 @@
 
 Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
 arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule. What a run
-is at a step lies in ``Trainer.state`` and nowhere else.
+is at a step lies in ``Trainer.state`` and nowhere else. On a device the loss of a step is read when the next one has
+been launched, so that the device is never left without work; callbacks come that much later.
 """
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -18,6 +20,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from gsplit.batch import Batch
+from gsplit.devices import LateTensor
 from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
@@ -78,9 +81,14 @@ class Trainer:
             raise InputError(explain("max_grad_norm", "a positive number", max_grad_norm, fix))
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
+        self._previous = 0.0  # when the last step ended
 
     def train_step(self, batch: Batch) -> float:
         """One step on one mini-batch; returns its loss, the same on every rank. A collective."""
+        return self._read_loss(batch, self._launch_step(batch))
+
+    def _launch_step(self, batch: Batch) -> LateTensor:
+        """One step on one mini-batch, with nothing waited for; returns its loss, on its way to the host."""
         model, optimizer, telemetry = self.state.model, self.state.optimizer, batch.telemetry
         with telemetry.span("forward"):
             out = call_wrapped(model, batch.cast(dtype_of(model)))
@@ -90,15 +98,18 @@ class Trainer:
         with telemetry.span("optimizer"):
             if self._max_grad_norm is not None:
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm)
-                telemetry.note("gradient_norm", float(norm))
+                telemetry.note("gradient_norm", norm)
             telemetry.note("learning_rate", float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
             optimizer.zero_grad()
             if self.state.lr_scheduler is not None:
                 self.state.lr_scheduler.step()
-        value = float(loss.detach())  # device sync: once per step
+        return LateTensor(loss)
+
+    def _read_loss(self, batch: Batch, loss: LateTensor) -> float:
+        value = float(loss)  # the only wait of a step, for one that is over
         check_finite(value, batch)
-        telemetry.note("loss", value)
+        batch.telemetry.note("loss", value)
         return value
 
     def train_epoch(self, max_steps: int | None = None) -> list[float]:
@@ -111,24 +122,37 @@ class Trainer:
         state, history = self.state, self.state.history
         state.model.train()
         state.loader.load_state_dict(state.loader.state_dict())  # not a new epoch before the last one has ended
-        first, edges, previous = state.num_steps, 0, time.perf_counter()
-        for batch in state.loader:
-            loss, now = self.train_step(batch), time.perf_counter()
-            history.losses.append(loss)
-            history.step_seconds.append(now - previous)
+        first, edges = state.num_steps, 0
+        self._previous = time.perf_counter()
+        under_way: deque[tuple[Batch, LateTensor]] = deque()
+        num_late = 0 if state.loader.mesh.device.type == "cpu" else 1
+        for number, batch in enumerate(state.loader, 1):
+            under_way.append((batch, self._launch_step(batch)))
             edges += sum(block.num_edges for block in batch.blocks)
-            self._report(batch)
-            previous = now
-            if max_steps is not None and state.num_steps - first >= max_steps:
+            if len(under_way) > num_late:
+                self._finish_step(*under_way.popleft())
+            if number == max_steps:
                 break
+        while under_way:
+            self._finish_step(*under_way.popleft())
         total = torch.tensor([edges], dtype=torch.int64, device=state.loader.mesh.device)
         state.loader.mesh.world.all_reduce(Call("sum edges"), total).wait()  # all ranks: after the same steps
         state.train_edges += int(total)
         return history.losses[first:]
 
+    def _finish_step(self, batch: Batch, loss: LateTensor) -> None:
+        """Read a step's loss, put it into the history and report the step."""
+        history = self.state.history
+        value, now = self._read_loss(batch, loss), time.perf_counter()
+        history.losses.append(value)
+        history.step_seconds.append(now - self._previous)
+        self._previous = now
+        self._report(batch)
+
     def _report(self, batch: Batch) -> None:
         if self._callback is not None:
             loader, history = self.state.loader, self.state.history
+            batch.telemetry.settle()
             place, last = (batch.key.epoch, batch.key.step, len(loader)), (history.losses[-1], batch.global_batch_size)
             self._callback(StepReport(*place, *last, history.step_seconds[-1], dict(batch.telemetry.seconds)))
 

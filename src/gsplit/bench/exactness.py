@@ -123,14 +123,14 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
             loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
             loss.backward()
             ids = batch.n_id[: batch.batch_size].tolist()
-            outputs.append(dict(zip(ids, out.detach().numpy().copy(), strict=True)))
+            outputs.append(dict(zip(ids, out.detach().numpy(force=True).copy(), strict=True)))
             losses.append(float(loss.detach()))
-            gradients.append([None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()])
+            gradients.append([None if p.grad is None else p.grad.numpy(force=True).copy() for p in model.parameters()])
             optimizer.step()
             optimizer.zero_grad()
             if len(losses) == STEPS:
                 break
-    state = {name: value.numpy().copy() for name, value in model.state_dict().items()}
+    state = {name: value.numpy(force=True).copy() for name, value in model.state_dict().items()}
     return {"outputs": outputs, "losses": losses, "gradients": gradients, "state": state}
 
 

@@ -12,6 +12,7 @@ from gsplit.cli.console import command, emit_json, progress_bars
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.options import Json
 from gsplit.cli.partition_commands import partition, shard
+from gsplit.cli.selftest_command import selftest
 from gsplit.cli.summary import describe, show, show_partition
 from gsplit.cli.train_commands import infer, train, verify
 from gsplit.store.reader import open_store
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
-for verb in (partition, shard, train, infer, verify):
+for verb in (partition, shard, train, infer, verify, selftest):
     app.command()(verb)
 
 

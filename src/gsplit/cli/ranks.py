@@ -69,7 +69,7 @@ def _run_here(task: Task, nproc: int) -> None:
 
     if nproc == 1 and rank_of_environment() is None:
         task.check(nproc)
-    mesh = init(replicas=task.replicas)
+    mesh = init(task.device, replicas=task.replicas)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
     with _quiet_library():

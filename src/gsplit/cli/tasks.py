@@ -28,6 +28,7 @@ class _Task(BaseModel):
 
     store: Path
     as_json: bool
+    device: str | None
 
 
 class _SettingsTask(_Task):

@@ -15,6 +15,9 @@ from gsplit.store.reader import open_store
 __all__ = ["infer", "train", "verify"]
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="cpu or cuda [default: GPUs where there are any, else the CPU]")
+]
 Nproc = Annotated[int, typer.Option(min=1, metavar="INT", help="ranks to start on this host")]
 
 
@@ -27,6 +30,7 @@ def train(
         Path | None, typer.Option(metavar="RUN", help="folder for weights, history and telemetry; left out: not kept")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
+    device: Device = None,
     flags: Flags,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +41,10 @@ def train(
     with command(as_json, rank=rank_of_environment(), lost="no weights were kept"):
         settings = flags.settings()
         open_store(store)
-        run_task(TrainTask(store=store, as_json=as_json, settings=settings, out=out, overwrite=overwrite), nproc)
+        run_task(
+            TrainTask(store=store, as_json=as_json, device=device, settings=settings, out=out, overwrite=overwrite),
+            nproc,
+        )
 
 
 def infer(
@@ -46,6 +53,7 @@ def infer(
     out: Annotated[Path, typer.Option(metavar="FILE.npy", help="file to write: a row per vertex, in original order")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a file of the same name")] = False,
     nproc: Nproc = 1,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Write the outputs of a trained model for every vertex.
@@ -54,7 +62,9 @@ def infer(
     """
     with command(as_json, rank=rank_of_environment()):
         open_store(store)
-        run_task(InferTask(store=store, as_json=as_json, weights=weights, out=out, overwrite=overwrite), nproc)
+        run_task(
+            InferTask(store=store, as_json=as_json, device=device, weights=weights, out=out, overwrite=overwrite), nproc
+        )
 
 
 @settings_options(only_compared=True)
@@ -65,6 +75,7 @@ def verify(
         int | None, typer.Option(min=1, metavar="INT", help="ranks to start on this host [default: 2]")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, metavar="INT", help="steps compared")] = 3,
+    device: Device = None,
     flags: Flags,
     as_json: Json = False,
 ) -> None:
@@ -75,4 +86,7 @@ def verify(
     with command(as_json, rank=rank_of_environment()):
         settings = flags.settings()
         open_store(store)
-        run_task(VerifyTask(store=store, as_json=as_json, settings=settings, steps=steps), nproc or default_ranks(2))
+        run_task(
+            VerifyTask(store=store, as_json=as_json, device=device, settings=settings, steps=steps),
+            nproc or default_ranks(2),
+        )

@@ -14,6 +14,7 @@ from itertools import count
 
 import torch
 
+from gsplit.devices import resolve_device
 from gsplit.distributed.comm import Comm, SoloComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import share_memory
@@ -142,16 +143,17 @@ def init(
     ``replicas`` groups of ranks each take a cut of every mini-batch and split it among themselves; ranks r * S to
     (r + 1) * S - 1 are replica r, so give every host its own.
 
-    Without ``device``: GPUs where there are any (one per rank, by LOCAL_RANK), the CPU otherwise. Mini-batches are
-    sampled on ``sample_device``, the same device unless told otherwise. A rank that waits longer than ``timeout_s`` in
-    a collective gives up with an error. CPU ranks of one host exchange rows through shared memory unless told not to.
+    Without ``device``: GPUs where there are any, the CPU otherwise; "cuda" alone means the rank's own, by LOCAL_RANK.
+    Mini-batches are sampled on ``sample_device``, the same device unless told otherwise. A rank that waits longer than
+    ``timeout_s`` in a collective gives up with an error. CPU ranks of one host exchange rows through shared memory
+    unless told not to.
     """
     if device is None:
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    sample_device = device if sample_device is None else torch.device(sample_device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(device)
+    sample_device = device if sample_device is None else resolve_device(sample_device)
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
     if _num_launched_ranks() == 1 and not is_connected():
         if replicas != 1:
             raise InputError(explain("replicas", "1 for one process", replicas, "start more ranks with torchrun"))

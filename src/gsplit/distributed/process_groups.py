@@ -6,6 +6,7 @@ files that import torch.distributed.
 
 import atexit
 import ctypes
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gsplit.devices import identify
 from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
+from gsplit.distributed.hang_watch import HangWatch, record_flight
 from gsplit.errors import CommError, InputError, explain
 from gsplit.kernels.buffers import BufferPool
 
@@ -29,6 +32,8 @@ class _GroupWork:
 
     def __init__(self, comm: "GroupComm", call: Call, work: Any, out: Tensor) -> None:
         self._comm, self._call, self._work, self._out = comm, call, work, out
+        if comm.watch is not None:
+            comm.watch.add(call, work)
 
     def wait(self) -> None:
         """Wait, then tell autograd that the tensor has changed."""
@@ -44,6 +49,7 @@ class GroupComm:
         self._group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.ledger = new_ledger()
+        self.watch: HangWatch | None = None
         self._pool = BufferPool(device)
 
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -67,8 +73,9 @@ class GroupComm:
         ours = torch.tensor(counts, dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(ours)
         self._note(call, ours, theirs)
-        with self._explained(call):
-            dist.all_to_all_single(theirs, ours, group=self._group)  # all ranks: once per layer of every step
+        with self._explained(call):  # all ranks: once per layer of every step
+            work = dist.all_to_all_single(theirs, ours, group=self._group, async_op=True)
+        _GroupWork(self, call, work, theirs).wait()
         return tuple(theirs.tolist())  # device sync: sizes of what comes next
 
     def all_to_all(
@@ -96,9 +103,9 @@ class GroupComm:
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
         self._note(call, tensor, tensor)
-        with self._explained(call):
-            dist.broadcast(tensor, group=self._group, group_src=0)  # all ranks: at start, parameter after parameter
-        torch.autograd.graph.increment_version(tensor)
+        with self._explained(call):  # all ranks: at start, parameter after parameter
+            work = dist.broadcast(tensor, group=self._group, group_src=0, async_op=True)
+        _GroupWork(self, call, work, tensor).wait()
 
     def gather_text(self, call: Call, text: str) -> list[str]:
         data = text.encode()
@@ -130,6 +137,7 @@ class Connection:
     def __init__(self, joined_here: bool) -> None:
         self._joined_here = joined_here  # or the program had joined before, and leaves by itself
         self._groups: list[Any] = []
+        self._watch: HangWatch | None = None
         atexit.register(self._end)
 
     def new_comm(self, ranks: list[int], device: torch.device, timeout: timedelta) -> GroupComm | None:
@@ -140,9 +148,20 @@ class Connection:
         self._groups.append(group)
         return GroupComm(group, device)
 
+    def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
+        """Have collectives on devices that never end named before torch ends the process."""
+        self._watch = HangWatch(dist.get_rank(), timeout_s)
+        for comm in comms:
+            comm.watch = self._watch
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
     def leave(self) -> None:
         """Leave the process groups in good order, once all of this rank's collectives are done."""
         atexit.unregister(self._end)
+        self._stop_watching()
         self._groups.clear()
         if self._joined_here and dist.is_initialized():
             dist.destroy_process_group()
@@ -150,6 +169,7 @@ class Connection:
     def abandon(self) -> None:
         """Never leave: the process ends with its groups as they are, and peers see that it is gone."""
         atexit.unregister(self._end)
+        self._stop_watching()
         for group in self._groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # or the interpreter would destroy it at its end
 
@@ -186,9 +206,10 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     timeout = timedelta(seconds=timeout_s)
     joined_here = not dist.is_initialized()
     if joined_here:
-        dist.init_process_group(_backend(device), timeout=timeout)
+        dist.init_process_group("gloo", timeout=timeout)
     connection = Connection(joined_here)
     size = dist.get_world_size()
+    _check_devices(connection, device, timeout)
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
@@ -198,8 +219,31 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
         row = list(range(first, first + num_splits))
         comms += [connection.new_comm(row, place, timeout) for place in (device, sample_device)]
     comms += [connection.new_comm(list(range(size)), device, timeout) for _ in range(2)]
-    shuffles, loading, gradients, world = (comm for comm in comms if comm is not None)
+    own = [comm for comm in comms if comm is not None]
+    if device.type != "cpu":
+        connection.watch([comm for comm in own if comm.device.type != "cpu"], timeout_s)
+    shuffles, loading, gradients, world = own
     return Groups(dist.get_rank() // num_splits, num_replicas, shuffles, loading, gradients, world, connection)
+
+
+def _check_devices(connection: Connection, device: torch.device, timeout: timedelta) -> None:
+    """Refuse a device that two ranks share, which NCCL would not name. A collective, on the host."""
+    if device.type == "cpu":
+        return
+    if device.type == "cuda" and not dist.is_nccl_available():
+        raise InputError(
+            explain("device", "a torch built with NCCL", torch.__version__, "install a CUDA build of torch")
+        )
+    if device.type == "cuda":
+        record_flight()
+    host = connection.new_comm(list(range(dist.get_world_size())), torch.device("cpu"), timeout)
+    assert host is not None
+    devices = host.gather_text(Call("compare devices"), f"{socket.gethostname()} {identify(device)}")
+    for rank, name in enumerate(devices):
+        if (first := devices.index(name)) != rank:
+            got = f"ranks {first} and {rank} both on {name}"
+            fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
+            raise InputError(explain("device", "a device of its own for every rank", got, fix))
 
 
 def is_connected() -> bool:

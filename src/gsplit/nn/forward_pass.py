@@ -17,6 +17,7 @@ from torch.nn import Module
 
 from gsplit.batch import Batch
 from gsplit.blocks import Block
+from gsplit.devices import LateChecks
 from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.keys import kernels_torch
@@ -26,6 +27,7 @@ from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.gcn import GcnOptions, gcn_options, normalised_edges
 from gsplit.nn.layers import edge_features_are_weights, takes_csr, to_csr
 from gsplit.nn.norm import global_batch_norm
+from gsplit.nn.self_loops import adds_self_loops, looped_edges, other_edges
 
 __all__ = ["ForwardPass"]
 
@@ -36,18 +38,25 @@ class ForwardPass:
     ``close`` it when the forward is over, also one that failed.
     """
 
-    def __init__(self, batch: Batch, plan: ForwardPlan) -> None:
+    def __init__(self, batch: Batch, plan: ForwardPlan, checks: LateChecks | None = None) -> None:
+        """``checks`` outlive the forward: a device's values come later."""
         self.batch, self._plan = batch, plan
+        self._checks = LateChecks() if checks is None else checks
         self._num_dropouts, self._num_norms = 0, 0
         self.inside: str | None = None
         self._made: dict[Any, Any] = {}
-        self._normalising: list[Any] = []
+        self._switched_off: list[tuple[Module, str]] = []
 
     def close(self) -> None:
-        """Let GCN layers normalise by themselves again."""
-        for layer in self._normalising:
-            layer.normalize = True
-        self._normalising = []
+        """Let layers do by themselves again what is done here for them."""
+        for layer, name in self._switched_off:
+            setattr(layer, name, True)
+        self._switched_off = []
+
+    def _switch_off(self, layer: Module, name: str) -> None:
+        """Have a layer leave out, until ``close``, what is done here."""
+        setattr(layer, name, False)
+        self._switched_off.append((layer, name))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -73,11 +82,16 @@ class ForwardPass:
         if any(isinstance(value, EdgeAttrHandle) for value in values) and edge_features_are_weights(layer):
             fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
             raise InputError(explain(name, "weights of edges", "batch.edge_attr", fix))
-        edges, weights = self._edges(index, layer, h.dtype, weighted)
-        attr = self.batch.layers[index].edge_attr
+        attr = _as_type(self.batch.layers[index].edge_attr, h.dtype)
+        weights = None
+        if h.device.type != "cpu" and adds_self_loops(layer):
+            edges, attr = looped_edges(self.batch.blocks[index], attr, layer)
+            self._switch_off(layer, "add_self_loops")  # done here without a wait for the device
+        else:
+            edges, weights = self._edges(index, layer, h.dtype, weighted)
         self.inside = name
         rows = mixed if name in self._plan.single_input else (mixed, dst)
-        return substitute(call, rows, edges, weights, _as_type(attr, h.dtype))
+        return substitute(call, rows, edges, weights, attr)
 
     def leave_layer(self, out: Any) -> Any:
         """Keep the destinations of a layer that knows no others."""
@@ -96,8 +110,7 @@ class ForwardPass:
         if gcn is not None:
             key = ("gcn", index, gcn, weighted, dtype)
             block, weights = self._once(key, lambda: self._normalised(index, gcn, weights, dtype))
-            setattr(layer, "normalize", False)  # noqa: B010  done here, by the degrees of the whole graph; ``close`` undoes it
-            self._normalising.append(layer)
+            self._switch_off(layer, "normalize")  # done here, by the degrees of the whole graph
         if takes_csr(layer, dtype):
             values = weights
             if values is None:
@@ -167,7 +180,8 @@ class ForwardPass:
             fix = "use strategy='split' with one replica, or a row-wise norm such as LayerNorm"
             got = f"strategy={context.strategy!r} on {context.mesh.size} ranks"
             raise InputError(explain("batch norm", "each vertex computed on one rank", got, fix))
-        return global_batch_norm(x, mean, var, weight, bias, momentum, eps, context.mesh.world, context.key.step)
+        where = (context.mesh.world, context.key.step, self._checks)
+        return global_batch_norm(x, mean, var, weight, bias, momentum, eps, *where)
 
 
 def _as_type(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -177,10 +191,10 @@ def _as_type(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _edge_places(block: Block, space: Space) -> tuple[Tensor, Tensor]:
     """Of every edge: its destination row and its number among that destination's edges; a self-loop has the last."""
-    src, dst = block.edge_index()
+    dst = block.edge_index()[1]
     places = torch.arange(block.num_edges, device=dst.device) - block.indptr[dst]
     if space == "edges":
         return dst, places
-    kept = src != dst
+    kept = other_edges(block)
     loops = torch.arange(block.num_dst, device=dst.device)
     return torch.cat([dst[kept], loops]), torch.cat([places[kept], torch.full_like(loops, 1 << 62)])

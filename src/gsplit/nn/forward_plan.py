@@ -8,6 +8,7 @@ from typing import Literal
 
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
+from gsplit.nn.self_loops import num_other_edges
 
 __all__ = ["ForwardPlan", "RowSpace", "Space", "check_depth", "num_rows"]
 
@@ -45,8 +46,7 @@ def num_rows(batch: Batch, rows: RowSpace) -> int:
         return block.num_src
     if rows.space == "edges":
         return block.num_edges
-    src, dst = block.edge_index()
-    return int((src != dst).sum()) + block.num_dst  # device sync
+    return num_other_edges(block) + block.num_dst
 
 
 def check_depth(batch: Batch, plan: ForwardPlan) -> None:

@@ -11,6 +11,7 @@ from torch.nn import Module
 from torch_geometric import nn as pyg
 
 from gsplit.blocks import Block
+from gsplit.nn.self_loops import other_edges
 
 __all__ = ["GcnOptions", "gcn_options", "normalised_edges"]
 
@@ -41,11 +42,10 @@ def _with_one_self_loop(
     block: Block, edge_weight: Tensor | None, loop_weight: Tensor | None
 ) -> tuple[Block, Tensor | None]:
     src, dst = block.edge_index()
-    kept = (src != dst).nonzero().squeeze(1)  # device sync
-    dst = dst[kept]
-    counts = torch.bincount(dst, minlength=block.num_dst) + 1
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    edge_places = torch.arange(kept.numel(), device=src.device) + dst  # one self-loop before, per earlier destination
+    kept = other_edges(block)
+    ends = torch.cat([kept.new_zeros(1), (src != dst).cumsum(0)])[block.indptr]  # other edges before each destination
+    indptr = ends + torch.arange(block.num_dst + 1, device=src.device)  # and one self-loop per earlier destination
+    edge_places = torch.arange(kept.numel(), device=src.device) + dst[kept]
     loop_places = indptr[1:] - 1
 
     def merge(of_edges: Tensor, of_loops: Tensor) -> Tensor:

@@ -1,9 +1,13 @@
-"""Gradients averaged over all ranks while backward still runs.
+"""Gradients averaged over all ranks, on CPUs while backward still runs.
 
-Parameters are put into buckets in the reverse of their order in the model, which is about the order in which backward
-reaches them. When all gradients of a bucket are there, its all-reduce starts; buckets start in the same order on every
-rank, and every rank starts every bucket in every backward (law 5), so nothing can pair wrongly. A parameter without a
-gradient on some ranks counts as zero there; one without a gradient on any rank keeps what it had.
+On CPUs parameters are put into buckets in the reverse of their order in the model, which is about the order in which
+backward reaches them. When all gradients of a bucket are there, its all-reduce starts; buckets start in the same order
+on every rank, and every rank starts every bucket in every backward (law 5), so nothing can pair wrongly. A parameter
+without a gradient on some ranks counts as zero there; one without a gradient on any rank keeps what it had.
+
+On devices there is one bucket, at the end of backward: NCCL needs the same order of ALL collectives on every rank, and
+a rank on which a parameter has no gradient would start a bucket later, behind a shuffle. The gradients of a GNN are a
+few MB. The host waits for the device only on a rank where a parameter has no gradient.
 
 What is averaged is this backward's gradient, never what has accumulated in ``.grad``: that is put aside while
 backward runs and added afterwards.
@@ -16,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
+from gsplit.devices import LateChecks
 from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
 
@@ -33,6 +38,7 @@ class _Bucket:
 
     def __init__(self, number: int, parameters: list[Parameter]) -> None:
         self.number, self.parameters = number, parameters
+        self._tail: Tensor | None = None  # of a bucket with all gradients: put on the device once
         self.grads: dict[int, Tensor] = {}
         self.flat: Tensor | None = None
         self.work: Work | None = None
@@ -42,30 +48,42 @@ class _Bucket:
         return len(self.grads) == len(self.parameters)
 
     def start(self, comm: Comm, call: Call) -> None:
-        first = self.parameters[0]
-        flags = first.new_tensor([float(id(p) in self.grads) for p in self.parameters])
         pieces = [
             self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
         ]
-        self.flat = torch.cat([*pieces, flags, first.new_tensor([float(self.number)])])
+        self.flat = torch.cat([*pieces, self._flags_and_number()])
         self.work = comm.all_reduce(call, self.flat)
 
-    def finish(self, size: int) -> list[tuple[Parameter, Tensor]]:
+    def _flags_and_number(self) -> Tensor:
+        if self.complete and self._tail is not None and self._tail.device == self.parameters[0].device:
+            return self._tail
+        flags = [float(id(p) in self.grads) for p in self.parameters]
+        tail = self.parameters[0].new_tensor([*flags, float(self.number)])
+        if self.complete:
+            self._tail = tail
+        return tail
+
+    def finish(self, size: int, checks: LateChecks) -> list[tuple[Parameter, Tensor]]:
         """The averaged gradients of all parameters that had one anywhere."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
         *pieces, flags, number = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters), 1])
-        present = flags.tolist()  # device sync: once per bucket
-        if self.flat.dtype in (torch.float32, torch.float64) and float(number) != size * self.number:
-            fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
-            got = f"bucket numbers with a mean of {float(number) / size:g}"
-            raise CommError(explain("averaged gradients", f"bucket {self.number} on every rank", got, fix))
+        if self.flat.dtype in (torch.float32, torch.float64):
+            checks.add(number, lambda number: self._check_number(float(number), size))
+        # what has a gradient here has one: others are asked for, and a device waited for, only where one is missing
+        present = [True] * len(pieces) if self.complete else [count > 0 for count in flags.tolist()]
         self.flat, self.work, self.grads = None, None, {}
         return [
             (p, piece.view_as(p).div_(size))
-            for p, piece, count in zip(self.parameters, pieces, present, strict=True)
-            if count > 0
+            for p, piece, is_present in zip(self.parameters, pieces, present, strict=True)
+            if is_present
         ]
+
+    def _check_number(self, number: float, size: int) -> None:
+        if number != size * self.number:
+            fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
+            got = f"bucket numbers with a mean of {number / size:g}"
+            raise CommError(explain("averaged gradients", f"bucket {self.number} on every rank", got, fix))
 
 
 class GradientAverage:
@@ -76,8 +94,9 @@ class GradientAverage:
         for parameter in parameters:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
-        self.parameters, self._comm = parameters, comm
-        buckets = enumerate(_fill_buckets(parameters))
+        self.parameters, self._comm, self._checks = parameters, comm, LateChecks()
+        self._starts_early = comm.device.type == "cpu"
+        buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
         self._buckets = [_Bucket(_MOST_BUCKETS * number + place, part) for place, part in buckets]
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._aside: dict[int, Tensor | None] = {}
@@ -136,8 +155,9 @@ class GradientAverage:
         bucket = self._bucket_of[id(parameter)]
         bucket.grads[id(parameter)] = parameter.grad
         parameter.grad = None
-        while self._started < len(self._buckets) and self._buckets[self._started].complete:
-            self._start_next()
+        if self._starts_early:
+            while self._started < len(self._buckets) and self._buckets[self._started].complete:
+                self._start_next()
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
@@ -151,10 +171,11 @@ class GradientAverage:
             if not any(bucket.grads or bucket.work for bucket in self._buckets):
                 got, fix = "some, whose gradients would be this rank's own", "call loss.backward() and read p.grad"
                 raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
+            self._checks.raise_violations()
             while self._started < len(self._buckets):
                 self._start_next()
             for bucket in self._buckets:
-                for parameter, average in bucket.finish(self._comm.size):
+                for parameter, average in bucket.finish(self._comm.size, self._checks):
                     before = aside.pop(id(parameter), parameter.grad)
                     parameter.grad = average if before is None else before.add_(average)
         finally:
@@ -164,14 +185,14 @@ class GradientAverage:
                     parameter.grad = aside[id(parameter)]
 
 
-def _fill_buckets(parameters: list[Parameter]) -> list[list[Parameter]]:
-    """Parameters in reverse order, a bucket for every element type and about BUCKET_BYTES."""
+def _fill_buckets(parameters: list[Parameter], most_bytes: int | None) -> list[list[Parameter]]:
+    """Parameters in reverse order, a bucket for every element type and about ``most_bytes``."""
     buckets: list[list[Parameter]] = []
     fill: dict[Any, tuple[list[Parameter], int]] = {}
     for parameter in reversed(parameters):
         kind = (parameter.dtype, parameter.device)
         bucket, size = fill.get(kind, ([], 0))
-        if not bucket or size + parameter.nbytes > BUCKET_BYTES:
+        if not bucket or (most_bytes is not None and size + parameter.nbytes > most_bytes):
             bucket, size = [], 0
             buckets.append(bucket)
         bucket.append(parameter)

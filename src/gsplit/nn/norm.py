@@ -7,8 +7,9 @@ Shapes: x [rows, D] on this rank, N rows on all. With g the gradient of the outp
               gweight = sum(g * xhat), gbias = sum(g)                                         over this rank's rows
 
 Statistics are merged from every rank's (count, mean, sum of squared deviations), not from sums of squares, which in
-float32 lose the variance of rows that lie far from zero. One all-reduce forward, one backward. xhat is saved. Assumes
-that each row is on one rank; whoever calls checks that.
+float32 lose the variance of rows that lie far from zero. They are of float32 at least, also for rows in half precision.
+One all-reduce forward, one backward, and no wait for a device: N stays there. xhat is saved. Assumes that each row is
+on one rank; whoever calls checks that.
 """
 
 from typing import Any
@@ -17,29 +18,34 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.devices import LateChecks
 from gsplit.distributed.comm import Call, Comm
 from gsplit.errors import InputError, explain
 
 __all__ = ["global_batch_norm"]
 
 
-def _statistics(x: Tensor, comm: Comm, call: Call) -> tuple[int, Tensor, Tensor]:
+def _statistics(x: Tensor, comm: Comm, call: Call, checks: LateChecks) -> tuple[Tensor, Tensor, Tensor]:
     """Number of rows on all ranks, and mean and biased variance over them. A collective."""
-    width = x.size(1)
+    width, dtype = x.size(1), torch.promote_types(x.dtype, torch.float32)
     table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # a line from each rank
     if x.size(0):
-        variance, mean = torch.var_mean(x, dim=0, correction=0)
+        variance, mean = torch.var_mean(x.to(dtype), dim=0, correction=0)
         line = table[comm.rank]
         line[0], line[1 : width + 1], line[width + 1 :] = x.size(0), mean, variance * x.size(0)
     comm.all_reduce(call, table).wait()  # all ranks: once per batch norm of every forward
     counts, means, squares = table[:, :1], table[:, 1 : width + 1], table[:, width + 1 :]
-    total = int(counts.sum())  # device sync
-    if total < 2:
-        got, fix = f"{total} in the whole mini-batch", "use larger mini-batches, or leave the last one out"
-        raise InputError(explain("batch norm", "at least 2 rows", got, fix))
+    total = counts.sum()
+    checks.add(total, _check_rows)
     mean = (counts * means).sum(0) / total
     variance = (squares + counts * (means - mean) ** 2).sum(0) / total
-    return total, mean.to(x.dtype), variance.to(x.dtype)
+    return total, mean.to(dtype), variance.to(dtype)
+
+
+def _check_rows(total: Tensor) -> None:
+    if total < 2:
+        got, fix = f"{int(total)} in the whole mini-batch", "use larger mini-batches, or leave the last one out"
+        raise InputError(explain("batch norm", "at least 2 rows", got, fix))
 
 
 class _GlobalBatchNorm(torch.autograd.Function):
@@ -50,7 +56,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,
-        total: int,
+        total: Tensor,
         mean: Tensor,
         variance: Tensor,
         eps: float,
@@ -59,20 +65,20 @@ class _GlobalBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         inverse = torch.rsqrt(variance + eps)
         xhat = (x - mean) * inverse
-        ctx.save_for_backward(xhat, inverse, weight)
-        ctx.total, ctx.comm, ctx.call = total, comm, call
+        ctx.save_for_backward(xhat, inverse, weight, total)
+        ctx.dtype, ctx.comm, ctx.call = x.dtype, comm, call
         return xhat if weight is None else xhat * weight
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        xhat, inverse, weight = ctx.saved_tensors
+        xhat, inverse, weight, total = ctx.saved_tensors
         own = torch.stack([g.sum(0), (g * xhat).sum(0)])
         sums = own.clone()
         ctx.comm.all_reduce(Call(f"{ctx.call.name} backward", ctx.call.step), sums).wait()  # all ranks: as in forward
         scale = inverse if weight is None else inverse * weight
-        gx = (g - (sums[0] + xhat * sums[1]) / ctx.total) * scale
-        return gx, None if weight is None else own[1], *[None] * 6
+        gx = (g - (sums[0] + xhat * sums[1]) / total) * scale
+        return gx.to(ctx.dtype), None if weight is None else own[1], *[None] * 6
 
 
 def global_batch_norm(
@@ -85,12 +91,16 @@ def global_batch_norm(
     eps: float,
     comm: Comm,
     step: int,
+    checks: LateChecks,
 ) -> Tensor:
-    """``F.batch_norm`` in training, over the rows of all ranks; running statistics move alike on every rank."""
+    """``F.batch_norm`` in training, over the rows of all ranks; running statistics move alike on every rank.
+
+    ``checks`` are told that there must be two rows at least.
+    """
     call = Call("batch norm", step)
-    total, mean, variance = _statistics(x.detach(), comm, call)
+    total, mean, variance = _statistics(x.detach(), comm, call, checks)
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_((variance * (total / (total - 1))).to(running_var.dtype), momentum)
     out: Tensor = _GlobalBatchNorm.apply(x, weight, total, mean, variance, eps, comm, call)  # type: ignore[no-untyped-call]
-    return out if bias is None else out + bias
+    return (out if bias is None else out + bias).to(x.dtype)

@@ -46,12 +46,12 @@ def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
     layers, edges = layers_of(model), like.num_edge_features is not None
     single_input = frozenset(name for name, layer in layers.items() if is_single_input(layer))
     batch, space_of = toy_batch(max(len(layers), 1), like)
-    with preserve_state(model):
+    with preserve_state(model, like.row.device):
         model.train()
         while True:
             recorder = runtime.override = Recorder(batch, space_of, single_input)
             try:
-                with forbid_random_draws():
+                with forbid_random_draws(like.row.device):
                     plan = recorder.plan(explain_failure(lambda: call_model(model, batch, takes_edge_attr=edges)))
                 break
             except InputError as error:  # a layer we do not know may take one tensor of rows only

@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch_geometric.nn import JumpingKnowledge
 
 from gsplit.batch import Batch
+from gsplit.devices import LateChecks
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeHandle, Handle
 from gsplit.errors import InputError, explain
@@ -39,6 +40,7 @@ class Runtime:
         """How training called the model last."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
+        self._checks = LateChecks()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
         copied = Runtime(self.plan, self.mesh)
@@ -64,7 +66,8 @@ class Runtime:
         else:
             self._check_mesh(batch.context.mesh, self.mesh)
             check_depth(batch, self.plan)
-            forward_pass = ForwardPass(batch, self.plan)
+            self._checks.raise_violations()
+            forward_pass = ForwardPass(batch, self.plan, self._checks)
             self._watch_gradients(model, self.mesh)
         mode = ForwardPassMode(forward_pass)
         mode.__enter__()  # type: ignore[no-untyped-call]

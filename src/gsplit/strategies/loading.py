@@ -7,7 +7,7 @@ is copied. Stored features carry no gradient: their exchange belongs to the load
 from torch import Tensor
 
 from gsplit.batch import Batch, BatchContext, BatchLayer
-from gsplit.blocks import Block
+from gsplit.blocks import Block, count_self_loops
 from gsplit.distributed.mesh import Mesh
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.kernels.buffers import BufferPool
@@ -39,6 +39,8 @@ class StepLoader:
         """The batch of a sampled step. A collective of the loading group."""
         mesh, graph, device = self._mesh, self._graph, self._mesh.device
         x = self._load_features(sampled)
+        blocks = sampled.blocks if device.type == "cpu" else count_self_loops(sampled.blocks)
+        input_ids = sampled.input_ids.to(device)
         layers = [
             BatchLayer(
                 block.to(device),
@@ -46,7 +48,7 @@ class StepLoader:
                 self._edge_values(self._edge_attr, block),
                 _flat(self._edge_values(self._edge_weight, block)),
             )
-            for block, exchange in zip(sampled.blocks, sampled.exchanges, strict=True)
+            for block, exchange in zip(blocks, sampled.exchanges, strict=True)
         ]
         telemetry = sampled.telemetry
         values = [value for layer in layers for value in (layer.edge_attr, layer.edge_weight) if value is not None]
@@ -67,8 +69,8 @@ class StepLoader:
         return Batch(
             x=x.to(device),
             labels=None if self._labels is None else take_rows(self._labels, sampled.targets, device),
-            n_id=graph.to_original_ids(sampled.input_ids).to(device),
-            input_ids=sampled.input_ids,
+            n_id=graph.to_original_ids(sampled.input_ids).to(device) if graph.original_ids.size else input_ids,
+            input_ids=input_ids,
             layers=tuple(layers),
             num_targets=sampled.targets.numel(),
             global_batch_size=sampled.global_batch_size,

@@ -13,6 +13,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -48,10 +49,15 @@ def _run(
 ) -> None:
     import torch
 
+    from gsplit.testing.simulated import simulated_device
+
     os.environ.update(environment)
     torch.set_num_threads(1)
+    stack = ExitStack()
     try:
-        mesh = init("cpu", timeout_s=60.0, **options)
+        if options["device"].startswith("sim"):
+            stack.enter_context(simulated_device())  # before the first backward of the process
+        mesh = init(timeout_s=60.0, **options)
         result = program(mesh, *args)
     except BaseException as error:
         pipe.send((False, (isinstance(error, CommError), traceback.format_exc())))
@@ -68,14 +74,22 @@ def run_ranks(
     timeout_s: float = 100.0,
     replicas: int = 1,
     shared_memory: bool = True,
+    device: str = "cpu",
+    sample_device: str | None = None,
 ) -> list[Any]:
     """Run ``program(mesh, *args)`` on every rank; the results in rank order.
 
+    ``device="sim"`` gives every rank a simulated device of its own (``gsplit.testing.simulated``), "cuda" a real one.
     ``program`` is a function of a module that can be imported. Its result and arguments are sent between processes.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED_BEFORE)
-    options = {"replicas": replicas, "shared_memory": shared_memory}
+    options = {
+        "device": device,
+        "sample_device": sample_device,
+        "replicas": replicas,
+        "shared_memory": shared_memory,
+    }
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
     rendezvous = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

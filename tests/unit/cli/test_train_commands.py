@@ -80,9 +80,13 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 def test_ranks_read_exactly_the_settings_that_were_resolved() -> None:
     settings = TrainSettings(lr=0.1 + 0.2, seed=(1 << 63) - 1, fanout=[4, -1], norm="layer_norm", evaluate_every=None)
     tasks: list[Task] = [
-        TrainTask(store=Path("a b.gsplit"), as_json=True, settings=settings, out=Path("run"), overwrite=True),
-        InferTask(store=Path("s"), as_json=False, weights=Path("run"), out=Path("o.npy"), overwrite=False),
-        VerifyTask(store=Path("s"), as_json=False, settings=settings, steps=5),
+        TrainTask(
+            store=Path("a b.gsplit"), as_json=True, device=None, settings=settings, out=Path("run"), overwrite=True
+        ),
+        InferTask(
+            store=Path("s"), as_json=False, device="cpu", weights=Path("run"), out=Path("o.npy"), overwrite=False
+        ),
+        VerifyTask(store=Path("s"), as_json=False, device=None, settings=settings, steps=5),
     ]
     for task in tasks:
         assert parse_task(task.model_dump_json()) == task
@@ -187,6 +191,6 @@ def test_another_number_of_ranks_than_torchruns_is_refused(store: Store, monkeyp
 
     monkeypatch.setattr(ranks, "rank_of_environment", lambda: 0)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    task = TrainTask(store=store.path, as_json=True, settings=TrainSettings(), out=None, overwrite=False)
+    task = TrainTask(store=store.path, as_json=True, device=None, settings=TrainSettings(), out=None, overwrite=False)
     with pytest.raises(InputError, match="--nproc: expected the launcher's 1 .got 4"):
         ranks.run_task(task, 4)

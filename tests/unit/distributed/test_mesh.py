@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import gsplit
+from gsplit.devices import resolve_device
 from gsplit.distributed import mesh as mesh_module
 from gsplit.distributed import process_groups
 from gsplit.distributed.comm import Call, Comm, SoloComm
@@ -51,8 +52,24 @@ def test_every_group_is_on_its_device() -> None:
 
 def test_the_sample_device_is_the_device_unless_told_otherwise() -> None:
     assert solo_mesh("meta").sample_device == torch.device("meta")
-    assert gsplit.init("meta").sample_device == torch.device("meta")
-    assert gsplit.init("meta", "cpu").sample_device == torch.device("cpu")
+    assert solo_mesh("meta", "cpu").sample_device == torch.device("cpu")
+    assert gsplit.init("cpu").sample_device == torch.device("cpu")
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(gsplit.InputError, match="expected a machine with a cuda device"):
+        gsplit.init("cuda")
+
+
+def test_a_device_without_a_number_is_the_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank, index in (("0", 0), ("1", 1), ("3", 1)):  # the last sees two of its host's devices
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert resolve_device("cuda") == torch.device("cuda", index)
+    assert resolve_device("cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(gsplit.InputError, match="expected one of the 2 that this process sees .got cuda:2, of 2"):
+        resolve_device("cuda:2")
 
 
 def test_every_device_has_its_backend() -> None:
@@ -94,15 +111,6 @@ class TestProcessGroup:
     def make(self, monkeypatch: pytest.MonkeyPatch, device: str = "cpu", sample_device: str | None = None) -> Mesh:
         monkeypatch.setattr(mesh_module, "_num_launched_ranks", lambda: 2)  # one is enough to join with
         return gsplit.init(device, sample_device)
-
-    def test_only_groups_on_the_cpu_use_shared_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with self.make(monkeypatch, "meta", "cpu") as mesh:
-            comms = (mesh.shuffles, mesh.loading, mesh.gradients, mesh.world)
-            kinds = [(type(comm).__name__, comm.device.type) for comm in comms]
-        want = [("GroupComm", "meta"), ("SharedComm", "cpu"), ("GroupComm", "meta"), ("GroupComm", "meta")]
-        assert kinds == want
-        with self.make(monkeypatch, "meta") as mesh:
-            assert type(mesh.loading).__name__ == "GroupComm"
 
     def test_close_leaves_the_process_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         mesh = self.make(monkeypatch)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.batch import Batch
+from gsplit.devices import fork_random_states, random_states
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import LayerCall, rows_of, tensors_of
 from gsplit.nn.checks.toy import ExampleInput, explain_rows
@@ -92,12 +93,13 @@ class Recorder(ForwardPass):
 
 
 @contextmanager
-def forbid_random_draws() -> Iterator[None]:
+def forbid_random_draws(device: torch.device) -> Iterator[None]:
     """Refuse a forward that takes numbers from a generator: it would take others on every rank."""
 
     def states() -> tuple[Any, ...]:
         _, keys, place, *_ = np.random.get_state()
-        return torch.get_rng_state().tolist(), random.getstate(), np.asarray(keys).tolist(), place
+        drawn = [state.tolist() for state in random_states(device)]
+        return drawn, random.getstate(), np.asarray(keys).tolist(), place
 
     before = states()
     yield
@@ -129,11 +131,11 @@ def example_input(model: Module, num_features: int | None, num_edge_features: in
 
 
 @contextmanager
-def preserve_state(model: Module) -> Iterator[None]:
-    """Restore the model's buffers and modes and torch's generator afterwards; no gradients inside."""
+def preserve_state(model: Module, device: torch.device) -> Iterator[None]:
+    """Restore the model's buffers and modes and torch's generators afterwards; no gradients inside."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     modes = {name: module.training for name, module in model.named_modules()}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with fork_random_states(device), torch.no_grad():
         try:
             yield
         finally:

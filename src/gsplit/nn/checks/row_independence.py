@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.batch import Batch
+from gsplit.devices import fork_random_states
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
@@ -61,7 +62,7 @@ def check_row_independence(
         perturbed = perturbed_copy(model, dtype, max_rows)
         return _outputs_of(perturbed, plan, like if dtype is None else like.to(dtype), override_forward_pass)
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with fork_random_states(like.row.device), torch.no_grad():
         for attempt in copies[:-1]:
             with suppress(InputError):  # not kept: its traceback would keep the copy
                 found = outputs(*attempt)

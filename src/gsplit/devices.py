@@ -1,0 +1,149 @@
+"""What the host does with a device besides launching work: name it, time it, and read results without stopping it.
+
+A device works behind the host's back: the host launches and goes on. Reading a result at once makes it wait, and the
+device run dry. So values that the host wants are copied to pinned memory behind the work that makes them, and read a
+step later (``LateTensor``), and stages are timed by events in the device's own queue (``StageClock``). On the CPU
+everything is there at once and nothing is late.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gsplit.errors import InputError, explain
+
+__all__ = [
+    "LateChecks",
+    "LateTensor",
+    "StageClock",
+    "fork_random_states",
+    "identify",
+    "random_states",
+    "resolve_device",
+]
+
+
+def _module(device: torch.device) -> Any:
+    """What torch offers for a kind of device: ``torch.cuda`` and its like."""
+    return torch.get_device_module(device)
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """A device with its number: without one, the rank's own by LOCAL_RANK, among those that this process sees."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return device
+    module = _module(device)
+    if not module.is_available() or module.device_count() == 0:
+        fix = "leave device out to train on the CPU, or install a torch that sees it"
+        raise InputError(explain("device", f"a machine with a {device.type} device", "none that torch sees", fix))
+    count, index = module.device_count(), cast(int | None, device.index)
+    if index is None:
+        return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")) % count)
+    if index >= count:
+        got, fix = f"{device}, of {count}", f"say {device.type!r} alone: the rank's own is found by LOCAL_RANK"
+        raise InputError(explain("device", f"one of the {count} that this process sees", got, fix))
+    return device
+
+
+def identify(device: torch.device) -> str:
+    """Which piece of hardware a device is: the same for two ranks of a host only if they share it."""
+    uuid = getattr(_module(device).get_device_properties(device), "uuid", None)
+    return str(uuid) if uuid is not None else f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """States of torch's generators that a forward on a device may draw from."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(_module(device).get_rng_state(device).cpu())
+    return states
+
+
+@contextmanager
+def fork_random_states(device: torch.device) -> Iterator[None]:
+    """Put the generators back afterwards, that of the CPU and that of a device."""
+    with torch.random.fork_rng(devices=[]):
+        if device.type == "cpu":
+            yield
+            return
+        module = _module(device)
+        state = module.get_rng_state(device)
+        try:
+            yield
+        finally:
+            module.set_rng_state(state, device)
+
+
+class LateTensor:
+    """Values on their way from a device to the host; reading waits for their copy, not for work launched later."""
+
+    def __init__(self, values: Tensor) -> None:
+        values = values.detach()
+        self._event: Any = None
+        if values.device.type == "cpu":
+            self._host = values
+        else:
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._event = _module(values.device).Event()
+            self._event.record()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether reading would not wait."""
+        return self._event is None or bool(self._event.query())
+
+    def read(self) -> Tensor:
+        """The values on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return self._host
+
+    def __float__(self) -> float:
+        return float(self.read())
+
+
+class LateChecks:
+    """Conditions on values of a device that nobody waits for: a violation is raised when the values have come."""
+
+    def __init__(self) -> None:
+        self._open: deque[tuple[LateTensor, Callable[[Tensor], None]]] = deque()
+
+    def add(self, values: Tensor, check: Callable[[Tensor], None]) -> None:
+        """Have ``check`` called with the values on the host; at once if they are there."""
+        if values.device.type == "cpu":
+            check(values)
+        else:
+            self._open.append((LateTensor(values), check))
+
+    def raise_violations(self) -> None:
+        """Check what has come since."""
+        while self._open and self._open[0][0].is_there:
+            values, check = self._open.popleft()
+            check(values._host)
+
+
+class StageClock:
+    """Measures stretches of work on one device, in the device's own time, known when the device has got that far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = _module(device)
+
+    def mark(self) -> Any:
+        """A moment behind everything launched up to now."""
+        event = self._module.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, stop: Any) -> float:
+        """The time between two moments; waits until the second is over."""
+        if not stop.query():
+            stop.synchronize()
+        return float(start.elapsed_time(stop)) / 1000.0

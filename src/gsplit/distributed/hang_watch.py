@@ -1,0 +1,74 @@
+"""Naming a collective that never ends, on devices.
+
+On gloo the host waits in a collective and gives up with an error that names it. On NCCL the host goes on: a collective
+that some rank never joins shows nowhere, until torch's watchdog ends the process after the timeout. This thread looks
+at the collectives under way and names the oldest one before that happens, with what came before it. torch's flight
+recorder, which ``record_flight`` switches on, then writes what all ranks had under way.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from gsplit.distributed.comm import Call
+from gsplit.errors import explain
+
+__all__ = ["HangWatch", "record_flight"]
+
+_LOG = logging.getLogger("gsplit")
+_REPORTED_AT = 0.8  # of the timeout: before torch ends the process
+_FLIGHT_RECORDER = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its name in older versions of torch
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+
+
+def record_flight() -> None:
+    """Have NCCL groups made from now on keep their last collectives and write them on a timeout."""
+    for name, value in _FLIGHT_RECORDER.items():
+        os.environ.setdefault(name, value)
+
+
+class HangWatch:
+    """Looks at the collectives of one rank, over all its groups on a device."""
+
+    def __init__(self, rank: int, timeout_s: float) -> None:
+        self._rank, self._limit_s = rank, _REPORTED_AT * timeout_s
+        self._under_way: deque[tuple[Call, Any, float]] = deque()
+        self._last_ended = "none"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(min(1.0, timeout_s / 20),), daemon=True)
+        self._thread.start()
+
+    def add(self, call: Call, work: Any) -> None:
+        """A collective has been issued; ``work`` is torch's handle of it."""
+        self._under_way.append((call, work, time.monotonic()))
+
+    def close(self) -> None:
+        """Look no more."""
+        self._stop.set()
+
+    def _look(self, interval_s: float) -> None:
+        while not self._stop.wait(interval_s):
+            while self._under_way and self._under_way[0][1].is_completed():
+                self._last_ended = str(self._under_way.popleft()[0])
+            if self._under_way and time.monotonic() - self._under_way[0][2] > self._limit_s:
+                self._report()
+                return
+
+    def _report(self) -> None:
+        call, _, since = self._under_way[0]
+        got = (
+            f"no end for {time.monotonic() - since:.0f} s; {len(self._under_way) - 1} later ones wait behind it, the "
+            f"last that ended is: {self._last_ended}"
+        )
+        fix = (
+            "look at the other ranks' errors: one of them ended, or did not call the same collective; on GPUs torch's "
+            "flight recorder writes what every rank had under way (/tmp/nccl_trace_rank_*, "
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE)"
+        )
+        _LOG.error(explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix))

@@ -1,0 +1,185 @@
+"""One operation on the simulated device: checked as CUDA would, counted, run on the host tensors and wrapped again."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gsplit.testing.simulated.backend import DEVICE_TYPE, SimTensor, correct_aliasing, sim_device
+from gsplit.testing.simulated.operations import INDEXING, LAUNCHES_NOTHING, why_host_waits
+from gsplit.testing.simulated.state import active, moved
+
+__all__ = ["copy", "host_tensors", "run"]
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What lies in tuples, lists and dicts; torch's own function for it takes most of an operation's time."""
+    if isinstance(value, tuple | list):
+        for inner in value:
+            yield from leaves(inner)
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from leaves(inner)
+    else:
+        yield value
+
+
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Tuples, lists and dicts with everything in them changed."""
+    if isinstance(value, tuple | list):
+        return type(value)([map_leaves(change, inner) for inner in value])
+    if isinstance(value, dict):
+        return {key: map_leaves(change, inner) for key, inner in value.items()}
+    return change(value)
+
+
+def _unwrap(value: Any) -> Any:
+    return value.host if isinstance(value, SimTensor) else value
+
+
+def _wrap(value: Any) -> Any:
+    return SimTensor(value) if isinstance(value, Tensor) and not isinstance(value, SimTensor) else value
+
+
+def run(func: Any, args: Any, kwargs: Any) -> Any:
+    """One operation: checked, counted, run on the host."""
+    name: str = func._schema.name
+    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    held = [tensor for tensor in tensors if isinstance(tensor, SimTensor)]
+    if name.startswith("c10d::"):
+        return _run_collective(func, args, kwargs, tensors, held)
+    short = name.split("::")[1]
+    if name == "prim::layout":
+        return args[0].host.layout
+    device = kwargs.get("device")
+    makes_here = device is not None and torch.device(device).type == DEVICE_TYPE
+    if not held and not makes_here:
+        return _run_on_host(short, func, args, kwargs)
+    if short == "copy_":
+        return copy(args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
+    if short == "_to_copy":
+        return _to_copy(args[0], kwargs)
+    _check_devices(short, args, kwargs, tensors)
+    return _run_kernel(short, func, args, kwargs, held)
+
+
+def _run_collective(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], held: list[SimTensor]) -> Any:
+    if held and len(held) < len(tensors):
+        raise RuntimeError(f"{func._schema.name}: tensors of one collective on {sim_device()} and on the host")
+    if any(not tensor.host.is_contiguous() for tensor in held):
+        raise ValueError("Tensors must be contiguous")
+    return func(*map_leaves(_unwrap, args), **map_leaves(_unwrap, kwargs))
+
+
+def _run_on_host(short: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation without the device; pinning host memory is the device's business all the same."""
+    state = active()
+    if short == "is_pinned":
+        return state.is_pinned(args[0])
+    if short in ("_pin_memory", "pin_memory"):
+        return state.pin(args[0].clone())
+    if kwargs.get("pin_memory"):
+        return state.pin(func(*args, **{**kwargs, "pin_memory": False}))
+    return func(*args, **kwargs)
+
+
+def copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
+    """``target.copy_(source)``, from and to the device or on it."""
+    here, from_here = isinstance(target, SimTensor), isinstance(source, SimTensor)
+    _note_launch("copy_", [source], [target])
+    if here != from_here:
+        host = source if here else target
+        num_bytes = (target if here else source).nbytes
+        moved(num_bytes, "device" if here else "host", host, non_blocking=non_blocking)
+    _unwrap(target).copy_(_unwrap(source))
+    return target
+
+
+def _to_copy(source: Tensor, kwargs: Any) -> Tensor:
+    target = torch.device(kwargs.get("device") or source.device)
+    options = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
+    inner: Tensor = torch.ops.aten._to_copy.default(_unwrap(source), **options)
+    non_blocking = bool(kwargs.get("non_blocking"))
+    if target.type == "cpu":
+        _note_launch("_to_copy", [source], [])
+        if kwargs.get("pin_memory"):
+            active().pin(inner)
+        moved(inner.nbytes, "host", inner, non_blocking=non_blocking)
+        return inner
+    out = SimTensor(inner)
+    _note_launch("_to_copy", [source], [out])
+    if not isinstance(source, SimTensor):
+        moved(inner.nbytes, "device", source, non_blocking=non_blocking)
+    return out
+
+
+def _check_devices(short: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+    """Refuse host tensors beside those of the device; CUDA takes single numbers, and index tensors, which it copies."""
+    hosts = [tensor for tensor in tensors if not isinstance(tensor, SimTensor) and tensor.dim() > 0]
+    if short in INDEXING and isinstance(args[0], SimTensor):
+        for index in args[1]:
+            if isinstance(index, Tensor) and not isinstance(index, SimTensor):
+                moved(index.nbytes, "device", index, non_blocking=False, reason="index on the host")
+                hosts = [tensor for tensor in hosts if tensor is not index]
+    out = kwargs.get("out")
+    if hosts or (isinstance(out, Tensor) and not isinstance(out, SimTensor)):
+        shapes = ", ".join(f"{list(tensor.shape)} on {tensor.device}" for tensor in tensors)
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {shapes} ({short})")
+
+
+def _run_kernel(short: str, func: Any, args: Any, kwargs: Any, held: list[SimTensor]) -> Any:
+    state = active()
+    reason = why_host_waits(short, func, args, kwargs)
+    options = map_leaves(_unwrap, kwargs)
+    if "device" in options:
+        options["device"] = torch.device("cpu")
+    options.pop("pin_memory", None)
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    with state.own_random_numbers() if draws else nullcontext():
+        out = func(*map_leaves(_unwrap, args), **options)
+    if short == "_local_scalar_dense":
+        state.log.copy(args[0].host.element_size(), "host")
+        wrapped = out
+    else:
+        wrapped = map_leaves(_wrap, out)
+    if short not in LAUNCHES_NOTHING:
+        reads, writes = _accesses(func, args, kwargs) if state.tracker.check else ([], [])
+        _note_launch(short, reads, writes + [leaf for leaf in leaves(wrapped) if isinstance(leaf, SimTensor)])
+    elif reason is not None:
+        _note_access(short, [args[0]])
+    if reason is not None:
+        state.log.wait(reason)
+        state.tracker.host_waited(state.tracker.snapshot(state.tracker.current()))
+    if short == "_local_scalar_dense" or not held:
+        return wrapped
+    return correct_aliasing(func, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
+
+
+def _accesses(func: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors of the device that an operation reads, and those it writes, by its schema."""
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    for argument in func._schema.arguments:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        found = [leaf for leaf in leaves(given.get(argument.name)) if isinstance(leaf, SimTensor)]
+        (writes if is_written else reads).extend(found)
+    return reads, writes
+
+
+def _note_launch(operation: str, reads: list[Any], writes: list[Any]) -> None:
+    active().log.launch()
+    _note_access(operation, reads, writes)
+
+
+def _note_access(operation: str, reads: list[Any], writes: list[Any] | None = None) -> None:
+    tracker = active().tracker
+    if tracker.check:
+        tracker.launch(tracker.current(), host_tensors(reads), host_tensors(writes or []), operation)
+
+
+def host_tensors(values: list[Any]) -> list[Tensor]:
+    """The host tensors behind those values that are tensors of the device."""
+    return [value.host for value in values if isinstance(value, SimTensor)]

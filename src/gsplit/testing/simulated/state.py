@@ -1,0 +1,76 @@
+"""What the simulated device remembers, and what copies over its bus cost the host."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gsplit.testing.simulated.log import DeviceLog
+from gsplit.testing.simulated.streams import StreamTracker
+
+__all__ = ["DeviceState", "active", "moved", "set_state"]
+
+
+@dataclass
+class DeviceState:
+    """What the device remembers: its log, its streams, its random numbers, and which host memory is pinned."""
+
+    log: DeviceLog
+    tracker: StreamTracker
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    pinned: set[int] = field(default_factory=set)
+
+    @contextmanager
+    def own_random_numbers(self) -> Iterator[None]:
+        """Draw from the device's generator, not from the host's."""
+        host = torch.get_rng_state()
+        torch.set_rng_state(self.generator.get_state())
+        try:
+            yield
+        finally:
+            self.generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(host)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether a host tensor lies in pinned memory."""
+        return tensor.untyped_storage()._cdata in self.pinned
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Count a host tensor's memory as pinned while it lives."""
+        storage = tensor.untyped_storage()
+        self.pinned.add(storage._cdata)
+        weakref.finalize(storage, self.pinned.discard, storage._cdata)
+        return tensor
+
+
+_state: DeviceState | None = None
+
+
+def set_state(state: DeviceState | None) -> None:
+    """The state that operations use from now on."""
+    global _state
+    _state = state
+
+
+def active() -> DeviceState:
+    """The state of the device that is switched on."""
+    if _state is None:
+        raise RuntimeError("tensors of the simulated device need `with simulated_device():` around them")
+    return _state
+
+
+def moved(
+    num_bytes: int, to: Literal["device", "host"], host: Tensor | None, *, non_blocking: bool, reason: str = ""
+) -> None:
+    """Bytes crossed the bus; the host waits unless it asked not to and its memory is pinned."""
+    state = active()
+    state.log.copy(num_bytes, to)
+    if non_blocking and host is not None and state.is_pinned(host):
+        return
+    unpinned = " from unpinned memory" if non_blocking else ""
+    state.log.wait(reason or f"copy to {to}{unpinned}")
+    state.tracker.host_waited(state.tracker.snapshot(state.tracker.current()))

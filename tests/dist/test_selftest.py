@@ -1,0 +1,54 @@
+"""``gsplit selftest`` on the host and on the simulated device: what is right is found right, what is wrong is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gsplit.cli.main import app
+from gsplit.selftest import Finding, Report, run, run_selftest
+from gsplit.selftest.environment import has_code_for
+from gsplit.testing.simulated import why_not_supported
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.timeout(300)
+def test_everything_is_right_here(device: str) -> None:
+    if device == "sim" and (why := why_not_supported()):
+        pytest.skip(why)
+    report = run_selftest(device, 2, models=("sage", "gat"), sizes_mb=(1,))
+    assert report.is_right, report.findings
+    verdicts = {finding.check: finding.verdict for finding in report.findings}
+    tried = {"cpu": {"links", "models", "a killed rank"}, "sim": {"models", "waits for the device", "races", "a killed rank"}}
+    assert {check for check, verdict in verdicts.items() if verdict == "ok"} == tried[device]
+    models = next(finding for finding in report.findings if finding.check == "models")
+    assert set(models.figures) == {"sage on 1", "gat on 1", "sage on 2", "gat on 2"}
+    assert 0.0 < max(models.figures.values()) < 1e-9  # two ranks add in another order
+    assert report.versions["torch"].startswith("2.")
+
+
+def test_what_is_wrong_is_exit_code_3_and_a_line_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Report("cpu", 1, {"torch": "2"}, [Finding("models", "wrong", "differ by 1", "send it back", 1.0, {"sage": 1.0})])
+    monkeypatch.setattr("gsplit.selftest.run_selftest", lambda *_: wrong)
+    out = tmp_path / "report.json"
+    shown = CliRunner().invoke(app, ["selftest", "--out", str(out)])
+    assert shown.exit_code == 3 and "differ by 1" in shown.stdout and "send it back" in shown.stdout
+    document = json.loads(out.read_text())
+    assert document["ok"] is False and document["findings"][0]["figures"] == {"sage": 1.0}
+
+
+def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "TOLERANCE", -1.0)  # nothing is that good
+    found = run._check_models("cpu", 1, ("sage",))
+    assert found.verdict == "wrong" and "results differ" in found.fix
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    shown = CliRunner().invoke(app, ["selftest", "--device", "cuda"])
+    assert shown.exit_code == 2 and "a machine with a cuda device" in shown.stderr
+
+
+def test_a_v100_needs_older_wheels() -> None:
+    built = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+    assert not has_code_for((7, 0), built) and has_code_for((8, 9), built) and has_code_for((12, 0), built)

@@ -1,0 +1,274 @@
+"""Mistakes that a GPU would punish with a crash, a hang or wrong numbers, and the same things done right.
+
+Each function makes one mistake on the simulated device; the tests say who must find it.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.rows import copy_rows
+from gsplit.testing.simulated import CollectiveRules, checked_mesh, switched_on
+
+__all__ = ["ALONE", "TOGETHER", "make_mistakes", "make_together"]
+
+
+def _mixed_devices() -> None:
+    torch.ones(3, device="sim") + torch.ones(3)
+
+
+def _host_index_of_host_rows() -> None:
+    torch.arange(3.0)[torch.ones(2, dtype=torch.int64, device="sim")]
+
+
+def _out_on_the_host() -> None:
+    rows = torch.zeros(2, dtype=torch.int64, device="sim")
+    torch.index_select(torch.ones(3, 2, device="sim"), 0, rows, out=torch.empty(2, 2))
+
+
+def _numpy() -> None:
+    torch.ones(3, device="sim").numpy()
+
+
+def _host_kernel() -> None:
+    rows = torch.ones(3, 2, device="sim")
+    copy_rows(rows.numpy(), torch.zeros(1, dtype=torch.int64).numpy(), torch.empty(1, 2).numpy())
+
+
+def _address() -> None:
+    torch.ones(3, device="sim").data_ptr()
+
+
+def _unpinned_copy() -> None:
+    _must_not_wait(lambda: torch.ones(3).to("sim", non_blocking=True))
+
+
+def _pinned_copy() -> None:
+    source = torch.ones(3).pin_memory()
+    _must_not_wait(lambda: source.to("sim", non_blocking=True))
+
+
+def _value_on_the_host() -> None:
+    values = torch.ones(3, device="sim")
+    _must_not_wait(lambda: float(values.sum()))
+
+
+def _mask() -> None:
+    values = torch.ones(3, device="sim")
+    _must_not_wait(lambda: values[values > 0])
+
+
+def _list_to_the_device() -> None:
+    _must_not_wait(lambda: torch.tensor([1, 2], device="sim"))
+
+
+def _must_not_wait(act: Callable[[], object]) -> None:
+    log = switched_on().log
+    before = log.counts()
+    act()
+    waits = (log.counts() - before).waits
+    assert not waits, f"the host waited: {dict(waits)}"
+
+
+def _side_stream(*, wait: bool) -> Tensor:
+    device = switched_on()
+    side, main = device.new_stream("side"), torch.sim.current_stream()  # type: ignore[attr-defined]
+    with side:
+        rows = torch.ones(4, device="sim") * 2
+    if wait:
+        main.wait_stream(side)
+    return rows + 1
+
+
+def _unwaited_side_stream() -> None:
+    _side_stream(wait=False)
+
+
+def _waited_side_stream() -> None:
+    _side_stream(wait=True)
+
+
+def _reused_buffer(*, wait: bool) -> None:
+    device = switched_on()
+    side, main = device.new_stream("side"), torch.sim.current_stream()  # type: ignore[attr-defined]
+    buffer = torch.ones(4, device="sim")
+    side.wait_stream(main)
+    with side:
+        read = buffer * 2
+    if wait:
+        main.wait_event(side.record_event())
+    buffer.fill_(0.0)  # the next batch
+    side.synchronize()
+    del read
+
+
+def _unwaited_reuse() -> None:
+    _reused_buffer(wait=False)
+
+
+def _waited_reuse() -> None:
+    _reused_buffer(wait=True)
+
+
+def _freed(*, record: bool) -> None:
+    device = switched_on()
+    device.tracker.errors.clear()
+    side, main = device.new_stream("side"), torch.sim.current_stream()  # type: ignore[attr-defined]
+    rows = torch.ones(4, device="sim")
+    side.wait_stream(main)
+    with side:
+        kept = rows * 2
+    if record:
+        rows.record_stream(side)  # type: ignore[arg-type]
+    del rows
+    errors = list(device.tracker.errors)
+    side.synchronize()
+    del kept
+    assert not errors, errors[0]
+
+
+def _freed_too_early() -> None:
+    _freed(record=False)
+
+
+def _freed_after_recording() -> None:
+    _freed(record=True)
+
+
+class _Drawing(Module):
+    """A model that draws from the device's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = GraphSAGE(4, 4, 1, 2)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        out: Tensor = self.inner(x, edge_index)
+        noise: Tensor = torch.ops.aten.rand([1], device=out.device)
+        return out + noise
+
+
+def _draws() -> None:
+    from gsplit.distributed.mesh import solo_mesh
+
+    gsplit.parallelize(_Drawing(), solo_mesh("sim:0"))
+
+
+ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
+    "mixed devices": (_mixed_devices, "RuntimeError: Expected all tensors to be on the same device"),
+    "host rows by an index of the device": (_host_index_of_host_rows, "RuntimeError: Expected all tensors"),
+    "out= on the host": (_out_on_the_host, "RuntimeError: Expected all tensors to be on the same device"),
+    "numpy()": (_numpy, "TypeError: can't convert sim:0"),
+    "a host kernel": (_host_kernel, "TypeError: can't convert sim:0"),
+    "an address": (_address, "RuntimeError: a tensor on sim:0 has no address"),
+    "copy from unpinned memory": (_unpinned_copy, "from unpinned memory"),
+    "copy from pinned memory": (_pinned_copy, None),
+    "a value on the host": (_value_on_the_host, "planted_mistakes.py:61 item"),
+    "a mask": (_mask, "mask"),
+    "a list to the device": (_list_to_the_device, "copy to device"),
+    "unwaited side stream": (_unwaited_side_stream, "RaceError: add on stream default reads what mul on stream side"),
+    "waited side stream": (_waited_side_stream, None),
+    "buffer written while it is read": (_unwaited_reuse, "RaceError: fill_ on stream default writes what mul"),
+    "buffer written after it was read": (_waited_reuse, None),
+    "memory freed too early": (_freed_too_early, "freed while mul on stream side may still read it"),
+    "memory freed after recording": (_freed_after_recording, None),
+    "draws from the device's generator": (_draws, "InputError: the model: expected no randomness of its own"),
+}
+"""What is done, and what must be said; None where nothing is wrong."""
+
+
+def _said(act: Callable[[], object]) -> str | None:
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def make_mistakes(mesh: Mesh) -> dict[str, str | None]:
+    """What was said of each mistake on one process."""
+    switched_on().tracker.check = True
+    return {name: _said(act) for name, (act, _) in ALONE.items()}
+
+
+def _exchange(mesh: Mesh, *, wait: bool = True) -> None:
+    rows, out = torch.ones(2, 3, device="sim"), torch.empty(2, 3, device="sim")
+    work = mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1))
+    if wait:
+        work.wait()
+    out.sum()
+    work.wait()
+
+
+def _host_tensor(mesh: Mesh) -> None:
+    mesh.world.all_reduce(Call("sum"), torch.ones(2)).wait()
+
+
+def _not_contiguous(mesh: Mesh) -> None:
+    mesh.world.all_reduce(Call("sum"), torch.ones(2, 3, device="sim").t()).wait()
+
+
+def _two_threads(mesh: Mesh) -> None:
+    """Rank 1 comes later, so that rank 0's first thread is still in its collective."""
+    import time
+
+    said: list[str | None] = []
+    if mesh.rank == 1:
+        time.sleep(0.5)
+        mesh.world.all_to_all_counts(Call("first"), (1, 1))
+        raise RuntimeError("rank 1 did as it should")
+    first = threading.Thread(target=lambda: mesh.world.all_to_all_counts(Call("first"), (1, 1)))
+    first.start()
+    time.sleep(0.1)
+    said.append(_said(lambda: mesh.gradients.all_to_all_counts(Call("second"), (1, 1))))
+    first.join()
+    raise RuntimeError(said[0])
+
+
+def _other_order(mesh: Mesh) -> None:
+    groups = [mesh.world, mesh.gradients]
+    for comm in groups if mesh.rank == 0 else reversed(groups):
+        comm.all_reduce(Call("sum"), torch.ones(2, device="sim"))  # gloo's groups do not mind, NCCL's would hang
+
+
+def _reads_too_early(mesh: Mesh) -> None:
+    _exchange(mesh, wait=False)
+
+
+def _writes_too_early(mesh: Mesh) -> None:
+    """A send buffer is written again before the wait."""
+    rows, out = torch.ones(2, 3, device="sim"), torch.empty(2, 3, device="sim")
+    work = mesh.shuffles.all_to_all(Call("exchange"), out, rows, (1, 1), (1, 1))
+    try:
+        rows.fill_(0.0)
+    finally:
+        work.wait()
+
+
+TOGETHER: dict[str, tuple[Callable[[Mesh], object], str | None]] = {
+    "an exchange": (_exchange, None),
+    "an exchange that nobody waits for": (_reads_too_early, "RaceError: sum on stream default reads what exchange on"),
+    "rows written while they are sent": (_writes_too_early, "RaceError: fill_ on stream default writes what exchange"),
+    "a host tensor": (_host_tensor, "RuleError: sum: a tensor of the host, [2]"),
+    "a tensor that is not contiguous": (_not_contiguous, "RuleError: sum: a tensor that is not contiguous, [3, 2]"),
+    "two threads": (_two_threads, "two threads issue collectives at once"),
+    "another order on rank 1": (_other_order, "RuleError: collective 0 is not the same on all ranks. rank 0: world"),
+}
+
+
+def make_together(mesh: Mesh, name: str) -> str | None:
+    """What was said of a mistake of two ranks."""
+    device = switched_on()
+    device.tracker.check = True
+    rules = CollectiveRules(device.tracker)
+    checked = checked_mesh(mesh, rules)
+    said = _said(lambda: TOGETHER[name][0](checked))
+    return said if said is not None else _said(lambda: rules.compare_ranks(mesh.world))

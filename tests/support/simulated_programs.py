@@ -1,0 +1,170 @@
+"""What ranks run in the tests of the simulated device."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+
+import gsplit
+from gsplit.batch import Batch
+from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh
+from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
+from gsplit.testing import simulated
+from gsplit.testing.simulated import switched_on
+
+
+def simulated_cases(replicas: int, strategies: tuple[str, ...] = ("split", "data")) -> list[Case]:
+    """Every model with dropout and jumping knowledge, with BatchNorm where it can be, and with edge values."""
+    cases = []
+    for strategy in strategies:
+        norm = "batch_norm" if strategy == "split" and replicas == 1 else None
+        cases += [Case(model, strategy, "random", 0.5, "max", norm) for model in MODELS if model != "gine"]
+        edge_models = ("gat", "gatv2", "transformer", "pna", "gine", *EDGE_WEIGHT_MODELS)
+        cases += [Case(model, strategy, "random", 0.5, None, None, edge_values=True) for model in edge_models]
+    return cases
+
+
+def _loader(mesh: Mesh, strategy: str = "split", num_layers: int = 3) -> gsplit.NeighborLoader:
+    store, ownership = small_store("random", mesh.num_splits)
+    return gsplit.NeighborLoader(
+        store,
+        [4, 3, -1][:num_layers],
+        "train",
+        batch_size=12,
+        mesh=mesh,
+        seed=3,
+        strategy=strategy,
+        ownership=ownership if mesh.size > 1 else None,
+    )
+
+
+def _edge_values(case: Case, batch: Batch) -> dict[str, Any]:
+    if not case.edge_values:
+        return {}
+    return {"edge_weight": batch.edge_weight} if case.model in EDGE_WEIGHT_MODELS else {"edge_attr": batch.edge_attr}
+
+
+def count_steps(mesh: Mesh, cases: list[Case]) -> list[dict[str, simulated.DeviceCounts]]:
+    """What the third step of every case costs the host: loading, then everything behind it."""
+    log, found = switched_on().log, []
+    for case in cases:
+        model = gsplit.parallelize(make_model(case), mesh)
+        optimizer = torch.optim.Adam(model.parameters())
+        loader = _loader(mesh, case.strategy)
+        for step in range(3):
+            start = log.counts()
+            batch = loader.make_batch(0, step)
+            loaded = log.counts()
+            out = model(batch.x, batch.edge_index, **_edge_values(case, batch))
+            batch.mean(F.cross_entropy(out, batch.y, reduction="none")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append({"loading": loaded - start, "step": log.counts() - loaded})
+    return found
+
+
+class _Gated(Module):
+    """A model whose last parameter takes part only where it is switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_model(Case("sage", "split", "random", 0.5, None, None))
+        self.gate = torch.nn.Parameter(torch.ones(CLASSES, dtype=torch.float64))
+        self.is_on = True
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        out: Tensor = self.inner(x, edge_index)
+        return out * self.gate if self.is_on else out
+
+
+def checked_training(mesh: Mesh, unused_on: int | None, check_races: bool) -> tuple[list[str], list[list[float]], int]:
+    """Two steps under NCCL's rules: the order of all collectives, gradients, and launches checked for races."""
+    device = switched_on()
+    device.tracker.check = check_races
+    rules = simulated.CollectiveRules(device.tracker)
+    mesh = simulated.checked_mesh(mesh, rules)
+    model = gsplit.parallelize(_Gated(), mesh, num_features=WIDTH)
+    loader = _loader(mesh)
+    model.is_on = mesh.rank != unused_on
+    for step in range(2):
+        model.zero_grad()
+        batch = loader.make_batch(0, step)
+        out = model(batch.x, batch.edge_index)
+        batch.mean(F.cross_entropy(out, batch.y, reduction="none")).backward()
+    rules.compare_ranks(mesh.world)
+    assert device.tracker.errors == []
+    gradients = [p.grad.reshape(-1).tolist() for p in model.parameters() if p.grad is not None]
+    return rules.order, gradients, device.tracker.num_launches
+
+
+def use_everything(mesh: Mesh, folder: str) -> dict[str, Any]:
+    """The trainer, inference, evaluation and verification of one small model."""
+    store, ownership = small_store("random", mesh.num_splits)
+    own = ownership if mesh.size > 1 else None
+    torch.manual_seed(0)
+    model = gsplit.parallelize(make_model(Case("gat", "split", "random", 0.5, None, None)), mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    seen: list[tuple[int, float]] = []
+    trainer = gsplit.Trainer(
+        model,
+        optimizer,
+        _loader(mesh),
+        max_grad_norm=1.0,
+        callback=lambda report: seen.append((report.step, report.loss)),
+    )
+    losses = trainer.train_epoch()
+    records = trainer.state.loader.telemetry.records
+    assert [(step, loss) for step, loss in seen] == list(enumerate(losses))
+    assert [record.values["loss"] for record in records] == losses
+    assert all({"forward", "backward", "optimizer", "sample"} <= set(record.seconds) for record in records)
+    assert all(record.values["gradient_norm"] > 0 for record in records)
+    path = Path(folder) / "out.npy"
+    rows = gsplit.infer(model, store, out=path, ownership=own)
+    found = gsplit.verify(
+        make_model(Case("gat", "split", "random", 0.5, None, None)),
+        store,
+        [4, 3, -1],
+        "train",
+        batch_size=12,
+        mesh=mesh,
+    )
+    return {
+        "losses": losses,
+        "rows": np.array(rows),
+        "scores": trainer.evaluate(store, ["train"], ownership=own),
+        "verified": (found.max_loss_error, found.max_grad_error),
+    }
+
+
+def share_a_device(mesh: Mesh) -> None:
+    """Two ranks on what says it is one device."""
+    with simulated.simulated_device(uuid="one for all"):
+        gsplit.init("sim")
+
+
+def leave_a_collective_alone(mesh: Mesh) -> list[str]:
+    """Rank 0 issues collectives that rank 1 joins much later; what rank 0's watch says meanwhile."""
+    assert mesh.connection is not None
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gsplit").addHandler(handler)
+    mesh.connection.watch([mesh.gradients, mesh.world], timeout_s=2.0)  # type: ignore[list-item]
+    mesh.world.all_reduce(Call("sum"), torch.ones(1, device="sim")).wait()
+    if mesh.rank == 1:
+        time.sleep(3.0)
+    works = [
+        mesh.gradients.all_reduce(Call(name, 7), torch.ones(1, device="sim")) for name in ("average gradients", "x")
+    ]
+    time.sleep(3.0 if mesh.rank == 0 else 0.0)
+    for work in works:
+        work.wait()
+    return said
