@@ -41,6 +41,7 @@ layers:  ## which file may import which
 	$(BIN)/lint-imports --no-cache
 
 test:  ## all tests, on WORKERS processes, and the slowest of them; PYTEST_ARGS="-k name" narrows them
+	$(if $(WARM),$(BIN)/python tests/support/warm_kernels.py)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --durations=25 --durations-min=1 $(PYTEST_ARGS)
 
 bench:  ## the import measurements of benchmarks/results (an hour, 60 GB of disk)

@@ -1,11 +1,9 @@
 """How a rank ends: in good order by itself, at once where it failed."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_forked
 
 # what is registered first runs last: after whatever gsplit.init registers
 PROGRAM = """
@@ -46,8 +44,7 @@ if how != "ends":
 def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(how: str, code: int, said: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), how]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run_forked([*launcher, str(program), how], tmp_path, timeout_s=120)
     assert done.returncode == code, done.stderr
     assert done.stdout.splitlines() == said

@@ -17,7 +17,12 @@ KINDS = ["gat", "gcn", "pna"]
 @pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 3), (2, 2)])
 def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_path: Path) -> None:
     n, size = VERTICES, replicas * splits
-    boundaries = [(0, *[n] * size), (0, 0, *[n * k // size for k in range(2, size)], n), (0, *range(7, 7 + size - 1), n)]
+    boundaries: list[tuple[int, ...] | None] = [
+        (0, *[n] * size),
+        (0, 0, *[n * k // size for k in range(2, size)], n),
+        (0, *range(7, 7 + size - 1), n),
+        None,  # two parts: from three ranks on, or with replicas, fewer than ranks
+    ]
     ranks = run_ranks(infer_all, size, KINDS, boundaries, str(tmp_path), replicas=replicas, timeout_s=200)
     (tmp_path / "one").mkdir()
     one = infer_all(solo_mesh(), KINDS, boundaries, str(tmp_path / "one"))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_forked, run_ranks_forked
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -39,14 +40,16 @@ def test_every_command_and_the_program_work(tmp_path: Path) -> None:
             offline = ["--dry-run", "--no-deps", "--no-index", "--no-build-isolation", "--quiet"]
             _run([sys.executable, "-m", *words[:2], *offline, *words[2:]], ROOT)
         else:
-            said[words[1]] = _run([sys.executable, "-m", "gsplit", *words[1:]], tmp_path)
+            done = run_forked(["-m", *words], tmp_path, cwd=tmp_path)
+            assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+            said[words[1]] = done.stdout
     assert "verified: every checksum" in said["inspect"]
     assert "8 parts by gsplit with metis" in said["partition"]
     assert "2 rank(s) equal one process" in said["verify"]
     program = tmp_path / "train.py"
     program.write_text(PROGRAMS[0])
-    _run([sys.executable, str(program)], tmp_path)
-    _run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)], tmp_path)
+    for num_ranks in (1, 2):  # torchrun itself is started for examples/own_model.py and in test_exit.py
+        run_ranks_forked([str(program)], num_ranks, tmp_path, cwd=tmp_path)
 
 
 def test_the_picture_is_what_the_code_answers() -> None:

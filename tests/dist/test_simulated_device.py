@@ -4,12 +4,11 @@
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from gsplit.bench.exactness import compare, train_cases
+from gsplit.bench.exactness import TrainedCase, compare, train_cases
 from gsplit.run.models import MODELS
 from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
@@ -46,7 +45,7 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
     assert {case.model for case in cases} == set(MODELS) or part != slice(None)
     size = replicas * splits
     host = run_ranks(train_cases, size, cases, splits, replicas=replicas, timeout_s=200)
-    there: list[list[dict[str, Any]]] = run_ranks(
+    there: list[list[TrainedCase]] = run_ranks(
         train_cases,
         size,
         cases,
@@ -59,7 +58,7 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
     for place, case in enumerate(cases):
         for rank in range(size):
             worst = compare(host[rank][place], [there[rank][place]])
-            assert max(worst.values()) == DIFFERENCE, (case, rank, worst)
+            assert worst.largest == DIFFERENCE, (case, rank, worst)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

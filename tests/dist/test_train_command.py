@@ -1,17 +1,19 @@
-"""``gsplit train``, ``infer`` and ``verify`` as a user runs them: real processes, started by the command itself."""
+"""``gsplit train``, ``infer`` and ``verify`` as a user runs them.
+
+The command's own process is forked from a server; the ranks that it starts, or that torchrun starts, are real ones.
+"""
 
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forked_scripts import run_forked
+from forked_scripts import run_forked, run_ranks_forked, start_forked
 
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -25,12 +27,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit").path)
 
 
-def _run(*args: str, launcher: tuple[str, ...] = ("-m", "gsplit")) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
-
-
 def _json(done: subprocess.CompletedProcess[str]) -> Any:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # one document and nothing else
@@ -38,33 +34,51 @@ def _json(done: subprocess.CompletedProcess[str]) -> Any:
 
 def _json_of_ranks(num_ranks: int, folder: Path, *args: str) -> Any:
     """The document of a command that ranks run together: rank 0 writes it, the others write nothing."""
-    first, *others = run_forked(["-m", "gsplit", *args], num_ranks, folder)
+    first, *others = run_ranks_forked(["-m", "gsplit", *args], num_ranks, folder)
     assert others == [""] * (num_ranks - 1)
     return json.loads(first)
 
 
 @pytest.mark.timeout(500)
 def test_train_infer_and_evaluate_do_not_depend_on_the_ranks(store: str, tmp_path: Path) -> None:
-    train = ["train", store, *SMALL, "--epochs", "2", "--lr", "0.01", "--json"]
-    one = _json(_run(*train, "--out", str(tmp_path / "one")))
-    two = _json(_run(*train, "--nproc", "2", "--out", str(tmp_path / "two")))
-    data = _json_of_ranks(2, tmp_path, *train, "--strategy", "data")
-    assert (one["ranks"], two["ranks"], two["strategy"], data["strategy"]) == (1, 2, "split", "data")
-    assert len(one["losses"]) == two["steps"] > 10
+    train = ["-m", "gsplit", "train", store, *SMALL, "--epochs", "2", "--lr", "0.01"]
+    one = _json(run_forked([*train, "--json", "--out", str(tmp_path / "one")], tmp_path))
+    shown = run_forked([*train, "--nproc", "2", "--out", str(tmp_path / "two")], tmp_path)
+    _people_see_epochs_and_a_summary(shown)
+    two = json.loads((tmp_path / "two" / "history.json").read_text())
+    data = _json_of_ranks(2, tmp_path, *train[2:], "--strategy", "data", "--json")
+    assert (one["ranks"], one["strategy"], data["ranks"], data["strategy"]) == (1, "split", 2, "data")
+    assert len(one["losses"]) == one["steps"] > 10
     assert one["losses"] == pytest.approx(two["losses"], abs=1e-4)
     assert one["losses"] == pytest.approx(data["losses"], abs=1e-4)
-    assert one["best"]["test"] == pytest.approx(two["best"]["test"], abs=0.01)
+    assert [found["test"] for found in one["evaluations"]] == pytest.approx(
+        [found["test"] for found in two["evaluations"]], abs=0.01
+    )
     assert one["best"]["test"] > 0.2  # sixteen classes
     for rank in (0, 1):
         lines = (tmp_path / "two" / f"steps-rank-{rank}.jsonl").read_text().splitlines()
-        assert [json.loads(line)["rank"] for line in lines] == [rank] * two["steps"]
+        assert [json.loads(line)["rank"] for line in lines] == [rank] * one["steps"]
     outs = []
-    for run, nproc in (("one", "1"), ("one", "2")):
-        out = tmp_path / f"{run}-{nproc}.npy"
-        shape = _json(_run("infer", store, "--weights", str(tmp_path / run), "--out", str(out), "--nproc", nproc, "--json"))
-        assert shape["shape"] == [4000, 16]
+    for nproc in ("1", "2"):
+        out = tmp_path / f"{nproc}.npy"
+        words = ["infer", store, "--weights", str(tmp_path / "one"), "--out", str(out), "--nproc", nproc, "--json"]
+        assert _json(run_forked(["-m", "gsplit", *words], tmp_path))["shape"] == [4000, 16]
         outs.append(np.load(out))
     assert np.abs(outs[0] - outs[1]).max() < 1e-4
+
+
+def _people_see_epochs_and_a_summary(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr
+    said = [
+        "2 rank(s), strategy split; global mini-batch of 256 targets, 128.0 per rank on average",
+        "hint: this store is not partitioned",
+        "2 rank(s) started; compiling kernels in the first step",
+        "epoch   1  mean loss",
+    ]
+    places = [done.stderr.find(text) for text in said]
+    assert -1 not in places and places == sorted(places), done.stderr
+    assert done.stderr.count("hint:") == 1
+    assert "steps" in done.stdout and "best epoch" in done.stdout
 
 
 @pytest.mark.parametrize("more", [["--model", "gat"], ["--model", "sage", "--strategy", "data"], ["--replicas", "2"]])
@@ -79,31 +93,16 @@ def test_verify_says_how_far_apart(store: str, more: list[str], tmp_path: Path) 
 
 
 def test_under_torchrun_it_joins(store: str, tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gsplit")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gsplit"]
     config = tmp_path / "run.toml"
     config.write_text('hidden = 16\nfanout = [5, 5]\nsteps = 3\nevaluate_every = 0\nlr_scheduler = "cosine"\n')
-    done = _run("train", store, "--config", str(config), "--json", launcher=launcher)
-    document = _json(done)
+    document = _json(run_forked([*launcher, "train", store, "--config", str(config), "--json"], tmp_path))
     assert (document["ranks"], document["steps"], document["best"]) == (2, 3, None)
 
 
-def test_people_see_epochs_and_a_summary(store: str) -> None:
-    done = _run("train", store, *SMALL, "--epochs", "1", "--nproc", "2")
-    assert done.returncode == 0, done.stderr
-    said = [
-        "2 rank(s), strategy split; global mini-batch of 256 targets, 128.0 per rank on average",
-        "hint: this store is not partitioned",
-        "2 rank(s) started; compiling kernels in the first step",
-        "epoch   1  mean loss",
-    ]
-    places = [done.stderr.find(text) for text in said]
-    assert -1 not in places and places == sorted(places), done.stderr
-    assert done.stderr.count("hint:") == 1
-    assert "steps" in done.stdout and "best epoch" in done.stdout
-
-
-def test_the_cause_is_said_once_when_ranks_fail(store: str) -> None:
-    done = _run("train", store, *SMALL, "--lr", "1e30", "--nproc", "2", "--json")
+def test_the_cause_is_said_once_when_ranks_fail(store: str, tmp_path: Path) -> None:
+    words = ["train", store, *SMALL, "--lr", "1e30", "--nproc", "2", "--json"]
+    done = run_forked(["-m", "gsplit", *words], tmp_path)
     assert done.returncode == 2
     assert "rank 0: the loss of epoch 0, step " in json.loads(done.stdout)["error"]
     assert done.stderr.count("error:") == 1
@@ -118,30 +117,24 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.timeout(240)  # starting three processes on a busy machine
 @pytest.mark.parametrize("how, code", [("kill a rank", 2), ("interrupt", 130), ("terminate", 143)])
 def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Path, how: str, code: int) -> None:
-    command = [sys.executable, "-m", "gsplit", "train", store, *SMALL, "--epochs", "10000", "--nproc", "2"]
+    command = ["-m", "gsplit", "train", store, *SMALL, "--epochs", "10000", "--nproc", "2"]
     out = tmp_path / "run"
-    started = subprocess.Popen(
-        [*command, "--evaluate-every", "0", "--out", str(out), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    started = start_forked([*command, "--evaluate-every", "0", "--out", str(out), "--json"], tmp_path)
     deadline = time.monotonic() + 100
     steps = tmp_path / "run.partial" / "steps-rank-1.jsonl"
     while not (steps.exists() and steps.read_text().count("\n") > 3):
-        assert time.monotonic() < deadline and started.poll() is None
+        assert time.monotonic() < deadline and started.process.is_alive()
         time.sleep(0.1)
     ranks = _children(started.pid)
     assert len(ranks) >= 2
     if how == "kill a rank":
         os.kill(ranks[-1], signal.SIGKILL)
     else:
-        started.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGTERM)
-    stdout, stderr = started.communicate(timeout=60)
-    assert started.returncode == code, stderr
-    said = json.loads(stdout)["error"]
+        os.kill(started.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
+    done = started.wait(60)
+    assert done.returncode == code, done.stderr
+    said = json.loads(done.stdout)["error"]
     assert ("expected to finish (got signal 9)" if how == "kill a rank" else "no weights were kept") in said
-    assert "Traceback" not in stderr
+    assert "Traceback" not in done.stderr
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not out.exists()

@@ -149,9 +149,12 @@ def test_import_is_light_next_to_torch() -> None:
         "heavy = [m for m in ('torch', 'numba', 'pyarrow', 'torch_geometric', 'matplotlib') if m in sys.modules];"
         "t = time.perf_counter(); import torch; print(json.dumps([own, time.perf_counter() - t, heavy]))"
     )
-    own, torch_s, heavy = min(json.loads(_run(sys.executable, "-c", code).stdout) for _ in range(3))
-    assert heavy == []
-    assert own < 0.1 * torch_s
+    for _ in range(3):  # a busy machine may get in the way
+        own, torch_s, heavy = json.loads(_run(sys.executable, "-c", code).stdout)
+        assert heavy == []
+        if own < 0.1 * torch_s:
+            return
+    pytest.fail(f"importing gsplit takes {own:.2f} s, torch {torch_s:.2f} s")
 
 
 def test_the_minimum_job_installs_the_versions_that_are_declared() -> None:

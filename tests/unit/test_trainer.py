@@ -5,13 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
-from gsplit import InputError, NeighborLoader, Trainer, parallelize
-from gsplit.bench.exactness import CLASSES, WIDTH, small_store
+from gsplit import InputError, NeighborLoader, Trainer, infer, parallelize
+from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit.distributed.mesh import solo_mesh
+from gsplit.store.memory import MemoryStore
 from gsplit.train_state import Evaluation
 from gsplit.trainer import StepReport, per_target_cross_entropy
 
@@ -75,6 +77,36 @@ def test_some_steps_only_and_evaluations_are_kept() -> None:
     assert (trainer.state.num_steps, trainer.state.epoch) == (5, 1)
     with pytest.raises(InputError, match="keep_best: expected one of train .got val"):
         trainer.evaluate(small_store("random", 1)[0], ["train"], keep_best="val")
+
+
+def test_no_steps_are_no_steps() -> None:
+    trainer = Trainer(model := _model(), torch.optim.SGD(model.parameters(), lr=0.1), _loader())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    assert trainer.train_epoch(0) == []
+    assert (trainer.state.num_steps, trainer.state.train_edges) == (0, 0)
+    assert trainer.state.loader.state_dict() == {"epoch": 0, "step": 0}
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("kind, value", [("gat", "edge_attr"), ("graphconv", "edge_weight")])
+def test_evaluations_read_the_arrays_of_the_loader(kind: str, value: str) -> None:
+    """Under other names than the default ones; labels are what the model says, so that all answers are right."""
+    store, _ = small_store("random", 1)
+    kept = {name: array for name, array in store.arrays.items() if not name.startswith("edges/")}
+    kept |= {"features/z": -store.arrays["features/x"], "edges/own": -4 * store.arrays[f"edges/{value}"]}
+    kept["targets/all"] = np.argsort(store.original_ids())
+    dtypes = store.dtypes | {"features/z": "float64", "edges/own": "float64", "targets/all": "int64"}
+    unlabelled = MemoryStore(store.graph, store.part_boundaries, kept, dtypes)
+    names: Any = {"features": "z", value: "own"}
+    model = parallelize(make_model(Case(kind, "split", "random", 0.0, None, None, edge_values=True)), solo_mesh())
+    labels = infer(model, unlabelled, **names).argmax(1)[store.original_ids()]
+    graph = MemoryStore(store.graph, store.part_boundaries, kept | {"y": labels}, dtypes)
+    loader = NeighborLoader(graph, [3, 3, 3], "all", batch_size=12, **names)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    assert trainer.evaluate(graph, ["all"]) == {"all": 1.0}
+    for name in names:  # each of them matters
+        others = {"features": "x"} if name == "features" else {name: None}
+        assert trainer.evaluate(graph, ["all"], **others)["all"] < 1.0
 
 
 def test_a_loss_that_is_no_number_stops_training() -> None:

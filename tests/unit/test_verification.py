@@ -1,5 +1,6 @@
 """The verifier tells the truth, also when it is unwelcome. Real ranks: tests/dist/test_train_command.py."""
 
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, Verification, verification, verify
-from gsplit.bench.exactness import CLASSES, WIDTH, compare, small_store
+from gsplit.bench.exactness import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 from gsplit.distributed.mesh import solo_mesh
 
 NAN = float("nan")
@@ -72,6 +73,11 @@ def test_nothing_to_compare_is_refused() -> None:
 
 
 def test_the_matrix_does_not_overlook_what_is_no_number() -> None:
-    one = {"outputs": [{1: [0.0]}], "losses": [0.0], "gradients": [[[0.0]]], "state": {"w": [0.0]}}
-    bad = {"outputs": [{1: [NAN]}], "losses": [NAN], "gradients": [[[NAN]]], "state": {"w": [NAN]}}
-    assert set(compare(one, [bad]).values()) == {float("inf")}
+    one = TrainedCase([{1: [0.0]}], [0.0], [[[0.0]]], {"w": [0.0]})
+    bad = TrainedCase([{1: [NAN]}], [NAN], [[[NAN]]], {"w": [NAN]})
+    assert set(astuple(compare(one, [bad]))) == {float("inf")}
+    assert compare(one, [one]) == Differences()
+    nothing = TrainedCase([{}], [0.0], [[[0.0]]], {"w": [0.0]})
+    assert compare(one, [one, nothing]) == Differences()
+    for ranks in ([one, one], [nothing, nothing]):  # a target computed twice, and by nobody
+        assert compare(one, ranks) == Differences(output=float("inf"))

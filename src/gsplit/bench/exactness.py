@@ -5,8 +5,8 @@ outputs of every target in every step, the gradient of every parameter in every 
 ``gsplit bench exactness`` runs the whole matrix; the tests run a covering part of it.
 """
 
+import functools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -16,6 +16,17 @@ import torch.nn.functional as F
 from torch.nn import Module
 
 from gsplit.batch import Batch
+from gsplit.bench.exactness_report import (
+    DEVICE_TOLERANCE,
+    TOLERANCE,
+    Case,
+    Differences,
+    ExactnessReport,
+    ExactnessRow,
+    TrainedCase,
+    compare,
+    worst_of,
+)
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
@@ -27,30 +38,28 @@ from gsplit.run.models import EDGE_FEATURE_MODELS, EDGE_WEIGHT_MODELS, MODELS
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.testing import run_ranks
 
-__all__ = ["MESHES", "Case", "all_cases", "compare", "make_model", "run_exactness", "small_store", "train_cases"]
+__all__ = [
+    "MESHES",
+    "TOLERANCE",
+    "Case",
+    "Differences",
+    "ExactnessReport",
+    "TrainedCase",
+    "all_cases",
+    "compare",
+    "make_model",
+    "run_exactness",
+    "small_store",
+    "train_cases",
+]
 
 OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1", "original order")
 """Who owns what; in original order the graph is not renumbered."""
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """Replicas and splits."""
 STEPS, BATCH, VERTICES, WIDTH, CLASSES, EDGE_WIDTH = 5, 12, 90, 6, 5, 3
-TOLERANCE = 1e-9
 PLAIN_MODELS = tuple(model for model in MODELS if model != "gine")
 EDGE_MODELS = (*EDGE_FEATURE_MODELS, *EDGE_WEIGHT_MODELS)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One model on one graph, and how it is run."""
-
-    model: str
-    strategy: str
-    ownership: str
-    dropout: float
-    jk: str | None
-    norm: str | None
-    edge_values: bool = False
-    """Whether the model takes the stored features or weights of edges."""
 
 
 def make_model(case: Case) -> Module:
@@ -95,12 +104,12 @@ def small_store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership
     return MemoryStore(store.graph, [0, n], store.arrays, store.dtypes), Ownership(cuts)
 
 
-def train_cases(mesh: Mesh, cases: list[Case], num_splits: int) -> list[dict[str, Any]]:
-    """Train every case on this mesh: outputs by original id, losses, gradients and last weights."""
+def train_cases(mesh: Mesh, cases: list[Case], num_splits: int) -> list[TrainedCase]:
+    """Train every case on this mesh."""
     return [_train(mesh, case, num_splits) for case in cases]
 
 
-def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
+def _train(mesh: Mesh, case: Case, num_splits: int) -> TrainedCase:
     store, ownership = small_store(case.ownership, num_splits)
     model = parallelize(make_model(case), mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -131,7 +140,7 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> dict[str, Any]:
             if len(losses) == STEPS:
                 break
     state = {name: value.numpy(force=True).copy() for name, value in model.state_dict().items()}
-    return {"outputs": outputs, "losses": losses, "gradients": gradients, "state": state}
+    return TrainedCase(outputs, losses, gradients, state)
 
 
 def _edge_values(case: Case, batch: Batch) -> dict[str, Any]:
@@ -141,35 +150,6 @@ def _edge_values(case: Case, batch: Batch) -> dict[str, Any]:
     if case.model in models.EDGE_WEIGHT_MODELS:
         return {"edge_weight": batch.edge_weight}
     return {"edge_attr": batch.edge_attr}
-
-
-def _distance(a: Any, b: Any) -> float:
-    if a is None or b is None:
-        return 0.0 if a is b else float("inf")
-    distance = float(np.abs(np.asarray(a, float) - np.asarray(b, float)).max(initial=0.0))
-    return distance if np.isfinite(distance) else float("inf")
-
-
-def compare(one: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, float]:
-    """The largest differences between one process and all ranks; infinite if something is missing."""
-    worst = {"output": 0.0, "loss": 0.0, "gradient": 0.0, "weights": 0.0}
-    for step, want in enumerate(one["outputs"]):
-        seen: dict[int, Any] = {}
-        for rank in ranks:
-            if seen.keys() & rank["outputs"][step].keys():
-                worst["output"] = float("inf")  # a target computed twice
-            seen |= rank["outputs"][step]
-        if seen.keys() != want.keys():
-            worst["output"] = float("inf")
-            continue
-        worst["output"] = max(worst["output"], *(_distance(seen[v], row) for v, row in want.items()))
-    for rank in ranks:
-        worst["loss"] = max(worst["loss"], _distance(rank["losses"], one["losses"]))
-        for got, want in zip(rank["gradients"], one["gradients"], strict=True):
-            worst["gradient"] = max(worst["gradient"], *(_distance(g, w) for g, w in zip(got, want, strict=True)))
-        assert rank["state"].keys() == one["state"].keys()
-        worst["weights"] = max(worst["weights"], *(_distance(rank["state"][k], w) for k, w in one["state"].items()))
-    return worst
 
 
 def all_cases(replicas: int, splits: int) -> Iterator[Case]:
@@ -188,25 +168,32 @@ def all_cases(replicas: int, splits: int) -> Iterator[Case]:
         yield Case(model, strategy, ownership, dropout, None, None, edge_values=True)
 
 
-def run_exactness(meshes: list[tuple[int, int]], models: list[str], progress: Progress = silent) -> dict[str, Any]:
-    """The matrix on some meshes: a row per case with its largest differences, and whether all are within 1e-9."""
+def run_exactness(
+    meshes: list[tuple[int, int]], models: list[str], progress: Progress = silent, *, device: str = "cpu"
+) -> ExactnessReport:
+    """The matrix on some meshes: every case with its largest differences.
+
+    Ranks on the CPU are compared with one process; ranks on a device with the same ranks on the CPU, one by one.
+    """
     for model in models:
         if model not in MODELS:
             raise InputError(explain("model", f"one of {', '.join(MODELS)}", model, "choose one of these"))
-    rows: list[dict[str, Any]] = []
+    rows: list[ExactnessRow] = []
     for number, (replicas, splits) in enumerate(meshes):
         progress("meshes", number, len(meshes))
         cases = [case for case in all_cases(replicas, splits) if case.model in models]
-        many = run_ranks(train_cases, replicas * splits, cases, splits, replicas=replicas, timeout_s=3000.0)
+        run = functools.partial(
+            run_ranks, train_cases, replicas * splits, cases, splits, replicas=replicas, timeout_s=6000.0
+        )
+        many = run(device=device)
+        on_host = None if device == "cpu" else run()
         for place, case in enumerate(cases):
-            worst = compare(_train(solo_mesh(), case, splits), [rank[place] for rank in many])
-            rows.append({"replicas": replicas, "splits": splits, **asdict(case), **worst})
+            found = [rank[place] for rank in many]
+            if on_host is None:
+                differences = compare(_train(solo_mesh(), case, splits), found)
+            else:
+                pairs = zip(on_host, found, strict=True)
+                differences = worst_of([compare(rank[place], [there]) for rank, there in pairs])
+            rows.append(ExactnessRow(replicas, splits, case, differences))
     progress("meshes", len(meshes), len(meshes))
-    worst_of = {key: max((row[key] for row in rows), default=0.0) for key in ("output", "loss", "gradient", "weights")}
-    return {
-        "cases": len(rows),
-        "tolerance": TOLERANCE,
-        "worst": worst_of,
-        "ok": bool(rows) and max(worst_of.values()) <= TOLERANCE,
-        "rows": rows,
-    }
+    return ExactnessReport(rows, TOLERANCE if device == "cpu" else DEVICE_TOLERANCE[device.split(":")[0]])

@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -29,9 +30,51 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["bench_sampling"]
+__all__ = ["Peer", "SamplingReport", "bench_sampling"]
 
 WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another sampler in the same run; ``ratio`` is our rate over its."""
+
+    name: str
+    edges_per_s: float
+    edges_per_s_range: tuple[float, float]
+    ratio: float
+
+
+@dataclass(frozen=True)
+class SamplingReport:
+    """Edges per second, medians over the steps with smallest and largest; ``peer`` is None where none is installed."""
+
+    num_vertices: int
+    num_edges: int
+    num_neighbors: tuple[int, ...]
+    batch_size: int
+    steps: int
+    edges_per_s: float
+    edges_per_s_range: tuple[float, float]
+    split_edges_per_s: float
+    split_to_plain: float
+    peer: Peer | None
+
+    @property
+    def note(self) -> str | None:
+        """Why something is missing."""
+        return None if self.peer else "DGL is not installed: nothing to compare with (benchmarks/README.md)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The document of ``--json``; the peer's keys are there without one, too."""
+        peer = self.peer
+        return asdict(self) | {
+            "peer": peer and peer.name,
+            "peer_edges_per_s": peer and peer.edges_per_s,
+            "peer_edges_per_s_range": peer and peer.edges_per_s_range,
+            "ratio": peer and peer.ratio,
+            "note": self.note,
+        }
 
 
 def bench_sampling(
@@ -42,8 +85,8 @@ def bench_sampling(
     batch_size: int = 1024,
     steps: int = 20,
     progress: Progress = silent,
-) -> dict[str, Any]:
-    """Edges per second of each side: medians over the steps, with smallest and largest."""
+) -> SamplingReport:
+    """Measure all sides, mini-batch after mini-batch, on the same targets."""
     with TemporaryDirectory() as folder:
         planted = PlantedGraph(num_vertices, num_edges, num_features=0)
         store = build_store(synthetic_source(planted), Path(folder) / "g.gsplit", progress=progress)
@@ -62,13 +105,19 @@ def bench_sampling(
                 if step >= WARM_UP:
                     rates[name].append(edges / seconds)
             progress("sample", step + 1, steps + WARM_UP)
-    return _report(rates) | {
-        "num_vertices": num_vertices,
-        "num_edges": num_edges,
-        "num_neighbors": list(num_neighbors),
-        "batch_size": batch_size,
-        "steps": steps,
-    }
+    ours, split = rates["ours"], rates["split"]
+    return SamplingReport(
+        num_vertices,
+        num_edges,
+        num_neighbors,
+        batch_size,
+        steps,
+        edges_per_s=median(ours),
+        edges_per_s_range=(min(ours), max(ours)),
+        split_edges_per_s=median(split),
+        split_to_plain=median(s / o for s, o in zip(split, ours, strict=True)),
+        peer=_peer(ours, rates["peer"]) if "peer" in rates else None,
+    )
 
 
 def _ways(graph: Graph, fanouts: list[int]) -> dict[str, Callable[[Tensor, int], int]]:
@@ -119,17 +168,6 @@ class _one_core:  # noqa: N801
         torch.set_num_threads(self._threads)
 
 
-def _report(rates: dict[str, list[float]]) -> dict[str, Any]:
-    ours, split = rates["ours"], rates["split"]
-    peer = rates.get("peer")
-    return {
-        "edges_per_s": median(ours),
-        "edges_per_s_range": [min(ours), max(ours)],
-        "split_edges_per_s": median(split),
-        "split_to_plain": median(s / o for s, o in zip(split, ours, strict=True)),
-        "peer": "DGL NeighborSampler" if peer else None,
-        "peer_edges_per_s": median(peer) if peer else None,
-        "peer_edges_per_s_range": [min(peer), max(peer)] if peer else None,
-        "ratio": median(o / p for o, p in zip(ours, peer, strict=True)) if peer else None,
-        "note": None if peer else "DGL is not installed: nothing to compare with (benchmarks/README.md)",
-    }
+def _peer(ours: list[float], theirs: list[float]) -> Peer:
+    ratio = median(o / p for o, p in zip(ours, theirs, strict=True))
+    return Peer("DGL NeighborSampler", median(theirs), (min(theirs), max(theirs)), ratio)

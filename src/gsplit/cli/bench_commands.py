@@ -1,7 +1,8 @@
 """``gsplit bench``: measure this machine, against a peer or the bare engine."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -10,6 +11,9 @@ from rich.table import Table
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+
+if TYPE_CHECKING:
+    from gsplit.bench.shuffle import ShuffleRow
 
 __all__ = ["bench_app"]
 
@@ -31,7 +35,7 @@ def sampling(
         from gsplit.bench.sampling import bench_sampling
 
         with progress_bars(as_json) as progress:
-            document = bench_sampling(
+            report = bench_sampling(
                 num_vertices=vertices,
                 num_edges=edges,
                 num_neighbors=(fanout,) * layers,
@@ -40,18 +44,16 @@ def sampling(
                 progress=progress,
             )
         if as_json:
-            emit_json(document)
+            emit_json(report.as_dict())
             return
         table = _table("", "edges/s", "ratio")
-        table.add_row("gsplit", human(document["edges_per_s"]), "")
-        table.add_row(
-            "gsplit, split path", human(document["split_edges_per_s"]), f"{document['split_to_plain']:.2f} of plain"
-        )
-        if document["peer"]:
-            table.add_row(document["peer"], human(document["peer_edges_per_s"]), f"gsplit is {document['ratio']:.2f} x")
+        table.add_row("gsplit", human(report.edges_per_s), "")
+        table.add_row("gsplit, split path", human(report.split_edges_per_s), f"{report.split_to_plain:.2f} of plain")
+        if report.peer is not None:
+            table.add_row(report.peer.name, human(report.peer.edges_per_s), f"gsplit is {report.peer.ratio:.2f} x")
         Console().print(table)
-        if document["note"]:
-            Console().print(document["note"], style="yellow", highlight=False)
+        if report.note is not None:
+            Console().print(report.note, style="yellow", highlight=False)
 
 
 @bench_app.command()
@@ -72,7 +74,7 @@ def shuffle(
         from gsplit.bench.shuffle import bench_shuffle
 
         with progress_bars(as_json) as progress:
-            document = bench_shuffle(
+            report = bench_shuffle(
                 world_sizes=tuple(ranks or (2, 4)),
                 num_rows=tuple(rows or (10_000, 100_000)),
                 width=width,
@@ -80,10 +82,10 @@ def shuffle(
                 progress=progress,
             )
         if as_json:
-            emit_json(document)
+            emit_json(report.as_dict())
             return
         table = _table("ranks", "rows", "shuffle", "composed", "bare", "of composed", "over gloo", "of bare")
-        for row in document["rows"]:
+        for row in report.rows:
             table.add_row(*_shuffle_cells(row))
         Console().print(table)
 
@@ -95,13 +97,14 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _shuffle_cells(row: dict[str, Any]) -> list[str]:
-    speeds = [f"{human(row[f'{name}bytes_per_s'])}B/s" for name in ("", "composed_", "bare_")]
+def _shuffle_cells(row: "ShuffleRow") -> list[str]:
+    speeds = (row.bytes_per_s, row.composed_bytes_per_s, row.bare_bytes_per_s)
+    ratios = (row.ratio, row.ratio_over_gloo, row.ratio_to_bare)
     return [
-        str(row["ranks"]),
-        f"{row['rows']:,}",
-        *speeds,
-        *(f"{row[name]:.2f}" for name in ("ratio", "ratio_over_gloo", "ratio_to_bare")),
+        str(row.ranks),
+        f"{row.rows:,}",
+        *(f"{human(speed)}B/s" for speed in speeds),
+        *(f"{ratio:.2f}" for ratio in ratios),
     ]
 
 
@@ -192,26 +195,27 @@ def _partition_cells(row: dict[str, Any]) -> list[str]:
 @bench_app.command()
 def exactness(
     model: Annotated[list[str] | None, typer.Option(help="model to check; repeatable [default: all]")] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda or sim against ranks on the cpu")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Check all models, strategies and meshes against one process.
 
-    In float64, with every option and ownership; takes some ten minutes.
+    In float64, with every option and ownership; takes some twenty minutes.
     """
     with command(as_json):
         from gsplit.bench.exactness import MESHES, run_exactness
         from gsplit.run.models import MODELS
 
         with progress_bars(as_json) as progress:
-            document = run_exactness(list(MESHES), model or list(MODELS), progress)
+            report = run_exactness(list(MESHES), model or list(MODELS), progress, device=device)
         if as_json:
-            emit_json(document)
+            emit_json(report.as_dict())
         else:
             table = _table("largest difference of", "")
-            for name, value in document["worst"].items():
+            for name, value in asdict(report.worst).items():
                 table.add_row(name, f"{value:.1e}")
             Console().print(table)
-            verdict = "all" if document["ok"] else "NOT all"
-            Console().print(f"{document['cases']} cases, {verdict} within {document['tolerance']:.0e}")
-        if not document["ok"]:
+            verdict = "all" if report.ok else "NOT all"
+            Console().print(f"{len(report.rows)} cases, {verdict} within {report.tolerance:.0e}")
+        if not report.ok:
             raise typer.Exit(1)

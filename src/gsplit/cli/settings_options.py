@@ -16,7 +16,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from gsplit.cli.options import parse_fanout
-from gsplit.run.config import TrainSettings, is_compared, load_settings
+from gsplit.run.config import TrainSettings, applies_to_verify, load_settings
 
 __all__ = ["Flags", "settings_options"]
 
@@ -38,9 +38,9 @@ class Flags:
         return load_settings(self.config, given)
 
 
-def settings_options(*, only_compared: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of all settings, or of those that ``gsplit verify`` compares with."""
-    names = [name for name in TrainSettings.model_fields if is_compared(name) or not only_compared]
+def settings_options(*, for_verify: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of all settings, or of those that ``gsplit verify`` takes."""
+    names = [name for name in TrainSettings.model_fields if applies_to_verify(name) or not for_verify]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)

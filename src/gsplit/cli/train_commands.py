@@ -67,7 +67,7 @@ def infer(
         )
 
 
-@settings_options(only_compared=True)
+@settings_options(for_verify=True)
 def verify(
     *,
     store: StoreArgument,

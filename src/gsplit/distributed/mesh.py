@@ -45,8 +45,8 @@ class Mesh:
     world: Comm
     replica: int = 0
     num_replicas: int = 1
-    numbers: Iterator[int] = field(default_factory=count, compare=False)
-    """Names for what ranks make in the same order, to tell one from another."""
+    model_numbers: Iterator[int] = field(default_factory=count, compare=False)
+    """A number for every model wrapped on this mesh; the same on every rank, as all wrap them in the same order."""
     connection: Connection | None = field(default=None, compare=False)
     """What closing the mesh leaves; None for one process."""
 

@@ -118,7 +118,7 @@ class Runtime:
                 watched.refuse_other_hooks()
                 return
             watched.detach()
-        self._gradients = GradientAverage(trained, mesh.gradients, next(mesh.numbers))
+        self._gradients = GradientAverage(trained, mesh.gradients, next(mesh.model_numbers))
 
     def release(self) -> None:
         """Take the hooks off the parameters."""

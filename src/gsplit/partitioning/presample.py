@@ -28,7 +28,7 @@ from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.defaults import EPOCHS
 from gsplit.progress import Progress, silent
-from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch, target_order
+from gsplit.sampling.minibatch import MiniBatch, StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.store.reader import Store
 
@@ -147,7 +147,7 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
 
     def keys() -> Iterator[tuple[Ids, StepKey]]:
         for epoch in epochs:
-            order = targets[np.argsort(target_order(positions, targets.size, seed, epoch, shuffle=True))]
+            order = targets[np.argsort(epoch_positions(positions, targets.size, seed, epoch, shuffle=True))]
             for step, first in enumerate(range(0, order.size, size)):
                 yield order[first : first + size], StepKey(seed, epoch, step)
 

@@ -14,9 +14,9 @@ from pydantic.config import JsonDict
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["TrainSettings", "is_compared", "load_settings"]
+__all__ = ["TrainSettings", "applies_to_verify", "load_settings"]
 
-_ONLY_TRAINING: JsonDict = {"compared": False}
+_ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
 """Marks what ``gsplit verify`` does not take: it compares some steps and trains nothing to the end."""
 
 
@@ -78,8 +78,8 @@ class TrainSettings(BaseModel):
         return len(self.fanout)
 
 
-def is_compared(name: str) -> bool:
-    """Whether a setting means something to ``gsplit verify``."""
+def applies_to_verify(name: str) -> bool:
+    """Whether ``gsplit verify`` takes this setting, too."""
     return TrainSettings.model_fields[name].json_schema_extra != _ONLY_TRAINING
 
 

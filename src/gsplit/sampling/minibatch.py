@@ -16,7 +16,7 @@ from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import unpermute
 from gsplit.sampling.protocol import LayerSampler
 
-__all__ = ["MiniBatch", "StepKey", "sample_minibatch", "target_order"]
+__all__ = ["MiniBatch", "StepKey", "epoch_positions", "sample_minibatch"]
 
 
 class _Domain(IntEnum):
@@ -44,13 +44,17 @@ class StepKey:
         return scalar.mix(self.seed, _Domain.DROPOUT, self.epoch, self.step, call)
 
 
-def target_order(
-    positions: npt.NDArray[np.int64], num_targets: int, seed: int, epoch: int, *, shuffle: bool
+def epoch_positions(
+    list_positions: npt.NDArray[np.int64], num_targets: int, seed: int, epoch: int, *, shuffle: bool
 ) -> npt.NDArray[np.int64]:
-    """The turn of the targets at some positions of the target list in an epoch; batch t takes turns [tB, (t+1)B)."""
-    if not shuffle or not positions.size:
-        return positions
-    return unpermute(positions, num_targets, scalar.mix(seed, _Domain.TARGETS, epoch))
+    """Where the targets at some positions of the target list stand in an epoch's order.
+
+    Mini-batch t holds the targets at positions tB to (t+1)B - 1 of that order, B being the batch size. Without
+    ``shuffle`` it is the order of the list.
+    """
+    if not shuffle or not list_positions.size:
+        return list_positions
+    return unpermute(list_positions, num_targets, scalar.mix(seed, _Domain.TARGETS, epoch))
 
 
 @dataclass(frozen=True, slots=True)

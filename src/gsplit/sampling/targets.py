@@ -1,7 +1,8 @@
-"""Which targets a rank has in each step: its own positions in the target list, ordered by their turn in the epoch.
+"""Which targets a rank has in each step: those it owns, sorted by their position in the epoch's order.
 
-The target list is ordered by original id and permuted by a keyed permutation, so batches are the same for any number of
-ranks (law 1). A rank keeps only the targets it owns (law 6): positions and ids, and once per epoch their turns.
+The target list is ordered by original id; an epoch's order is a keyed permutation of it, so mini-batches are the same
+for any number of ranks (law 1). A rank keeps only the targets it owns (law 6): their positions in the list, their ids,
+and, of the epoch that is running, their positions in its order.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
-from gsplit.sampling.minibatch import target_order
+from gsplit.sampling.minibatch import epoch_positions
 
 __all__ = ["LocalTargets", "all_local_vertices", "local_listed_targets", "local_stored_targets"]
 
@@ -19,12 +20,12 @@ _PIECE = 1 << 20
 
 
 class LocalTargets:
-    """The targets one rank owns. ``positions`` are places in the whole list of ``num_targets``."""
+    """The targets one rank owns. ``list_positions`` are positions in the whole list of ``num_targets``."""
 
-    def __init__(self, positions: Ids, ids: Ids, num_targets: int) -> None:
-        self._positions, self._ids, self.num_targets = positions, ids, num_targets
+    def __init__(self, list_positions: Ids, ids: Ids, num_targets: int) -> None:
+        self._list_positions, self._ids, self.num_targets = list_positions, ids, num_targets
         self._epoch: tuple[int, int, bool] | None = None
-        self._turns, self._ordered = positions, ids
+        self._epoch_positions, self._epoch_ids = list_positions, ids
 
     @property
     def ids(self) -> Ids:
@@ -34,28 +35,32 @@ class LocalTargets:
     @property
     def num_bytes(self) -> int:
         """Memory held."""
-        return sum(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))
+        return sum(array.nbytes for array in self._arrays)
 
     @property
     def largest_bytes(self) -> int:
         """The largest single array held."""
-        return max(array.nbytes for array in (self._positions, self._ids, self._turns, self._ordered))
+        return max(array.nbytes for array in self._arrays)
+
+    @property
+    def _arrays(self) -> tuple[Ids, ...]:
+        return self._list_positions, self._ids, self._epoch_positions, self._epoch_ids
 
     def for_step(
         self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, cut: tuple[int, int] = (0, 1)
     ) -> Tensor:
-        """This rank's targets of a step, in the order of their turns.
+        """This rank's targets of a step, in the epoch's order.
 
-        ``cut = (first, stride)`` keeps those whose turn within the mini-batch is first, first + stride, and so on.
+        ``cut = (first, stride)`` keeps those whose position in the mini-batch is first, first + stride, and so on.
         """
         if self._epoch != (seed, epoch, shuffle):
-            turns = target_order(self._positions, self.num_targets, seed, epoch, shuffle=shuffle)
-            order = np.argsort(turns)
-            self._turns, self._ordered = turns[order], self._ids[order]
+            positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
+            order = np.argsort(positions)
+            self._epoch_positions, self._epoch_ids = positions[order], self._ids[order]
             self._epoch = (seed, epoch, shuffle)
-        first, stop = np.searchsorted(self._turns, [step * batch_size, (step + 1) * batch_size])
-        kept = (self._turns[first:stop] - step * batch_size) % cut[1] == cut[0]
-        return torch.from_numpy(self._ordered[first:stop][kept])
+        first, stop = np.searchsorted(self._epoch_positions, [step * batch_size, (step + 1) * batch_size])
+        kept = (self._epoch_positions[first:stop] - step * batch_size) % cut[1] == cut[0]
+        return torch.from_numpy(self._epoch_ids[first:stop][kept])
 
     def size_of_step(self, step: int, batch_size: int) -> int:
         """Targets of a step over all ranks: the last mini-batch of an epoch may be smaller."""

@@ -92,8 +92,7 @@ def _check_models(device: str, nproc: int, models: tuple[str, ...]) -> Finding:
         except RankFailedError as error:
             return _failed(name, error, "send this report back: the device path has failed")
         for place, case in enumerate(cases):
-            difference = max(compare(host[place], [rank[place] for rank in ranks]).values())
-            worst[f"{case.model} on {size}"] = difference
+            worst[f"{case.model} on {size}"] = compare(host[place], [rank[place] for rank in ranks]).largest
     largest = max(worst.values())
     found = f"{len(cases)} models on {' and '.join(map(str, sorted({1, nproc})))} ranks: {largest:.1e} from the host"
     if largest > TOLERANCE:

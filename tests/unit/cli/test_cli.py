@@ -18,6 +18,7 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
+from gsplit.bench import exactness, exactness_report
 from gsplit.cli import console as console_module
 from gsplit.cli.main import app
 from gsplit.cli.summary import describe, show
@@ -271,6 +272,26 @@ def test_bench_commands_print_their_keys() -> None:
     shuffle = json.loads(_run("bench", "shuffle", "--ranks", "2", "--rows", "200", "--repeats", "2", "--json").stdout)
     assert {"bytes_per_s", "composed_bytes_per_s", "bare_bytes_per_s", "ratio"} <= shuffle.keys()
     assert [row["ranks"] for row in shuffle["rows"]] == [2]
+
+
+@pytest.mark.parametrize("weights, ok", [(1e-10, True), (1e-8, False)])
+def test_bench_exactness_says_how_far_apart_and_exits_with_one_if_too_far(
+    weights: float, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = exactness.Case("gine", "split", "random", 0.5, None, None, edge_values=True)
+    rows = [
+        exactness_report.ExactnessRow(1, 2, case, exactness_report.Differences(1e-12, 2e-12, 3e-12, weights)),
+        exactness_report.ExactnessRow(2, 2, case, exactness_report.Differences(output=4e-12)),
+    ]
+    monkeypatch.setattr(exactness, "run_exactness", lambda *args, **kwargs: exactness_report.ExactnessReport(rows))
+    done = _run("bench", "exactness")
+    assert done.returncode == (0 if ok else 1)
+    assert f"2 cases, {'all' if ok else 'NOT all'} within 1e-09" in done.stdout
+    document = json.loads(_run("bench", "exactness", "--json").stdout)
+    assert document["worst"] == {"output": 4e-12, "loss": 2e-12, "gradient": 3e-12, "weights": weights}
+    assert (document["cases"], document["ok"], document["tolerance"]) == (2, ok, 1e-9)
+    assert document["rows"][1] | {"model": "gine", "replicas": 2, "splits": 2, "output": 4e-12} == document["rows"][1]
+    assert not exactness_report.ExactnessReport([]).ok
 
 
 def test_odd_graphs_and_odd_names_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.run import recipe
-from gsplit.run.config import TrainSettings, is_compared
+from gsplit.run.config import TrainSettings, applies_to_verify
 from gsplit.run.models import MODELS
 from gsplit.run.results import TrainResult
 from gsplit.store.build import build_store
@@ -60,7 +60,7 @@ def test_every_setting_is_an_option() -> None:
     train, verify = _options("train"), _options("verify")
     assert [name for name in train if name in TrainSettings.model_fields] == list(TrainSettings.model_fields)
     assert {name for name in TrainSettings.model_fields if name in verify} - {"steps"} == {
-        name for name in TrainSettings.model_fields if is_compared(name)
+        name for name in TrainSettings.model_fields if applies_to_verify(name)
     }
     assert all(field.description for field in TrainSettings.model_fields.values())
     described = TrainSettings.model_fields["model"].description

@@ -14,6 +14,8 @@ from gsplit.bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_mod
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
+from gsplit.inference.layerwise import inference_ownership
+from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
 
 
@@ -68,6 +70,17 @@ def test_evaluation_counts_every_target_once() -> None:
     labels[store.original_ids()] = store.stored_array("y")
     targets = store.original_ids()[store.stored_array("targets/train")]
     assert evaluate(model, store, ["train"]) == {"train": pytest.approx(float((guess == labels)[targets].mean()))}
+
+
+@pytest.mark.parametrize("num_ranks, cuts", [(2, (0, 10, 90)), (3, (0, 30, 60, 90)), (4, (0, 22, 45, 67, 90))])
+def test_ranks_own_the_parts_or_equal_ranges_where_parts_are_fewer(num_ranks: int, cuts: tuple[int, ...]) -> None:
+    whole, _ = small_store("random", 1)
+    store = MemoryStore(whole.graph, [0, 10, 90], whole.arrays, whole.dtypes)
+    mesh = solo_mesh()
+    mesh.shuffles.size = num_ranks
+    assert inference_ownership(store, mesh, None).boundaries == cuts
+    given = Ownership((0, 1, *[90] * (num_ranks - 1)))
+    assert inference_ownership(store, mesh, given) is given
 
 
 def test_a_data_object_is_a_graph_too() -> None:

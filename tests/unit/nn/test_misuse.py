@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch.nn.functional as F
-from nn_models import CLASSES, Stack, make_batch, sage, two_layers
+from nn_models import CLASSES, Stack, make_batch, make_loader, sage, two_layers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -23,6 +23,24 @@ def test_misuse_after_wrapping_is_named() -> None:
     with pytest.raises(RuntimeError):
         model(deep.x[:, :2], deep.edge_index)
     assert model(deep.x, deep.edge_index).shape == (20, CLASSES)
+
+
+def test_the_edges_of_another_batch_are_refused() -> None:
+    kept: list[Any] = []
+
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
+        h = self.a(x, edge_index)
+        return self.b(h, kept[0] if kept else edge_index)  # type: ignore[no-any-return]
+
+    model = parallelize(Stack(forward, **two_layers()), solo_mesh())
+    loader = make_loader(2)
+    batch, other = loader.make_batch(0, 0), loader.make_batch(1, 0)
+    want = model(batch.x, batch.edge_index)
+    kept.append(other.edge_index)
+    with pytest.raises(InputError, match=r"from within the wrapped model's forward .got the edges of another batch"):
+        model(batch.x, batch.edge_index)
+    kept[0] = batch.edge_index  # any handle of the same batch will do
+    assert model(batch.x, batch.edge_index).equal(want)
 
 
 def test_checkpointed_layers_are_refused_rather_than_wrong() -> None:

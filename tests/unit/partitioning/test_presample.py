@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gsplit.errors import InputError
 from gsplit.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload, presample
-from gsplit.sampling.minibatch import StepKey, sample_minibatch, target_order
+from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 
 NONE = np.empty(0, np.int64)
@@ -25,7 +25,7 @@ def _by_hand(graph: Graph, targets: Any, fanouts: list[int], batch_size: int, ep
     pairs: dict[tuple[int, int], int] = {}
     sampler, batches = HostNeighborSampler(graph, NONE), 0
     for epoch in range(epochs):
-        order = targets[np.argsort(target_order(np.arange(targets.size), targets.size, seed, epoch, shuffle=True))]
+        order = targets[np.argsort(epoch_positions(np.arange(targets.size), targets.size, seed, epoch, shuffle=True))]
         for step, first in enumerate(range(0, targets.size, batch_size)):
             batch = torch.from_numpy(order[first : first + batch_size])
             sample = sample_minibatch(sampler, batch, fanouts, StepKey(seed, epoch, step))

@@ -15,7 +15,7 @@ from gsplit.errors import InputError, StoreError
 from gsplit.graph import Graph
 from gsplit.keys import scalar
 from gsplit.ownership import own_equally
-from gsplit.sampling.minibatch import StepKey, target_order
+from gsplit.sampling.minibatch import StepKey, epoch_positions
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler, check_fanouts, make_sampler
 
 FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(1, 9), st.just(70)), min_size=1, max_size=4)
@@ -183,12 +183,12 @@ def test_neighbouring_vertices_steps_and_layers_draw_independently() -> None:
 
 @pytest.mark.parametrize("num_targets, batch_size", [(1, 1), (10, 3), (1000, 64), (997, 1000)])
 def test_an_epoch_is_a_permutation_and_epochs_differ(num_targets: int, batch_size: int) -> None:
-    turns = [target_order(np.arange(num_targets), num_targets, 5, e, shuffle=True) for e in range(3)]
-    for turn in turns:
-        assert np.array_equal(np.sort(turn), np.arange(num_targets))
+    epochs = [epoch_positions(np.arange(num_targets), num_targets, 5, e, shuffle=True) for e in range(3)]
+    for positions in epochs:
+        assert np.array_equal(np.sort(positions), np.arange(num_targets))
     if num_targets >= 10:
-        assert not np.array_equal(turns[0], turns[1])
-    assert np.array_equal(target_order(np.arange(5), 5, 1, 1, shuffle=False), np.arange(5))
+        assert not np.array_equal(epochs[0], epochs[1])
+    assert np.array_equal(epoch_positions(np.arange(5), 5, 1, 1, shuffle=False), np.arange(5))
 
 
 def test_a_damaged_graph_is_a_message_not_a_stray_read() -> None:

@@ -379,27 +379,28 @@ import sys
 import gsplit
 from gsplit.cli.summary import describe
 from gsplit.store.verify import verify_store
-store = gsplit.open(sys.argv[1])
-describe(store)
-for vertex in (498, 499, 500, 501):
-    assert len(store.graph.sources(vertex)) <= store.num_edges
-store.graph.in_degrees()
-store.vertex_names([498, 499, 500, 501])
-try:
-    verify_store(store)
-except gsplit.StoreError as error:
-    print("refused:", error)
+for path in sys.argv[1:]:
+    store = gsplit.open(path)
+    describe(store)
+    for vertex in (498, 499, 500, 501):
+        assert len(store.graph.sources(vertex)) <= store.num_edges
+    store.graph.in_degrees()
+    store.vertex_names([498, 499, 500, 501])
+    try:
+        verify_store(store)
+    except gsplit.StoreError as error:
+        print(path, "refused:", error, flush=True)
 """
     env = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    for name, damage in damages.items():
-        store = tmp_path / f"{name.replace(' ', '-')}.gsplit"
+    stores = [tmp_path / f"{name.replace(' ', '-')}.gsplit" for name in damages]
+    for store, damage in zip(stores, damages.values(), strict=True):
         shutil.copytree(sound, store)
         damage(store)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(store)], env=env, capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, (name, done.stderr)
-        assert done.stdout.startswith("refused:"), (name, done.stdout)
+    command = [sys.executable, "-c", code, *map(str, stores)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    for line, store in zip(done.stdout.splitlines(), stores, strict=True):
+        assert line.startswith(f"{store} refused:"), line
 
 
 def test_what_stands_in_place_of_a_file_is_named(sound: Path, tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ def test_edge_values_stay_with_their_edges(graph: tuple[int, Any, Any], draw: st
             assert disk.dtype(f"edges/{name}") == store.dtype(f"edges/{name}")
 
 
+@pytest.mark.parametrize("name", ["edge_attr", "edge_weight"])
+def test_edge_values_are_part_of_the_fingerprint(name: str) -> None:
+    def store(values: list[float]) -> MemoryStore:
+        data = Data(edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), num_nodes=3)
+        data[name] = torch.tensor(values)
+        return memory_store(data, None)
+
+    assert store([1.0, 2.0, 3.0]).fingerprint == store([1.0, 2.0, 3.0]).fingerprint
+    assert store([1.0, 2.0, 3.0]).fingerprint != store([1.0, 2.0, 4.0]).fingerprint
+
+
 def test_what_mini_batches_cannot_carry_is_named() -> None:
     data = Data(
         x=torch.zeros(4, 2),

@@ -26,6 +26,10 @@ GRAPHS = [
 ]
 
 
+DENSE_IS_LARGE = ("wordnet30", "coauthor_physics")
+"""Sparse features of 1.9 and 1.2 GB when dense; the 2.2 GB of debian_packages go the same way to the disk."""
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("name, vertices, edges, features, classes, splits", GRAPHS, ids=[g[0] for g in GRAPHS])
 def test_counts(
@@ -38,7 +42,11 @@ def test_counts(
     classes: int,
     splits: tuple[int, ...],
 ) -> None:
-    store = build_store(npz_source(data_folder / f"{name}.npz"), tmp_path / "g.gsplit")
+    source = npz_source(data_folder / f"{name}.npz")
+    assert [stream.type.row_shape for stream in source.features.values()] == ([(features,)] if features else [])
+    if name in DENSE_IS_LARGE:
+        source, features = replace(source, features={}), 0
+    store = build_store(source, tmp_path / "g.gsplit")
     assert (store.num_vertices, store.num_edges) == (vertices, edges)
     assert (store.num_features, store.num_classes) == (features, classes)
     names = ("train", "val", "test")

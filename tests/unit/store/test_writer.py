@@ -3,13 +3,12 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_scripts import run_forked, start_forked
 from graphs import sample_store, source_of
 
 from gsplit.errors import StoreError
@@ -132,35 +131,36 @@ def test_outputs_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_twenty_kills_leave_no_half_store_and_no_debris(tmp_path: Path) -> None:
+def test_twenty_kills_leave_no_half_store_and_no_debris(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """SIGKILL at random moments, before, during and after the writing; then one run to the end."""
     out = tmp_path / "g.gsplit"
-    command = [sys.executable, "-c", "from gsplit.cli.main import main; main()", "import", "synthetic", str(out)]
-    command += ["--vertices", "60000", "--edges", "2000000", "--features", "32", "--overwrite", "--json"]
+    command = ["-m", "gsplit", "import", "synthetic", str(out), "--overwrite", "--json"]
+    command += ["--vertices", "60000", "--edges", "2000000", "--features", "32"]
+    said = tmp_path_factory.mktemp("said")
+    assert run_forked(command, said).returncode == 0  # compiles the kernels too
     start = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True, timeout=120)  # compiles the kernels too
+    assert run_forked(command, said).returncode == 0
     whole = time.monotonic() - start
-    start = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    whole = min(whole, time.monotonic() - start)
     want = open_store(out).manifest.arrays
     killed, half_way, random_source = 0, 0, random.Random(4)
     while killed < 20:
         before = set(_listing(tmp_path))
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            if killed % 2:  # every other one surely while it writes, however slow the start is beside other tests
-                while process.poll() is None and not any(".tmp-" in name for name in set(_listing(tmp_path)) - before):
-                    time.sleep(0.002)
-            time.sleep(whole * random_source.uniform(0.0, 0.5 if killed % 2 else 1.0))
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-                killed += 1
-            process.wait(timeout=60)
+        started = start_forked(command, said)
+        if killed % 2:  # every other one surely while it writes, however slow the start is beside other tests
+            while started.process.is_alive() and not any(".tmp-" in name for name in set(_listing(tmp_path)) - before):
+                time.sleep(0.002)
+        time.sleep(whole * random_source.uniform(0.0, 0.5 if killed % 2 else 1.0))
+        if started.process.is_alive():
+            os.kill(started.pid, signal.SIGKILL)
+        started.process.join(60)
+        killed += started.process.exitcode == -signal.SIGKILL
         half_way += any(".tmp-" in name for name in _listing(tmp_path))
         if out.exists():
             assert open_store(out).manifest.arrays == want
     assert half_way >= 5  # the kills did hit the writing
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert run_forked(command, said).returncode == 0
     assert _listing(tmp_path) == ["g.gsplit"]
     assert open_store(out).manifest.arrays == want
     verify_store(open_store(out))
