@@ -53,13 +53,13 @@ def _edge_values(case: Case, batch: Batch) -> dict[str, Any]:
 
 
 def count_steps(mesh: Mesh, cases: list[Case]) -> list[dict[str, simulated.DeviceCounts]]:
-    """What the third step of every case costs the host: loading, then everything behind it."""
+    """What the second step of every case costs the host: loading, then everything behind it."""
     log, found = switched_on().log, []
     for case in cases:
         model = gsplit.parallelize(make_model(case), mesh)
         optimizer = torch.optim.Adam(model.parameters())
         loader = _loader(mesh, case.strategy)
-        for step in range(3):
+        for step in range(2):
             start = log.counts()
             batch = loader.make_batch(0, step)
             loaded = log.counts()

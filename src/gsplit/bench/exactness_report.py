@@ -136,5 +136,5 @@ def _compare_outputs(one: TrainedCase, ranks: list[TrainedCase]) -> float:
         if sorted(computed) != sorted(want):
             return float("inf")
         got = {vertex: row for rank in ranks for vertex, row in rank.outputs[step].items()}
-        worst = max(worst, *(_distance(got[vertex], row) for vertex, row in want.items()))
+        worst = max([worst, *(_distance(got[vertex], row) for vertex, row in want.items())])
     return worst
