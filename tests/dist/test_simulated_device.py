@@ -1,6 +1,7 @@
 """Real gloo ranks on simulated devices: what a GPU would compute is what the host computes, bit for bit.
 
-``DIFFERENCE`` is 0.0: kernels of the simulated device are the host's, so any difference is one of the code around them.
+The difference is 0.0: kernels of the simulated device are the host's, so any difference is one of the code around them.
+Attention is computed by numba kernels on the host and by PyG's layers on the device, which sum in another order.
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ from simulated_programs import (
 )
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
-DIFFERENCE = 0.0
+ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divides by their roots
 
 
 @pytest.mark.timeout(300)
@@ -59,7 +60,7 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
     for place, case in enumerate(cases):
         for rank in range(size):
             worst = compare(host[rank][place], [there[rank][place]])
-            assert worst.largest == DIFFERENCE, (case, rank, worst)
+            assert worst.largest <= (ATTENTION if case.model in ("gat", "gatv2") else 0.0), (case, rank, worst)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -35,7 +35,7 @@ from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
-from gsplit.nn.calls import LayerCall, dtype_of, rows_of, substitute
+from gsplit.nn.calls import LayerCall, dtype_of, one_vertex, rows_of, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.parallelize import call_wrapped, forward_plan_of, override_forward_pass
@@ -93,21 +93,17 @@ class _Replay(ForwardPass):
         self.call: LayerCall = ((), {})
 
     def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
-        """Give a stored layer next to nothing to do: one vertex with a self-loop, as some layers fail on none."""
+        """Give a stored layer next to nothing to do."""
         if name == self._wanted:
             self.call = call
             raise _Reached
         self.inside = name
-        h, context = rows_of(call), self.batch.context
-        row = h.new_zeros(1, *h.shape[1:])
-        rows = row if name in self._plan.single_input else (row, row)
-        edges = torch.zeros(2, 1, dtype=torch.int64, device=h.device)
-        attr = None
+        h, context, attr = rows_of(call), self.batch.context, None
         if context.arrays.edge_attr is not None:
             source = context.graph.edge_rows(context.arrays.edge_attr)
-            attr = torch.zeros(1, *source.row_shape, dtype=source.dtype, device=h.device)
+            attr = torch.empty(0, *source.row_shape, dtype=source.dtype, device=h.device)
             attr = attr.to(h.dtype) if attr.is_floating_point() else attr
-        return substitute(call, rows, edges, h.new_ones(1), attr)
+        return one_vertex(call, h, attr, single_input=name in self._plan.single_input)
 
     def leave_layer(self, out: Any) -> Any:
         """What the layer gave for these rows."""

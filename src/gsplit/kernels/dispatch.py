@@ -11,13 +11,14 @@ import torch
 __all__ = ["Kernel", "Operation", "kernel_for"]
 
 Kernel = Literal["numba", "torch"]
-Operation = Literal["sample", "move rows", "dropout"]
+Operation = Literal["sample", "move rows", "dropout", "attention"]
 
 _FLOATS = frozenset({torch.float32, torch.float64})
 _NUMBA_DTYPES: dict[Operation, frozenset[torch.dtype] | None] = {
     "sample": None,  # ids only, always int64
     "move rows": _FLOATS,
     "dropout": _FLOATS,
+    "attention": _FLOATS,  # torch: PyG's own layer
 }
 
 

@@ -16,7 +16,17 @@ from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle, Ha
 from gsplit.errors import InputError, explain
 from gsplit.nn.layers import edge_features_of, layers_of, takes_edge_weight
 
-__all__ = ["CallTemplate", "LayerCall", "call_model", "dtype_of", "rows_of", "substitute", "template_of", "tensors_of"]
+__all__ = [
+    "CallTemplate",
+    "LayerCall",
+    "call_model",
+    "dtype_of",
+    "one_vertex",
+    "rows_of",
+    "substitute",
+    "template_of",
+    "tensors_of",
+]
 
 LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments."""
@@ -151,6 +161,16 @@ def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any) 
         return attr if isinstance(value, EdgeAttrHandle) else value
 
     return tuple(map(swap, call[0])), {name: swap(value) for name, value in call[1].items()}
+
+
+def one_vertex(call: LayerCall, like: Tensor, edge_attr: Tensor | None, *, single_input: bool = False) -> LayerCall:
+    """A layer's call with next to nothing to do, for a layer whose output is known.
+
+    One vertex with a self-loop, as some layers fail on none; ``like`` and ``edge_attr`` say its width and type.
+    """
+    row, edges = like.new_zeros(1, *like.shape[1:]), torch.zeros(2, 1, dtype=torch.int64, device=like.device)
+    attr = None if edge_attr is None else edge_attr.new_zeros(1, *edge_attr.shape[1:])
+    return substitute(call, row if single_input else (row, row), edges, like.new_ones(1), attr)
 
 
 def tensors_of(out: Any) -> Iterator[Tensor]:

@@ -22,7 +22,7 @@ from gsplit.kernels.jit import kernel
 from gsplit.keys import kernels_torch
 from gsplit.keys.kernels_numba import mix
 
-__all__ = ["keyed_dropout", "keyed_mask"]
+__all__ = ["keyed_dropout", "keyed_edge_mask", "keyed_mask"]
 
 _HALF = 1 << 32
 _SHIFT, _LOW, _ONE = np.uint64(32), np.uint64(_HALF - 1), np.uint64(1)
@@ -70,6 +70,33 @@ def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
     else:
         out = torch.where(keyed_mask(row_keys, flat.size(1), p), flat * scale, flat.new_zeros(()))
     return out.view(x.shape)
+
+
+@kernel
+def _keep(
+    dst_keys: npt.NDArray[np.uint64],
+    indptr: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    threshold: np.uint64,
+    out: npt.NDArray[np.bool_],
+) -> None:
+    for i in range(dst_keys.size):
+        for e in range(indptr[i], indptr[i + 1]):
+            key, word = mix(dst_keys[i], np.uint64(places[e])), np.uint64(0)
+            for column in range(out.shape[1]):
+                if column % 2:
+                    out[e, column] = word & _LOW >= threshold
+                else:
+                    word = mix(key, np.uint64(column // 2))
+                    out[e, column] = word >> _SHIFT >= threshold
+
+
+def keyed_edge_mask(dst_keys: Tensor, indptr: Tensor, places: Tensor, num_columns: int, p: float) -> Tensor:
+    """``keyed_mask`` of edges grouped by destination, whose keys are those of destination and place; on the host."""
+    out = torch.empty(places.numel(), num_columns, dtype=torch.bool)
+    keys = dst_keys.numpy().view(np.uint64)
+    _keep(keys, indptr.numpy(), places.numpy(), np.uint64(int(p * _HALF)), out.numpy())
+    return out
 
 
 class _KeyedDropout(torch.autograd.Function):

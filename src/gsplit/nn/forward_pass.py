@@ -8,7 +8,7 @@ the shape, which can be ambiguous, but was learned by the dry run (``ForwardPlan
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,11 @@ from gsplit.blocks import Block
 from gsplit.devices import LateChecks
 from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
+from gsplit.kernels.csr import make_csr_edges
 from gsplit.keys import kernels_torch
-from gsplit.nn.calls import LayerCall, rows_of, substitute
-from gsplit.nn.dropout import keyed_dropout
+from gsplit.nn.attention import run_attention_layer, takes_fused_attention
+from gsplit.nn.calls import LayerCall, one_vertex, rows_of, substitute
+from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.gcn import GcnOptions, gcn_options, normalised_edges
 from gsplit.nn.layers import edge_features_are_weights, takes_csr, to_csr
@@ -38,12 +40,16 @@ class ForwardPass:
     ``close`` it when the forward is over, also one that failed.
     """
 
+    fuses_attention: ClassVar[bool] = True
+    """Whether attention layers may be computed by our kernels; not while a model is being tried."""
+
     def __init__(self, batch: Batch, plan: ForwardPlan, checks: LateChecks | None = None) -> None:
         """``checks`` outlive the forward: a device's values come later."""
         self.batch, self._plan = batch, plan
         self._checks = LateChecks() if checks is None else checks
         self._num_dropouts, self._num_norms = 0, 0
         self.inside: str | None = None
+        self._answer: Tensor | None = None  # what a layer gives that our kernels have computed already
         self._made: dict[Any, Any] = {}
         self._switched_off: list[tuple[Module, str]] = []
 
@@ -83,21 +89,44 @@ class ForwardPass:
             fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
             raise InputError(explain(name, "weights of edges", "batch.edge_attr", fix))
         attr = _as_type(self.batch.layers[index].edge_attr, h.dtype)
-        weights = None
+        attr = attr if any(isinstance(value, EdgeAttrHandle) for value in values) else None
+        self.inside = name
+        if self.fuses_attention and takes_fused_attention(layer, call, mixed, attr):
+            self._answer = self._attend(index, layer, mixed, dst, attr)
+            return one_vertex(call, h, attr)
+        edges, weights = None, None
         if h.device.type != "cpu" and adds_self_loops(layer):
             edges, attr = looped_edges(self.batch.blocks[index], attr, layer)
             self._switch_off(layer, "add_self_loops")  # done here without a wait for the device
         else:
             edges, weights = self._edges(index, layer, h.dtype, weighted)
-        self.inside = name
         rows = mixed if name in self._plan.single_input else (mixed, dst)
         return substitute(call, rows, edges, weights, attr)
 
+    def _attend(self, index: int, layer: Any, mixed: Tensor, dst: Tensor, attr: Tensor | None) -> Tensor:
+        """An attention layer by our kernels; counts as the one call of dropout that the layer itself would make."""
+        call, self._num_dropouts = self._num_dropouts, self._num_dropouts + 1
+        block, loops, keep = self.batch.blocks[index], bool(layer.add_self_loops), None
+        edges = self._once(
+            ("attention", index, loops),
+            lambda: make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=loops),
+        )
+        if layer.training and layer.dropout > 0:
+            rows = RowSpace("looped edges" if loops else "edges", index)
+            if rows not in self._plan.dropouts[call : call + 1]:
+                raise InputError(_explain_other_calls("dropout", call, edges.places))
+            dst_keys = kernels_torch.mix(self.batch.context.key.dropout(call), self.batch.n_id[: block.num_dst])
+            keep = keyed_edge_mask(dst_keys, edges.indptr, edges.places, layer.heads, layer.dropout)
+        return run_attention_layer(layer, (mixed, dst), attr, block, edges, keep)
+
     def leave_layer(self, out: Any) -> Any:
-        """Keep the destinations of a layer that knows no others."""
+        """Keep the destinations of a layer that knows no others; give what our kernels computed in its place."""
         name, self.inside = self.inside, None
+        answer, self._answer = self._answer, None
         assert name is not None
         self.close()
+        if answer is not None:
+            return answer
         if name not in self._plan.single_input:
             return out
         return out[: self.batch.layers[self._plan.layer_of[name]].exchange.num_dst]
@@ -134,14 +163,13 @@ class ForwardPass:
 
     def _check(self, what: str, call: int, known: tuple[RowSpace, ...], x: Tensor) -> RowSpace:
         if call >= len(known) or x.size(0) != self._once(known[call], lambda: num_rows(self.batch, known[call])):
-            expected = "the same calls in every forward, as in the dry run"
-            got = f"call {call} on {list(x.shape)}"
-            fix = "let what the model calls depend on its settings only"
-            raise InputError(explain(what, expected, got, fix))
+            raise InputError(_explain_other_calls(what, call, x))
         return known[call]
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Dropout keyed by step, call, and the vertex or edge of each row."""
+        if self._answer is not None:  # inside a layer that has been computed, and this dropout with it
+            return x
         call, self._num_dropouts = self._num_dropouts, self._num_dropouts + 1
         if not training or p == 0.0:
             return x
@@ -182,6 +210,11 @@ class ForwardPass:
             raise InputError(explain("batch norm", "each vertex computed on one rank", got, fix))
         where = (context.mesh.world, context.key.step, self._checks)
         return global_batch_norm(x, mean, var, weight, bias, momentum, eps, *where)
+
+
+def _explain_other_calls(what: str, call: int, x: Tensor) -> str:
+    expected, got = "the same calls in every forward, as in the dry run", f"call {call} on {list(x.shape)}"
+    return explain(what, expected, got, "let what the model calls depend on its settings only")
 
 
 def _as_type(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:

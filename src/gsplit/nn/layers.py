@@ -13,6 +13,7 @@ from gsplit.blocks import Block
 __all__ = [
     "edge_features_are_weights",
     "edge_features_of",
+    "has_message_hooks",
     "is_layer",
     "is_single_input",
     "layers_of",
@@ -69,12 +70,16 @@ def edge_features_of(layer: Module) -> int | None:
     return width if isinstance(width, int) and width > 0 else None
 
 
+def has_message_hooks(layer: Module) -> bool:
+    """Whether somebody has a hook on what a layer does between its inputs and its output."""
+    return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
+
+
 def takes_csr(layer: Module, dtype: torch.dtype) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product."""
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
-    watched = any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: on a matrix that is not square
-    known = type(layer) in _CSR and not (watched or adds_loops or layer.explain)
+    known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
     return known and plain and dtype in (torch.float32, torch.float64)
 
 

@@ -21,6 +21,7 @@ from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_depth
 from gsplit.nn.function_mode import ForwardPassMode
 from gsplit.nn.gradients import GradientAverage
+from gsplit.nn.hooks import Hook
 from gsplit.nn.layers import layers_of
 from gsplit.nn.wrappers import check_callers
 
@@ -130,7 +131,7 @@ def _is(a: object, b: object) -> bool:
     return a is b
 
 
-class _Hook:
+class _Hook(Hook):
     """A hook that can be copied and pickled with its model."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:

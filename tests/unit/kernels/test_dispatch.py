@@ -18,6 +18,10 @@ CASES: list[tuple[Operation, str, torch.dtype | None, Kernel]] = [
     ("dropout", "cpu", torch.float64, "numba"),
     ("dropout", "cpu", torch.float16, "torch"),
     ("dropout", "cuda", torch.float64, "torch"),
+    ("attention", "cpu", torch.float32, "numba"),
+    ("attention", "cpu", torch.float64, "numba"),
+    ("attention", "cpu", torch.bfloat16, "torch"),
+    ("attention", "cuda", torch.float32, "torch"),
 ]
 
 

@@ -32,6 +32,8 @@ __all__ = ["Recorder", "example_input", "explain_failure", "forbid_random_draws"
 class Recorder(ForwardPass):
     """A forward pass that records the rows every layer, dropout and batch norm of the model sees."""
 
+    fuses_attention = False
+
     def __init__(self, batch: Batch, space_of: dict[int, RowSpace], single_input: frozenset[str]) -> None:
         super().__init__(batch, ForwardPlan(batch.num_layers, {}, single_input, (), ()))
         self._space_of = space_of

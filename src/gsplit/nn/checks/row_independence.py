@@ -35,6 +35,8 @@ OverrideForwardPass = Callable[[Module, ForwardPass], AbstractContextManager[Non
 class _DeterministicPass(ForwardPass):
     """A forward pass without dropout, and with batch norm by its running statistics: what is left must be row-wise."""
 
+    fuses_attention = False
+
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Drop nothing."""
         return x

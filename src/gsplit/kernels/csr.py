@@ -1,0 +1,85 @@
+"""Edges grouped by destination as attention layers take them: a CSR matrix, with PyG's self-loops if asked for.
+
+``src_rows[indptr[i] : indptr[i + 1]]`` are the sources of destination i. Destinations are the first rows of the
+sources, so row i of both is one vertex and an edge (i, i) is a self-loop. With self-loops as PyG's ``GATConv`` makes
+them, those that were sampled are left out, and every destination gets one, which stands last among its edges.
+
+``places`` says which edge is which: its number among ALL sampled edges of its destination, or ``LOOP`` for an added
+self-loop. Dropout goes by it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.kernels.jit import kernel
+
+__all__ = ["LOOP", "CsrEdges", "make_csr_edges"]
+
+LOOP = 1 << 62
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CsrEdges:
+    """See the module. indptr [num_dst + 1], src_rows [num_edges] and places [num_edges] are int64."""
+
+    indptr: Tensor
+    src_rows: Tensor
+    places: Tensor
+    num_src: int
+
+    @property
+    def num_dst(self) -> int:
+        """Destinations."""
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.src_rows.numel()
+
+
+@kernel
+def _count(indptr: Ids, src_rows: Ids, num_src: int, add_self_loops: bool) -> Ids:
+    """Where each destination's edges begin; empty if a row lies out of bounds."""
+    found = np.zeros(indptr.size, np.int64)
+    for i in range(indptr.size - 1):
+        count = 1 if add_self_loops else 0
+        for e in range(indptr[i], indptr[i + 1]):
+            if not 0 <= src_rows[e] < num_src:
+                return found[:0]
+            if not add_self_loops or src_rows[e] != i:
+                count += 1
+        found[i + 1] = found[i] + count
+    return found
+
+
+@kernel
+def _fill(indptr: Ids, src_rows: Ids, add_self_loops: bool, new_src_rows: Ids, places: Ids) -> None:
+    place = 0
+    for i in range(indptr.size - 1):
+        for e in range(indptr[i], indptr[i + 1]):
+            if not add_self_loops or src_rows[e] != i:
+                new_src_rows[place], places[place] = src_rows[e], e - indptr[i]
+                place += 1
+        if add_self_loops:
+            new_src_rows[place], places[place] = i, LOOP
+            place += 1
+
+
+def make_csr_edges(indptr: Tensor, src_rows: Tensor, num_src: int, *, add_self_loops: bool) -> CsrEdges:
+    """The edges of a block on the host, checked once, so that kernels need not."""
+    starts, sources = indptr.numpy(), src_rows.numpy()
+    ascending = starts.size > 0 and starts[0] == 0 and starts[-1] == sources.size and bool((np.diff(starts) >= 0).all())
+    if not ascending or num_src < starts.size - 1:
+        raise ValueError(f"edges: expected a CSR matrix of at most {num_src} rows (got {starts.size - 1})")
+    counted = _count(starts, sources, num_src, add_self_loops)
+    if not counted.size:
+        raise ValueError(f"edges: expected source rows in [0, {num_src}) (got others)")
+    new_src_rows, places = np.empty(counted[-1], np.int64), np.empty(counted[-1], np.int64)
+    _fill(starts, sources, add_self_loops, new_src_rows, places)
+    made = [torch.from_numpy(array) for array in (counted, new_src_rows, places)]
+    return CsrEdges(made[0], made[1], made[2], num_src)

@@ -1,0 +1,195 @@
+"""GATConv and GATv2Conv by kernels of ours (``kernels.attention``) instead of PyG's messages, where that is exact.
+
+PyG makes several tensors with a row per edge and all channels; the kernels make none. The formula, the parameters and
+the self-loops are PyG's, and so are the masks of attention dropout; sums run in another order, so results are the same
+to rounding. ``takes_fused_attention`` says where the kernels are used. Everywhere else the layer runs as PyG wrote it:
+subclasses, hooks on the layer or on something inside it, explanations, attention weights that are returned, other
+aggregations than the sum, autocast, and the types and devices for which ``kernels.dispatch`` has no kernel.
+
+GAT's scores are linear in the rows, x @ (W a), and so is what it sums. It can therefore aggregate the rows as they come
+and project the D sums, instead of projecting all S rows and aggregating those; ``_aggregates_first`` picks the cheaper.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Module
+from torch_geometric import nn as pyg
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from gsplit.blocks import Block
+from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle
+from gsplit.kernels.attention import gat_attention, gatv2_attention
+from gsplit.kernels.attention_options import AttentionOptions
+from gsplit.kernels.csr import LOOP, CsrEdges
+from gsplit.kernels.dispatch import kernel_for
+from gsplit.nn.calls import LayerCall, rows_of
+from gsplit.nn.hooks import is_hooked_by_others
+from gsplit.nn.layers import has_message_hooks
+
+__all__ = ["run_attention_layer", "takes_fused_attention"]
+
+_LAYERS = (pyg.GATConv, pyg.GATv2Conv)
+_PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
+_METHODS = {"forward", "propagate", "edge_updater", "edge_update", "message", "aggregate", "update"}
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer computes what PyG's class does, with nobody looking inside."""
+    parts = list(layer.children())
+    known = type(layer) in _LAYERS and all(type(part) in _PARTS for part in parts)
+    if not known or layer.explain or has_message_hooks(layer) or _METHODS & vars(layer).keys():
+        return False
+    usual = layer.aggr in ("add", "sum") and layer.flow == "source_to_target" and layer.decomposed_layers == 1
+    return usual and layer.node_dim == 0 and not any(map(is_hooked_by_others, (layer, *parts)))
+
+
+def _is_plain_call(layer: Any, call: LayerCall) -> bool:
+    """Whether a call has rows and edges, perhaps edge features, and asks for nothing more."""
+    arguments = inspect.signature(layer.forward).bind(*call[0], **call[1]).arguments
+    given = {name: value for name, value in arguments.items() if value is not None}
+    plain = isinstance(given.pop("edge_index", None), EdgeHandle) and given.pop("x", None) is rows_of(call)
+    attr = given.pop("edge_attr", None)
+    return plain and not given and (attr is None or isinstance(attr, EdgeAttrHandle))
+
+
+def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
+    """Whether a layer, called like this on these rows and edge features, is computed by our kernels."""
+    if type(layer) not in _LAYERS or kernel_for("attention", rows.device, rows.dtype) != "numba":
+        return False
+    kinds = {(p.dtype, p.device) for p in layer.parameters()}
+    if rows.dim() != 2 or kinds != {(rows.dtype, rows.device)} or torch.is_autocast_enabled(rows.device.type):
+        return False
+    if edge_attr is not None and (layer.lin_edge is None or edge_attr.dtype != rows.dtype or edge_attr.dim() > 2):
+        return False
+    return _is_plain(layer) and _is_plain_call(layer, call)
+
+
+def _aggregates_first(num_src: int, num_dst: int, num_edges: int, heads: int, width_in: int, width_out: int) -> bool:
+    """Whether GAT should aggregate rows before it projects them: fewer rows to project, wider ones to sum.
+
+    Counted are numbers moved, four times for what is written and comes back as a gradient, and products, of which a
+    kernel makes 8 in that time and a matrix product 16; about, on one core.
+    """
+    sums, rows = num_dst * heads * width_in, num_src * heads * width_out
+    first = 4 * sums + num_edges * width_in * (1 + heads / 8) + sums * width_out / 16
+    after = 4 * rows + num_edges * heads * width_out * (1 + 1 / 8) + rows * width_in / 16
+    return first < after
+
+
+def _per_head(weight: Tensor, att: Tensor) -> Tensor:
+    """att . W of every head: [H * C, K] and [1, H, C] give [H, K]."""
+    return torch.einsum("hck,hc->hk", weight.view(att.size(1), att.size(2), -1), att[0])
+
+
+class _Scores(torch.autograd.Function):
+    """GAT's scores of sources and destinations, which are the first sources; one gradient of the rows for both.
+
+    forward:  score_src = x @ v_src^T [S, H];  score_dst = x[:D] @ v_dst^T [D, H]          x [S, K], v_* [H, K]
+    backward: g_x = g_src @ v_src, and g_x[:D] += g_dst @ v_dst;  g_v_src = g_src^T @ x;  g_v_dst = g_dst^T @ x[:D]
+
+    Saved: the inputs. From two products autograd would make two gradients as large as x, and a third of zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, v_src: Tensor, v_dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, v_src, v_dst)
+        return x @ v_src.t(), x[:num_dst] @ v_dst.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_src: Tensor, g_dst: Tensor) -> tuple[Tensor | None, ...]:
+        x, v_src, v_dst = ctx.saved_tensors
+        num_dst, g_x = g_dst.size(0), None
+        if ctx.needs_input_grad[0]:
+            g_x = g_src @ v_src
+            g_x[:num_dst].addmm_(g_dst, v_dst)
+        return g_x, g_src.t() @ x, g_dst.t() @ x[:num_dst], None
+
+
+class _Project(torch.autograd.Function):
+    """Every head's sums through its own matrix, without a copy in another order.
+
+    forward:  out[:, h] = z[:, h] @ w[h]^T                                       z [D, H, K], w [H, C, K], out [D, H, C]
+    backward: g_z[:, h] = g[:, h] @ w[h];  g_w[h] = g[:, h]^T @ z[:, h]          saved: the inputs
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(z, w)
+        out = z.new_empty(z.size(0), w.size(0), w.size(1))
+        for h in range(w.size(0)):
+            torch.mm(z[:, h], w[h].t(), out=out[:, h])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        z, w = ctx.saved_tensors
+        g_z, g_w = torch.empty_like(z), torch.empty_like(w)
+        for h in range(w.size(0)):
+            torch.mm(g[:, h], w[h], out=g_z[:, h])
+            torch.mm(g[:, h].t(), z[:, h], out=g_w[h])
+        return g_z, g_w
+
+
+def _run_gat(
+    layer: Any, mixed: Tensor, dst: Tensor, edge_attr: Tensor | None, edges: CsrEdges, options: AttentionOptions
+) -> Tensor:
+    heads, width = layer.heads, layer.out_channels
+    lin_src, lin_dst = (layer.lin, layer.lin) if layer.lin is not None else (layer.lin_src, layer.lin_dst)
+    v_src, v_dst = _per_head(lin_src.weight, layer.att_src), _per_head(lin_dst.weight, layer.att_dst)
+    score_src, score_dst = _Scores.apply(mixed, v_src, v_dst, dst.size(0))  # type: ignore[no-untyped-call]
+    score_edge = None if edge_attr is None else edge_attr @ _per_head(layer.lin_edge.weight, layer.att_edge).t()
+    if not _aggregates_first(mixed.size(0), dst.size(0), edges.num_edges, heads, mixed.size(1), width):
+        values = lin_src(mixed).view(-1, heads, width)
+        return gat_attention(edges, values, score_src, score_dst, score_edge, options)
+    sums = gat_attention(edges, mixed.unsqueeze(1), score_src, score_dst, score_edge, options)
+    out: Tensor = _Project.apply(sums, lin_src.weight.view(heads, width, -1))  # type: ignore[no-untyped-call]
+    return out
+
+
+def _run_gatv2(
+    layer: Any, mixed: Tensor, dst: Tensor, edge_attr: Tensor | None, edges: CsrEdges, options: AttentionOptions
+) -> Tensor:
+    shape = (-1, layer.heads, layer.out_channels)
+    x_src, x_dst = layer.lin_l(mixed).view(shape), layer.lin_r(dst).view(shape)
+    x_edge = None if edge_attr is None else layer.lin_edge(edge_attr).view(shape)
+    return gatv2_attention(edges, x_src, x_dst, x_edge, layer.att[0], options)
+
+
+def _in_order(layer: Any, block: Block, edges: CsrEdges, edge_attr: Tensor) -> Tensor:
+    """Edge features in the order of ``edges``, with PyG's own for self-loops; [E, F]."""
+    if layer.add_self_loops:
+        edge_index, kept = remove_self_loops(block.edge_index(), edge_attr)
+        _, looped = add_self_loops(edge_index, kept, fill_value=layer.fill_value, num_nodes=block.num_dst)
+        dst_rows = torch.repeat_interleave(torch.arange(edges.num_dst), edges.indptr.diff())
+        places = torch.arange(edges.num_edges) - dst_rows  # one self-loop before, per earlier destination
+        edge_attr = looped[torch.where(edges.places == LOOP, kept.size(0) + dst_rows, places)]
+    return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+
+
+def run_attention_layer(
+    layer: Module,
+    rows: tuple[Tensor, Tensor],
+    edge_attr: Tensor | None,
+    block: Block,
+    edges: CsrEdges,
+    keep: Tensor | None,
+) -> Tensor:
+    """What a layer gives for a block.
+
+    ``rows`` are its sources and the first of them, its destinations; ``edges`` its edges, with self-loops if the layer
+    adds some; ``edge_attr`` the features of the block's own edges; ``keep`` the mask of attention dropout.
+    """
+    conv: Any = layer
+    options = AttentionOptions(conv.negative_slope, keep, conv.dropout)
+    attr = None if edge_attr is None else _in_order(conv, block, edges, edge_attr)
+    run = _run_gat if isinstance(conv, pyg.GATConv) else _run_gatv2
+    out = run(conv, *rows, attr, edges, options)
+    out = out.flatten(1) if conv.concat else out.mean(dim=1)
+    out = out if conv.res is None else out + conv.res(rows[1])
+    return out if conv.bias is None else out + conv.bias

@@ -1,0 +1,69 @@
+"""Sums in lanes: right for every length, in the order that is written down, and nothing beside the rows is touched."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numba.core.errors import TypingError
+
+from gsplit.kernels.jit import kernel
+from gsplit.kernels.lanes import add_scaled, dot
+
+
+@kernel
+def _dots(a: Any, b: Any, out: Any) -> None:
+    for i in range(a.shape[0]):
+        out[i] = dot(a[i], b[i])
+
+
+@kernel
+def _add(target: Any, factor: Any, rows: Any) -> None:
+    for i in range(rows.shape[0]):
+        add_scaled(target[i], factor, rows[i])
+
+
+@kernel
+def _dot_of_columns(a: Any, b: Any) -> Any:
+    return dot(a[:, 0], b[:, 0])
+
+
+def _in_lanes(a: Any, b: Any) -> Any:
+    """The definition, one number at a time."""
+    count = 64 // a.dtype.itemsize
+    whole = a.size // count * count
+    lanes = np.zeros(count, a.dtype)
+    for c in range(whole):
+        lanes[c % count] += a[c] * b[c]
+    while lanes.size > 1:
+        lanes = lanes[: lanes.size // 2] + lanes[lanes.size // 2 :]
+    total = lanes[0]
+    for c in range(whole, a.size):
+        total += a[c] * b[c]
+    return total
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [0, 1, 7, 8, 15, 16, 17, 64, 133])
+def test_dot_has_the_order_that_is_written_down(dtype: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    a, b = (rng.normal(size=(5, width)).astype(dtype) for _ in range(2))
+    out = np.empty(5, dtype)
+    _dots(a, b, out)
+    assert out.tolist() == [_in_lanes(x, y) for x, y in zip(a, b, strict=True)]
+    assert np.allclose(out, (a.astype(np.float64) * b).sum(1), atol=1e-4 if dtype == np.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [0, 1, 7, 16, 17, 133])
+def test_add_scaled_adds_to_its_row_only(dtype: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    target, rows = rng.normal(size=(6, width)).astype(dtype), rng.normal(size=(3, width)).astype(dtype)
+    before = target.copy()
+    _add(target, dtype(0.3), rows)
+    assert np.array_equal(target[:3], before[:3] + dtype(0.3) * rows)
+    assert np.array_equal(target[3:], before[3:])
+
+
+def test_rows_that_are_not_contiguous_are_refused() -> None:
+    with pytest.raises(TypingError):
+        _dot_of_columns(np.ones((3, 3)), np.ones((3, 3)))

@@ -1,0 +1,226 @@
+"""Where our attention kernels are used and where they must not be; masks of attention dropout; wrapped models."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nn_models import CLASSES, WIDTH, Stack, make_batch, make_data, make_loader, single
+from torch.nn import Module
+from torch_geometric.nn import GAT, GATConv, GATv2Conv
+
+import gsplit
+from gsplit import parallelize
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.kernels import gat_numba, gatv2_numba
+from gsplit.keys import kernels_torch
+from gsplit.nn.dropout import keyed_edge_mask, keyed_mask
+from gsplit.nn.forward_pass import ForwardPass
+
+
+@contextmanager
+def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The calls of our kernels inside, by name; they are made."""
+    calls: list[str] = []
+    with monkeypatch.context() as patch:
+        for module in (gat_numba, gatv2_numba):
+            for name in ("forward", "backward"):
+                real: Callable[..., Any] = getattr(module, name)
+
+                def counting(*args: Any, _real: Any = real, _name: str = f"{module.__name__[15:]}.{name}") -> Any:
+                    calls.append(_name)
+                    return _real(*args)
+
+                patch.setattr(module, name, counting)
+        yield calls
+
+
+def _train_step(model: Module, batch: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    model.zero_grad()
+    out = model(batch.x, batch.edge_index)
+    batch.sum(out.square().sum(1)).backward()
+    return out.detach(), [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def _without_kernels(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(ForwardPass, "fuses_attention", False)
+        return _train_step(model, batch)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_wrapped_gat_is_computed_by_our_kernels(
+    v2: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parallelize(GAT(WIDTH, 8, 3, CLASSES, heads=2, v2=v2, dropout=0.4).to(dtype), solo_mesh())
+    names, batch = list(model.state_dict()), make_batch().cast(dtype)
+    with _counted(monkeypatch) as calls:
+        out, grads = _train_step(model, batch)
+    kind = "gatv2_numba" if v2 else "gat_numba"
+    assert calls == [f"{kind}.forward"] * 3 + [f"{kind}.backward"] * 3
+    want, wanted = _without_kernels(model, batch, monkeypatch)
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-4
+    assert torch.allclose(out, want, rtol=tolerance, atol=tolerance)
+    for one, other in zip(grads, wanted, strict=True):
+        assert one is not None and torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_attention_dropout_has_the_masks_that_it_has_without_kernels(
+    kind: Any, loops: bool, p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second dropout follows: the numbers of the calls must agree as well."""
+
+    def forward(self: Any, x: Any, edge_index: Any) -> Any:
+        return F.dropout(self.layer(x, edge_index), 0.5, self.training)
+
+    layer = kind(WIDTH, 4, 3, dropout=p, add_self_loops=loops).double()
+    model, batch = parallelize(Stack(forward, layer=layer), solo_mesh()), make_batch(1)
+    with _counted(monkeypatch) as calls:
+        out, grads = _train_step(model, batch)
+    assert len(calls) == 2
+    want, wanted = _without_kernels(model, batch, monkeypatch)
+    assert torch.allclose(out, want, atol=1e-12)
+    assert torch.equal(out == 0, want == 0)
+    assert all(torch.allclose(a, b, atol=1e-11) for a, b in zip(grads, wanted, strict=True) if a is not None)
+    model.eval()
+    assert not torch.allclose(model(batch.x, batch.edge_index), want, atol=1e-3)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+def test_masks_of_edges_are_the_keyed_ones(heads: int) -> None:
+    indptr, places = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 1 << 62, 0, 1, 7])
+    dst_keys = kernels_torch.mix(11, torch.tensor([5, 9, 2]))
+    rows = torch.repeat_interleave(torch.arange(3), indptr.diff())
+    want = keyed_mask(kernels_torch.mix(dst_keys[rows], places), heads, 0.4)
+    assert torch.equal(keyed_edge_mask(dst_keys, indptr, places, heads, 0.4), want)
+    assert not keyed_edge_mask(dst_keys, indptr, places, heads, 1.0).any()
+
+
+class _Own(GATConv):  # type: ignore[misc]
+    def message(self, x_j: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        return 2 * alpha.unsqueeze(-1) * x_j
+
+
+def _with(change: Callable[[Any], Any], kind: Any = GATConv, **options: Any) -> Any:
+    layer = kind(WIDTH, 4, 2, **options).double()
+    change(layer)
+    return layer
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "a subclass": lambda: _Own(WIDTH, 4, 2).double(),
+    "mean aggregation": lambda: _with(lambda layer: None, aggr="mean"),
+    "a message hook": lambda: _with(lambda layer: layer.register_message_forward_hook(lambda m, i, out: 2 * out)),
+    "a forward hook": lambda: _with(lambda layer: layer.register_forward_hook(lambda m, i, out: 2 * out)),
+    "a hook inside": lambda: _with(lambda layer: layer.lin.register_forward_hook(lambda m, i, out: 2 * out)),
+    "a backward hook": lambda: _with(lambda layer: layer.register_full_backward_pre_hook(lambda m, g: (2 * g[0],))),
+    "another projection": lambda: _with(lambda layer: setattr(layer, "lin", torch.nn.Linear(WIDTH, 8).double())),
+    "another method": lambda: _with(lambda layer: setattr(layer, "message", lambda x_j, alpha: x_j)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_plain_runs_as_pyg_wrote_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = OTHERS[name]()
+    model, batch = single(layer), make_batch(1)
+    plain, data = copy.deepcopy(model), make_data()
+    with _counted(monkeypatch) as calls:
+        out, grads = _train_step(parallelize(model, solo_mesh()), batch)
+    assert calls == []
+    want = plain(data.x, data.edge_index)[batch.n_id[: batch.batch_size]]
+    want.square().sum().backward()
+    assert torch.allclose(out, want, atol=1e-12)
+    for grad, parameter in zip(grads, plain.parameters(), strict=True):
+        assert (grad is None) == (parameter.grad is None)
+        if grad is not None and parameter.grad is not None:
+            assert torch.allclose(grad, parameter.grad, atol=1e-11)
+
+
+def test_returned_attention_weights_come_from_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, x: Any, edge_index: Any) -> Any:
+        return self.layer(x, edge_index, return_attention_weights=True)[0]
+
+    model = parallelize(Stack(forward, layer=GATConv(WIDTH, 4).double()), solo_mesh())
+    with _counted(monkeypatch) as calls:
+        _train_step(model, make_batch(1))
+    assert calls == []
+
+
+def test_autocast_and_other_types_run_as_pyg_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(single(GATConv(WIDTH, 4).float()), solo_mesh())
+    with _counted(monkeypatch) as calls, torch.autocast("cpu", dtype=torch.bfloat16):
+        model(make_batch(1).x.float(), make_batch(1).edge_index)
+        assert calls == []
+    half = parallelize(single(GATConv(WIDTH, 4).bfloat16()), solo_mesh())
+    with _counted(monkeypatch) as calls:
+        batch = make_batch(1).cast(torch.bfloat16)
+        half(batch.x, batch.edge_index)
+        assert calls == []
+
+
+def test_a_hook_that_comes_later_is_seen_and_a_gone_one_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = parallelize(single(GATConv(WIDTH, 4).double()), solo_mesh()), make_batch(1)
+    before, _ = _train_step(model, batch)
+    layer: Any = model.layer
+    handle = layer.register_forward_hook(lambda module, inputs, out: 3 * out)
+    assert torch.allclose(_train_step(model, batch)[0], 3 * before, atol=1e-12)
+    handle.remove()
+    with _counted(monkeypatch) as calls:
+        assert torch.equal(_train_step(model, batch)[0], before)
+    assert len(calls) == 2
+
+
+def test_a_hook_on_all_modules_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = parallelize(single(GATConv(WIDTH, 4).double()), solo_mesh()), make_batch(1)
+    shapes: list[Any] = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, i, out: shapes.append(out.shape))
+    with _counted(monkeypatch) as calls:
+        _train_step(model, batch)
+    handle.remove()
+    assert calls == [] and (20, 4) in shapes
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_inference_uses_them_and_gives_what_pyg_gives(v2: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, data = GAT(WIDTH, 8, 2, CLASSES, heads=2, v2=v2, jk="cat", dropout=0.3).double().eval(), make_data()
+    model = parallelize(copy.deepcopy(plain), solo_mesh())
+    with _counted(monkeypatch) as calls:
+        found = gsplit.infer(model, data)
+    assert calls and all(name.endswith(".forward") for name in calls)
+    assert torch.allclose(torch.as_tensor(found), plain(data.x, data.edge_index), atol=1e-11)
+
+
+def test_layers_on_the_same_edges_share_them_and_differ_in_self_loops() -> None:
+    def forward(self: Any, x: Any, edge_index: Any) -> Any:
+        return self.a(x, edge_index) + self.b(x, edge_index) + self.c(x, edge_index)
+
+    layers = [GATConv(WIDTH, 4, 2), GATConv(WIDTH, 4, 2, add_self_loops=False), GATv2Conv(WIDTH, 4, 2)]
+    model = Stack(forward, **dict(zip("abc", (layer.double() for layer in layers), strict=True)))
+    data, batch, plain = make_data(), make_loader(1).make_batch(0, 0), copy.deepcopy(model)
+    out = parallelize(model, solo_mesh())(batch.x, batch.edge_index)
+    assert torch.allclose(out, plain(data.x, data.edge_index)[batch.n_id[: batch.batch_size]], atol=1e-12)
+
+
+def test_a_mini_batch_without_edges_counts_its_dropout_calls() -> None:
+    """PyG's GATConv makes none without edges, and the next one would be taken for it."""
+
+    def forward(self: Any, x: Any, edge_index: Any) -> Any:
+        return F.dropout(self.layer(x, edge_index), 0.5, self.training)
+
+    data = make_data()
+    data.edge_index = data.edge_index[:, :0]
+    layer = GATConv(WIDTH, 4, dropout=0.5, add_self_loops=False).double()
+    torch.nn.init.ones_(layer.bias)
+    model = parallelize(Stack(forward, layer=layer), solo_mesh())
+    batch = gsplit.NeighborLoader(data, [-1], torch.arange(20), batch_size=20).make_batch(0, 0)
+    out = model(batch.x, batch.edge_index)
+    assert set(out.flatten().tolist()) == {0.0, 2.0}
