@@ -2,6 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.7.1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -10,9 +11,9 @@ WORKERS ?= 2
 help:  ## list these verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup:  ## make .venv and install gsplit with its development tools (a named torch, so that its build is chosen once)
+setup:  ## make .venv and install gsplit with its development tools (torch and triton by name, so that their builds are chosen once)
 	python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile '$(TORCH)' --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile '$(TORCH)' '$(TRITON)' --editable '.[dev]'
 
 check:  ## everything CI runs: lint, types, layers, tests; types beside the tests, which end last
 	@$(MAKE) --no-print-directory --jobs 2 lint layers types test

@@ -11,8 +11,8 @@ Rows sent to peer p are ``h[send_rows of p]``. Backward, from the gradients of b
 
 Nothing is saved but the index. The incoming gradients are never written to: they may belong to another branch as well.
 In a deterministic shuffle returned rows are added peer after peer, and for one peer no row comes twice, so no sum
-depends on the order of threads; on the host every shuffle is deterministic. Every rank joins forward and backward, with
-no rows if it has none (law 5); an output nobody used counts as a gradient of zero.
+depends on the order of threads; with compiled kernels every shuffle is deterministic. Every rank joins forward and
+backward, with no rows if it has none (law 5); an output nobody used counts as a gradient of zero.
 """
 
 from typing import Any
@@ -34,8 +34,13 @@ def fill_mixed(h: Tensor, index: ShuffleIndex, sent: Tensor, pool: BufferPool) -
     """The mixed tensor with its own part filled; ``sent`` gets the rows that leave, peer after peer."""
     mixed = pool.empty((index.num_mixed, *h.shape[1:]), h.dtype)
     own = mixed[: index.num_local]
-    if kernel_for("move rows", h.device, h.dtype) == "numba":
+    chosen = kernel_for("move rows", h.device, h.dtype)
+    if chosen == "numba":
         copy_and_gather(h, index.send_rows, own, sent)
+    elif chosen == "triton":
+        from gsplit.kernels.triton import rows as device
+
+        device.copy_and_gather(h, index.send_rows, own, sent)
     else:
         own.copy_(h)
         torch.index_select(h.detach(), 0, index.send_rows, out=sent)
@@ -53,8 +58,14 @@ def merge_gradients(
 ) -> Tensor:
     """The gradient of ``h`` from those of both outputs and the rows that peers returned."""
     g = pool.empty((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
-    if kernel_for("move rows", g.device, g.dtype) == "numba":
-        merge_gradient(g_mixed, g_mixed[:0] if g_dst is None else g_dst, index.send_rows, returned, g)
+    chosen, g_first = kernel_for("move rows", g.device, g.dtype), g_mixed[:0] if g_dst is None else g_dst
+    if chosen == "numba":
+        merge_gradient(g_mixed, g_first, index.send_rows, returned, g)
+        return g
+    if chosen == "triton":
+        from gsplit.kernels.triton import rows as device
+
+        device.merge_gradient(g_mixed, g_first, index.send_rows, returned, g)
         return g
     g.copy_(g_mixed[: index.num_local])
     parts = index.send_counts if deterministic else (index.num_sent,)

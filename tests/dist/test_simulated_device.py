@@ -4,18 +4,21 @@ The difference is 0.0: kernels of the simulated device are the host's, so any di
 Attention is computed by numba kernels on the host and by PyG's layers on the device, which sum in another order.
 """
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
+from triton_process import triton_process
 
-from gsplit.bench.exactness import TrainedCase, compare, train_cases
+from gsplit.bench.exactness import Case, TrainedCase, compare, train_cases
 from gsplit.run.models import MODELS
 from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
 from simulated_programs import (
     checked_training,
     count_steps,
+    edges_held,
     leave_a_collective_alone,
     share_a_device,
     simulated_cases,
@@ -70,6 +73,23 @@ def test_trainer_infer_evaluate_and_verify_equal_those_of_the_host(num_ranks: in
     assert there["losses"] == host["losses"] and there["scores"] == host["scores"]
     np.testing.assert_array_equal(there["rows"], host["rows"])
     assert max(there["verified"]) < 1e-9
+
+
+def test_a_sampler_on_a_device_holds_its_own_edges_only() -> None:
+    counts = run_ranks(edges_held, 2, device="sim:0")
+    assert all(held == own for own, held in counts) and counts[0] != counts[1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_kernels_in_the_interpreter_compute_the_same_step() -> None:
+    """Sampling, splitting, shuffles and dropout by Triton kernels, on two ranks: every bit is the host's."""
+    case = Case("sage", "split", "random", 0.5, None, None)
+    host = run_ranks(train_cases, 2, [case], 2)
+    with triton_process({"TRITON_INTERPRET": "1"}) as run:
+        there = run("simulated_programs.train_with_triton", case)
+    for rank in range(2):
+        assert compare(host[rank][0], [there[rank][0]]).largest == 0.0
+        assert len(there[rank][1]) >= 8, there[rank][1]  # kernels of all four
 
 
 def test_no_step_waits_for_the_device() -> None:

@@ -13,11 +13,14 @@ from torch.nn import Module
 
 import gsplit
 from gsplit.batch import Batch
-from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
+from gsplit.bench.exactness import CLASSES, WIDTH, Case, TrainedCase, make_model, small_store, train_cases
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.triton.launch import set_launcher
+from gsplit.local_graph import LocalGraph
 from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
-from gsplit.testing import simulated
+from gsplit.sampling.neighbor import make_sampler
+from gsplit.testing import run_ranks, simulated
 from gsplit.testing.simulated import switched_on
 
 
@@ -142,6 +145,31 @@ def use_everything(mesh: Mesh, folder: str) -> dict[str, Any]:
         "scores": trainer.evaluate(store, ["train"], ownership=own),
         "verified": (found.max_loss_error, found.max_grad_error),
     }
+
+
+def edges_held(mesh: Mesh) -> tuple[int, int]:
+    """Edges of this rank, and those its sampler has on the device."""
+    store, ownership = small_store("random", mesh.num_splits)
+    local = LocalGraph(store, mesh, ownership)
+    sampler: Any = make_sampler(local.graph, local.original_ids, mesh.sample_device)
+    return int(local.graph.indptr[-1] - local.graph.indptr[0]), sampler.indices.numel()
+
+
+def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str]]:
+    """A case trained with Triton kernels in the interpreter, and which kernels there were."""
+    seen: set[str] = set()
+
+    def watch(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
+        seen.add(kernel.__name__)
+        inner(kernel, grid, args, constants, writes)
+
+    inner = set_launcher(watch)
+    return train_cases(mesh, [case], mesh.num_splits)[0], seen
+
+
+def train_with_triton(case: Case) -> list[tuple[TrainedCase, set[str]]]:
+    """Two ranks, for a process that has Triton's interpreter on from its start."""
+    return run_ranks(count_triton_launches, 2, case, device="sim:0", timeout_s=200)
 
 
 def share_a_device(mesh: Mesh) -> None:

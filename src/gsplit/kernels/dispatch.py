@@ -1,28 +1,40 @@
 """The one rule that picks a kernel for an operation.
 
-Numba kernels run on the CPU and define the result; torch operations are their equals everywhere else, and for the types
-that a numba kernel does not take.
+Numba kernels run on the CPU and define the result. Elsewhere Triton kernels are their equals where Triton runs, and
+torch operations everywhere; torch operations also serve the types that a kernel does not take.
 """
 
 from typing import Literal
 
 import torch
 
+from gsplit.kernels.triton.launch import is_available
+
 __all__ = ["Kernel", "Operation", "kernel_for"]
 
-Kernel = Literal["numba", "torch"]
+Kernel = Literal["numba", "triton", "torch"]
 Operation = Literal["sample", "move rows", "dropout", "attention"]
+_Types = dict[Operation, frozenset[torch.dtype] | None]
 
 _FLOATS = frozenset({torch.float32, torch.float64})
-_NUMBA_DTYPES: dict[Operation, frozenset[torch.dtype] | None] = {
+_NUMBA_DTYPES: _Types = {
     "sample": None,  # ids only, always int64
     "move rows": _FLOATS,
     "dropout": _FLOATS,
     "attention": _FLOATS,  # torch: PyG's own layer
 }
+_TRITON_DTYPES: _Types = {
+    "sample": None,
+    "move rows": _FLOATS,
+    "dropout": _FLOATS | {torch.bfloat16},
+    "attention": frozenset(),  # not called by layers yet: they make their edges on the host
+}
 
 
 def kernel_for(operation: Operation, device: torch.device, dtype: torch.dtype | None = None) -> Kernel:
     """The implementation to use for tensors of ``dtype`` on ``device``."""
-    dtypes = _NUMBA_DTYPES[operation]
-    return "numba" if device.type == "cpu" and (dtypes is None or dtype in dtypes) else "torch"
+    compiled: Kernel = "numba" if device.type == "cpu" else "triton"
+    dtypes = (_NUMBA_DTYPES if compiled == "numba" else _TRITON_DTYPES)[operation]
+    if dtypes is not None and dtype not in dtypes:
+        return "torch"
+    return compiled if compiled == "numba" or is_available(device) else "torch"

@@ -1,9 +1,9 @@
 """Dropout by key: the mask of an element is a hash of what it belongs to, so it is the same on any number of ranks.
 
 Element (row, column) of a call is dropped if 32 bits of a hash lie below p * 2**32. The hash is that of the row's key
-and of half the column's number; a row's key says which vertex, or which edge, the row is (``nn.forward_pass``). Two
-versions, bit for bit the same: compiled on the host, torch operations elsewhere. Nothing is kept for backward but the
-row keys.
+and of half the column's number; a row's key says which vertex, or which edge, the row is (``nn.forward_pass``). Three
+versions, bit for bit the same: compiled on the host, a Triton kernel on devices that have it, torch operations
+elsewhere. Nothing is kept for backward but the row keys.
 
     forward:  out = x * mask / (1 - p)                    x, out: [rows, ...]
     backward: g   = g_out * mask / (1 - p)                the mask is made again
@@ -57,7 +57,8 @@ def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
     flat = x.detach().reshape(x.size(0), -1) if x.numel() else x.detach()
     if not x.numel():
         return torch.empty_like(flat)
-    if kernel_for("dropout", x.device, x.dtype) == "numba":
+    chosen = kernel_for("dropout", x.device, x.dtype)
+    if chosen == "numba":
         out = torch.empty(flat.shape, dtype=x.dtype)
         keys = row_keys.numpy().view(np.uint64)
         _scale_kept(
@@ -67,6 +68,11 @@ def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
             x.numpy(force=True).dtype.type(scale),
             out.numpy(),
         )
+    elif chosen == "triton":
+        from gsplit.kernels.triton.dropout import scale_kept
+
+        out = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
+        scale_kept(flat.contiguous(), row_keys, int(p * _HALF), scale, out)
     else:
         out = torch.where(keyed_mask(row_keys, flat.size(1), p), flat * scale, flat.new_zeros(()))
     return out.view(x.shape)

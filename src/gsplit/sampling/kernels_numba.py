@@ -20,6 +20,7 @@ from gsplit.keys.kernels_numba import bounded, mix
 
 __all__ = [
     "DAMAGED",
+    "MAX_DEGREE",
     "OK",
     "TOO_MANY",
     "append_new",
@@ -36,7 +37,7 @@ Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
 
 OK, DAMAGED, TOO_MANY = 0, 1, 2
-_MAX_DEGREE = 1 << 32
+MAX_DEGREE = 1 << 32
 _ONE = np.uint64(1)
 
 
@@ -50,7 +51,7 @@ def count_layer(indptr: Ids, num_indices: int, first: int, frontier: Ids, fanout
         if not 0 <= start <= stop <= num_indices:
             return DAMAGED
         degree = stop - start
-        if degree >= _MAX_DEGREE:
+        if degree >= MAX_DEGREE:
             return TOO_MANY
         out_indptr[i + 1] = out_indptr[i] + (degree if fanout < 0 or degree <= fanout else fanout)
     return OK

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gsplit.keys.kernels_torch import bounded, mix
 
-__all__ = ["count_layer", "draw_places", "first_seen"]
+__all__ = ["count_layer", "draw_places", "first_seen", "place_foreign"]
 
 
 def count_layer(indptr: Tensor, rows: Tensor, fanout: int) -> Tensor:
@@ -61,3 +61,11 @@ def first_seen(ids: Tensor, num_known: int) -> tuple[Tensor, Tensor]:
     rank = torch.empty_like(order)
     rank[order] = torch.arange(order.numel(), device=ids.device)
     return distinct[order], rank[place]
+
+
+def place_foreign(sources: Tensor, rows: Tensor) -> Tensor:
+    """``sources`` with each ``-1 - slot`` replaced by ``rows[slot]``."""
+    if rows.numel() == 0:
+        return sources
+    slots = (-1 - sources).clamp(min=0)
+    return torch.where(sources < 0, rows[slots], sources)

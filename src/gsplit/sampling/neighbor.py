@@ -1,22 +1,22 @@
 """Uniform neighbour sampling without replacement, and all neighbours (fanout -1), as a layer sampler.
 
-Two implementations of one protocol: ``HostNeighborSampler`` runs numba kernels on arrays, memory-mapped or not;
-``TorchNeighborSampler`` runs torch operations on whatever device its tensors lie. They give equal layers.
-Memory of the host one: four bytes per vertex of the range, and buffers of the size of the largest mini-batch so far.
+Three implementations of one protocol: ``HostNeighborSampler`` runs numba kernels on arrays, memory-mapped or not;
+``TorchNeighborSampler`` runs torch operations on whatever device its tensors lie, and ``neighbor_triton`` kernels of
+its own on devices that have Triton. They give equal layers. Memory of the host one: four bytes per vertex of the range,
+and buffers of the size of the largest mini-batch so far; the others hold the rank's own edges on their device.
 """
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.errors import InputError, StoreError, explain
+from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling import kernels_torch as device
+from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
 from gsplit.sampling.protocol import LayerSampler, SampledLayer
 
 __all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler"]
@@ -43,8 +43,13 @@ def make_sampler(
 
     With ``edge_ids`` sampled layers say which stored edges they are made of.
     """
-    if kernel_for("sample", torch_device) == "numba":
+    chosen = kernel_for("sample", torch_device)
+    if chosen == "numba":
         return HostNeighborSampler(graph, original_ids, edge_ids=edge_ids)
+    if chosen == "triton":
+        from gsplit.sampling.neighbor_triton import TritonNeighborSampler
+
+        return TritonNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
     return TorchNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
 
 
@@ -119,7 +124,7 @@ class HostFrontier:
         """Rows of some own vertices; those that are new are appended in order."""
         sampler, wanted = self._sampler, ids.numpy()
         first = sampler._graph.first_vertex
-        _check_own(wanted, first, sampler._graph.stop_vertex)
+        check_own(wanted, first, sampler._graph.stop_vertex)
         self._reserve(wanted.size)
         rows = np.empty(wanted.size, np.int64)
         self.num_rows = host.append_new(wanted, first, sampler._ids, self.num_rows, sampler._row_of, rows)
@@ -138,24 +143,8 @@ class HostFrontier:
         sampler._open = None
 
 
-def raise_status(status: int, graph: Graph) -> None:
-    if status == host.DAMAGED:
-        fix = "run gsplit inspect --verify, then restore the store or import it again"
-        raise StoreError(explain("the graph", "offsets and ids in range", graph.describe_damage(), fix))
-    if status == host.TOO_MANY:
-        degrees = graph.in_degrees()
-        got = f"{degrees.max()} at vertex {graph.first_vertex + int(degrees.argmax())}"
-        raise StoreError(explain("the graph", "fewer than 2**32 in-edges per vertex", got, "cut the hub's edges"))
-
-
-def _check_own(ids: Any, first: int, stop: int) -> None:
-    if ids.size and not first <= int(ids.min()) <= int(ids.max()) < stop:
-        got, fix = f"{ids.min()}..{ids.max()}", "open the same store on every rank"
-        raise InputError(explain("ids", f"vertices of this rank, {first}..{stop - 1}", got, fix))
-
-
 class TorchNeighborSampler:
-    """Samples in one rank's range with torch operations; the graph is copied to the device."""
+    """Samples in one rank's range with torch operations; its own edges are copied to the device, and checked then."""
 
     def __init__(
         self,
@@ -166,8 +155,10 @@ class TorchNeighborSampler:
         edge_ids: bool = False,
     ) -> None:
         self.first, self.stop, self.edge_ids = graph.first_vertex, graph.stop_vertex, edge_ids
-        self.indptr = torch.from_numpy(np.array(graph.indptr)).to(torch_device)
-        self.indices = torch.from_numpy(np.array(graph.indices)).to(torch_device)
+        own = cut_own_edges(graph)
+        self.first_edge = own.first_edge
+        self.indptr = torch.from_numpy(own.indptr).to(torch_device)
+        self.indices = torch.from_numpy(own.indices).to(torch_device)
         original = original_ids if original_ids.size else np.arange(self.first, self.stop)
         self.original_ids = torch.from_numpy(np.array(original)).to(torch_device)
 
@@ -191,6 +182,7 @@ class TorchFrontier:
 
     def __init__(self, sampler: TorchNeighborSampler, targets: Tensor) -> None:
         self._sampler, self._ids = sampler, targets
+        self._check(targets)
 
     @property
     def num_rows(self) -> int:
@@ -211,22 +203,28 @@ class TorchFrontier:
         own = (drawn >= sampler.first) & (drawn < sampler.stop)
         foreign_ids, slots = device.first_seen(drawn[~own], 0)
         sources = torch.empty_like(drawn)
-        sources[own] = self.locate(drawn[own])
+        sources[own] = self._append(drawn[own])
         sources[~own] = -1 - slots
-        return SampledLayer(indptr, sources, foreign_ids, places if sampler.edge_ids else None)
+        return SampledLayer(indptr, sources, foreign_ids, places + sampler.first_edge if sampler.edge_ids else None)
 
     def locate(self, ids: Tensor) -> Tensor:
         """Rows of some own vertices; those that are new are appended in order."""
+        self._check(ids)
+        return self._append(ids)
+
+    def _check(self, ids: Tensor) -> None:
+        """Ids on a device are trusted: to look at them would make the host wait, and their sender chose this rank."""
+        if ids.device.type == "cpu":
+            check_own(ids.numpy(), self._sampler.first, self._sampler.stop)
+
+    def _append(self, ids: Tensor) -> Tensor:
         known = self.num_rows
         self._ids, places = device.first_seen(torch.cat([self._ids, ids]), known)
         return places[known:]
 
     def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
         """The sources of a layer with each foreign slot replaced by its row."""
-        if foreign_rows.numel() == 0:
-            return drawn.sources
-        slots = (-1 - drawn.sources).clamp(min=0)
-        return torch.where(drawn.sources < 0, foreign_rows[slots], drawn.sources)
+        return device.place_foreign(drawn.sources, foreign_rows)
 
     def close(self) -> None:
         """Forget this mini-batch."""

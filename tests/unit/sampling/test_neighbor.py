@@ -219,6 +219,37 @@ def test_sampler_recovers_after_an_error_and_refuses_foreign_targets() -> None:
     assert isinstance(make_sampler(graph, NONE, CPU), HostNeighborSampler)
 
 
+def test_the_torch_sampler_holds_its_own_edges_and_names_them_by_their_place_in_the_graph() -> None:
+    n = 40
+    rng = np.random.default_rng(0)
+    store = memory_store(n, rng.integers(0, n, 1000), rng.integers(0, n, 1000))
+    held = 0
+    for first, stop in ((0, 10), (10, 25), (25, 25), (25, 40)):
+        part = store.graph.restrict(first, stop)
+        samplers = HostNeighborSampler(part, NONE, edge_ids=True), TorchNeighborSampler(part, NONE, CPU, edge_ids=True)
+        assert samplers[1].indices.numel() == part.num_edges
+        held += samplers[1].indices.numel()
+        layers = [s.start(torch.arange(first, stop)).sample_layer(5, 4) for s in samplers]
+        assert layers[0].edge_ids is not None and layers[1].edge_ids is not None
+        assert torch.equal(layers[0].edge_ids, layers[1].edge_ids)
+        assert torch.equal(layers[0].sources, layers[1].sources)
+    assert held == store.graph.num_edges == 1000
+
+
+def test_the_torch_sampler_refuses_what_the_host_refuses() -> None:
+    sampler = TorchNeighborSampler(Graph(np.array([0, 1, 1]), np.array([1]), 4, first_vertex=1), NONE, CPU)
+    with pytest.raises(InputError, match=r"expected vertices of this rank, 1..2 .got 0..1"):
+        sampler.start(torch.tensor([1, 0]))
+    with pytest.raises(InputError, match=r"expected vertices of this rank, 1..2 .got 3..3"):
+        sampler.start(torch.tensor([1])).locate(torch.tensor([3]))
+    for indptr, indices, got in (([0, 5, 1], [1], "offsets 0..5 at vertex 1"), ([0, 1, 1], [4], "ids 4..4, of 4")):
+        with pytest.raises(StoreError, match=f".got {got}.*gsplit inspect --verify"):
+            TorchNeighborSampler(Graph(np.array(indptr), np.array(indices), 4, first_vertex=1), NONE, CPU)
+    huge = Graph(np.array([0, 2**33]), np.broadcast_to(np.zeros(1, np.int32), 2**33), 1)
+    with pytest.raises(StoreError, match=r"fewer than 2\*\*32 in-edges per vertex .got 8589934592 at vertex 0"):
+        TorchNeighborSampler(huge, NONE, CPU)
+
+
 @pytest.mark.parametrize("fanouts", [[], [0], [-2], [3, 0], [1 << 17], [1.5]])
 def test_fanouts_that_cannot_be_drawn_are_refused(fanouts: list[Any]) -> None:
     with pytest.raises(InputError, match="num_neighbors: expected"):

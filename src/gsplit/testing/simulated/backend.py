@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._python_dispatch import return_and_correct_aliasing as correct_aliasing
 
 from gsplit.testing.simulated.log import is_called_by_torch
@@ -26,6 +27,7 @@ __all__ = [
     "install",
     "sim_device",
     "why_not_supported",
+    "without_modes",
 ]
 
 DEVICE_TYPE = "sim"

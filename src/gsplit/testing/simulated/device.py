@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
+from gsplit.kernels.triton.launch import set_launcher
 from gsplit.testing.simulated import backend, execution
 from gsplit.testing.simulated.log import DeviceLog
 from gsplit.testing.simulated.state import DeviceState, set_state
@@ -144,6 +145,7 @@ def simulated_device(*, check_races: bool = False, uuid: str | None = None) -> I
     tracker = StreamTracker(log, check=check_races)
     state = DeviceState(log, tracker)
     state.generator.manual_seed(torch.initial_seed())
+    launcher = set_launcher(execution.launch_triton)
     before, _module.on = _module.on, SimulatedDevice(log, tracker, state, uuid or f"process {os.getpid()}")
     set_state(state)
     try:
@@ -151,5 +153,6 @@ def simulated_device(*, check_races: bool = False, uuid: str | None = None) -> I
             _check_backward()
             yield _module.on
     finally:
+        set_launcher(launcher)
         _module.on = before
         set_state(before.state if before is not None else None)

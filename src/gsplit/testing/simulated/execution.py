@@ -1,17 +1,17 @@
 """One operation on the simulated device: checked as CUDA would, counted, run on the host tensors and wrapped again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gsplit.testing.simulated.backend import DEVICE_TYPE, SimTensor, correct_aliasing, sim_device
+from gsplit.testing.simulated.backend import DEVICE_TYPE, SimTensor, correct_aliasing, sim_device, without_modes
 from gsplit.testing.simulated.operations import INDEXING, LAUNCHES_NOTHING, why_host_waits
 from gsplit.testing.simulated.state import active, moved
 
-__all__ = ["copy", "host_tensors", "run"]
+__all__ = ["copy", "host_tensors", "launch_triton", "run"]
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -183,3 +183,16 @@ def _note_access(operation: str, reads: list[Any], writes: list[Any] | None = No
 def host_tensors(values: list[Any]) -> list[Tensor]:
     """The host tensors behind those values that are tensors of the device."""
     return [value.host for value in values if isinstance(value, SimTensor)]
+
+
+def launch_triton(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
+) -> None:
+    """A Triton kernel on tensors of the device: Triton's interpreter runs it on the host tensors."""
+    name = getattr(kernel, "__name__", "kernel")
+    hosts = [arg for arg in args if isinstance(arg, Tensor) and not isinstance(arg, SimTensor) and arg.dim() > 0]
+    if any(not active().is_pinned(tensor) for tensor in hosts):
+        raise ValueError(f"Pointer argument cannot be accessed from Triton (cpu tensor?): {name}")
+    _note_launch(name, list(args), list(writes))
+    with without_modes():
+        kernel[grid](*map(_unwrap, args), **constants)

@@ -1,0 +1,83 @@
+"""The one place that starts a Triton kernel, and the rule that says where Triton runs.
+
+Imports without the triton library: ``kernels.dispatch`` asks here. The launcher can be replaced, so that a simulated
+device can unwrap its tensors, count the launch, check for races and let Triton's interpreter run the kernel.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Launcher", "is_available", "launch", "num_blocks", "set_launcher", "tile_of"]
+
+_COMPILED = frozenset({"cuda"})
+"""Device types that Triton compiles for; ROCm's devices are called cuda as well."""
+
+
+class Launcher(Protocol):
+    """Starts ``kernel`` on a grid of programs. ``writes`` are the tensors among ``args`` that it may write to."""
+
+    def __call__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        args: Sequence[Any],
+        constants: Mapping[str, Any],
+        writes: Sequence[Tensor],
+    ) -> None: ...
+
+
+def _start(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
+) -> None:
+    kernel[grid](*args, **constants)
+
+
+_launcher: Launcher = _start  # of the whole process: backward runs in a thread of its own and must find the same one
+
+
+def set_launcher(launcher: Launcher) -> Launcher:
+    """Start kernels through ``launcher`` from now on; returns the one before, to be set again."""
+    global _launcher
+    before, _launcher = _launcher, launcher
+    return before
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
+) -> None:
+    """Start ``kernel(*args, **constants)`` for every program of ``grid``; a grid without programs starts nothing."""
+    if all(grid):
+        _launcher(kernel, grid, args, constants, writes)
+
+
+@functools.cache
+def _is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def is_available(device: torch.device) -> bool:
+    """Whether kernels of this folder can run on ``device``: one that Triton compiles for, or a simulated one.
+
+    A simulated device needs Triton's interpreter, which TRITON_INTERPRET=1 turns on before triton is first imported.
+    The host has kernels of its own.
+    """
+    if device.type == "cpu" or not _is_installed():
+        return False
+    return device.type in _COMPILED or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def num_blocks(count: int, size: int) -> int:
+    """Blocks of ``size`` that cover ``count``."""
+    return -(-count // size)
+
+
+def tile_of(width: int) -> tuple[int, int]:
+    """Rows and columns, powers of two, of the tile that one program handles in a matrix of ``width`` columns."""
+    columns = min(128, 1 << max(0, width - 1).bit_length())
+    return 512 // columns, columns

@@ -1,0 +1,150 @@
+"""What every kernel of this folder compiles to on an architecture, without a device: registers, spills, shared memory.
+
+Triton's own wheel has the assembler. ``CASES`` lists every kernel with the argument types it is called with; widths are
+those of common models. A spill is memory of a thread on the stack: it would mean that a kernel wants more registers
+than it can have. Used by benchmarks/kernel_matrix.py and by the tests.
+"""
+
+import inspect
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gsplit.kernels.triton import aggregation, dropout, gat, gather, gatv2, relabelling, rows, sampling
+from gsplit.kernels.triton.edge_softmax import REALS, edge_tile
+
+__all__ = ["CASES", "Case", "Usage", "compile_case"]
+
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel with the types of its arguments, in order, and its constants."""
+
+    name: str
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one thread takes, in registers and in bytes of spilled ones, and one program of shared memory in bytes."""
+
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+
+
+def _tile(rows: int, columns: int, **more: bool) -> dict[str, int]:
+    return {"ROWS": rows, "COLUMNS": columns, **more}
+
+
+def _draw(fanout: int) -> Case:
+    width = 1 << (fanout - 1).bit_length()
+    constants = {"RENUMBERED": True, "EDGE_IDS": True, "ROWS": max(1, 256 // width), "WIDTH": width}
+    types = "*i64 *i32 *i64 *i64 i64 i32 i32 i32 i32 *i64 *i64 *i64 i32 i32"
+    return Case(f"draw, fanout {fanout}", sampling.draw_kernel, types, constants)
+
+
+def _dropout(name: str, pointer: str) -> Case:
+    types = f"{pointer} *i64 i32 i32 i32 i32 i32 i32 {pointer}"
+    return Case(f"dropout, {name}", dropout.dropout_kernel, types, _tile(4, 128, IS_BFLOAT16=name == "bfloat16"))
+
+
+def _relabel(name: str, kernel: Any, types: str) -> Case:
+    return Case(name, kernel, types, {"FOREIGN": True, "BLOCK": 128})
+
+
+def _aggregate(name: str, dtype: str, *, mean: bool, backward: bool) -> Case:
+    constants = {"MEAN": mean, "BACKWARD": backward, "EDGES": 4, "COLUMNS": 128}
+    return Case(name, aggregation.aggregate_kernel, f"*{dtype} *i64 *i64 *i64 i32 *{dtype}", constants)
+
+
+def _attention(name: str, kernel: Any, dtype: str, width: int) -> Case:
+    """A kernel of ``gat`` or ``gatv2``, with everything it can have; pointers are told by the names of arguments."""
+    known = {"keep": "*u8", **dict.fromkeys(_INDICES, "*i64"), **dict.fromkeys(_NUMBERS, "i32")}
+    constants = {"HAS_EDGE": True, "HAS_KEEP": True, **edge_tile(width, _TORCH[dtype])}
+    constants |= {n: v for n, v in (("ONE_ROW", False), ("WANTS_EDGE", True)) if n in kernel.arg_names}
+    names = [n for n in kernel.arg_names if n not in constants]
+    return Case(f"{name}, width {width}", kernel, " ".join(known.get(n, f"*{dtype}") for n in names), constants)
+
+
+_INDICES = ("indptr", "src_rows", "edges", "dst_rows")
+_NUMBERS = (*REALS, "num_heads", "width")
+_ATTENTION = {
+    "GAT forward": gat.gat_forward_kernel,
+    "GAT backward, by destination": gat.gat_backward_dst_kernel,
+    "GAT backward, by source": gat.gat_backward_src_kernel,
+    "GATv2 forward": gatv2.gatv2_forward_kernel,
+    "GATv2 backward, by destination": gatv2.gatv2_backward_dst_kernel,
+    "GATv2 backward, by source": gatv2.gatv2_backward_src_kernel,
+}
+_TORCH = {"fp32": torch.float32, "fp64": torch.float64}
+_DTYPES = {"float32": "fp32", "float64": "fp64"}
+
+CASES = (
+    Case("gather, 4 bytes", gather.gather_kernel, "*i32 *i32 i32 *i64 i32 i32 *i32 i32", _tile(4, 128)),
+    Case("gather, 2 bytes", gather.gather_kernel, "*i16 *i16 i32 *i64 i32 i32 *i16 i32", _tile(4, 128)),
+    _dropout("float32", "*fp32"),
+    _dropout("float64", "*fp64"),
+    _dropout("bfloat16", "*i16"),
+    Case("spread", rows.spread_kernel, "*i32 *i64 i32 i32 i32 *i32 *i32", _tile(4, 128)),
+    *(
+        Case(f"merge, {name}", rows.merge_kernel, f"*{t} *{t} *i64 *i64 *{t} i32 i32 i32 *{t}", _tile(4, 128))
+        for name, t in _DTYPES.items()
+    ),
+    Case("count", sampling.count_kernel, "*i64 *i64 i64 i32 i32 *i64", {"BLOCK": 128}),
+    *(_draw(fanout) for fanout in (5, 10, 15, 30, 64, 256)),
+    Case(
+        "take all",
+        sampling.take_all_kernel,
+        "*i64 *i32 *i64 i64 *i64 *i64 *i64 i32 i32",
+        {"EDGE_IDS": True, "BLOCK": 128},
+    ),
+    _relabel("meet", relabelling.meet_kernel, "*i64 i32 i64 i64 *i32 *i64 i32 *i32 *i32"),
+    _relabel("flag", relabelling.flag_kernel, "*i64 i32 i64 i64 *i32 *i32 *i32 *i64"),
+    _relabel("place", relabelling.place_kernel, "*i64 i32 i64 i64 i32 *i64 *i32 *i32 *i32 *i64 *i64 *i64"),
+    *(_aggregate(f"sum, {name}", t, mean=False, backward=False) for name, t in _DTYPES.items()),
+    *(_aggregate(f"mean, {name}", t, mean=True, backward=False) for name, t in _DTYPES.items()),
+    *(_aggregate(f"mean backward, {name}", t, mean=True, backward=True) for name, t in _DTYPES.items()),
+    *(
+        _attention(f"{name}, {dtype}", kernel, t, width)
+        for name, kernel in _ATTENTION.items()
+        for dtype, t, width in (("float32", "fp32", 64), ("float32", "fp32", 256), ("float64", "fp64", 64))
+    ),
+)
+
+
+def _source(case: Case) -> ASTSource:
+    names = [name for name in case.kernel.arg_names if name not in case.constants]
+    signature = dict(zip(names, case.types.split(), strict=True))
+    if "constexprs" not in inspect.signature(ASTSource).parameters:  # triton 3.2
+        return ASTSource(fn=case.kernel, signature=signature, constants=case.constants)
+    signature = {name: signature.get(name, "constexpr") for name in case.kernel.arg_names}
+    return ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants)
+
+
+def compile_case(case: Case, capability: int) -> Usage:
+    """Compile a kernel for a compute capability (80 is sm_80) to machine code, and read what it takes."""
+    compiled = triton.compile(_source(case), target=GPUTarget("cuda", capability, _WARP))
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(tool), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    assert found is not None, text
+    registers, stack, local = (int(number) for number in found.groups())
+    return Usage(registers, stack, local, int(compiled.metadata.shared))  # without what the driver keeps for itself

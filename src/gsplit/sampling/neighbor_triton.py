@@ -1,0 +1,134 @@
+"""Neighbour sampling on a device with Triton kernels: the third implementation of ``protocol.LayerSampler``.
+
+Its layers are those of the host's sampler, index by index. Device memory: the rank's own edges, their offsets, original
+ids where they differ, and four bytes per vertex of the range; during a layer a hash table of up to 48 bytes per edge
+drawn. The host waits twice for a layer (how many edges, how many vertices are new) and once for ``locate``.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.graph import Graph
+from gsplit.kernels.triton.relabelling import UNSEEN, relabel
+from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
+from gsplit.sampling import kernels_torch
+from gsplit.sampling.checks import cut_own_edges, not_own
+from gsplit.sampling.protocol import SampledLayer
+
+__all__ = ["TritonFrontier", "TritonNeighborSampler"]
+
+
+class TritonNeighborSampler:
+    """Samples in one rank's range with Triton kernels. ``original_ids`` is empty where ids are original."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        original_ids: npt.NDArray[np.int64],
+        torch_device: torch.device,
+        *,
+        edge_ids: bool = False,
+    ) -> None:
+        own = cut_own_edges(graph)
+        self.first, self.stop = graph.first_vertex, graph.stop_vertex
+        self.first_edge, self.edge_ids = own.first_edge, edge_ids
+        self.is_whole = (self.first, self.stop) == (0, graph.num_vertices)
+        self.indptr = torch.from_numpy(own.indptr).to(torch_device)
+        self.indices = torch.from_numpy(own.indices).to(torch_device)
+        self.original_ids = torch.from_numpy(np.array(original_ids)).to(torch_device)
+        self.state = torch.full((self.stop - self.first,), UNSEEN, dtype=torch.int32, device=torch_device)
+        self._open: TritonFrontier | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held between mini-batches, the graph apart."""
+        return self.state.nbytes + self.original_ids.nbytes
+
+    @property
+    def num_range_bytes(self) -> int:
+        """The part of it that is of the size of the range."""
+        return self.num_bytes
+
+    def start(self, targets: Tensor) -> "TritonFrontier":
+        """Begin a mini-batch from distinct own vertices."""
+        if self._open is not None:
+            self._open.close()  # left by an error
+        self._open = TritonFrontier(self, targets)
+        return self._open
+
+    def end(self) -> None:
+        """No frontier is open any more."""
+        self._open = None
+
+
+class TritonFrontier:
+    """See ``protocol.Frontier``."""
+
+    def __init__(self, sampler: TritonNeighborSampler, targets: Tensor) -> None:
+        self._sampler, self._ids = sampler, targets[:0]
+        self.locate(targets)
+        assert self.num_rows == targets.numel(), "targets are not distinct"
+
+    @property
+    def num_rows(self) -> int:
+        """Vertices so far."""
+        return self._ids.numel()
+
+    def ids(self, num_rows: int) -> Tensor:
+        """Vertex ids of the first ``num_rows`` rows; rows are appended to a new tensor, so this one stays."""
+        return self._ids[:num_rows]
+
+    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+        """Draw in-edges for every row so far; own sources that are new are appended."""
+        sampler = self._sampler
+        indptr = count_layer(sampler.indptr, sampler.first, self._ids, fanout)
+        sources, edge_ids = self._draw(key, fanout, indptr)
+        found = relabel(
+            sources, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=not sampler.is_whole
+        )
+        assert found is not None, "ids were checked when the graph was copied"
+        rows, new_ids, foreign_ids = found
+        self._ids = torch.cat([self._ids, new_ids])
+        return SampledLayer(indptr, rows, foreign_ids, edge_ids)
+
+    def _draw(self, key: int, fanout: int, indptr: Tensor) -> tuple[Tensor, Tensor | None]:
+        sampler, ids = self._sampler, self._ids
+        first_edge = sampler.first_edge if sampler.edge_ids else None
+        if fanout <= MAX_FANOUT:
+            num_edges = int(indptr[-1])  # device sync
+            own = (sampler.indptr, sampler.indices, sampler.first, sampler.original_ids)
+            return draw_sources(*own, key, ids, fanout, indptr, num_edges, first_edge)
+        rows = ids - sampler.first
+        names = sampler.original_ids[rows] if sampler.original_ids.numel() else ids
+        places = kernels_torch.draw_places(sampler.indptr, rows, names, key, indptr)
+        sources = sampler.indices[places].to(torch.int64)
+        return sources, None if first_edge is None else places + first_edge
+
+    def locate(self, ids: Tensor) -> Tensor:
+        """Rows of some own vertices; those that are new are appended in order."""
+        sampler = self._sampler
+        found = relabel(ids, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=False)
+        if found is None:  # noticed without a wait of its own
+            self._forget_all()
+            raise not_own(int(ids.min()), int(ids.max()), sampler.first, sampler.stop)
+        rows, new_ids, _ = found
+        self._ids = torch.cat([self._ids, new_ids])
+        return rows
+
+    def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
+        """The sources of a layer with each foreign slot replaced by its row."""
+        return kernels_torch.place_foreign(drawn.sources, foreign_rows)
+
+    def close(self) -> None:
+        """Forget this mini-batch."""
+        sampler = self._sampler
+        sampler.state.index_fill_(0, self._ids - sampler.first, UNSEEN)
+        self._ids = self._ids[:0]
+        sampler.end()
+
+    def _forget_all(self) -> None:
+        """After an error, also what was met and has no row yet."""
+        self._sampler.state.fill_(UNSEEN)
+        self._ids = self._ids[:0]

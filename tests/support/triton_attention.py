@@ -1,0 +1,96 @@
+"""The attention kernels beside the host's, in the interpreter's process; see ``triton_programs``.
+
+The stated bound: the largest difference to the host's result in float64 is at most ``BOUND`` units of rounding of the
+tested type, times the largest element. Inputs are of the order of 1, and edges per destination at most 40.
+"""
+
+import torch
+import triton_order
+from torch import Tensor
+from triton_attention_shape import Shape
+from triton_programs import DTYPES, assert_same_bits, random_block
+
+from gsplit.kernels import attention as host
+from gsplit.kernels.attention_options import AttentionOptions
+from gsplit.kernels.csr import CsrEdges, make_csr_edges
+from gsplit.kernels.triton import attention as device
+
+BOUND = 32
+
+
+def _draw(shape: Shape, seed: int) -> tuple[CsrEdges, AttentionOptions, torch.Generator]:
+    generator = torch.Generator().manual_seed(seed)
+    indptr, src_rows = random_block(shape.num_dst, shape.num_src, shape.most, generator)
+    edges = make_csr_edges(indptr, src_rows, shape.num_src, add_self_loops=shape.loops)
+    keep = torch.rand(edges.num_edges, shape.heads, generator=generator) >= shape.p if shape.p else None
+    return edges, AttentionOptions(0.2, keep, shape.p), generator
+
+
+def _results(
+    inputs: list[Tensor | None], kind: str, module: object, edges: CsrEdges, options: AttentionOptions, g: Tensor
+) -> list[Tensor]:
+    """The output and the gradients of every input."""
+    leaves = [None if t is None else t.detach().clone().requires_grad_() for t in inputs]
+    out = getattr(module, kind)(edges, *leaves, options)
+    out.backward(g)
+    grads = [t.grad for t in leaves if t is not None]
+    assert all(grad is not None for grad in grads)
+    return [out.detach(), *(grad for grad in grads if grad is not None)]
+
+
+def _inputs(kind: str, shape: Shape, edges: CsrEdges, generator: torch.Generator) -> list[Tensor | None]:
+    """Numbers of the tested type's precision are drawn in float32, so that float64 holds the same ones."""
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator)
+
+    heads, width = shape.heads, shape.width
+    if kind == "gat_attention":
+        score_edge = draw(edges.num_edges, heads) if shape.edge else None
+        scores = (draw(shape.num_src, heads), draw(shape.num_dst, heads), score_edge)
+        return [draw(shape.num_src, shape.values, width), *scores]
+    x_edge = draw(edges.num_edges, heads, width) if shape.edge else None
+    x_src, x_dst = draw(shape.num_src, heads, width), draw(shape.num_dst, heads, width)
+    return [x_src, x_dst, x_edge, draw(heads, width) / width**0.5]
+
+
+def check_attention(kind: str, shape: Shape, dtype: str, seed: int) -> float:
+    """Forward and backward against the host in float64; returns the worst error in units of the bound's."""
+    edges, options, generator = _draw(shape, seed)
+    inputs = _inputs(kind, shape, edges, generator)
+    g = torch.randn(shape.num_dst, shape.heads, shape.width, generator=generator)
+    typed = [None if t is None else t.to(DTYPES[dtype]) for t in inputs]
+    with triton_order.program_order(seed):
+        got = _results(typed, kind, device, edges, options, g.to(DTYPES[dtype]))
+    exact = _results([None if t is None else t.double() for t in inputs], kind, host, edges, options, g.double())
+    worst = 0.0
+    for one, two in zip(got, exact, strict=True):
+        assert one.dtype == DTYPES[dtype] and one.shape == two.shape
+        if one.numel():
+            error = float((one.double() - two).abs().max()) / torch.finfo(DTYPES[dtype]).eps
+            worst = max(worst, error / max(1.0, float(two.abs().max())))
+    assert worst <= BOUND, worst
+    return worst
+
+
+def same_for_every_order(kind: str, seeds: list[int]) -> None:
+    shape = Shape(5, 8, 9, 1, 20, 1, edge=True, p=0.5)
+    edges, options, generator = _draw(shape, 3)
+    inputs = _inputs(kind, shape, edges, generator)
+    g = torch.randn(shape.num_dst, shape.heads, shape.width, generator=generator)
+    results = []
+    for seed in seeds:
+        with triton_order.program_order(seed):
+            results.append(_results(inputs, kind, device, edges, options, g))
+    for result in results[1:]:
+        for one, two in zip(result, results[0], strict=True):
+            assert_same_bits(one, two)
+
+
+def sizes_saved(kind: str) -> tuple[int, list[list[int]]]:
+    """The number of edges, and the shapes of what forward keeps for backward."""
+    shape = Shape(4, 6, 30, 2, 3, 2)
+    edges, options, generator = _draw(shape, 5)
+    leaves = [None if t is None else t.requires_grad_() for t in _inputs(kind, shape, edges, generator)]
+    out = getattr(device, kind)(edges, *leaves, options)
+    return edges.num_edges, [list(t.shape) for t in out.grad_fn.saved_tensors if t is not None]

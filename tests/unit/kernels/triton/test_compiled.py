@@ -1,0 +1,30 @@
+"""Every kernel compiles without a device, for an old and a new architecture, without spills and in 64 registers."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from triton_process import Run
+
+FOLDER = Path(__file__).resolve().parents[4] / "src" / "gsplit" / "kernels" / "triton"
+
+
+@pytest.mark.timeout(400)  # 10 s of one core, with an empty cache
+@pytest.mark.parametrize("capability", [75, 90])
+def test_no_kernel_spills_or_takes_too_many_registers(compiler: Run, capability: int) -> None:
+    usage = compiler("triton_programs.compiled_usage", capability)
+    assert len(usage) > 30
+    for name, (registers, stack_bytes, local_bytes, _) in usage.items():
+        assert stack_bytes == local_bytes == 0, name
+        assert registers <= 64, name
+
+
+def test_every_kernel_is_compiled(compiler: Run) -> None:
+    written = {
+        node.name
+        for file in FOLDER.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+    }
+    assert len(written) >= 17
+    assert compiler("triton_programs.compiled_names") == written

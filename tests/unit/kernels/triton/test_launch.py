@@ -1,0 +1,54 @@
+"""Where Triton runs, and that every launch goes through the launcher in place."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gsplit.kernels.triton.launch import is_available, launch, set_launcher
+
+
+def test_the_host_has_kernels_of_its_own_and_other_devices_need_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not is_available(torch.device("cpu"))
+    assert not is_available(torch.device("meta"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert not is_available(torch.device("cpu"))
+    assert is_available(torch.device("meta")) == is_available(torch.device("cuda"))
+
+
+def test_a_launcher_sees_every_launch_with_programs() -> None:
+    seen: list[Any] = []
+
+    def record(
+        kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
+    ) -> None:
+        seen.append((kernel, grid, args, constants, writes))
+
+    before = set_launcher(record)
+    try:
+        launch("kernel", (2, 3), (1,), {"B": 4}, ())
+        launch("kernel", (2, 0), (1,), {"B": 4}, ())
+    finally:
+        assert set_launcher(before) is record
+    assert seen == [("kernel", (2, 3), (1,), {"B": 4}, ())]
+
+
+class _Kernel:
+    """What Triton's kernels look like from outside."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **constants: self.calls.append((grid, args, constants))
+
+
+def test_without_another_launcher_the_kernel_is_called_on_its_grid() -> None:
+    kernel = _Kernel()
+    launch(kernel, (2,), (5, 6), {"B": 4}, ())
+    assert kernel.calls == [((2,), (5, 6), {"B": 4})]
