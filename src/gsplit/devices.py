@@ -7,7 +7,6 @@ everything is there at once and nothing is late.
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -23,6 +22,7 @@ __all__ = [
     "StageClock",
     "fork_random_states",
     "identify",
+    "mark_queue",
     "random_states",
     "resolve_device",
 ]
@@ -80,6 +80,14 @@ def fork_random_states(device: torch.device) -> Iterator[None]:
             module.set_rng_state(state, device)
 
 
+def mark_queue(device: torch.device) -> Callable[[], bool]:
+    """A mark behind everything launched on a device up to now; asks whether the device has got there."""
+    module = _module(device)
+    event = module.Event()
+    event.record(module.current_stream(device))
+    return cast(Callable[[], bool], event.query)
+
+
 class LateTensor:
     """Values on their way from a device to the host; reading waits for their copy, not for work launched later."""
 
@@ -91,19 +99,15 @@ class LateTensor:
         else:
             self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._host.copy_(values, non_blocking=True)
-            self._event = _module(values.device).Event()
-            self._event.record()
-
-    @property
-    def is_there(self) -> bool:
-        """Whether reading would not wait."""
-        return self._event is None or bool(self._event.query())
+            module = _module(values.device)
+            self._event = module.Event()
+            self._event.record(module.current_stream(values.device))
 
     def read(self) -> Tensor:
         """The values on the host."""
-        if self._event is not None:
+        if self._event is not None and not self._event.query():
             self._event.synchronize()
-            self._event = None
+        self._event = None
         return self._host
 
     def __float__(self) -> float:
@@ -111,35 +115,45 @@ class LateTensor:
 
 
 class LateChecks:
-    """Conditions on values of a device that nobody waits for: a violation is raised when the values have come."""
+    """Conditions on values of a device that nobody waits for: a violation is raised some steps later.
+
+    When, is the same on every rank, because a rank that raised alone would leave the others waiting: what was added
+    before the last forward but one. ``finish`` waits for all.
+    """
 
     def __init__(self) -> None:
-        self._open: deque[tuple[LateTensor, Callable[[Tensor], None]]] = deque()
+        self._new: list[tuple[LateTensor, Callable[[Tensor], None]]] = []
+        self._old: list[tuple[LateTensor, Callable[[Tensor], None]]] = []
 
     def add(self, values: Tensor, check: Callable[[Tensor], None]) -> None:
         """Have ``check`` called with the values on the host; at once if they are there."""
         if values.device.type == "cpu":
             check(values)
         else:
-            self._open.append((LateTensor(values), check))
+            self._new.append((LateTensor(values), check))
 
-    def raise_violations(self) -> None:
-        """Check what has come since."""
-        while self._open and self._open[0][0].is_there:
-            values, check = self._open.popleft()
-            check(values._host)
+    def begin_forward(self) -> None:
+        """Check what was added before the last forward but one: the device has long got there."""
+        checked, self._old, self._new = self._old, self._new, []
+        for values, check in checked:
+            check(values.read())
+
+    def finish(self) -> None:
+        """Check everything; waits for the device."""
+        self.begin_forward()
+        self.begin_forward()
 
 
 class StageClock:
     """Measures stretches of work on one device, in the device's own time, known when the device has got that far."""
 
     def __init__(self, device: torch.device) -> None:
-        self._module = _module(device)
+        self._device, self._module = device, _module(device)
 
     def mark(self) -> Any:
         """A moment behind everything launched up to now."""
         event = self._module.Event(enable_timing=True)
-        event.record()
+        event.record(self._module.current_stream(self._device))
         return event
 
     def seconds(self, start: Any, stop: Any) -> float:

@@ -115,10 +115,10 @@ class StepTelemetry:
 
     def note(self, name: Value, value: float | Tensor) -> None:
         """Keep a value of this step; one on a device is read when the step is settled."""
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.device.type != "cpu":
             self._late_values[name] = LateTensor(value)
         else:
-            self.values[name] = value
+            self.values[name] = float(value)
 
     @property
     def is_late(self) -> bool:

@@ -3,7 +3,8 @@
 Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
 arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule. What a run
 is at a step lies in ``Trainer.state`` and nowhere else. On a device the loss of a step is read when the next one has
-been launched, so that the device is never left without work; callbacks come that much later.
+been launched, so that the device is never left without work; callbacks come that much later, and ``Trainer.state`` is
+that of a step only when ``train_epoch`` has returned.
 """
 
 import math
@@ -26,7 +27,7 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
 from gsplit.nn.calls import dtype_of
-from gsplit.nn.parallelize import call_wrapped
+from gsplit.nn.parallelize import call_wrapped, finish_checks
 from gsplit.train_state import LRScheduler, TrainState
 
 __all__ = ["StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
@@ -126,15 +127,20 @@ class Trainer:
         self._previous = time.perf_counter()
         under_way: deque[tuple[Batch, LateTensor]] = deque()
         num_late = 0 if state.loader.mesh.device.type == "cpu" else 1
-        for number, batch in enumerate(state.loader, 1):
-            under_way.append((batch, self._launch_step(batch)))
-            edges += sum(block.num_edges for block in batch.blocks)
-            if len(under_way) > num_late:
+        try:
+            for number, batch in enumerate(state.loader, 1):
+                under_way.append((batch, self._launch_step(batch)))
+                edges += sum(block.num_edges for block in batch.blocks)
+                if len(under_way) > num_late:
+                    self._finish_step(*under_way.popleft())
+                if number == max_steps:
+                    break
+            while under_way:
                 self._finish_step(*under_way.popleft())
-            if number == max_steps:
-                break
-        while under_way:
-            self._finish_step(*under_way.popleft())
+            finish_checks(state.model)
+        finally:  # after an error: steps that are in the weights are in the history too
+            history.losses += [float(loss) for _, loss in under_way]
+            history.step_seconds += [0.0] * len(under_way)
         total = torch.tensor([edges], dtype=torch.int64, device=state.loader.mesh.device)
         state.loader.mesh.world.all_reduce(Call("sum edges"), total).wait()  # all ranks: after the same steps
         state.train_edges += int(total)

@@ -19,9 +19,12 @@ from simulated_programs import (
     checked_training,
     count_steps,
     edges_held,
-    leave_a_collective_alone,
+    callback_fails,
+    mixed_kinds,
+    violate_late,
     share_a_device,
     simulated_cases,
+    train_one_step,
     use_everything,
 )
 
@@ -80,16 +83,19 @@ def test_a_sampler_on_a_device_holds_its_own_edges_only() -> None:
     assert all(held == own for own, held in counts) and counts[0] != counts[1]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_kernels_in_the_interpreter_compute_the_same_step() -> None:
-    """Sampling, splitting, shuffles and dropout by Triton kernels, on two ranks: every bit is the host's."""
-    case = Case("sage", "split", "random", 0.5, None, None)
-    host = run_ranks(train_cases, 2, [case], 2)
+@pytest.mark.parametrize("model, kernel, bound", [("sage", "spread_kernel", 0.0), ("gat", "gat_forward_kernel", 1e-9)])
+def test_triton_kernels_in_the_interpreter_compute_the_same_step(model: str, kernel: str, bound: float) -> None:
+    """Sampling, shuffles, dropout and attention by Triton kernels, on two ranks: but for attention, every bit."""
+    case = Case(model, "split", "random", 0.5, None, None)
+    host = run_ranks(train_one_step, 2, case)
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
         there = run("simulated_programs.train_with_triton", case)
     for rank in range(2):
-        assert compare(host[rank][0], [there[rank][0]]).largest == 0.0
-        assert len(there[rank][1]) >= 8, there[rank][1]  # kernels of all four
+        assert compare(host[rank], [there[rank][0]]).largest <= bound
+        assert kernel in there[rank][1] and len(there[rank][1]) >= 8, there[rank][1]
+        assert there[rank][2] == 0  # waits of a step
 
 
 def test_no_step_waits_for_the_device() -> None:
@@ -113,9 +119,17 @@ def test_a_device_that_two_ranks_share_is_refused() -> None:
         run_ranks(share_a_device, 2)
 
 
-def test_a_collective_that_never_ends_is_named() -> None:
-    """As on NCCL, where the host does not wait in it."""
-    (said,), nothing = run_ranks(leave_a_collective_alone, 2, device="sim:0")
-    assert nothing == []
-    assert "rank 0: average gradients of step 7: expected all ranks to join" in said
-    assert "1 later ones wait behind it" in said and "the last that ended is: sum" in said
+def test_ranks_on_different_kinds_of_devices_are_refused() -> None:
+    said = run_ranks(mixed_kinds, 2)
+    assert all("expected the same kind on every rank (got rank 0: cpu, rank 1: sim)" in text for text in said)
+
+
+def test_what_a_device_tells_late_is_raised_all_the_same() -> None:
+    (said,) = run_ranks(violate_late, 1, device="sim:0")
+    assert "batch norm: expected at least 2 rows (got 1 in the whole mini-batch)" in said["batch norm"]
+    assert "the loss of epoch 0, step 0: expected a number (got nan)" in said["loss"]
+
+
+def test_steps_that_are_in_the_weights_are_in_the_history() -> None:
+    ((steps, losses),) = run_ranks(callback_fails, 1, device="sim:0")
+    assert steps == losses == 3  # the callback of step 1 comes when step 2 has been launched

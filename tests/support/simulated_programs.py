@@ -1,7 +1,6 @@
 """What ranks run in the tests of the simulated device."""
 
-import logging
-import time
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
+from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import gsplit
 from gsplit.batch import Batch
+from gsplit.bench import exactness
 from gsplit.bench.exactness import CLASSES, WIDTH, Case, TrainedCase, make_model, small_store, train_cases
-from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.local_graph import LocalGraph
@@ -22,6 +22,7 @@ from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.testing import run_ranks, simulated
 from gsplit.testing.simulated import switched_on
+from gsplit.trainer import StepReport
 
 
 def simulated_cases(replicas: int, strategies: tuple[str, ...] = ("split", "data")) -> list[Case]:
@@ -155,8 +156,17 @@ def edges_held(mesh: Mesh) -> tuple[int, int]:
     return int(local.graph.indptr[-1] - local.graph.indptr[0]), sampler.indices.numel()
 
 
-def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str]]:
-    """A case trained with Triton kernels in the interpreter, and which kernels there were."""
+def train_one_step(mesh: Mesh, case: Case) -> TrainedCase:
+    """A case, stopped early: Triton's interpreter is slow."""
+    steps, exactness.STEPS = exactness.STEPS, 1
+    try:
+        return train_cases(mesh, [case], mesh.num_splits)[0]
+    finally:
+        exactness.STEPS = steps
+
+
+def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str], int]:
+    """A case trained with Triton kernels in the interpreter, which kernels there were, and a step's waits."""
     seen: set[str] = set()
 
     def watch(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
@@ -164,10 +174,11 @@ def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str]
         inner(kernel, grid, args, constants, writes)
 
     inner = set_launcher(watch)
-    return train_cases(mesh, [case], mesh.num_splits)[0], seen
+    trained = train_one_step(mesh, case)
+    return trained, seen, count_steps(mesh, [case])[0]["step"].num_waits
 
 
-def train_with_triton(case: Case) -> list[tuple[TrainedCase, set[str]]]:
+def train_with_triton(case: Case) -> list[tuple[TrainedCase, set[str], int]]:
     """Two ranks, for a process that has Triton's interpreter on from its start."""
     return run_ranks(count_triton_launches, 2, case, device="sim:0", timeout_s=200)
 
@@ -178,21 +189,66 @@ def share_a_device(mesh: Mesh) -> None:
         gsplit.init("sim")
 
 
-def leave_a_collective_alone(mesh: Mesh) -> list[str]:
-    """Rank 0 issues collectives that rank 1 joins much later; what rank 0's watch says meanwhile."""
-    assert mesh.connection is not None
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gsplit").addHandler(handler)
-    mesh.connection.watch([mesh.gradients, mesh.world], timeout_s=2.0)  # type: ignore[list-item]
-    mesh.world.all_reduce(Call("sum"), torch.ones(1, device="sim")).wait()
-    if mesh.rank == 1:
-        time.sleep(3.0)
-    works = [
-        mesh.gradients.all_reduce(Call(name, 7), torch.ones(1, device="sim")) for name in ("average gradients", "x")
-    ]
-    time.sleep(3.0 if mesh.rank == 0 else 0.0)
-    for work in works:
-        work.wait()
+def violate_late(mesh: Mesh) -> dict[str, str]:
+    """What a device tells later: one row in a batch norm, and a loss that is no number; both in the last step."""
+    said = {}
+    for name, model in (("batch norm", _one_row_model()), ("loss", _nan_model())):
+        store, _ = small_store("random", 1)
+        loader = gsplit.NeighborLoader(store, [2], torch.tensor([3, 5]), batch_size=1, shuffle=False, mesh=mesh)
+        wrapped = gsplit.parallelize(model, mesh, num_features=WIDTH)
+        for parameter in wrapped.parameters() if name == "loss" else ():
+            parameter.data.fill_(float("nan"))
+        trainer = gsplit.Trainer(wrapped, torch.optim.Adam(wrapped.parameters()), loader)
+        try:
+            trainer.train_epoch(1)
+        except gsplit.InputError as error:
+            said[name] = str(error)
     return said
+
+
+def _one_row_model() -> Module:
+    class Normed(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = SAGEConv(WIDTH, CLASSES), torch.nn.BatchNorm1d(CLASSES)
+
+        def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+            out: Tensor = self.norm(self.conv(x, edge_index))
+            return out
+
+    return Normed().double()
+
+
+def _nan_model() -> Module:
+    model: Module = GraphSAGE(WIDTH, 4, 1, CLASSES).double()
+    return model
+
+
+def callback_fails(mesh: Mesh) -> tuple[int, int]:
+    """Steps in the optimizer and losses in the history after an error in a callback."""
+    torch.manual_seed(0)
+    model = gsplit.parallelize(make_model(Case("sage", "split", "random", 0.0, None, None)), mesh)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def fail(report: StepReport) -> None:
+        if report.step == 1:
+            raise RuntimeError("on purpose")
+
+    trainer = gsplit.Trainer(model, optimizer, _loader(mesh), callback=fail)
+    with contextlib.suppress(RuntimeError):
+        trainer.train_epoch()
+    steps = next(iter(optimizer.state.values()))["step"]
+    return int(steps), trainer.state.num_steps
+
+
+def mixed_kinds(mesh: Mesh) -> str:
+    """What is said where one rank is on a device and the other is not."""
+    try:
+        if mesh.rank == 0:
+            gsplit.init("cpu")
+        else:
+            with simulated.simulated_device():
+                gsplit.init("sim")
+    except gsplit.InputError as error:
+        return str(error)
+    return "nothing"

@@ -17,7 +17,6 @@ from torch.nn import Module
 
 from gsplit.batch import Batch
 from gsplit.bench.exactness_report import (
-    DEVICE_TOLERANCE,
     TOLERANCE,
     Case,
     Differences,
@@ -25,6 +24,7 @@ from gsplit.bench.exactness_report import (
     ExactnessRow,
     TrainedCase,
     compare,
+    tolerance_of,
     worst_of,
 )
 from gsplit.distributed.mesh import Mesh, solo_mesh
@@ -194,6 +194,6 @@ def run_exactness(
             else:
                 pairs = zip(on_host, found, strict=True)
                 differences = worst_of([compare(rank[place], [there]) for rank, there in pairs])
-            rows.append(ExactnessRow(replicas, splits, case, differences))
+            rows.append(ExactnessRow(replicas, splits, case, differences, tolerance_of(case, device)))
     progress("meshes", len(meshes), len(meshes))
-    return ExactnessReport(rows, TOLERANCE if device == "cpu" else DEVICE_TOLERANCE[device.split(":")[0]])
+    return ExactnessReport(rows)

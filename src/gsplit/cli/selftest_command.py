@@ -22,7 +22,9 @@ def selftest(
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="cuda, cpu or sim [default: cuda where there is one, else cpu]")
     ] = None,
-    nproc: Annotated[int, typer.Option(min=1, metavar="INT", help="ranks to start on this host")] = 2,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, metavar="INT", help="ranks to start on this host [default: 2, or the GPUs]")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="write the whole report")] = None,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +39,8 @@ def selftest(
 
         chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
         with progress_bars(as_json) as progress:
-            report = run_selftest(chosen, nproc, progress)
+            most = torch.cuda.device_count() if chosen.startswith("cuda") else 2
+            report = run_selftest(chosen, nproc or max(1, min(2, most)), progress)
         document = asdict(report) | {"ok": report.is_right}
         if out is not None:
             out.write_text(json.dumps(document, indent=1) + "\n")

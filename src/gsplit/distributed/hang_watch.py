@@ -11,7 +11,9 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+
+import torch
 
 from gsplit.distributed.comm import Call
 from gsplit.errors import explain
@@ -36,29 +38,40 @@ def record_flight() -> None:
 class HangWatch:
     """Looks at the collectives of one rank, over all its groups on a device."""
 
-    def __init__(self, rank: int, timeout_s: float) -> None:
-        self._rank, self._limit_s = rank, _REPORTED_AT * timeout_s
-        self._under_way: deque[tuple[Call, Any, float]] = deque()
-        self._last_ended = "none"
+    def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
+        self._rank, self._limit_s, self._device = rank, _REPORTED_AT * timeout_s, device
+        self._under_way: deque[tuple[Call, Callable[[], bool], float]] = deque()
+        self._last_ended, self._reported = "none", False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, args=(min(1.0, timeout_s / 20),), daemon=True)
         self._thread.start()
 
-    def add(self, call: Call, work: Any) -> None:
-        """A collective has been issued; ``work`` is torch's handle of it."""
-        self._under_way.append((call, work, time.monotonic()))
+    def add(self, call: Call, is_over: Callable[[], bool]) -> None:
+        """A collective has been issued.
+
+        ``is_over`` asks a mark behind it in the device's queue, never torch's handle, which would keep its tensors.
+        """
+        self._under_way.append((call, is_over, time.monotonic()))
 
     def close(self) -> None:
         """Look no more."""
         self._stop.set()
+        self._thread.join(2.0)
+        self._under_way.clear()
 
     def _look(self, interval_s: float) -> None:
+        if self._device.type != "cpu":
+            torch.get_device_module(self._device).set_device(self._device)  # or asking would use the first device
         while not self._stop.wait(interval_s):
-            while self._under_way and self._under_way[0][1].is_completed():
-                self._last_ended = str(self._under_way.popleft()[0])
-            if self._under_way and time.monotonic() - self._under_way[0][2] > self._limit_s:
-                self._report()
+            try:
+                while self._under_way and self._under_way[0][1]():
+                    self._last_ended, self._reported = str(self._under_way.popleft()[0]), False
+            except RuntimeError as error:  # the device has failed: every later question would fail too
+                _LOG.error("rank %d: %s: %s", self._rank, self._under_way[0][0], error)
                 return
+            if self._under_way and not self._reported and time.monotonic() - self._under_way[0][2] > self._limit_s:
+                self._reported = True
+                self._report()
 
     def _report(self) -> None:
         call, _, since = self._under_way[0]
@@ -68,7 +81,7 @@ class HangWatch:
         )
         fix = (
             "look at the other ranks' errors: one of them ended, or did not call the same collective; on GPUs torch's "
-            "flight recorder writes what every rank had under way (/tmp/nccl_trace_rank_*, "
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE)"
+            "flight recorder writes what every rank had under way (~/.cache/torch/comm_lib_trace_rank_*, in older "
+            "versions /tmp/nccl_trace_rank_*)"
         )
         _LOG.error(explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gsplit.devices import identify
+from gsplit.devices import identify, mark_queue
 from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
 from gsplit.distributed.hang_watch import HangWatch, record_flight
 from gsplit.errors import CommError, InputError, explain
@@ -32,14 +32,14 @@ class _GroupWork:
 
     def __init__(self, comm: "GroupComm", call: Call, work: Any, out: Tensor) -> None:
         self._comm, self._call, self._work, self._out = comm, call, work, out
-        if comm.watch is not None:
-            comm.watch.add(call, work)
 
     def wait(self) -> None:
         """Wait, then tell autograd that the tensor has changed."""
         with self._comm._explained(self._call):
             self._work.wait()
         torch.autograd.graph.increment_version(self._out)
+        if self._comm.watch is not None:
+            self._comm.watch.add(self._call, mark_queue(self._comm.device))
 
 
 class GroupComm:
@@ -150,7 +150,8 @@ class Connection:
 
     def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
         """Have collectives on devices that never end named before torch ends the process."""
-        self._watch = HangWatch(dist.get_rank(), timeout_s)
+        if comms:
+            self._watch = HangWatch(dist.get_rank(), timeout_s, comms[0].device)
         for comm in comms:
             comm.watch = self._watch
 
@@ -209,7 +210,7 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
         dist.init_process_group("gloo", timeout=timeout)
     connection = Connection(joined_here)
     size = dist.get_world_size()
-    _check_devices(connection, device, timeout)
+    _check_devices(connection, {device, sample_device}, timeout)
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
@@ -220,30 +221,33 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
         comms += [connection.new_comm(row, place, timeout) for place in (device, sample_device)]
     comms += [connection.new_comm(list(range(size)), device, timeout) for _ in range(2)]
     own = [comm for comm in comms if comm is not None]
-    if device.type != "cpu":
-        connection.watch([comm for comm in own if comm.device.type != "cpu"], timeout_s)
+    connection.watch([comm for comm in own if comm.device.type != "cpu"], timeout_s)
     shuffles, loading, gradients, world = own
     return Groups(dist.get_rank() // num_splits, num_replicas, shuffles, loading, gradients, world, connection)
 
 
-def _check_devices(connection: Connection, device: torch.device, timeout: timedelta) -> None:
-    """Refuse a device that two ranks share, which NCCL would not name. A collective, on the host."""
-    if device.type == "cpu":
-        return
-    if device.type == "cuda" and not dist.is_nccl_available():
-        raise InputError(
-            explain("device", "a torch built with NCCL", torch.__version__, "install a CUDA build of torch")
-        )
-    if device.type == "cuda":
+def _check_devices(connection: Connection, devices: set[torch.device], timeout: timedelta) -> None:
+    """Refuse ranks on different kinds of devices, and a device that two ranks share. A collective, on the host."""
+    kinds = sorted(device.type for device in devices)
+    if "cuda" in kinds:
+        if not dist.is_nccl_available():
+            fix = "install a CUDA build of torch"
+            raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
         record_flight()
     host = connection.new_comm(list(range(dist.get_world_size())), torch.device("cpu"), timeout)
     assert host is not None
-    devices = host.gather_text(Call("compare devices"), f"{socket.gethostname()} {identify(device)}")
-    for rank, name in enumerate(devices):
-        if (first := devices.index(name)) != rank:
-            got = f"ranks {first} and {rank} both on {name}"
-            fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
-            raise InputError(explain("device", "a device of its own for every rank", got, fix))
+    all_kinds = host.gather_text(Call("compare kinds of devices"), " and ".join(kinds))
+    if len(set(all_kinds)) > 1:
+        got = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(all_kinds))
+        raise InputError(explain("device", "the same kind on every rank", got, "say which: gsplit.init(device=...)"))
+    names = [f"{socket.gethostname()} {identify(device)}" for device in devices if device.type != "cpu"]
+    seen: dict[str, int] = {}
+    for rank, text in enumerate(host.gather_text(Call("compare devices"), "\n".join(names))):
+        for name in filter(None, text.split("\n")):
+            if seen.setdefault(name, rank) != rank:
+                got = f"ranks {seen[name]} and {rank} both on {name}"
+                fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
+                raise InputError(explain("device", "a device of its own for every rank", got, fix))
 
 
 def is_connected() -> bool:

@@ -27,7 +27,7 @@ _TRITON_DTYPES: _Types = {
     "sample": None,
     "move rows": _FLOATS,
     "dropout": _FLOATS | {torch.bfloat16},
-    "attention": frozenset(),  # not called by layers yet: they make their edges on the host
+    "attention": _FLOATS,
 }
 
 

@@ -18,19 +18,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Module
 from torch_geometric import nn as pyg
-from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from gsplit.blocks import Block
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle
-from gsplit.kernels.attention import gat_attention, gatv2_attention
+from gsplit.kernels import attention as numba_attention
 from gsplit.kernels.attention_options import AttentionOptions
-from gsplit.kernels.csr import LOOP, CsrEdges
+from gsplit.kernels.csr import LOOP, CsrEdges, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.nn.calls import LayerCall, rows_of
 from gsplit.nn.hooks import is_hooked_by_others
 from gsplit.nn.layers import has_message_hooks
+from gsplit.nn.self_loops import loop_once, looped_edges
 
-__all__ = ["run_attention_layer", "takes_fused_attention"]
+__all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
 
 _LAYERS = (pyg.GATConv, pyg.GATv2Conv)
 _PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
@@ -40,7 +40,9 @@ _METHODS = {"forward", "propagate", "edge_updater", "edge_update", "message", "a
 def _is_plain(layer: Any) -> bool:
     """Whether a layer computes what PyG's class does, with nobody looking inside."""
     parts = list(layer.children())
-    known = type(layer) in _LAYERS and all(type(part) in _PARTS for part in parts)
+    known = type(layer) in _LAYERS and all(type(part) in _PARTS and "forward" not in vars(part) for part in parts)
+    if type(layer) is pyg.GATConv:  # its scores are made of the projections' weights alone
+        known = known and all(getattr(part, "bias", None) is None for part in parts if part is not layer.res)
     if not known or layer.explain or has_message_hooks(layer) or _METHODS & vars(layer).keys():
         return False
     usual = layer.aggr in ("add", "sum") and layer.flow == "source_to_target" and layer.decomposed_layers == 1
@@ -58,7 +60,7 @@ def _is_plain_call(layer: Any, call: LayerCall) -> bool:
 
 def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
     """Whether a layer, called like this on these rows and edge features, is computed by our kernels."""
-    if type(layer) not in _LAYERS or kernel_for("attention", rows.device, rows.dtype) != "numba":
+    if type(layer) not in _LAYERS or kernel_for("attention", rows.device, rows.dtype) == "torch":
         return False
     kinds = {(p.dtype, p.device) for p in layer.parameters()}
     if rows.dim() != 2 or kinds != {(rows.dtype, rows.device)} or torch.is_autocast_enabled(rows.device.type):
@@ -66,6 +68,28 @@ def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: 
     if edge_attr is not None and (layer.lin_edge is None or edge_attr.dtype != rows.dtype or edge_attr.dim() > 2):
         return False
     return _is_plain(layer) and _is_plain_call(layer, call)
+
+
+def attention_edges(block: Block, *, add_self_loops: bool) -> CsrEdges:
+    """The edges that the kernels take, with PyG's self-loops if the layer adds some. Waits for no device."""
+    device = block.indptr.device
+    if device.type == "cpu":
+        return make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=add_self_loops)
+    places = torch.arange(block.num_edges, device=device) - block.indptr[block.edge_index()[1]]
+    if not add_self_loops:
+        return CsrEdges(block.indptr, block.src_rows, places, block.num_src)
+    looped = loop_once(block)
+    loops = torch.full((block.num_dst,), LOOP, device=device)
+    return CsrEdges(looped.block.indptr, looped.block.src_rows, looped.merge(places, loops), block.num_src)
+
+
+def _kernels(rows: Tensor) -> Any:
+    """``gat_attention`` and ``gatv2_attention`` for rows like these."""
+    if kernel_for("attention", rows.device, rows.dtype) == "numba":
+        return numba_attention
+    from gsplit.kernels.triton import attention as triton_attention
+
+    return triton_attention
 
 
 def _aggregates_first(num_src: int, num_dst: int, num_edges: int, heads: int, width_in: int, width_out: int) -> bool:
@@ -139,15 +163,16 @@ class _Project(torch.autograd.Function):
 def _run_gat(
     layer: Any, mixed: Tensor, dst: Tensor, edge_attr: Tensor | None, edges: CsrEdges, options: AttentionOptions
 ) -> Tensor:
-    heads, width = layer.heads, layer.out_channels
+    heads, width, attend = layer.heads, layer.out_channels, _kernels(mixed).gat_attention
     lin_src, lin_dst = (layer.lin, layer.lin) if layer.lin is not None else (layer.lin_src, layer.lin_dst)
     v_src, v_dst = _per_head(lin_src.weight, layer.att_src), _per_head(lin_dst.weight, layer.att_dst)
     score_src, score_dst = _Scores.apply(mixed, v_src, v_dst, dst.size(0))  # type: ignore[no-untyped-call]
     score_edge = None if edge_attr is None else edge_attr @ _per_head(layer.lin_edge.weight, layer.att_edge).t()
     if not _aggregates_first(mixed.size(0), dst.size(0), edges.num_edges, heads, mixed.size(1), width):
         values = lin_src(mixed).view(-1, heads, width)
-        return gat_attention(edges, values, score_src, score_dst, score_edge, options)
-    sums = gat_attention(edges, mixed.unsqueeze(1), score_src, score_dst, score_edge, options)
+        summed: Tensor = attend(edges, values, score_src, score_dst, score_edge, options)
+        return summed
+    sums = attend(edges, mixed.unsqueeze(1), score_src, score_dst, score_edge, options)
     out: Tensor = _Project.apply(sums, lin_src.weight.view(heads, width, -1))  # type: ignore[no-untyped-call]
     return out
 
@@ -158,17 +183,20 @@ def _run_gatv2(
     shape = (-1, layer.heads, layer.out_channels)
     x_src, x_dst = layer.lin_l(mixed).view(shape), layer.lin_r(dst).view(shape)
     x_edge = None if edge_attr is None else layer.lin_edge(edge_attr).view(shape)
-    return gatv2_attention(edges, x_src, x_dst, x_edge, layer.att[0], options)
+    out: Tensor = _kernels(mixed).gatv2_attention(edges, x_src, x_dst, x_edge, layer.att[0], options)
+    return out
 
 
 def _in_order(layer: Any, block: Block, edges: CsrEdges, edge_attr: Tensor) -> Tensor:
     """Edge features in the order of ``edges``, with PyG's own for self-loops; [E, F]."""
     if layer.add_self_loops:
-        edge_index, kept = remove_self_loops(block.edge_index(), edge_attr)
-        _, looped = add_self_loops(edge_index, kept, fill_value=layer.fill_value, num_nodes=block.num_dst)
-        dst_rows = torch.repeat_interleave(torch.arange(edges.num_dst), edges.indptr.diff())
-        places = torch.arange(edges.num_edges) - dst_rows  # one self-loop before, per earlier destination
-        edge_attr = looped[torch.where(edges.places == LOOP, kept.size(0) + dst_rows, places)]
+        _, looped = looped_edges(block, edge_attr, layer)  # those of the edges, then those of the self-loops
+        assert looped is not None
+        num_others, device = looped.size(0) - block.num_dst, looped.device
+        rows = torch.arange(edges.num_dst, device=device)
+        dst_rows = torch.repeat_interleave(rows, edges.indptr.diff(), output_size=edges.num_edges)
+        places = torch.arange(edges.num_edges, device=device) - dst_rows  # one self-loop per earlier destination
+        edge_attr = looped[torch.where(edges.places == LOOP, num_others + dst_rows, places)]
     return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
 

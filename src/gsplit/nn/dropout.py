@@ -98,7 +98,11 @@ def _keep(
 
 
 def keyed_edge_mask(dst_keys: Tensor, indptr: Tensor, places: Tensor, num_columns: int, p: float) -> Tensor:
-    """``keyed_mask`` of edges grouped by destination, whose keys are those of destination and place; on the host."""
+    """``keyed_mask`` of edges grouped by destination, whose keys are those of destination and place."""
+    if places.device.type != "cpu":
+        rows = torch.arange(indptr.numel() - 1, device=places.device)
+        dst_rows = torch.repeat_interleave(rows, indptr.diff(), output_size=places.numel())
+        return keyed_mask(kernels_torch.mix(dst_keys[dst_rows], places), num_columns, p)
     out = torch.empty(places.numel(), num_columns, dtype=torch.bool)
     keys = dst_keys.numpy().view(np.uint64)
     _keep(keys, indptr.numpy(), places.numpy(), np.uint64(int(p * _HALF)), out.numpy())

@@ -20,9 +20,9 @@ from gsplit.blocks import Block
 from gsplit.devices import LateChecks
 from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
-from gsplit.kernels.csr import make_csr_edges
+from gsplit.kernels.csr import LOOP
 from gsplit.keys import kernels_torch
-from gsplit.nn.attention import run_attention_layer, takes_fused_attention
+from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, one_vertex, rows_of, substitute
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
@@ -93,6 +93,8 @@ class ForwardPass:
         self.inside = name
         if self.fuses_attention and takes_fused_attention(layer, call, mixed, attr):
             self._answer = self._attend(index, layer, mixed, dst, attr)
+            if layer.add_self_loops:  # of the one vertex, which PyG would find by a mask
+                self._switch_off(layer, "add_self_loops")
             return one_vertex(call, h, attr)
         edges, weights = None, None
         if h.device.type != "cpu" and adds_self_loops(layer):
@@ -109,7 +111,7 @@ class ForwardPass:
         block, loops, keep = self.batch.blocks[index], bool(layer.add_self_loops), None
         edges = self._once(
             ("attention", index, loops),
-            lambda: make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=loops),
+            lambda: attention_edges(block, add_self_loops=loops),
         )
         if layer.training and layer.dropout > 0:
             rows = RowSpace("looped edges" if loops else "edges", index)
@@ -230,4 +232,4 @@ def _edge_places(block: Block, space: Space) -> tuple[Tensor, Tensor]:
         return dst, places
     kept = other_edges(block)
     loops = torch.arange(block.num_dst, device=dst.device)
-    return torch.cat([dst[kept], loops]), torch.cat([places[kept], torch.full_like(loops, 1 << 62)])
+    return torch.cat([dst[kept], loops]), torch.cat([places[kept], torch.full_like(loops, LOOP)])

@@ -5,13 +5,12 @@ The degrees are those of the whole graph (``gsplit.degrees``); the forward pass 
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
 
 from gsplit.blocks import Block
-from gsplit.nn.self_loops import other_edges
+from gsplit.nn.self_loops import loop_once
 
 __all__ = ["GcnOptions", "gcn_options", "normalised_edges"]
 
@@ -32,31 +31,13 @@ def normalised_edges(
     """
     if add_self_loops:
         assert (edge_weight is None) == (loop_weight is None), "weights of edges and of self-loops come together"
-        block, edge_weight = _with_one_self_loop(block, edge_weight, loop_weight)
+        looped = loop_once(block)
+        block = looped.block
+        if edge_weight is not None and loop_weight is not None:
+            edge_weight = looped.merge(edge_weight, loop_weight.to(edge_weight.dtype))
     src, dst = block.edge_index()
     weights = deg_inv_sqrt[src] if edge_weight is None else deg_inv_sqrt[src] * edge_weight
     return block, weights * deg_inv_sqrt[dst]
-
-
-def _with_one_self_loop(
-    block: Block, edge_weight: Tensor | None, loop_weight: Tensor | None
-) -> tuple[Block, Tensor | None]:
-    src, dst = block.edge_index()
-    kept = other_edges(block)
-    ends = torch.cat([kept.new_zeros(1), (src != dst).cumsum(0)])[block.indptr]  # other edges before each destination
-    indptr = ends + torch.arange(block.num_dst + 1, device=src.device)  # and one self-loop per earlier destination
-    edge_places = torch.arange(kept.numel(), device=src.device) + dst[kept]
-    loop_places = indptr[1:] - 1
-
-    def merge(of_edges: Tensor, of_loops: Tensor) -> Tensor:
-        merged = of_edges.new_empty(kept.numel() + block.num_dst)
-        merged[edge_places], merged[loop_places] = of_edges[kept], of_loops
-        return merged
-
-    looped = Block(indptr, merge(src, torch.arange(block.num_dst, device=src.device)), block.num_src)
-    if edge_weight is None or loop_weight is None:
-        return looped, None
-    return looped, merge(edge_weight, loop_weight.to(edge_weight.dtype))
 
 
 @dataclass(frozen=True)

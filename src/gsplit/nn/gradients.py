@@ -89,12 +89,12 @@ class _Bucket:
 class GradientAverage:
     """Averages the gradients of some parameters after every backward that reaches them."""
 
-    def __init__(self, parameters: list[Parameter], comm: Comm, number: int = 0) -> None:
+    def __init__(self, parameters: list[Parameter], comm: Comm, checks: LateChecks, number: int = 0) -> None:
         """``number`` tells the models of a mesh apart; the same on every rank."""
         for parameter in parameters:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
-        self.parameters, self._comm, self._checks = parameters, comm, LateChecks()
+        self.parameters, self._comm, self._checks = parameters, comm, checks
         self._starts_early = comm.device.type == "cpu"
         buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
         self._buckets = [_Bucket(_MOST_BUCKETS * number + place, part) for place, part in buckets]
@@ -171,7 +171,6 @@ class GradientAverage:
             if not any(bucket.grads or bucket.work for bucket in self._buckets):
                 got, fix = "some, whose gradients would be this rank's own", "call loss.backward() and read p.grad"
                 raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
-            self._checks.raise_violations()
             while self._started < len(self._buckets):
                 self._start_next()
             for bucket in self._buckets:

@@ -36,7 +36,7 @@ from gsplit.nn.layers import is_single_input, layers_of
 from gsplit.nn.runtime import Runtime, install_hooks, last_template, remove_hooks, runtime_of
 from gsplit.nn.wrappers import check_wrappers
 
-__all__ = ["parallelize", "call_wrapped", "forward_plan_of", "mesh_of", "override_forward_pass"]
+__all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "mesh_of", "override_forward_pass"]
 
 M = TypeVar("M", bound=Module)
 
@@ -99,6 +99,11 @@ def mesh_of(model: Module) -> Mesh:
     mesh = runtime_of(model).mesh
     assert mesh is not None
     return mesh
+
+
+def finish_checks(model: Module) -> None:
+    """Raise what a device had yet to tell about the steps so far; waits for it."""
+    runtime_of(model).checks.finish()
 
 
 @contextmanager

@@ -41,7 +41,8 @@ class Runtime:
         """How training called the model last."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
-        self._checks = LateChecks()
+        self.checks = LateChecks()
+        """Of values on a device, which come later than the forward or backward that makes them."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
         copied = Runtime(self.plan, self.mesh)
@@ -67,8 +68,8 @@ class Runtime:
         else:
             self._check_mesh(batch.context.mesh, self.mesh)
             check_depth(batch, self.plan)
-            self._checks.raise_violations()
-            forward_pass = ForwardPass(batch, self.plan, self._checks)
+            self.checks.begin_forward()
+            forward_pass = ForwardPass(batch, self.plan, self.checks)
             self._watch_gradients(model, self.mesh)
         mode = ForwardPassMode(forward_pass)
         mode.__enter__()  # type: ignore[no-untyped-call]
@@ -119,7 +120,7 @@ class Runtime:
                 watched.refuse_other_hooks()
                 return
             watched.detach()
-        self._gradients = GradientAverage(trained, mesh.gradients, next(mesh.model_numbers))
+        self._gradients = GradientAverage(trained, mesh.gradients, self.checks, next(mesh.model_numbers))
 
     def release(self) -> None:
         """Take the hooks off the parameters."""

@@ -4,6 +4,8 @@ Destinations are the first sources of a block, so a self-loop is an edge between
 loader has counted (``Block.num_self_loops``) where the model runs on a device: nothing here makes the host wait for it.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -12,7 +14,7 @@ from torch_geometric.utils import add_self_loops
 
 from gsplit.blocks import Block
 
-__all__ = ["adds_self_loops", "looped_edges", "num_other_edges", "other_edges"]
+__all__ = ["LoopedBlock", "adds_self_loops", "loop_once", "looped_edges", "num_other_edges", "other_edges"]
 
 
 def other_edges(block: Block) -> Tensor:
@@ -31,6 +33,39 @@ def num_other_edges(block: Block) -> int:
     """How many edges are no self-loops."""
     known = block.num_self_loops
     return other_edges(block).numel() if known is None else block.num_edges - known
+
+
+@dataclass(frozen=True, slots=True)
+class LoopedBlock:
+    """A block with one self-loop per destination, which stands last among its edges, in place of all others.
+
+    ``others`` are the edges that were kept, by their places in the block before; ``other_places`` and ``loop_places``
+    say where these and the self-loops stand now.
+    """
+
+    block: Block
+    others: Tensor
+    other_places: Tensor
+    loop_places: Tensor
+
+    def merge(self, of_edges: Tensor, of_loops: Tensor) -> Tensor:
+        """Values of the edges before and of the self-loops, for the edges as they are now."""
+        merged = of_edges.new_empty(self.block.num_edges, *of_edges.shape[1:])
+        merged[self.other_places], merged[self.loop_places] = of_edges[self.others], of_loops
+        return merged
+
+
+def loop_once(block: Block) -> LoopedBlock:
+    """Put one self-loop per destination in place of the self-loops of a block."""
+    src, dst = block.edge_index()
+    others = other_edges(block)
+    ends = torch.cat([others.new_zeros(1), (src != dst).cumsum(0)])[block.indptr]  # other edges before a destination
+    indptr = ends + torch.arange(block.num_dst + 1, device=src.device)  # and one self-loop per earlier destination
+    other_places = torch.arange(others.numel(), device=src.device) + dst[others]
+    loop_places = indptr[1:] - 1
+    rows = src.new_empty(others.numel() + block.num_dst)
+    rows[other_places], rows[loop_places] = src[others], torch.arange(block.num_dst, device=src.device)
+    return LoopedBlock(Block(indptr, rows, block.num_src), others, other_places, loop_places)
 
 
 def adds_self_loops(layer: Module) -> bool:

@@ -67,9 +67,13 @@ class TritonFrontier:
     """See ``protocol.Frontier``."""
 
     def __init__(self, sampler: TritonNeighborSampler, targets: Tensor) -> None:
-        self._sampler, self._ids = sampler, targets[:0]
-        self.locate(targets)
-        assert self.num_rows == targets.numel(), "targets are not distinct"
+        self._sampler, self._ids, self._half_done = sampler, targets[:0], False
+        try:
+            self.locate(targets)
+            assert self.num_rows == targets.numel(), "targets are not distinct"
+        except BaseException:
+            self._forget_all()
+            raise
 
     @property
     def num_rows(self) -> int:
@@ -85,9 +89,7 @@ class TritonFrontier:
         sampler = self._sampler
         indptr = count_layer(sampler.indptr, sampler.first, self._ids, fanout)
         sources, edge_ids = self._draw(key, fanout, indptr)
-        found = relabel(
-            sources, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=not sampler.is_whole
-        )
+        found = self._relabel(sources, foreign=not sampler.is_whole)
         assert found is not None, "ids were checked when the graph was copied"
         rows, new_ids, foreign_ids = found
         self._ids = torch.cat([self._ids, new_ids])
@@ -109,13 +111,20 @@ class TritonFrontier:
     def locate(self, ids: Tensor) -> Tensor:
         """Rows of some own vertices; those that are new are appended in order."""
         sampler = self._sampler
-        found = relabel(ids, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=False)
+        found = self._relabel(ids, foreign=False)
         if found is None:  # noticed without a wait of its own
             self._forget_all()
             raise not_own(int(ids.min()), int(ids.max()), sampler.first, sampler.stop)
         rows, new_ids, _ = found
         self._ids = torch.cat([self._ids, new_ids])
         return rows
+
+    def _relabel(self, ids: Tensor, *, foreign: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See ``relabel``; what an error leaves behind in the middle of it is forgotten by ``close``."""
+        sampler, self._half_done = self._sampler, True
+        found = relabel(ids, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=foreign)
+        self._half_done = False
+        return found
 
     def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
         """The sources of a layer with each foreign slot replaced by its row."""
@@ -124,6 +133,8 @@ class TritonFrontier:
     def close(self) -> None:
         """Forget this mini-batch."""
         sampler = self._sampler
+        if self._half_done:
+            self._forget_all()
         sampler.state.index_fill_(0, self._ids - sampler.first, UNSEEN)
         self._ids = self._ids[:0]
         sampler.end()

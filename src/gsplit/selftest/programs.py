@@ -68,7 +68,8 @@ def _exchange_rate(mesh: Mesh, size_mb: int) -> float:
     def exchange() -> None:
         mesh.shuffles.all_to_all(Call("measure"), received, sent, counts, counts).wait()
 
-    return sent.nbytes / 1e9 / _seconds(mesh.device, exchange)
+    leaving = sent.nbytes * (mesh.size - 1) / mesh.size
+    return leaving / 1e9 / _seconds(mesh.device, exchange)
 
 
 def _steps(mesh: Mesh, model_name: str, before: Callable[[], None], steps: int = 3) -> None:

@@ -1,5 +1,7 @@
 """The checks of a selftest, one after another, each turned into a finding whatever happens in it."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from gsplit.run.models import MODELS
 from gsplit.selftest import programs
 from gsplit.selftest.environment import check_architectures, collect_versions
 from gsplit.selftest.finding import Finding, Report
+from gsplit.selftest.kernels import BOUNDS
 from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
 
@@ -45,6 +48,7 @@ def run_selftest(
         lambda device, nproc: check_architectures(device),
         lambda device, nproc: _check_links(device, nproc, sizes_mb),
         lambda device, nproc: _check_models(device, nproc, models),
+        _check_kernels,
         _check_waits,
         _check_races,
         _check_killed_rank,
@@ -59,14 +63,17 @@ def run_selftest(
 
 def _timed(check: Callable[[str, int], Finding], device: str, nproc: int) -> Finding:
     start = time.perf_counter()
-    found = check(device, nproc)
+    try:
+        found = check(device, nproc)
+    except Exception as error:  # whatever it is, the other checks and the report go on
+        found = _failed(getattr(check, "__name__", "check").strip("_"), error, "send this report back")
     return Finding(
         found.check, found.verdict, found.found, found.fix, round(time.perf_counter() - start, 1), found.figures
     )
 
 
 def _failed(name: str, error: Exception, fix: str) -> Finding:
-    return Finding(name, "wrong", str(error).strip().splitlines()[-1], fix)
+    return Finding(name, "wrong", (str(error).strip().splitlines() or [type(error).__name__])[-1], fix)
 
 
 def _check_links(device: str, nproc: int, sizes_mb: tuple[int, ...]) -> Finding:
@@ -100,6 +107,36 @@ def _check_models(device: str, nproc: int, models: tuple[str, ...]) -> Finding:
     return Finding(name, "ok", found, figures=worst)
 
 
+def _check_kernels(device: str, nproc: int) -> Finding:
+    """In a process of its own: Triton's interpreter, for the simulated device, must be on from its start."""
+    name = "kernels"
+    if device == "cpu":
+        return Finding(name, "not tried", "Triton kernels are for devices")
+    if importlib.util.find_spec("triton") is None:
+        return Finding(name, "not tried", "Triton is not installed; torch operations are used instead")
+    interpreted = {"TRITON_INTERPRET": "1"} if device.startswith("sim") else {}
+    done = _run_module("gsplit.selftest.kernels", [device.split(":")[0]], interpreted)
+    if done.returncode:
+        return Finding(name, "wrong", _last_line(done), "send this report back")
+    units = {kernel: float(value) for kernel, value in json.loads(done.stdout).items()}
+    wrong = [kernel for kernel, value in units.items() if value > BOUNDS[kernel]]
+    if wrong:
+        return Finding(name, "wrong", f"{', '.join(wrong)} differ from the host's", "send this report back", 0, units)
+    return Finding(
+        name, "ok", f"{len(units)} as the host's; sums to {max(units.values()):.0f} roundings", figures=units
+    )
+
+
+def _run_module(module: str, args: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", module, *args]
+    environment = os.environ | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+
+
+def _last_line(done: "subprocess.CompletedProcess[str]") -> str:
+    return (done.stderr.strip().splitlines() or ["no message"])[-1]
+
+
 def _check_waits(device: str, nproc: int) -> Finding:
     name = "waits for the device"
     if device == "cpu":
@@ -127,12 +164,9 @@ def _check_races(device: str, nproc: int) -> Finding:
         except RankFailedError as error:
             return _failed(name, error, "wait for the stream that the message names")
         return Finding(name, "ok", f"none in {launches} launches; collectives in one order on all ranks")
-    environment = os.environ | {"TORCH_CUDA_SANITIZER": "1"}
-    command = [sys.executable, "-m", "gsplit.selftest.sanitized"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    done = _run_module("gsplit.selftest.sanitized", [], {"TORCH_CUDA_SANITIZER": "1"})
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return Finding(name, "wrong", f"torch's CUDA sanitizer: {said}", "send this report back")
+        return Finding(name, "wrong", f"torch's CUDA sanitizer: {_last_line(done)}", "send this report back")
     return Finding(name, "ok", "none that torch's CUDA sanitizer sees in training on one GPU")
 
 

@@ -6,4 +6,4 @@ from gsplit.distributed.mesh import solo_mesh
 __all__: list[str] = []
 
 if __name__ == "__main__":
-    train_cases(solo_mesh("cuda:0"), [Case("sage", "split", "random", 0.5, None, None)], 1)
+    train_cases(solo_mesh("cuda:0"), [Case(model, "split", "random", 0.5, None, None) for model in ("sage", "gat")], 1)

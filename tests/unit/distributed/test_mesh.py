@@ -56,6 +56,7 @@ def test_the_sample_device_is_the_device_unless_told_otherwise() -> None:
     assert gsplit.init("cpu").sample_device == torch.device("cpu")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(gsplit.InputError, match="expected a machine with a cuda device"):
         gsplit.init("cuda")

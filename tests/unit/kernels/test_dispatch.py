@@ -25,7 +25,8 @@ CASES: list[tuple[Operation, str, torch.dtype | None, Kernel]] = [
     ("attention", "cpu", torch.float32, "numba"),
     ("attention", "cpu", torch.float64, "numba"),
     ("attention", "cpu", torch.bfloat16, "torch"),
-    ("attention", "cuda", torch.float32, "torch"),
+    ("attention", "cuda", torch.float32, "triton"),
+    ("attention", "cuda", torch.bfloat16, "torch"),
 ]
 
 

@@ -35,7 +35,9 @@ class Launcher(Protocol):
 def _start(
     kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
 ) -> None:
-    kernel[grid](*args, **constants)
+    tensor = next(arg for arg in args if isinstance(arg, Tensor))
+    with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]  # Triton would use the current device
+        kernel[grid](*args, **constants)
 
 
 _launcher: Launcher = _start  # of the whole process: backward runs in a thread of its own and must find the same one

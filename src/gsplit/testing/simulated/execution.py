@@ -93,6 +93,9 @@ def copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
         host = source if here else target
         num_bytes = (target if here else source).nbytes
         moved(num_bytes, "device" if here else "host", host, non_blocking=non_blocking)
+        if not here and non_blocking and active().is_pinned(host):  # not there before the host has waited for it
+            active().copies_under_way.append((target, _unwrap(source).detach().clone()))
+            return target
     _unwrap(target).copy_(_unwrap(source))
     return target
 

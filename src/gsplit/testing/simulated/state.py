@@ -23,6 +23,17 @@ class DeviceState:
     tracker: StreamTracker
     generator: torch.Generator = field(default_factory=torch.Generator)
     pinned: set[int] = field(default_factory=set)
+    copies_under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Pinned host tensors that nobody has waited for, and what they will hold."""
+
+    def __post_init__(self) -> None:
+        self.tracker.when_host_waits = self.finish_copies
+
+    def finish_copies(self) -> None:
+        """What is on its way to the host is there once the host has waited."""
+        while self.copies_under_way:
+            target, source = self.copies_under_way.pop()
+            target.copy_(source)
 
     @contextmanager
     def own_random_numbers(self) -> Iterator[None]:

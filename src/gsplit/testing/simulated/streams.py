@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -51,6 +51,7 @@ class StreamTracker:
         self.errors: list[str] = []
         """Races found where nothing can be raised: when memory is freed."""
         self.num_launches = 0
+        self.when_host_waits: Callable[[], None] = lambda: None
         self._numbers = itertools.count(1)
         self._known: dict[str, Clock] = {}
         self._newest: Clock = {}
@@ -88,6 +89,7 @@ class StreamTracker:
         """Whatever is launched from now on, on any stream, comes after all of this."""
         with self._lock:
             _merge(self._host, clock)
+        self.when_host_waits()
 
     def launch(self, name: str, reads: list[Tensor], writes: list[Tensor], operation: str) -> None:
         """Put a launch down; raises if it races with an earlier one."""

@@ -1,0 +1,160 @@
+"""Every Triton kernel against its definition, the host's kernel, on a device: a program of its own.
+
+``python -m gsplit.selftest.kernels DEVICE`` prints a JSON document: by kernel, the largest difference, in units of
+rounding (float32) where sums are made in another order. On the simulated device Triton's interpreter has to be on from
+the start of the process (TRITON_INTERPRET=1).
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gsplit.graph import Graph
+from gsplit.kernels import attention, rows
+from gsplit.kernels.attention_options import AttentionOptions
+from gsplit.kernels.csr import CsrEdges, make_csr_edges
+from gsplit.nn.dropout import keyed_dropout
+from gsplit.sampling.neighbor import HostNeighborSampler, make_sampler
+from gsplit.sampling.protocol import LayerSampler
+
+__all__ = ["BOUNDS", "compare_kernels"]
+
+BOUNDS = {"gather": 0.0, "dropout": 0.0, "row moves": 0.0, "sampling": 0.0, "sums": 64.0, "GAT": 64.0, "GATv2": 64.0}
+"""How far each may be from its definition: nothing, or so many units of rounding of the largest element."""
+_NUM_SRC, _NUM_DST, _WIDTH, _HEADS = 40, 15, 24, 2
+
+
+def _units(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference in units of rounding of the largest element; 0.0 for equal bits."""
+    if torch.equal(found.cpu(), wanted.to(found.dtype)):
+        return 0.0
+    scale = max(1.0, float(wanted.abs().max())) * torch.finfo(torch.float32).eps
+    return float((found.cpu().double() - wanted.double()).abs().max()) / scale
+
+
+def _edges() -> CsrEdges:
+    counts = torch.randint(0, 9, (_NUM_DST,))
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return make_csr_edges(indptr, torch.randint(0, _NUM_SRC, (int(indptr[-1]),)), _NUM_SRC, add_self_loops=True)
+
+
+def _there(edges: CsrEdges, device: torch.device) -> CsrEdges:
+    return CsrEdges(edges.indptr.to(device), edges.src_rows.to(device), edges.places.to(device), edges.num_src)
+
+
+def _gather(device: torch.device) -> float:
+    from gsplit.kernels.triton.gather import gather_rows
+
+    stored, positions = torch.randn(_NUM_SRC, _WIDTH), torch.randint(0, _NUM_SRC, (33,))
+    out = torch.empty(33, _WIDTH, device=device)
+    gather_rows(stored[:10].to(device), stored.pin_memory(), positions.to(device), out)
+    return _units(out, stored[positions])
+
+
+def _dropout(device: torch.device) -> float:
+    x, keys = torch.randn(37, _WIDTH), torch.randint(-(2**63), 2**63 - 1, (37,))
+    return max(
+        _units(keyed_dropout(x.to(device, dtype), keys.to(device), 0.37), keyed_dropout(x.to(dtype), keys, 0.37))
+        for dtype in (torch.float32, torch.float64)
+    )
+
+
+def _row_moves(device: torch.device) -> float:
+    from gsplit.kernels.triton import rows as device_rows
+
+    h, send = torch.randn(_NUM_SRC, _WIDTH), torch.cat([torch.randperm(_NUM_SRC)[:20], torch.randperm(_NUM_SRC)[:11]])
+    own, sent, merged = torch.empty_like(h), torch.empty(31, _WIDTH), torch.empty_like(h)
+    there = [tensor.to(device) for tensor in (h, send, own, sent, merged)]
+    rows.copy_and_gather(h, send, own, sent)
+    rows.merge_gradient(h, h[:7], send, sent, merged)
+    device_rows.copy_and_gather(there[0], there[1], there[2], there[3])
+    device_rows.merge_gradient(there[0], there[0][:7], there[1], there[3], there[4])
+    pairs = zip(there[2:], (own, sent, merged), strict=True)
+    return max(_units(found, wanted) for found, wanted in pairs)
+
+
+def _sampling(device: torch.device) -> float:
+    rng = np.random.default_rng(0)
+    dst = np.sort(rng.integers(0, 200, 3000))
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=200))]).astype(np.int64)
+    graph = Graph(indptr, rng.integers(0, 200, 3000).astype(np.int32), 200).restrict(40, 160)
+    names, targets = rng.permutation(200)[40:160].astype(np.int64), torch.arange(50, 90)
+    host, there = HostNeighborSampler(graph, names), make_sampler(graph, names, device)
+    differing = 0
+    for one, two in zip(_layers(host, targets), _layers(there, targets.to(device)), strict=True):
+        differing += not torch.equal(one, two.cpu())
+    return float(differing)
+
+
+def _layers(sampler: LayerSampler, targets: Tensor) -> list[Tensor]:
+    frontier, found = sampler.start(targets), []
+    for key, fanout in enumerate((5, -1, 15)):
+        layer = frontier.sample_layer(key + 1, fanout)
+        found += [layer.indptr, layer.sources.clone(), layer.foreign_ids]
+    found.append(frontier.ids(frontier.num_rows))
+    frontier.close()
+    return found
+
+
+def _sums(device: torch.device) -> float:
+    from gsplit.kernels.triton.aggregation import aggregate
+
+    edges, x = _edges(), torch.randn(_NUM_SRC, _WIDTH)
+    there = _there(edges, device)
+    dst = torch.repeat_interleave(torch.arange(_NUM_DST), edges.indptr.diff())
+    wanted = torch.zeros(_NUM_DST, _WIDTH, dtype=torch.float64).index_add_(0, dst, x.double()[edges.src_rows])
+    return _units(aggregate(x.to(device), there.indptr, there.src_rows, mean=False), wanted)
+
+
+def _attention(kind: str, device: torch.device) -> float:
+    from gsplit.kernels.triton import attention as device_attention
+
+    edges = _edges()
+    options = AttentionOptions(0.2, torch.rand(edges.num_edges, _HEADS) > 0.3, 0.3)
+    x_src, x_dst = torch.randn(_NUM_SRC, _HEADS, _WIDTH), torch.randn(_NUM_DST, _HEADS, _WIDTH)
+    scores = [torch.randn(_NUM_SRC, _HEADS), torch.randn(_NUM_DST, _HEADS), None]
+    inputs = [x_src, *scores] if kind == "gat_attention" else [x_src, x_dst, None, torch.randn(_HEADS, _WIDTH) / 5]
+    g = torch.randn(_NUM_DST, _HEADS, _WIDTH)
+    keep = options.keep
+    assert keep is not None
+    on_device = AttentionOptions(0.2, keep.to(device), 0.3)
+    there = [None if t is None else t.to(device).requires_grad_() for t in inputs]
+    host = [None if t is None else t.double().requires_grad_() for t in inputs]
+    found = getattr(device_attention, kind)(_there(edges, device), *there, on_device)
+    wanted = getattr(attention, kind)(edges, *host, options)
+    found.backward(g.to(device))
+    wanted.backward(g.double())
+    pairs = [(found.detach(), wanted.detach())]
+    pairs += [(a.grad, b.grad) for a, b in zip(there, host, strict=True) if a is not None and b is not None]
+    return max(_units(a, b) for a, b in pairs)
+
+
+def compare_kernels(device: torch.device) -> dict[str, float]:
+    """By kernel, how far it is from its definition."""
+    checks: dict[str, Callable[[torch.device], float]] = {
+        "gather": _gather,
+        "dropout": _dropout,
+        "row moves": _row_moves,
+        "sampling": _sampling,
+        "sums": _sums,
+        "GAT": lambda device: _attention("gat_attention", device),
+        "GATv2": lambda device: _attention("gatv2_attention", device),
+    }
+    torch.manual_seed(0)
+    return {name: check(device) for name, check in checks.items()}
+
+
+def _main(name: str) -> None:
+    from gsplit.testing.simulated import simulated_device
+
+    with simulated_device() if name.startswith("sim") else nullcontext():
+        sys.stdout.write(json.dumps(compare_kernels(torch.device(name, 0))) + "\n")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
