@@ -5,6 +5,7 @@ not 0, the order of programs.
 """
 
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from gsplit.graph import Graph
 from gsplit.kernels import rows as host_rows
 from gsplit.kernels.triton import aggregation, dropout, gather, rows, words
+from gsplit.kernels.triton.launch import set_launcher
 from gsplit.keys import scalar
 from gsplit.nn.dropout import keyed_dropout
 from gsplit.sampling.neighbor import HostNeighborSampler
@@ -175,6 +177,36 @@ def refuse_sampling(what: str) -> str:
             assert sampler.start(torch.tensor([2])).ids(1).tolist() == [2]
         return str(error)
     return "nothing was refused"
+
+
+def fail_and_go_on(failing: str, at_start: bool) -> None:
+    """A kernel that fails, at the start of a mini-batch or in a layer, leaves nothing in the sampler."""
+    graph = random_graph(60, 900, 1.5, 3)
+    sampler = TritonNeighborSampler(graph, np.empty(0, np.int64), CPU)
+    targets = torch.arange(5)
+    frontier = None if at_start else sampler.start(targets)
+
+    def fail(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
+        if kernel.__name__ == failing:
+            raise RuntimeError("out of memory")
+        before(kernel, grid, args, constants, writes)
+
+    before = set_launcher(fail)
+    try:
+        if frontier is None:
+            sampler.start(targets)
+        else:
+            frontier.sample_layer(1, 4)
+    except RuntimeError:
+        if frontier is not None:
+            frontier.close()
+    else:
+        raise AssertionError("nothing failed")
+    finally:
+        set_launcher(before)
+    assert bool((sampler.state == 2**31 - 1).all())
+    want = HostNeighborSampler(graph, np.empty(0, np.int64)).start(targets.clone()).sample_layer(1, 4)
+    assert_same_bits(sampler.start(targets).sample_layer(1, 4).sources, want.sources)
 
 
 def random_block(num_dst: int, num_src: int, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from nn_models import CLASSES, WIDTH, Stack, make_batch, make_data, make_loader, single
 from torch.nn import Module
-from torch_geometric.nn import GAT, GATConv, GATv2Conv
+from torch_geometric.nn import GAT, GATConv, GATv2Conv, Linear
 
 import gsplit
 from gsplit import parallelize
@@ -115,6 +116,14 @@ def _with(change: Callable[[Any], Any], kind: Any = GATConv, **options: Any) -> 
     return layer
 
 
+def _project_twice(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return 2 * torch.nn.functional.linear(x, self.weight)
+
+
+def _double_projection(layer: Any) -> None:
+    layer.lin.forward = MethodType(_project_twice, layer.lin)
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "a subclass": lambda: _Own(WIDTH, 4, 2).double(),
     "mean aggregation": lambda: _with(lambda layer: None, aggr="mean"),
@@ -123,6 +132,8 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "a hook inside": lambda: _with(lambda layer: layer.lin.register_forward_hook(lambda m, i, out: 2 * out)),
     "a backward hook": lambda: _with(lambda layer: layer.register_full_backward_pre_hook(lambda m, g: (2 * g[0],))),
     "another projection": lambda: _with(lambda layer: setattr(layer, "lin", torch.nn.Linear(WIDTH, 8).double())),
+    "a projection with a bias": lambda: _with(lambda layer: setattr(layer, "lin", Linear(WIDTH, 8).double())),
+    "a patched projection": lambda: _with(_double_projection),
     "another method": lambda: _with(lambda layer: setattr(layer, "message", lambda x_j, alpha: x_j)),
 }
 

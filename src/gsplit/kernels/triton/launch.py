@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -35,8 +36,8 @@ class Launcher(Protocol):
 def _start(
     kernel: Any, grid: tuple[int, ...], args: Sequence[Any], constants: Mapping[str, Any], writes: Sequence[Tensor]
 ) -> None:
-    tensor = next(arg for arg in args if isinstance(arg, Tensor))
-    with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]  # Triton would use the current device
+    device = next((arg.device for arg in args if isinstance(arg, Tensor) and arg.is_cuda), None)
+    with nullcontext() if device is None else torch.cuda.device(device):  # Triton would use the current one
         kernel[grid](*args, **constants)
 
 

@@ -20,6 +20,11 @@ def test_layers_are_the_hosts(interpreter: Run, case: str) -> None:
     assert (num_edges == 0) == (case == "no edges")
 
 
+@pytest.mark.parametrize("at_start", [True, False])
+def test_an_error_in_the_middle_leaves_nothing_behind(interpreter: Run, at_start: bool) -> None:
+    interpreter("triton_programs.fail_and_go_on", "place_kernel", at_start)
+
+
 @pytest.mark.parametrize(
     "what, message",
     [
