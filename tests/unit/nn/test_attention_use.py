@@ -141,9 +141,10 @@ OTHERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_not_plain_runs_as_pyg_wrote_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = OTHERS[name]()
-    model, batch = single(layer), make_batch(1)
-    plain, data = copy.deepcopy(model), make_data()
+    torch.manual_seed(0)
+    model, batch = single(OTHERS[name]()), make_batch(1)
+    torch.manual_seed(0)
+    plain, data = single(OTHERS[name]()), make_data()  # not a copy: PyG 2.6's Linear leaves hooks behind in one
     with _counted(monkeypatch) as calls:
         out, grads = _train_step(parallelize(model, solo_mesh()), batch)
     assert calls == []
