@@ -11,16 +11,14 @@ tqdm, networkx, scipy); it gets the same blocks without self-loops, and in steps
 
 import argparse
 import json
-import os
 import platform
-import socket
-import subprocess
-import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median, quantiles
-from typing import IO, Any
+from typing import Any
+
+from waiting_ranks import WaitingRanks, answer_steps
 
 SIZES = {"num_dst": 12_000, "num_src": 80_000, "num_edges": 220_000, "width": 128, "heads": 4, "channels": 64}
 GRAPH = {"vertices": 50_000, "edges": 1_000_000, "features": 128, "batch": 256, "hidden": 128}
@@ -103,51 +101,6 @@ def measure_layer(kind: str, rounds: int, needs_gradient: bool) -> dict[str, lis
     return seconds
 
 
-class Ranks:
-    """The ranks of one implementation, waiting for the word to take a step."""
-
-    def __init__(self, name: str, kind: str, count: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._processes = []
-        for rank in range(count):
-            several = {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)} if count > 1 else {}
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, __file__, "--worker", name, kind],
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **place, **several},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-            )
-
-    def _pipes(self) -> list[tuple[IO[str], IO[str]]]:
-        return [(p.stdin, p.stdout) for p in self._processes if p.stdin is not None and p.stdout is not None]
-
-    def wait_until_ready(self) -> None:
-        for _, out in self._pipes():
-            while "ready" not in out.readline():
-                pass
-
-    def step(self) -> tuple[float, float]:
-        """CPU seconds of all ranks, and the loss."""
-        for word, _ in self._pipes():
-            word.write("step\n")
-            word.flush()
-        answers = [json.loads(out.readline()) for _, out in self._pipes()]
-        return sum(answer["cpu"] for answer in answers), answers[0]["loss"]
-
-    def close(self) -> None:
-        for word, _ in self._pipes():
-            word.close()
-        for process in self._processes:
-            process.wait(60)
-
-
 def _dgl_model(kind: str) -> Any:
     """Three DGL layers on our blocks, with the widths and dropouts of the PyG model."""
     import dgl
@@ -213,23 +166,22 @@ def work(name: str, kind: str) -> None:
     else:
         model = gsplit.parallelize(GAT(width, hidden, 3, 16, heads=4, v2=kind == "gatv2", dropout=0.5), mesh)
     optimizer = torch.optim.Adam(model.parameters())
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for number, _ in enumerate(sys.stdin):
-        start = time.process_time()
+
+    def step(number: int) -> float:
         batch = loader.make_batch(0, number)
         out = model(batch) if name == "dgl" else model(batch.x, batch.edge_index)
         loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        sys.stdout.write(json.dumps({"cpu": time.process_time() - start, "loss": float(loss.detach())}) + "\n")
-        sys.stdout.flush()
+        return float(loss.detach())
+
+    answer_steps(step)
 
 
 def measure_steps(kind: str, ranks: int, steps: int) -> dict[str, list[float]]:
     names = ["ours", "pyg", *(["dgl"] if ranks == 1 and find_spec("dgl") is not None else [])]
-    running = {name: Ranks(name, kind, ranks) for name in names}
+    running = {name: WaitingRanks([__file__, "--worker", name, kind], ranks) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for group in running.values():
         group.wait_until_ready()

@@ -10,72 +10,13 @@ neighbouring steps with its quartiles.
 
 import argparse
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from statistics import median, quantiles
-from typing import IO, Any
+from typing import Any
+
+from waiting_ranks import WaitingRanks, answer_steps
 
 WARM_UP = 4
-
-
-class Version:
-    """The ranks of one source tree, waiting for the word to take a step."""
-
-    def __init__(self, source: str, model: str, ranks: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._processes = []
-        for rank in range(ranks):
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(Path(source).resolve()),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                **({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
-            command = [sys.executable, __file__, "--worker", model]
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-            )
-
-    def _pipes(self) -> list[tuple[IO[str], IO[str]]]:
-        pairs = []
-        for process in self._processes:
-            assert process.stdin is not None and process.stdout is not None
-            pairs.append((process.stdin, process.stdout))
-        return pairs
-
-    def wait_until_ready(self) -> None:
-        for _, out in self._pipes():
-            assert out.readline().strip() == "ready"
-
-    def step(self) -> tuple[float, float]:
-        """CPU seconds of all ranks, and the loss."""
-        for word, _ in self._pipes():
-            word.write("step\n")
-            word.flush()
-        answers = [json.loads(out.readline()) for _, out in self._pipes()]
-        return sum(answer["cpu"] for answer in answers), answers[0]["loss"]
-
-    def close(self) -> None:
-        for word, _ in self._pipes():
-            word.close()
-        for process in self._processes:
-            process.wait(60)
 
 
 def work(kind: str) -> None:
@@ -104,21 +45,23 @@ def work(kind: str) -> None:
     plain = GraphSAGE(128, 256, 3, 16, dropout=0.5) if kind == "sage" else GAT(128, 128, 3, 16, heads=4, dropout=0.5)
     model = gsplit.parallelize(plain, mesh)
     optimizer = torch.optim.Adam(model.parameters())
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    for number, _ in enumerate(sys.stdin):
-        start = time.process_time()
+
+    def step(number: int) -> float:
         batch = loader.make_batch(0, number)
         loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        sys.stdout.write(json.dumps({"cpu": time.process_time() - start, "loss": float(loss.detach())}) + "\n")
-        sys.stdout.flush()
+        return float(loss.detach())
+
+    answer_steps(step)
 
 
 def compare(sources: list[str], model: str, ranks: int, steps: int) -> dict[str, Any]:
-    versions = [Version(source, model, ranks) for source in sources]
+    versions = [
+        WaitingRanks([__file__, "--worker", model], ranks, {"PYTHONPATH": str(Path(source).resolve())})
+        for source in sources
+    ]
     for version in versions:
         version.wait_until_ready()
     seconds: list[list[float]] = [[], []]

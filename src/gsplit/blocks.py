@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gsplit.kernels.csr import destination_rows
+
 __all__ = ["Block", "ShuffleIndex", "count_self_loops"]
 
 
@@ -43,10 +45,7 @@ class Block:
 
     def edge_index(self) -> Tensor:
         """The edges in PyG's form: source rows above destination rows."""
-        rows = torch.arange(self.num_dst, device=self.indptr.device)
-        return torch.stack(
-            [self.src_rows, torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)]
-        )
+        return torch.stack([self.src_rows, destination_rows(self.indptr, self.num_edges)])
 
     def to(self, device: torch.device) -> "Block":
         """The same block on a device."""

@@ -4,18 +4,23 @@ The stated bound: the largest difference to the host's result in float64 is at m
 tested type, times the largest element. Inputs are of the order of 1, and edges per destination at most 40.
 """
 
+from typing import Any
+
 import torch
 import triton_order
 from torch import Tensor
 from triton_attention_shape import Shape
 from triton_programs import DTYPES, assert_same_bits, random_block
 
-from gsplit.kernels import attention as host
+from gsplit.kernels import gat_numba, gatv2_numba
+from gsplit.kernels.attention import AttentionKernels, attend
 from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.csr import CsrEdges, make_csr_edges
-from gsplit.kernels.triton import attention as device
+from gsplit.kernels.triton import gat, gatv2
 
 BOUND = 32
+HOST: dict[str, AttentionKernels] = {"gat": gat_numba, "gatv2": gatv2_numba}
+DEVICE: dict[str, AttentionKernels] = {"gat": gat, "gatv2": gatv2}
 
 
 def _draw(shape: Shape, seed: int) -> tuple[CsrEdges, AttentionOptions, torch.Generator]:
@@ -27,11 +32,11 @@ def _draw(shape: Shape, seed: int) -> tuple[CsrEdges, AttentionOptions, torch.Ge
 
 
 def _results(
-    inputs: list[Tensor | None], kind: str, module: object, edges: CsrEdges, options: AttentionOptions, g: Tensor
+    kernels: AttentionKernels, inputs: list[Tensor | None], edges: CsrEdges, options: AttentionOptions, g: Tensor
 ) -> list[Tensor]:
     """The output and the gradients of every input."""
     leaves = [None if t is None else t.detach().clone().requires_grad_() for t in inputs]
-    out = getattr(module, kind)(edges, *leaves, options)
+    out = attend(kernels, edges, options, *leaves)
     out.backward(g)
     grads = [t.grad for t in leaves if t is not None]
     assert all(grad is not None for grad in grads)
@@ -45,7 +50,7 @@ def _inputs(kind: str, shape: Shape, edges: CsrEdges, generator: torch.Generator
         return torch.randn(*size, generator=generator)
 
     heads, width = shape.heads, shape.width
-    if kind == "gat_attention":
+    if kind == "gat":
         score_edge = draw(edges.num_edges, heads) if shape.edge else None
         scores = (draw(shape.num_src, heads), draw(shape.num_dst, heads), score_edge)
         return [draw(shape.num_src, shape.values, width), *scores]
@@ -61,8 +66,8 @@ def check_attention(kind: str, shape: Shape, dtype: str, seed: int) -> float:
     g = torch.randn(shape.num_dst, shape.heads, shape.width, generator=generator)
     typed = [None if t is None else t.to(DTYPES[dtype]) for t in inputs]
     with triton_order.program_order(seed):
-        got = _results(typed, kind, device, edges, options, g.to(DTYPES[dtype]))
-    exact = _results([None if t is None else t.double() for t in inputs], kind, host, edges, options, g.double())
+        got = _results(DEVICE[kind], typed, edges, options, g.to(DTYPES[dtype]))
+    exact = _results(HOST[kind], [None if t is None else t.double() for t in inputs], edges, options, g.double())
     worst = 0.0
     for one, two in zip(got, exact, strict=True):
         assert one.dtype == DTYPES[dtype] and one.shape == two.shape
@@ -81,7 +86,7 @@ def same_for_every_order(kind: str, seeds: list[int]) -> None:
     results = []
     for seed in seeds:
         with triton_order.program_order(seed):
-            results.append(_results(inputs, kind, device, edges, options, g))
+            results.append(_results(DEVICE[kind], inputs, edges, options, g))
     for result in results[1:]:
         for one, two in zip(result, results[0], strict=True):
             assert_same_bits(one, two)
@@ -92,5 +97,6 @@ def sizes_saved(kind: str) -> tuple[int, list[list[int]]]:
     shape = Shape(4, 6, 30, 2, 3, 2)
     edges, options, generator = _draw(shape, 5)
     leaves = [None if t is None else t.requires_grad_() for t in _inputs(kind, shape, edges, generator)]
-    out = getattr(device, kind)(edges, *leaves, options)
-    return edges.num_edges, [list(t.shape) for t in out.grad_fn.saved_tensors if t is not None]
+    out = attend(DEVICE[kind], edges, options, *leaves)
+    saved: Any = out.grad_fn
+    return edges.num_edges, [list(t.shape) for t in saved.saved_tensors if t is not None]

@@ -28,15 +28,16 @@ Backward, from g [D, H, C], the gradient of out, with the maximum held constant 
             g_x_edge = g_z;  g_x_src = g_values + its sums over the edges of a source;  g_x_dst: of a destination
             g_att[h, c]     = sum over all edges of g_score[e, h] * leaky_relu(z[e, h, c])
 
-Kept for backward: the inputs, out, and alpha [E, H]; raw and z are made again. Nothing else has a row per edge, but
-g_score_edge and g_x_edge where somebody wants them.
+Kept for backward: the inputs, out, and what the kernels ask for: numba's alpha [E, H], Triton's two numbers for each
+destination and head. raw and z are made again. Nothing else has a row per edge, but g_score_edge and g_x_edge where
+somebody wants them.
 
 The numba kernels run on one thread and pass over the destinations once in each direction: adding to a source's row is
-then neither a race nor a question of order, and no transposed matrix is needed. Other kernels of the same
-definition may sum in other orders, and then agree to rounding.
+then neither a race nor a question of order, and no transposed matrix is needed. Triton's sum in other orders, and agree
+to rounding. ``kernels.dispatch`` says which are used.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,61 +46,54 @@ from torch.autograd.function import once_differentiable
 from gsplit.kernels import gat_numba, gatv2_numba
 from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.csr import CsrEdges
+from gsplit.kernels.dispatch import kernel_for
 
-__all__ = ["gat_attention", "gatv2_attention"]
+__all__ = ["AttentionKernels", "attend", "gat_attention", "gatv2_attention"]
 
 
-class _GatAttention(torch.autograd.Function):
+class AttentionKernels(Protocol):
+    """A module that computes one of the two; inputs are in the order of ``gat_attention`` or ``gatv2_attention``."""
+
+    def forward(self, edges: CsrEdges, inputs: Any, options: AttentionOptions) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """``out``, and what ``backward`` wants of it."""
+
+    def backward(
+        self,
+        edges: CsrEdges,
+        inputs: Any,
+        out: Tensor,
+        kept: Any,
+        g: Tensor,
+        options: AttentionOptions,
+        wants: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs; those that nobody wants may be None."""
+
+
+class _Attention(torch.autograd.Function):
     """See the module."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        values: Tensor,
-        score_src: Tensor,
-        score_dst: Tensor,
-        score_edge: Tensor | None,
-        edges: CsrEdges,
-        options: AttentionOptions,
+        ctx: Any, kernels: AttentionKernels, edges: CsrEdges, options: AttentionOptions, *inputs: Tensor | None
     ) -> Tensor:
-        out, alpha = gat_numba.forward(edges, (values, score_src, score_dst, score_edge), options)
-        ctx.edges, ctx.options = edges, options
-        ctx.save_for_backward(values, score_src, score_dst, score_edge, out, alpha)
+        out, kept = kernels.forward(edges, inputs, options)
+        ctx.kernels, ctx.edges, ctx.options, ctx.num_inputs = kernels, edges, options, len(inputs)
+        ctx.save_for_backward(*inputs, out, *kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        wants_values, wants_edges = ctx.needs_input_grad[0], ctx.needs_input_grad[3]
-        inputs, (out, alpha) = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
-        grads = gat_numba.backward(ctx.edges, inputs, out, alpha, g, ctx.options, wants_values, wants_edges)
-        return *grads, None, None
+        saved, count, wants = ctx.saved_tensors, ctx.num_inputs, ctx.needs_input_grad[3:]
+        inputs, out, kept = saved[:count], saved[count], saved[count + 1 :]
+        return None, None, None, *ctx.kernels.backward(ctx.edges, inputs, out, kept, g, ctx.options, wants)
 
 
-class _Gatv2Attention(torch.autograd.Function):
-    """See the module."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_src: Tensor,
-        x_dst: Tensor,
-        x_edge: Tensor | None,
-        att: Tensor,
-        edges: CsrEdges,
-        options: AttentionOptions,
-    ) -> Tensor:
-        out, alpha = gatv2_numba.forward(edges, (x_src, x_dst, x_edge, att), options)
-        ctx.edges, ctx.options = edges, options
-        ctx.save_for_backward(x_src, x_dst, x_edge, att, out, alpha)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, (out, alpha) = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
-        grads = gatv2_numba.backward(ctx.edges, inputs, out, alpha, g, ctx.options, ctx.needs_input_grad[2])
-        return *grads, None, None
+def attend(kernels: AttentionKernels, edges: CsrEdges, options: AttentionOptions, *inputs: Tensor | None) -> Tensor:
+    """Attention by some kernels, differentiable in the inputs; out [D, H, C]."""
+    out: Tensor = _Attention.apply(kernels, edges, options, *inputs)  # type: ignore[no-untyped-call]
+    return out
 
 
 def gat_attention(
@@ -111,13 +105,17 @@ def gat_attention(
     options: AttentionOptions,
 ) -> Tensor:
     """GAT's attention: values [S, H or 1, C], scores [S, H], [D, H] and [E, H] or None; out [D, H, C]."""
-    out: Tensor = _GatAttention.apply(values, score_src, score_dst, score_edge, edges, options)  # type: ignore[no-untyped-call]
-    return out
+    kernels: AttentionKernels = gat_numba
+    if kernel_for("attention", values.device, values.dtype) == "triton":
+        from gsplit.kernels.triton import gat as kernels
+    return attend(kernels, edges, options, values, score_src, score_dst, score_edge)
 
 
 def gatv2_attention(
     edges: CsrEdges, x_src: Tensor, x_dst: Tensor, x_edge: Tensor | None, att: Tensor, options: AttentionOptions
 ) -> Tensor:
     """GATv2's attention: x_src [S, H, C], x_dst [D, H, C], x_edge [E, H, C] or None, att [H, C]; out [D, H, C]."""
-    out: Tensor = _Gatv2Attention.apply(x_src, x_dst, x_edge, att, edges, options)  # type: ignore[no-untyped-call]
-    return out
+    kernels: AttentionKernels = gatv2_numba
+    if kernel_for("attention", x_src.device, x_src.dtype) == "triton":
+        from gsplit.kernels.triton import gatv2 as kernels
+    return attend(kernels, edges, options, x_src, x_dst, x_edge, att)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gsplit.kernels.jit import kernel
 
-__all__ = ["LOOP", "CsrEdges", "make_csr_edges"]
+__all__ = ["LOOP", "CsrEdges", "destination_rows", "make_csr_edges"]
 
 LOOP = 1 << 62
 Ids = npt.NDArray[np.int64]
@@ -40,6 +40,12 @@ class CsrEdges:
     @property
     def num_edges(self) -> int:
         return self.src_rows.numel()
+
+
+def destination_rows(indptr: Tensor, num_edges: int) -> Tensor:
+    """The destination of every edge. Waits for no device: the number of edges is known."""
+    rows = torch.arange(indptr.numel() - 1, device=indptr.device)
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)
 
 
 @kernel

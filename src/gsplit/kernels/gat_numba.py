@@ -133,29 +133,29 @@ def _arrays(edges: CsrEdges, inputs: Inputs, options: AttentionOptions) -> tuple
     return *arrays, number(options.negative_slope), number(options.scale)
 
 
-def forward(edges: CsrEdges, inputs: Inputs, options: AttentionOptions) -> tuple[Tensor, Tensor]:
-    """out [D, H, C] and alpha [E, H]."""
+def forward(edges: CsrEdges, inputs: Inputs, options: AttentionOptions) -> tuple[Tensor, tuple[Tensor]]:
+    """out [D, H, C] and, for ``backward``, alpha [E, H]."""
     values, num_heads = inputs[0], inputs[1].size(1)
     out, alpha = (
         values.new_empty(edges.num_dst, num_heads, values.size(2)),
         values.new_empty(edges.num_edges, num_heads),
     )
     _forward(*_arrays(edges, inputs, options), *(t.numpy() for t in (alpha, out)))
-    return out, alpha
+    return out, (alpha,)
 
 
 def backward(
     edges: CsrEdges,
     inputs: Inputs,
     out: Tensor,
-    alpha: Tensor,
+    kept: tuple[Tensor],
     g: Tensor,
     options: AttentionOptions,
-    wants_values: bool,
-    wants_edges: bool,
+    wants: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
     """Gradients of values and of the scores of sources, destinations and edges; None for what is not wanted."""
-    values, score_src, score_dst, _ = inputs
+    (values, score_src, score_dst, _), (alpha,) = inputs, kept
+    wants_values, _, _, wants_edges = wants
     g_values = values.new_zeros((values.size(0) if wants_values else 0, *values.shape[1:]))
     g_src, g_dst = score_src.new_zeros(score_src.shape), score_dst.new_empty(score_dst.shape)
     g_edge = alpha.new_empty(alpha.size(0) if wants_edges else 0, alpha.size(1))

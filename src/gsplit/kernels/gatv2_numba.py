@@ -141,25 +141,25 @@ def _arrays(edges: CsrEdges, inputs: Inputs, options: AttentionOptions) -> tuple
     return *arrays, number(options.negative_slope), number(options.scale)
 
 
-def forward(edges: CsrEdges, inputs: Inputs, options: AttentionOptions) -> tuple[Tensor, Tensor]:
-    """out [D, H, C] and alpha [E, H]."""
+def forward(edges: CsrEdges, inputs: Inputs, options: AttentionOptions) -> tuple[Tensor, tuple[Tensor]]:
+    """out [D, H, C] and, for ``backward``, alpha [E, H]."""
     x_dst, att = inputs[1], inputs[3]
     out, alpha = x_dst.new_empty(x_dst.shape), x_dst.new_empty(edges.num_edges, att.size(0))
     _forward(*_arrays(edges, inputs, options), *(t.numpy() for t in (alpha, out.flatten(1))))
-    return out, alpha
+    return out, (alpha,)
 
 
 def backward(
     edges: CsrEdges,
     inputs: Inputs,
     out: Tensor,
-    alpha: Tensor,
+    kept: tuple[Tensor],
     g: Tensor,
     options: AttentionOptions,
-    wants_edges: bool,
+    wants: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Gradients of the rows of sources, destinations and edges (None if not wanted), and of ``att``."""
-    x_src, x_dst, _, att = inputs
+    (x_src, x_dst, _, att), (alpha,), wants_edges = inputs, kept, wants[2]
     g_src, g_dst = x_src.new_zeros(x_src.shape), x_dst.new_empty(x_dst.shape)
     g_edge = x_src.new_empty((edges.num_edges if wants_edges else 0, *x_src.shape[1:]))
     g_att = torch.zeros(att.numel(), dtype=torch.float64)

@@ -21,18 +21,17 @@ from torch_geometric import nn as pyg
 
 from gsplit.blocks import Block
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle
-from gsplit.kernels import attention as numba_attention
+from gsplit.kernels.attention import gat_attention, gatv2_attention
 from gsplit.kernels.attention_options import AttentionOptions
-from gsplit.kernels.csr import LOOP, CsrEdges, make_csr_edges
+from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.nn.calls import LayerCall, rows_of
 from gsplit.nn.hooks import is_hooked_by_others
-from gsplit.nn.layers import has_message_hooks
+from gsplit.nn.layers import has_message_hooks, is_attention
 from gsplit.nn.self_loops import loop_once, looped_edges
 
 __all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
 
-_LAYERS = (pyg.GATConv, pyg.GATv2Conv)
 _PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
 _METHODS = {"forward", "propagate", "edge_updater", "edge_update", "message", "aggregate", "update"}
 
@@ -40,7 +39,7 @@ _METHODS = {"forward", "propagate", "edge_updater", "edge_update", "message", "a
 def _is_plain(layer: Any) -> bool:
     """Whether a layer computes what PyG's class does, with nobody looking inside."""
     parts = list(layer.children())
-    known = type(layer) in _LAYERS and all(type(part) in _PARTS and "forward" not in vars(part) for part in parts)
+    known = is_attention(layer) and all(type(part) in _PARTS and "forward" not in vars(part) for part in parts)
     if type(layer) is pyg.GATConv:  # its scores are made of the projections' weights alone
         known = known and all(getattr(part, "bias", None) is None for part in parts if part is not layer.res)
     if not known or layer.explain or has_message_hooks(layer) or _METHODS & vars(layer).keys():
@@ -60,7 +59,7 @@ def _is_plain_call(layer: Any, call: LayerCall) -> bool:
 
 def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
     """Whether a layer, called like this on these rows and edge features, is computed by our kernels."""
-    if type(layer) not in _LAYERS or kernel_for("attention", rows.device, rows.dtype) == "torch":
+    if not is_attention(layer) or kernel_for("attention", rows.device, rows.dtype) == "torch":
         return False
     kinds = {(p.dtype, p.device) for p in layer.parameters()}
     if rows.dim() != 2 or kinds != {(rows.dtype, rows.device)} or torch.is_autocast_enabled(rows.device.type):
@@ -81,15 +80,6 @@ def attention_edges(block: Block, *, add_self_loops: bool) -> CsrEdges:
     looped = loop_once(block)
     loops = torch.full((block.num_dst,), LOOP, device=device)
     return CsrEdges(looped.block.indptr, looped.block.src_rows, looped.merge(places, loops), block.num_src)
-
-
-def _kernels(rows: Tensor) -> Any:
-    """``gat_attention`` and ``gatv2_attention`` for rows like these."""
-    if kernel_for("attention", rows.device, rows.dtype) == "numba":
-        return numba_attention
-    from gsplit.kernels.triton import attention as triton_attention
-
-    return triton_attention
 
 
 def _aggregates_first(num_src: int, num_dst: int, num_edges: int, heads: int, width_in: int, width_out: int) -> bool:
@@ -163,16 +153,15 @@ class _Project(torch.autograd.Function):
 def _run_gat(
     layer: Any, mixed: Tensor, dst: Tensor, edge_attr: Tensor | None, edges: CsrEdges, options: AttentionOptions
 ) -> Tensor:
-    heads, width, attend = layer.heads, layer.out_channels, _kernels(mixed).gat_attention
+    heads, width = layer.heads, layer.out_channels
     lin_src, lin_dst = (layer.lin, layer.lin) if layer.lin is not None else (layer.lin_src, layer.lin_dst)
     v_src, v_dst = _per_head(lin_src.weight, layer.att_src), _per_head(lin_dst.weight, layer.att_dst)
     score_src, score_dst = _Scores.apply(mixed, v_src, v_dst, dst.size(0))  # type: ignore[no-untyped-call]
     score_edge = None if edge_attr is None else edge_attr @ _per_head(layer.lin_edge.weight, layer.att_edge).t()
     if not _aggregates_first(mixed.size(0), dst.size(0), edges.num_edges, heads, mixed.size(1), width):
         values = lin_src(mixed).view(-1, heads, width)
-        summed: Tensor = attend(edges, values, score_src, score_dst, score_edge, options)
-        return summed
-    sums = attend(edges, mixed.unsqueeze(1), score_src, score_dst, score_edge, options)
+        return gat_attention(edges, values, score_src, score_dst, score_edge, options)
+    sums = gat_attention(edges, mixed.unsqueeze(1), score_src, score_dst, score_edge, options)
     out: Tensor = _Project.apply(sums, lin_src.weight.view(heads, width, -1))  # type: ignore[no-untyped-call]
     return out
 
@@ -183,8 +172,7 @@ def _run_gatv2(
     shape = (-1, layer.heads, layer.out_channels)
     x_src, x_dst = layer.lin_l(mixed).view(shape), layer.lin_r(dst).view(shape)
     x_edge = None if edge_attr is None else layer.lin_edge(edge_attr).view(shape)
-    out: Tensor = _kernels(mixed).gatv2_attention(edges, x_src, x_dst, x_edge, layer.att[0], options)
-    return out
+    return gatv2_attention(edges, x_src, x_dst, x_edge, layer.att[0], options)
 
 
 def _in_order(layer: Any, block: Block, edges: CsrEdges, edge_attr: Tensor) -> Tensor:
@@ -193,8 +181,7 @@ def _in_order(layer: Any, block: Block, edges: CsrEdges, edge_attr: Tensor) -> T
         _, looped = looped_edges(block, edge_attr, layer)  # those of the edges, then those of the self-loops
         assert looped is not None
         num_others, device = looped.size(0) - block.num_dst, looped.device
-        rows = torch.arange(edges.num_dst, device=device)
-        dst_rows = torch.repeat_interleave(rows, edges.indptr.diff(), output_size=edges.num_edges)
+        dst_rows = destination_rows(edges.indptr, edges.num_edges)
         places = torch.arange(edges.num_edges, device=device) - dst_rows  # one self-loop per earlier destination
         edge_attr = looped[torch.where(edges.places == LOOP, num_others + dst_rows, places)]
     return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr

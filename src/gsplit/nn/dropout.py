@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.kernels.csr import destination_rows
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.jit import kernel
 from gsplit.keys import kernels_torch
@@ -100,8 +101,7 @@ def _keep(
 def keyed_edge_mask(dst_keys: Tensor, indptr: Tensor, places: Tensor, num_columns: int, p: float) -> Tensor:
     """``keyed_mask`` of edges grouped by destination, whose keys are those of destination and place."""
     if places.device.type != "cpu":
-        rows = torch.arange(indptr.numel() - 1, device=places.device)
-        dst_rows = torch.repeat_interleave(rows, indptr.diff(), output_size=places.numel())
+        dst_rows = destination_rows(indptr, places.numel())
         return keyed_mask(kernels_torch.mix(dst_keys[dst_rows], places), num_columns, p)
     out = torch.empty(places.numel(), num_columns, dtype=torch.bool)
     keys = dst_keys.numpy().view(np.uint64)

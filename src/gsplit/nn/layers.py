@@ -14,6 +14,7 @@ __all__ = [
     "edge_features_are_weights",
     "edge_features_of",
     "has_message_hooks",
+    "is_attention",
     "is_layer",
     "is_single_input",
     "layers_of",
@@ -41,6 +42,11 @@ def layers_of(model: Module) -> dict[str, Module]:
         if is_layer(module) and not outer:
             found[name] = module
     return found
+
+
+def is_attention(layer: Module) -> bool:
+    """Whether a layer is PyG's GATConv or GATv2Conv itself; a subclass may do anything."""
+    return type(layer) in (pyg.GATConv, pyg.GATv2Conv)
 
 
 def is_single_input(layer: Module) -> bool:

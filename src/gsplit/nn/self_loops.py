@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch_geometric import nn as pyg
 from torch_geometric.utils import add_self_loops
 
 from gsplit.blocks import Block
+from gsplit.nn.layers import is_attention
 
 __all__ = ["LoopedBlock", "adds_self_loops", "loop_once", "looped_edges", "num_other_edges", "other_edges"]
 
@@ -70,7 +70,7 @@ def loop_once(block: Block) -> LoopedBlock:
 
 def adds_self_loops(layer: Module) -> bool:
     """Whether a layer is an attention layer of PyG that puts one self-loop per destination in place of all others."""
-    return type(layer) in (pyg.GATConv, pyg.GATv2Conv) and bool(layer.add_self_loops)
+    return is_attention(layer) and bool(layer.add_self_loops)
 
 
 def looped_edges(block: Block, edge_attr: Tensor | None, layer: Module) -> tuple[Tensor, Tensor | None]:

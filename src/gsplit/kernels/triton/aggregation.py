@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.kernels.csr import destination_rows
 from gsplit.kernels.triton.launch import launch, num_blocks, tile_of
 from gsplit.kernels.triton.rows import group_rows
 
@@ -39,8 +40,7 @@ class Transposed:
 
 def transpose(indptr: Tensor, src_rows: Tensor, num_src: int) -> Transposed:
     """A block by source instead of by destination. Waits for no device."""
-    destinations = torch.arange(indptr.numel() - 1, device=indptr.device)
-    dst_rows = torch.repeat_interleave(destinations, indptr.diff(), output_size=src_rows.numel())
+    dst_rows = destination_rows(indptr, src_rows.numel())
     offsets, edges = group_rows(src_rows, num_src)
     return Transposed(offsets, edges, dst_rows[edges])
 

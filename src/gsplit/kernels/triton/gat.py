@@ -247,12 +247,13 @@ def backward(
     sums: Sums,
     g: Tensor,
     options: AttentionOptions,
-    wants_edges: bool,
+    wants: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of values and of the scores of sources, destinations and edges (None if not wanted)."""
     (values, score_src, score_dst, _), g = inputs, g.contiguous()
     num_heads = score_src.size(1)
     args, constants = _shared(inputs, options)
+    wants_edges = wants[3]
     deltas, g_dst = torch.empty_like(sums[0]), score_dst.new_empty(score_dst.shape)
     g_edge = score_src.new_empty(edges.num_edges if wants_edges else 0, num_heads)
     writes = (deltas, g_dst, g_edge)

@@ -249,12 +249,13 @@ def backward(
     sums: Sums,
     g: Tensor,
     options: AttentionOptions,
-    wants_edges: bool,
+    wants: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Gradients of the rows of sources, destinations and edges (None if not wanted), and of ``att``."""
     (x_src, x_dst, _, att), g = inputs, g.contiguous()
     num_heads = att.size(0)
     args, constants = _shared(inputs, options)
+    wants_edges = wants[2]
     deltas, g_dst, g_att = torch.empty_like(sums[0]), x_dst.new_empty(x_dst.shape), x_dst.new_empty(x_dst.shape)
     g_edge = x_src.new_empty((edges.num_edges if wants_edges else 0, *x_src.shape[1:]))
     writes = (deltas, g_dst, g_edge, g_att)

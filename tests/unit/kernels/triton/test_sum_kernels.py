@@ -32,7 +32,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["gat_attention", "gatv2_attention"])
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_stays_within_the_bound(interpreter: Run, kind: str, shape: str, dtype: str) -> None:
     interpreter("triton_attention.check_attention", kind, SHAPES[shape], dtype, 1)
@@ -40,15 +40,15 @@ def test_attention_stays_within_the_bound(interpreter: Run, kind: str, shape: st
 
 def test_one_row_of_values_for_all_heads(interpreter: Run) -> None:
     shape = Shape(4, 6, 20, 3, 7, 1, p=0.3)
-    interpreter("triton_attention.check_attention", "gat_attention", shape, "float32", 2)
+    interpreter("triton_attention.check_attention", "gat", shape, "float32", 2)
 
 
-@pytest.mark.parametrize("kind", ["gat_attention", "gatv2_attention"])
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
 def test_attention_is_the_same_in_every_order(interpreter: Run, kind: str) -> None:
     interpreter("triton_attention.same_for_every_order", kind, [0, 1])
 
 
-@pytest.mark.parametrize("kind", ["gat_attention", "gatv2_attention"])
+@pytest.mark.parametrize("kind", ["gat", "gatv2"])
 def test_attention_keeps_nothing_of_the_size_of_the_edges(interpreter: Run, kind: str) -> None:
     num_edges, shapes = interpreter("triton_attention.sizes_saved", kind)
     assert num_edges > 20
