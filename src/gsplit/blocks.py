@@ -88,8 +88,3 @@ class ShuffleIndex:
     def num_mixed(self) -> int:
         """Rows of the mixed frontier."""
         return self.num_local + self.num_received
-
-    def to(self, device: torch.device) -> "ShuffleIndex":
-        """The same index on a device."""
-        rows = self.send_rows.to(device)
-        return ShuffleIndex(rows, self.send_counts, self.recv_counts, self.num_local, self.num_dst)

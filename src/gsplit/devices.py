@@ -8,7 +8,7 @@ everything is there at once and nothing is late.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -19,10 +19,12 @@ from gsplit.errors import InputError, explain
 __all__ = [
     "LateChecks",
     "LateTensor",
+    "QueueMark",
+    "SideStream",
     "StageClock",
     "fork_random_states",
     "identify",
-    "mark_queue",
+    "in_thread",
     "random_states",
     "resolve_device",
 ]
@@ -80,12 +82,53 @@ def fork_random_states(device: torch.device) -> Iterator[None]:
             module.set_rng_state(state, device)
 
 
-def mark_queue(device: torch.device) -> Callable[[], bool]:
-    """A mark behind everything launched on a device up to now; asks whether the device has got there."""
-    module = _module(device)
-    event = module.Event()
-    event.record(module.current_stream(device))
-    return cast(Callable[[], bool], event.query)
+class QueueMark:
+    """A mark behind everything launched on a device's current stream up to now."""
+
+    def __init__(self, device: torch.device) -> None:
+        module = _module(device)
+        self._event = module.Event()
+        self._event.record(module.current_stream(device))
+
+    def is_over(self) -> bool:
+        """Whether the device has got there."""
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        """Wait until the device has got there."""
+        if not self._event.query():
+            self._event.synchronize()
+
+
+class SideStream:
+    """A second queue of a device, for work that may run beside that of the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, _module(device)
+        self._stream = self._module.Stream(device)
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Launch here, behind what the current stream has been given up to now."""
+        self._stream.wait_stream(self._module.current_stream(self._device))
+        with self._module.stream(self._stream):
+            yield
+
+    def mark(self) -> Any:
+        """The end of what has been launched here up to now."""
+        return self._stream.record_event()
+
+    def join(self, mark: Any, tensors: list[Tensor]) -> None:
+        """Let the current stream go on behind the mark, with tensors that were made here before it."""
+        current = self._module.current_stream(self._device)
+        current.wait_event(mark)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
+def in_thread(device: torch.device) -> AbstractContextManager[Any]:
+    """What a thread enters before it deals with a device: the current device is the thread's own."""
+    return nullcontext() if device.type == "cpu" else cast(AbstractContextManager[Any], _module(device).device(device))
 
 
 class LateTensor:
@@ -93,21 +136,19 @@ class LateTensor:
 
     def __init__(self, values: Tensor) -> None:
         values = values.detach()
-        self._event: Any = None
+        self._mark: QueueMark | None = None
         if values.device.type == "cpu":
             self._host = values
         else:
             self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._host.copy_(values, non_blocking=True)
-            module = _module(values.device)
-            self._event = module.Event()
-            self._event.record(module.current_stream(values.device))
+            self._mark = QueueMark(values.device)
 
     def read(self) -> Tensor:
         """The values on the host."""
-        if self._event is not None and not self._event.query():
-            self._event.synchronize()
-        self._event = None
+        if self._mark is not None:
+            self._mark.wait()
+        self._mark = None
         return self._host
 
     def __float__(self) -> float:

@@ -8,6 +8,7 @@ without the ones before.
 import hashlib
 import logging
 import operator
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,43 +17,27 @@ import torch
 from torch import Tensor
 
 from gsplit.batch import Batch
+from gsplit.batch_stream import BatchStream
+from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
+from gsplit.loader_options import check_options, check_prefetch
 from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
+from gsplit.pipeline import Pipeline
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.neighbor import check_fanouts, make_sampler
+from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.protocol import Strategy
+from gsplit.strategies.protocol import LoadedStep, Strategy
 from gsplit.strategies.registry import strategy_class
 from gsplit.telemetry import StepTelemetry, Telemetry
 
 __all__ = ["NeighborLoader"]
 
 _LOG = logging.getLogger(__name__)
-_PLANNED_SAMPLERS = ("weighted", "labor", "replace")
-_REFUSED = {
-    "replace": "neighbours are drawn without replacement",
-    "weight_attr": "weighted sampling is not built yet",
-    "disjoint": "a mini-batch is one graph, shared by all targets",
-    "time_attr": "temporal sampling is not built",
-    "input_time": "temporal sampling is not built",
-    "temporal_strategy": "temporal sampling is not built",
-    "subgraph_type": "blocks hold the sampled edges, in their direction",
-    "directed": "blocks hold the sampled edges, in their direction",
-    "transform": "change the batch in the training loop",
-    "transform_sampler_output": "change the batch in the training loop",
-    "neighbor_sampler": "sampling is built in; leave it out",
-    "num_workers": "sampling runs compiled in this process; leave it out",
-    "persistent_workers": "there are no workers; leave it out",
-    "prefetch_factor": "there are no workers; leave it out",
-    "pin_memory": "batches are made on the mesh's device; leave it out",
-    "filter_per_worker": "there are no workers; leave it out",
-    "is_sorted": "the store is sorted; leave it out",
-}
 
 
 class NeighborLoader:
@@ -67,6 +52,7 @@ class NeighborLoader:
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
+    ``prefetch``: batches that a thread makes ahead of training; what they contain does not depend on it.
     """
 
     def __init__(
@@ -88,14 +74,16 @@ class NeighborLoader:
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
+        prefetch: int = 0,
         telemetry: str | Path | None = None,
         **options: object,
     ) -> None:
-        _check_options(num_neighbors, batch_size, sampler, seed, options)
+        check_options(num_neighbors, batch_size, sampler, seed, options)
         self.mesh, self._kind = resolve_mesh(mesh, "NeighborLoader"), strategy_class(strategy)
         store = as_graph_store(graph, partition)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
+        self._prefetch = check_prefetch(prefetch, self.mesh)
         ranges = make_ownership(store, self.mesh, ownership)
         local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
         self._strategy = self._make_strategy(local, list(num_neighbors), input_nodes, shuffle, deterministic)
@@ -104,6 +92,7 @@ class NeighborLoader:
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
         self._iterators = 0
+        self._pipeline: Pipeline[LoadedStep] | None = None  # of the newest iterator
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
     def _make_strategy(
@@ -114,13 +103,15 @@ class NeighborLoader:
         shuffle: bool,
         deterministic: bool,
     ) -> Strategy:
-        arrays, device = self.arrays, self.mesh.sample_device
+        arrays, mesh, device = self.arrays, self.mesh, self.mesh.sample_device
+        rows = local.rows(arrays.features)
         return self._kind(
             sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
             ownership=local.ownership,
             targets=local.targets(input_nodes),
-            loader=StepLoader(local, self.mesh, local.rows(arrays.features), arrays),
-            mesh=self.mesh,
+            loader=StepLoader(local, mesh, rows, arrays, num_ahead=self._prefetch),
+            mesh=mesh,
+            groups=mesh.new_loading_groups() if self._prefetch else mesh.loading_groups,
             num_neighbors=num_neighbors,
             batch_size=self._batch_size,
             shuffle=shuffle,
@@ -136,6 +127,7 @@ class NeighborLoader:
             "batch_size": self._batch_size,
             "shuffle": shuffle,
             "drop_last": self._drop_last,
+            "prefetch": self._prefetch,
             "strategy": self._kind.name,
             "seed": self._seed,
             "arrays": str(self.arrays),
@@ -200,6 +192,21 @@ class NeighborLoader:
     def _batches(self, epoch: int, first: int, number: int) -> Iterator[Batch]:
         """The steps of one epoch. Only the newest iterator moves the loader's position."""
         self.telemetry.start_clock()
+        with self._open_pipeline(epoch, range(first, len(self))) as pipeline:
+            yield from self._take(pipeline, epoch, first, number)
+
+    def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[LoadedStep]:
+        """What makes the steps of an epoch; one at a time, because they share the sampler."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self._prefetch)
+        return self._pipeline
+
+    def _take(self, pipeline: Pipeline[LoadedStep], epoch: int, first: int, number: int) -> Iterator[Batch]:
+        ahead = self._prefetch > 0 and self.mesh.host_samples
+        stream = BatchStream(
+            pipeline, len(self) - first, self._strategy.finish, SideStream(self.mesh.device) if ahead else None
+        )
         for step in range(first, len(self)):
             if number != self._iterators:
                 fix = "iterate over one epoch at a time, or use make_batch(epoch, step)"
@@ -208,7 +215,11 @@ class NeighborLoader:
                         "this iterator", "to be the loader's newest", f"iterator {number} of {self._iterators}", fix
                     )
                 )
-            batch = self.make_batch(epoch, step)
+            waited = time.perf_counter()
+            with torch.inference_mode(False):
+                batch = stream.take()
+            if self._prefetch:
+                batch.telemetry.add_seconds("wait_for_batch", time.perf_counter() - waited)
             self._position = (epoch, step + 1)
             try:
                 yield batch
@@ -222,26 +233,17 @@ class NeighborLoader:
         if epoch < 0 or not 0 <= step < len(self):
             got, fix = f"epoch {epoch}, step {step}", "len(loader) says how many steps there are"
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
+        if self._pipeline is not None:
+            self._pipeline.drain()  # it shares the sampler; all ranks have permitted the same steps
+        return self._strategy.finish(self._load(epoch, step))
+
+    @torch.inference_mode(False)
+    def _load(self, epoch: int, step: int) -> LoadedStep:
+        """The first two stages of a step; in the pipeline's thread if there is one."""
         telemetry = StepTelemetry(epoch, step, self.mesh.device, self.mesh.sample_device)
-        sampled = self._strategy.sample(StepKey(self._seed, epoch, step), telemetry)
-        return self._strategy.load(sampled)
-
-
-def _check_options(
-    num_neighbors: list[int], batch_size: int, sampler: str, seed: int, options: dict[str, object]
-) -> None:
-    check_fanouts(num_neighbors)
-    if not isinstance(batch_size, int) or batch_size < 1:
-        fix = "give the size of the global mini-batch"
-        raise InputError(explain("batch_size", "a positive number", batch_size, fix))
-    if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
-        raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
-    if sampler != "uniform":
-        fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
-        raise InputError(explain("sampler", "'uniform', the only one built so far", repr(sampler), fix))
-    for name, value in options.items():
-        fix = _REFUSED.get(name, "see the signature of NeighborLoader")
-        raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
+        with in_thread(self.mesh.device):
+            sampled = self._strategy.sample(StepKey(self._seed, epoch, step), telemetry)
+            return self._strategy.load(sampled)
 
 
 def _fingerprint(nodes: str | Tensor | None) -> str:

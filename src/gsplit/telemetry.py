@@ -32,7 +32,10 @@ Span = Literal[
     "split",
     "exchange_ids",
     "load_features",
+    "copy",
+    "gather_features",
     "exchange_features",
+    "wait_for_batch",
     "shuffle",
     "forward",
     "backward",
@@ -56,7 +59,7 @@ Gauge = Literal[
 
 Value = Literal["loss", "learning_rate", "gradient_norm"]
 
-_LOADING: frozenset[Span] = frozenset({"sample", "split", "exchange_ids", "load_features", "exchange_features"})
+_LOADING: frozenset[Span] = frozenset({"sample", "split", "exchange_ids", "load_features"})
 _CPU = torch.device("cpu")
 
 KEPT_RECORDS = 1024
@@ -83,8 +86,8 @@ class StepTelemetry:
         self, epoch: int = 0, step: int = 0, device: torch.device = _CPU, sample_device: torch.device = _CPU
     ) -> None:
         self.epoch, self.step = epoch, step
-        self._clock = None if device.type == "cpu" else StageClock(device)
-        self._loading_clock = None if sample_device.type == "cpu" else StageClock(sample_device)
+        self._device, self._sample_device = device, sample_device
+        self._clocks: dict[torch.device, StageClock] = {}
         self._late_spans: list[tuple[Span, StageClock, Any, Any]] = []
         self._late_values: dict[Value, LateTensor] = {}
         self.seconds: dict[str, float] = {}
@@ -93,17 +96,26 @@ class StepTelemetry:
         self.values: dict[str, float] = {}
 
     @contextmanager
-    def span(self, name: Span) -> Iterator[None]:
-        """Add the time of a block to a stage."""
-        clock = self._loading_clock if name in _LOADING else self._clock
+    def span(self, name: Span, device: torch.device | None = None) -> Iterator[None]:
+        """Add the time of a block to a stage, on the clock of a device: by default the one the stage belongs to."""
+        clock = self._clock(device or (self._sample_device if name in _LOADING else self._device))
         start = time.perf_counter() if clock is None else clock.mark()
         try:
             yield
         finally:
             if clock is None:
-                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+                self.add_seconds(name, time.perf_counter() - start)
             else:
                 self._late_spans.append((name, clock, start, clock.mark()))
+
+    def add_seconds(self, name: Span, seconds: float) -> None:
+        """Add to the time of a stage."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def _clock(self, device: torch.device) -> StageClock | None:
+        if device.type == "cpu":
+            return None
+        return self._clocks.setdefault(device, StageClock(device))
 
     def count(self, name: Counter, amount: int) -> None:
         """Add to an amount."""
@@ -128,7 +140,7 @@ class StepTelemetry:
     def settle(self) -> None:
         """Take in what is late; waits for the device to have come to the end of this step."""
         for name, clock, start, stop in self._late_spans:
-            self.seconds[name] = self.seconds.get(name, 0.0) + clock.seconds(start, stop)
+            self.add_seconds(name, clock.seconds(start, stop))
         self.values.update({name: float(value) for name, value in self._late_values.items()})
         self._late_spans, self._late_values = [], {}
 

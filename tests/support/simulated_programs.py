@@ -180,7 +180,7 @@ def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str]
 
 def train_with_triton(case: Case) -> list[tuple[TrainedCase, set[str], int]]:
     """Two ranks, for a process that has Triton's interpreter on from its start."""
-    return run_ranks(count_triton_launches, 2, case, device="sim:0", timeout_s=200)
+    return run_ranks(count_triton_launches, 2, case, device="sim:0", sample_device="sim:0", timeout_s=200)
 
 
 def share_a_device(mesh: Mesh) -> None:

@@ -261,7 +261,7 @@ def test_start_says_both_batch_sizes(store: Store, caplog: pytest.LogCaptureFixt
 def test_a_graph_that_is_not_partitioned_is_pointed_out_on_several_ranks(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mesh = Mesh(torch.device("cpu"), UnansweredComm(), UnansweredComm(), UnansweredComm(), UnansweredComm())
+    mesh = _unanswered_mesh()
     object.__setattr__(mesh.world, "rank", 0)
     _loader(store, mesh=mesh)
     assert "the graph is not partitioned" in caplog.text and "gsplit partition" in caplog.text
@@ -301,6 +301,11 @@ class UnansweredComm(SoloComm):
         return [text] * self.size
 
 
+def _unanswered_mesh() -> Mesh:
+    shuffles, loading, gradients, world = (UnansweredComm() for _ in range(4))
+    return Mesh(torch.device("cpu"), shuffles, loading, loading, gradients, world)
+
+
 def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
     """50 M vertices, one of 4 ranks: telemetry shows no array above the range's share, the batch apart (law 6)."""
     n, e, num_targets = 50_000_000, 4_000_000, 5_000_000
@@ -325,7 +330,7 @@ def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
             provenance=[],
         )
         writer.commit(manifest)
-    mesh = Mesh(torch.device("cpu"), UnansweredComm(), UnansweredComm(), UnansweredComm(), UnansweredComm())
+    mesh = _unanswered_mesh()
     loader = _loader(gsplit.open(tmp_path / "g.gsplit"), num_neighbors=[10] * 3, batch_size=4096, mesh=mesh)
     for batch, _ in zip(loader, range(3), strict=False):
         assert batch.batch_size > 500

@@ -2,8 +2,9 @@
 
 Ranks form a mesh of replicas x splits. The ranks of one replica share one mini-batch (or one replica's cut of it): they
 split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. Four groups, because work
-on one must never pair with work on another: shuffles (inside forward and backward), the loader's own exchanges (which
-may one day run in a thread of their own), gradients (started by backward), and sums over the whole world (losses).
+on one must never pair with work on another: shuffles (inside forward and backward), the loader's own exchanges,
+gradients (started by backward), and sums over the whole world (losses). A loader that makes batches ahead, in a thread,
+gets a group of its own (``new_loading_groups``).
 """
 
 import os
@@ -17,10 +18,10 @@ import torch
 from gsplit.devices import resolve_device
 from gsplit.distributed.comm import Comm, SoloComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
-from gsplit.distributed.shared_memory import share_memory
+from gsplit.distributed.shared_memory import SharedComm, share_memory
 from gsplit.errors import InputError, explain
 
-__all__ = ["Mesh", "init", "resolve_mesh", "solo_mesh"]
+__all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,8 +32,9 @@ class Mesh:
     - ``rank`` of ``size``: this rank among all.
     - ``replica`` of ``num_replicas``: the group of ranks that this one splits mini-batches with.
     - ``split_rank`` of ``num_splits``: this rank within its replica.
-    - ``shuffles``, ``loading``: the process groups of the replica, for hidden features and their gradients, and for
-      what the loader exchanges. ``loading`` is on ``sample_device``, the others are on ``device``.
+    - ``shuffles``, ``loading``, ``inputs``: the process groups of the replica, for hidden features and their gradients,
+      for what the loader exchanges, and for input rows. ``loading`` is on ``sample_device``, the others are on
+      ``device``; if that is the same device, ``inputs`` is ``loading``.
     - ``gradients``, ``world``: the process groups of all ranks, for averaging gradients, and for losses and settings.
 
     It closes itself when the program ends; ``close()`` does it earlier, and so does ``with gsplit.init() as mesh:``.
@@ -41,6 +43,7 @@ class Mesh:
     device: torch.device
     shuffles: Comm
     loading: Comm
+    inputs: Comm
     gradients: Comm
     world: Comm
     replica: int = 0
@@ -49,6 +52,8 @@ class Mesh:
     """A number for every model wrapped on this mesh; the same on every rank, as all wrap them in the same order."""
     connection: Connection | None = field(default=None, compare=False)
     """What closing the mesh leaves; None for one process."""
+    more_groups: list[Comm] = field(default_factory=list, compare=False)
+    """What ``new_loading_groups`` has made."""
 
     def __repr__(self) -> str:
         devices = f"device {self.device}"
@@ -73,7 +78,7 @@ class Mesh:
     def _close(self, error: BaseException | None) -> None:
         if self.world.closed:
             return
-        for comm in (self.shuffles, self.loading, self.gradients, self.world):
+        for comm in (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.more_groups):
             comm.close()
         if self.connection is None:
             return
@@ -81,6 +86,26 @@ class Mesh:
             self.connection.leave()
         else:
             self.connection.abandon()
+
+    @property
+    def host_samples(self) -> bool:
+        """Whether mini-batches are sampled on the host for a model on a device."""
+        return self.sample_device.type == "cpu" and self.device.type != "cpu"
+
+    @property
+    def loading_groups(self) -> "LoadingGroups":
+        """The groups of a loader that makes batches in the thread of training."""
+        return LoadingGroups(self.loading, self.inputs)
+
+    def new_loading_groups(self) -> "LoadingGroups":
+        """The groups of a loader whose collectives on the host run in a thread of their own. A collective."""
+        if self.connection is None:
+            comm: Comm = SoloComm(self.sample_device)
+        else:
+            group = self.connection.new_comm(self.sample_device, self.num_replicas)
+            comm = share_memory([group])[0] if isinstance(self.loading, SharedComm) else group
+        self.more_groups.append(comm)
+        return LoadingGroups(comm, self.inputs if self.host_samples else comm)
 
     @property
     def sample_device(self) -> torch.device:
@@ -108,10 +133,19 @@ class Mesh:
         return self.shuffles.size
 
 
+@dataclass(frozen=True)
+class LoadingGroups:
+    """What a loader exchanges over: ids on the device that samples, input rows on the model's."""
+
+    ids: Comm
+    inputs: Comm
+
+
 def solo_mesh(device: torch.device | str = "cpu", sample_device: torch.device | str | None = None) -> Mesh:
     """One process, no process group."""
     loading = SoloComm(device if sample_device is None else sample_device)
-    return Mesh(torch.device(device), SoloComm(device), loading, SoloComm(device), SoloComm(device))
+    inputs = loading if loading.device == torch.device(device) else SoloComm(device)
+    return Mesh(torch.device(device), SoloComm(device), loading, inputs, SoloComm(device), SoloComm(device))
 
 
 def _num_launched_ranks() -> int:
@@ -144,14 +178,17 @@ def init(
     (r + 1) * S - 1 are replica r, so give every host its own.
 
     Without ``device``: GPUs where there are any, the CPU otherwise; "cuda" alone means the rank's own, by LOCAL_RANK.
-    Mini-batches are sampled on ``sample_device``, the same device unless told otherwise. A rank that waits longer than
-    ``timeout_s`` in a collective gives up with an error. CPU ranks of one host exchange rows through shared memory
-    unless told not to.
+    Mini-batches are sampled on ``sample_device``, the CPU unless told otherwise (the other choice is ``device``). A
+    rank that waits longer than ``timeout_s`` in a collective gives up with an error. CPU ranks of one host exchange
+    rows through shared memory unless told not to.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = resolve_device(device)
-    sample_device = device if sample_device is None else resolve_device(sample_device)
+    sample_device = resolve_device("cpu" if sample_device is None else sample_device)
+    if sample_device.type != "cpu" and sample_device != device:
+        fix = "leave sample_device out"
+        raise InputError(explain("sample_device", f"the CPU or the model's device, {device}", sample_device, fix))
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     if _num_launched_ranks() == 1 and not is_connected():
@@ -167,10 +204,12 @@ def init(
     loading: Comm = groups.loading
     if shared_memory:
         shuffles, loading = share_memory([groups.shuffles, groups.loading])
+    inputs: Comm = loading if groups.inputs is groups.loading else groups.inputs
     return Mesh(
         device,
         shuffles,
         loading,
+        inputs,
         groups.gradients,
         groups.world,
         groups.replica,

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gsplit.devices import identify, mark_queue
+from gsplit.devices import QueueMark, identify
 from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
 from gsplit.distributed.hang_watch import HangWatch, record_flight
 from gsplit.errors import CommError, InputError, explain
@@ -39,7 +39,7 @@ class _GroupWork:
             self._work.wait()
         torch.autograd.graph.increment_version(self._out)
         if self._comm.watch is not None:
-            self._comm.watch.add(self._call, mark_queue(self._comm.device))
+            self._comm.watch.add(self._call, QueueMark(self._comm.device).is_over)
 
 
 class GroupComm:
@@ -134,19 +134,22 @@ class Connection:
     must not: destroying a process group waits for the collectives under way in it, which its peers may never join.
     """
 
-    def __init__(self, joined_here: bool) -> None:
+    def __init__(self, joined_here: bool, timeout: timedelta) -> None:
         self._joined_here = joined_here  # or the program had joined before, and leaves by itself
+        self._timeout = timeout
         self._groups: list[Any] = []
         self._watch: HangWatch | None = None
         atexit.register(self._end)
 
-    def new_comm(self, ranks: list[int], device: torch.device, timeout: timedelta) -> GroupComm | None:
-        """A new process group of some ranks, if this one is among them. All ranks make all groups in one order."""
-        group = dist.new_group(ranks, timeout=timeout, backend=_backend(device))
-        if dist.get_rank() not in ranks:
-            return None
-        self._groups.append(group)
-        return GroupComm(group, device)
+    def new_comm(self, device: torch.device, num_replicas: int = 1) -> GroupComm:
+        """A new process group of all ranks, or of the ranks of this one's replica. A collective of all ranks."""
+        size, own = dist.get_world_size() // num_replicas, None
+        for first in range(0, dist.get_world_size(), size):  # all ranks make all groups, in one order
+            ranks = list(range(first, first + size))
+            group = dist.new_group(ranks, timeout=self._timeout, backend=_backend(device))
+            own = group if dist.get_rank() in ranks else own
+        self._groups.append(own)
+        return GroupComm(own, device)
 
     def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
         """Have collectives on devices that never end named before torch ends the process."""
@@ -183,12 +186,13 @@ class Connection:
 
 @dataclass(frozen=True)
 class Groups:
-    """A rank's process groups: two of the ranks that split a mini-batch with it, two of all ranks."""
+    """A rank's process groups: of the ranks that split a mini-batch with it, and two of all ranks."""
 
     replica: int
     num_replicas: int
     shuffles: GroupComm
     loading: GroupComm
+    inputs: GroupComm
     gradients: GroupComm
     world: GroupComm
     connection: Connection
@@ -202,52 +206,47 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     """Join the process group that the environment describes and make this rank's groups.
 
     The ranks form a mesh of replicas x splits, row after row. ``loading`` is on ``sample_device``, the others are on
-    ``device``. No two uses share a group, so that work on one can never pair with work on another.
+    ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so that work on one can never
+    pair with work on another.
     """
     timeout = timedelta(seconds=timeout_s)
     joined_here = not dist.is_initialized()
     if joined_here:
         dist.init_process_group("gloo", timeout=timeout)
-    connection = Connection(joined_here)
+    connection = Connection(joined_here, timeout)
     size = dist.get_world_size()
-    _check_devices(connection, {device, sample_device}, timeout)
+    _check_devices(connection, device, sample_device)
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
-    num_splits = size // num_replicas
-    comms: list[GroupComm | None] = []
-    for first in range(0, size, num_splits):
-        row = list(range(first, first + num_splits))
-        comms += [connection.new_comm(row, place, timeout) for place in (device, sample_device)]
-    comms += [connection.new_comm(list(range(size)), device, timeout) for _ in range(2)]
-    own = [comm for comm in comms if comm is not None]
-    connection.watch([comm for comm in own if comm.device.type != "cpu"], timeout_s)
-    shuffles, loading, gradients, world = own
-    return Groups(dist.get_rank() // num_splits, num_replicas, shuffles, loading, gradients, world, connection)
+    shuffles, loading = (connection.new_comm(place, num_replicas) for place in (device, sample_device))
+    inputs = loading if sample_device == device else connection.new_comm(device, num_replicas)
+    gradients, world = connection.new_comm(device), connection.new_comm(device)
+    comms = (shuffles, loading, inputs, gradients, world)
+    connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
+    return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, connection)
 
 
-def _check_devices(connection: Connection, devices: set[torch.device], timeout: timedelta) -> None:
+def _check_devices(connection: Connection, device: torch.device, sample_device: torch.device) -> None:
     """Refuse ranks on different kinds of devices, and a device that two ranks share. A collective, on the host."""
-    kinds = sorted(device.type for device in devices)
-    if "cuda" in kinds:
+    if device.type == "cuda":
         if not dist.is_nccl_available():
             fix = "install a CUDA build of torch"
             raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
         record_flight()
-    host = connection.new_comm(list(range(dist.get_world_size())), torch.device("cpu"), timeout)
-    assert host is not None
-    all_kinds = host.gather_text(Call("compare kinds of devices"), " and ".join(kinds))
+    host = connection.new_comm(torch.device("cpu"))
+    kind = device.type if sample_device.type == "cpu" else f"{device.type}, also for sampling"
+    all_kinds = host.gather_text(Call("compare kinds of devices"), kind)
     if len(set(all_kinds)) > 1:
         got = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(all_kinds))
         raise InputError(explain("device", "the same kind on every rank", got, "say which: gsplit.init(device=...)"))
-    names = [f"{socket.gethostname()} {identify(device)}" for device in devices if device.type != "cpu"]
+    own = "" if device.type == "cpu" else f"{socket.gethostname()} {identify(device)}"
     seen: dict[str, int] = {}
-    for rank, text in enumerate(host.gather_text(Call("compare devices"), "\n".join(names))):
-        for name in filter(None, text.split("\n")):
-            if seen.setdefault(name, rank) != rank:
-                got = f"ranks {seen[name]} and {rank} both on {name}"
-                fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
-                raise InputError(explain("device", "a device of its own for every rank", got, fix))
+    for rank, name in enumerate(host.gather_text(Call("compare devices"), own)):
+        if name and seen.setdefault(name, rank) != rank:
+            got = f"ranks {seen[name]} and {rank} both on {name}"
+            fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
+            raise InputError(explain("device", "a device of its own for every rank", got, fix))
 
 
 def is_connected() -> bool:

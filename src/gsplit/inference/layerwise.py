@@ -57,7 +57,8 @@ def flat_mesh(mesh: Mesh) -> Mesh:
     """The mesh in which every rank has vertices of its own: replicas share nothing in inference."""
     if mesh.num_replicas == 1:
         return mesh
-    return replace(mesh, shuffles=mesh.world, loading=mesh.world, replica=0, num_replicas=1)
+    world = mesh.world
+    return replace(mesh, shuffles=world, loading=world, inputs=world, replica=0, num_replicas=1)
 
 
 def inference_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -> Ownership:
@@ -202,14 +203,16 @@ class LayerwisePass:
         """A layer's outputs for the vertices that need them, from chunks with all their in-edges. A collective."""
         mesh, local, layer = self._mesh, self._local, self._model.get_submodule(name)
         loader = StepLoader(local, mesh, inputs, self._arrays, labels=False)
-        splitter = SplitSampler(self._sampler, local.ownership, mesh, [-1], loader.pool, deterministic=True)
+        splitter = SplitSampler(
+            self._sampler, local.ownership, mesh, mesh.loading_groups, [-1], loader.pool, deterministic=True
+        )
         plan = ForwardPlan(1, {name: 0}, frozenset({name}) & self._plan.single_input, (), ())
         chunks = edge_chunks(self._needed.levels[self._plan.layer_of[name] + 1], local.graph)
         array: npt.NDArray[Any] | None = None
         for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
             ids = chunks[number] if number < len(chunks) else np.empty(0, np.int64)
             sampled = splitter.sample(torch.from_numpy(ids), _KEY, ids.size, StepTelemetry())
-            batch = loader.load(sampled, strategy="split", each_vertex_once=True).cast(self._dtype)
+            batch = loader.finish(loader.load(sampled), strategy="split", each_vertex_once=True).cast(self._dtype)
             out = _run_layer(ForwardPass(batch, plan), name, layer, call)
             if array is None:
                 array, rows = self._new_map(f"{name}-out", out)

@@ -59,6 +59,12 @@ class TrainSettings(BaseModel):
     edge_weight: str | None = Field(None, description="stored per-edge values as weights, for gcn and graphconv")
     strategy: str = Field("split", description="how ranks share a mini-batch: split or data")
     replicas: int = Field(1, ge=1, description="groups of ranks; each takes its cut of every mini-batch")
+    prefetch: int = Field(
+        0,
+        ge=0,
+        description="batches made ahead in a thread, beside training; 0: none",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     evaluate_every: int | None = Field(
         None,
         ge=0,

@@ -159,6 +159,7 @@ def _make_trainer(
         seed=settings.seed,
         mesh=mesh,
         deterministic=settings.deterministic,
+        prefetch=settings.prefetch,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
         **_arrays(settings),
     )

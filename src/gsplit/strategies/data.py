@@ -8,14 +8,14 @@ the whole graph and all features on every rank, memory-mapped or not.
 from typing import ClassVar
 
 from gsplit.batch import Batch
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.mesh import LoadingGroups, Mesh
 from gsplit.exchange import IdentityExchange
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.protocol import LayerSampler
 from gsplit.sampling.targets import LocalTargets
 from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.protocol import SampledStep
+from gsplit.strategies.protocol import LoadedStep, SampledStep
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["DataStrategy"]
@@ -35,12 +35,13 @@ class DataStrategy:
         targets: LocalTargets,
         loader: StepLoader,
         mesh: Mesh,
+        groups: LoadingGroups,
         num_neighbors: list[int],
         batch_size: int,
         shuffle: bool,
         deterministic: bool,
     ) -> None:
-        """``ownership`` and ``deterministic`` are the strategies' common arguments; nothing here depends on them."""
+        """``ownership``, ``groups`` and ``deterministic`` are the strategies' common arguments, of no effect here."""
         self._sampler, self._targets, self._loader, self._mesh = sampler, targets, loader, mesh
         self._num_neighbors, self._batch_size, self._shuffle = num_neighbors, batch_size, shuffle
         self._cut = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)
@@ -75,6 +76,9 @@ class DataStrategy:
             telemetry=telemetry,
         )
 
-    def load(self, sampled: SampledStep) -> Batch:
+    def load(self, sampled: SampledStep) -> LoadedStep:
+        return self._loader.load(sampled)
+
+    def finish(self, loaded: LoadedStep) -> Batch:
         once = self.computes_each_vertex_once(self._mesh)
-        return self._loader.load(sampled, strategy=self.name, each_vertex_once=once)
+        return self._loader.finish(loaded, strategy=self.name, each_vertex_once=once)

@@ -1,12 +1,13 @@
 """What a strategy is: a way in which one mini-batch becomes one batch per rank.
 
 All strategies compute the same step from the same sample (law 1); they differ in who samples, loads and computes which
-vertex. Two stages, each able to run ahead of training: ``sample`` decides what the rank's part is made of, ``load``
-reads its rows. What a strategy needs and keeps it declares; nobody asks for its name.
+vertex. Three stages: ``sample`` decides what the rank's part is made of and ``load`` reads its rows, both able to run
+ahead of training in a thread of their own; ``finish`` makes the batch where the model computes. What a strategy needs
+and keeps it declares; nobody asks for its name.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from gsplit.exchange import Exchange
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["SampledStep", "Strategy"]
+__all__ = ["LoadedStep", "SampledStep", "Strategy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,14 @@ class SampledStep:
     telemetry: StepTelemetry
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedStep:
+    """One rank's part of a step with everything read that the host reads; ``parts`` are for the one who loaded it."""
+
+    sampled: SampledStep
+    parts: Any
+
+
 class Strategy(Protocol):
     """Makes one rank's part of every step. All ranks call both stages for the same steps in the same order."""
 
@@ -56,5 +65,8 @@ class Strategy(Protocol):
     def sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         """Draw this rank's part of a step. A collective of the loading group."""
 
-    def load(self, sampled: SampledStep) -> Batch:
+    def load(self, sampled: SampledStep) -> LoadedStep:
         """Read the rows of a sampled step. A collective of the loading group."""
+
+    def finish(self, loaded: LoadedStep) -> Batch:
+        """The batch, where the model computes. A collective if that is a device; called in the thread of training."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gsplit.batch import Batch
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.mesh import LoadingGroups, Mesh
 from gsplit.exchange import Exchange, PremixedExchange, ShuffleExchange
 from gsplit.kernels.buffers import BufferPool
 from gsplit.ownership import Ownership
@@ -18,7 +18,7 @@ from gsplit.sampling.protocol import LayerSampler
 from gsplit.sampling.targets import LocalTargets
 from gsplit.split import split_minibatch
 from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.protocol import SampledStep
+from gsplit.strategies.protocol import LoadedStep, SampledStep
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["SplitSampler", "SplitStrategy"]
@@ -32,13 +32,14 @@ class SplitSampler:
         sampler: LayerSampler,
         ownership: Ownership,
         mesh: Mesh,
+        groups: LoadingGroups,
         num_neighbors: list[int],
         pool: BufferPool,
         *,
         deterministic: bool = False,
     ) -> None:
         """``pool`` is the loader's: hidden rows take the place of input rows that are gone."""
-        self._sampler, self._ownership, self._mesh = sampler, ownership, mesh
+        self._sampler, self._ownership, self._mesh, self._groups = sampler, ownership, mesh, groups
         self._num_neighbors, self._deterministic = num_neighbors, deterministic
         self._pool = pool if mesh.sample_device == mesh.device else BufferPool(mesh.device)
 
@@ -47,7 +48,7 @@ class SplitSampler:
         mesh = self._mesh
         targets = targets.to(mesh.sample_device)
         split = split_minibatch(
-            self._sampler, targets, self._num_neighbors, key, self._ownership, mesh.loading, telemetry
+            self._sampler, targets, self._num_neighbors, key, self._ownership, self._groups.ids, telemetry
         )
         indices = [layer.index for layer in split.layers]
         for index in indices:  # of the whole step: hidden layers send the same rows in forward
@@ -57,8 +58,7 @@ class SplitSampler:
         telemetry.peak("sampler_bytes", self._sampler.num_bytes)
         shared = (self._pool, self._deterministic)
         exchanges: list[Exchange] = [
-            ShuffleExchange(index.to(mesh.device), mesh.shuffles, key.step, layer, *shared)
-            for layer, index in enumerate(indices)
+            ShuffleExchange(index, mesh.shuffles, key.step, layer, *shared) for layer, index in enumerate(indices)
         ]
         return SampledStep(
             key=key,
@@ -66,7 +66,7 @@ class SplitSampler:
             global_batch_size=global_batch_size,
             blocks=tuple(layer.block for layer in split.layers),
             input_ids=split.input_ids,
-            loading_exchange=ShuffleExchange(indices[0], mesh.loading, key.step, 0, *shared),
+            loading_exchange=ShuffleExchange(indices[0], self._groups.inputs, key.step, 0, *shared),
             exchanges=(PremixedExchange(exchanges[0]), *exchanges[1:]),
             telemetry=telemetry,
         )
@@ -86,12 +86,15 @@ class SplitStrategy:
         targets: LocalTargets,
         loader: StepLoader,
         mesh: Mesh,
+        groups: LoadingGroups,
         num_neighbors: list[int],
         batch_size: int,
         shuffle: bool,
         deterministic: bool,
     ) -> None:
-        self._splitter = SplitSampler(sampler, ownership, mesh, num_neighbors, loader.pool, deterministic=deterministic)
+        self._splitter = SplitSampler(
+            sampler, ownership, mesh, groups, num_neighbors, loader.pool, deterministic=deterministic
+        )
         self._range_bytes = max(sampler.num_range_bytes, targets.largest_bytes)
         self._targets, self._loader, self._mesh = targets, loader, mesh
         self._batch_size, self._shuffle = batch_size, shuffle
@@ -113,6 +116,9 @@ class SplitStrategy:
         telemetry.peak("largest_range_array_bytes", max(self._range_bytes, targets.largest_bytes))
         return self._splitter.sample(own, key, targets.size_of_step(key.step, size), telemetry)
 
-    def load(self, sampled: SampledStep) -> Batch:
+    def load(self, sampled: SampledStep) -> LoadedStep:
+        return self._loader.load(sampled)
+
+    def finish(self, loaded: LoadedStep) -> Batch:
         once = self.computes_each_vertex_once(self._mesh)
-        return self._loader.load(sampled, strategy=self.name, each_vertex_once=once)
+        return self._loader.finish(loaded, strategy=self.name, each_vertex_once=once)

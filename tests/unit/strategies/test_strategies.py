@@ -23,7 +23,7 @@ def test_steps_sampled_ahead_load_into_the_batches_they_were_sampled_for(strateg
     made = loader._strategy
     keys = [StepKey(0, 1, step) for step in range(3)]
     ahead = [made.sample(key, StepTelemetry(key.epoch, key.step)) for key in keys]
-    batches = [made.load(sampled) for sampled in ahead]
+    batches = [made.finish(loaded) for loaded in [made.load(sampled) for sampled in ahead]]
     for key, batch in zip(keys, batches, strict=True):
         straight = loader.make_batch(key.epoch, key.step)
         assert torch.equal(batch.x, straight.x) and torch.equal(batch.n_id, straight.n_id)
@@ -43,7 +43,7 @@ def test_the_exchanges_a_strategy_makes() -> None:
 def _mesh(size: int, replicas: int) -> Mesh:
     world, inner = SoloComm(), SoloComm()
     world.size, inner.size = size, size // replicas
-    return Mesh(torch.device("cpu"), inner, inner, world, world, 0, replicas)
+    return Mesh(torch.device("cpu"), inner, inner, inner, world, world, 0, replicas)
 
 
 def test_what_strategies_declare() -> None:

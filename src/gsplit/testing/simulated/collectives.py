@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,5 +132,9 @@ class CheckedComm:
 
 def checked_mesh(mesh: Mesh, rules: CollectiveRules) -> Mesh:
     """The mesh with the rules on every group that lies on the device."""
-    names = [name for name in ("shuffles", "loading", "gradients", "world") if getattr(mesh, name).device.type != "cpu"]
-    return replace(mesh, **{name: CheckedComm(getattr(mesh, name), name, rules) for name in names})  # type: ignore[arg-type]
+    names = ("shuffles", "loading", "inputs", "gradients", "world")
+    on_device = {name: comm for name in names if (comm := getattr(mesh, name)).device.type != "cpu"}
+    checked: dict[str, Any] = {name: CheckedComm(comm, name, rules) for name, comm in on_device.items()}
+    if mesh.inputs is mesh.loading and "loading" in checked:
+        checked["inputs"] = checked["loading"]
+    return replace(mesh, **checked)

@@ -74,6 +74,11 @@ class _Module:
         if torch.device(device).index != 0:
             raise RuntimeError(f"invalid device ordinal: {device}, of 1 device")
 
+    def device(self, device: Any) -> Any:
+        """The context in which a thread deals with the device."""
+        self.set_device(device)
+        return backend.SimMode()  # type: ignore[no-untyped-call]
+
     def _is_in_bad_fork(self) -> bool:
         return False
 

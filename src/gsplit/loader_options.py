@@ -1,0 +1,56 @@
+"""What the loader takes, what it will, and what it cannot: options of PyG's loader are refused with the reason."""
+
+from gsplit.distributed.mesh import Mesh
+from gsplit.errors import InputError, explain
+from gsplit.sampling.neighbor import check_fanouts
+
+__all__ = ["check_options", "check_prefetch"]
+
+_PLANNED_SAMPLERS = ("weighted", "labor", "replace")
+_REFUSED = {
+    "replace": "neighbours are drawn without replacement",
+    "weight_attr": "weighted sampling is not built yet",
+    "disjoint": "a mini-batch is one graph, shared by all targets",
+    "time_attr": "temporal sampling is not built",
+    "input_time": "temporal sampling is not built",
+    "temporal_strategy": "temporal sampling is not built",
+    "subgraph_type": "blocks hold the sampled edges, in their direction",
+    "directed": "blocks hold the sampled edges, in their direction",
+    "transform": "change the batch in the training loop",
+    "transform_sampler_output": "change the batch in the training loop",
+    "neighbor_sampler": "sampling is built in; leave it out",
+    "num_workers": "sampling runs compiled in this process; leave it out",
+    "persistent_workers": "there are no workers; leave it out",
+    "prefetch_factor": "there are no workers; say prefetch=N to make N batches ahead",
+    "pin_memory": "batches are made on the mesh's device; leave it out",
+    "filter_per_worker": "there are no workers; leave it out",
+    "is_sorted": "the store is sorted; leave it out",
+}
+
+
+def check_options(
+    num_neighbors: list[int], batch_size: int, sampler: str, seed: int, options: dict[str, object]
+) -> None:
+    """Refuse what is not an option of this loader, and values out of range."""
+    check_fanouts(num_neighbors)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        fix = "give the size of the global mini-batch"
+        raise InputError(explain("batch_size", "a positive number", batch_size, fix))
+    if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
+        raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
+    if sampler != "uniform":
+        fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
+        raise InputError(explain("sampler", "'uniform', the only one built so far", repr(sampler), fix))
+    for name, value in options.items():
+        fix = _REFUSED.get(name, "see the signature of NeighborLoader")
+        raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
+
+
+def check_prefetch(depth: int, mesh: Mesh) -> int:
+    """The number of steps to make ahead, refused where that cannot be done."""
+    if not isinstance(depth, int) or depth < 0:
+        raise InputError(explain("prefetch", "a number of batches, 0 for none", depth, "choose 2, or leave it out"))
+    if depth and mesh.sample_device.type != "cpu":
+        got, fix = f"prefetch={depth} with sample_device={mesh.sample_device}", "leave sample_device out, or prefetch"
+        raise InputError(explain("prefetch", "mini-batches that are sampled on the CPU", got, fix))
+    return depth
