@@ -19,7 +19,9 @@ from gsplit.batch import Batch
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
+from gsplit.feature_tiers import open_features
+from gsplit.features.protocol import RowSource
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import check_fanouts, make_sampler
@@ -66,6 +68,8 @@ class NeighborLoader:
     ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets and their whole
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
+    Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
+    a partitioned store. ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     """
 
@@ -84,7 +88,9 @@ class NeighborLoader:
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
         partition: Tensor | None = None,
-        features: str = "x",
+        features: FeatureNames = "x",
+        features_on_disk: bool = False,
+        cache: int | str = 0,
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
@@ -98,7 +104,8 @@ class NeighborLoader:
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         ranges = make_ownership(store, self.mesh, ownership)
         local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
-        self._strategy = self._make_strategy(local, list(num_neighbors), input_nodes, shuffle, deterministic)
+        rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
+        self._strategy = self._make_strategy(local, rows, list(num_neighbors), input_nodes, shuffle, deterministic)
         self._compare_ranks(local, num_neighbors, input_nodes, shuffle)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
@@ -109,6 +116,7 @@ class NeighborLoader:
     def _make_strategy(
         self,
         local: LocalGraph,
+        rows: RowSource,
         num_neighbors: list[int],
         input_nodes: str | Tensor | None,
         shuffle: bool,
@@ -119,7 +127,7 @@ class NeighborLoader:
             sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
             ownership=local.ownership,
             targets=local.targets(input_nodes),
-            loader=StepLoader(local, self.mesh, local.rows(arrays.features), arrays),
+            loader=StepLoader(local, self.mesh, rows, arrays),
             mesh=self.mesh,
             num_neighbors=num_neighbors,
             batch_size=self._batch_size,
