@@ -22,12 +22,15 @@ from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
+from gsplit.feature_tiers import open_features
+from gsplit.features.protocol import RowSource
 from gsplit.loader_options import check_options, check_prefetch
-from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
+from gsplit.sampling.targets import LocalTargets
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.strategies.loading import StepLoader
@@ -51,6 +54,8 @@ class NeighborLoader:
     ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets and their whole
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
+    Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
+    a partitioned store. ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     ``prefetch``: batches that a thread makes ahead of training; what they contain does not depend on it.
     """
@@ -70,7 +75,9 @@ class NeighborLoader:
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
         partition: Tensor | None = None,
-        features: str = "x",
+        features: FeatureNames = "x",
+        features_on_disk: bool = False,
+        cache: int | str = 0,
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
@@ -86,8 +93,10 @@ class NeighborLoader:
         self._prefetch = check_prefetch(prefetch, self.mesh)
         ranges = make_ownership(store, self.mesh, ownership)
         local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
-        self._strategy = self._make_strategy(local, list(num_neighbors), input_nodes, shuffle, deterministic)
-        self._compare_ranks(local, num_neighbors, input_nodes, shuffle)
+        targets = local.targets(input_nodes)
+        self._compare_ranks(local, num_neighbors, targets, input_nodes, shuffle)
+        rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
+        self._strategy = self._make_strategy(local, rows, targets, list(num_neighbors), shuffle, deterministic)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
@@ -98,17 +107,17 @@ class NeighborLoader:
     def _make_strategy(
         self,
         local: LocalGraph,
+        rows: RowSource,
+        targets: LocalTargets,
         num_neighbors: list[int],
-        input_nodes: str | Tensor | None,
         shuffle: bool,
         deterministic: bool,
     ) -> Strategy:
         arrays, mesh, device = self.arrays, self.mesh, self.mesh.sample_device
-        rows = local.rows(arrays.features)
         return self._kind(
             sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
             ownership=local.ownership,
-            targets=local.targets(input_nodes),
+            targets=targets,
             loader=StepLoader(local, mesh, rows, arrays, num_ahead=self._prefetch),
             mesh=mesh,
             groups=mesh.new_loading_groups() if self._prefetch else mesh.loading_groups,
@@ -119,9 +128,14 @@ class NeighborLoader:
         )
 
     def _compare_ranks(
-        self, local: LocalGraph, num_neighbors: list[int], input_nodes: str | Tensor | None, shuffle: bool
+        self,
+        local: LocalGraph,
+        num_neighbors: list[int],
+        targets: LocalTargets,
+        input_nodes: str | Tensor | None,
+        shuffle: bool,
     ) -> None:
-        """Refuse ranks that would not make the same mini-batches. A collective."""
+        """Refuse ranks that would not make the same mini-batches, before anything else is a collective."""
         settings = {
             "num_neighbors": num_neighbors,
             "batch_size": self._batch_size,
@@ -133,7 +147,7 @@ class NeighborLoader:
             "arrays": str(self.arrays),
             "boundaries": local.ownership.boundaries,
             "num_vertices": local.store.num_vertices,
-            "num_targets": self.num_targets,
+            "num_targets": targets.num_targets,
             "graph": local.store.fingerprint,
             "input_nodes": _fingerprint(input_nodes),
         }

@@ -47,6 +47,7 @@ Counter = Literal[
     "input_rows",
     "rows_loaded",
     "bytes_loaded",
+    "cache_hits",
     "rows_sent",
     "rows_received",
     "bytes_sent",

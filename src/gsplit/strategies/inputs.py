@@ -44,6 +44,7 @@ def _count(read: RowsRead, num_local: int, telemetry: StepTelemetry) -> None:
     telemetry.count("input_rows", num_local)
     telemetry.count("rows_loaded", read.rows)
     telemetry.count("bytes_loaded", read.num_bytes)
+    telemetry.count("cache_hits", read.hits)
 
 
 @dataclass(frozen=True)
