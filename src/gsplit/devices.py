@@ -25,6 +25,7 @@ __all__ = [
     "fork_random_states",
     "identify",
     "in_thread",
+    "register_memory",
     "random_states",
     "resolve_device",
 ]
@@ -124,6 +125,19 @@ class SideStream:
         current.wait_event(mark)
         for tensor in tensors:
             tensor.record_stream(current)
+
+
+def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object] | None:
+    """Let a device read a host tensor in place, until what is returned is called; None if the driver will not.
+
+    Not ``pin_memory``, which would copy, and round sizes up to powers of two.
+    """
+    if not tensor.nbytes:
+        return lambda: None
+    driver, address = _module(device).cudart(), tensor.data_ptr()
+    if int(driver.cudaHostRegister(address, tensor.nbytes, 0)) != 0:
+        return None
+    return lambda: driver.cudaHostUnregister(address)
 
 
 def in_thread(device: torch.device) -> AbstractContextManager[Any]:

@@ -18,13 +18,16 @@ from torch import Tensor
 
 from gsplit.batch import Batch
 from gsplit.batch_stream import BatchStream
+from gsplit.device_tiers import open_device_rows
 from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import open_features
-from gsplit.features.protocol import RowSource
-from gsplit.loader_options import check_options, check_prefetch
+from gsplit.features.budget import parse_bytes
+from gsplit.features.device import DeviceRows
+from gsplit.features.protocol import HostSource, RowSource
+from gsplit.loader_options import check_device_cache, check_options, check_prefetch
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
@@ -55,7 +58,8 @@ class NeighborLoader:
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
     Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
-    a partitioned store. ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
+    a partitioned store; ``device_cache``: the same in a device's memory. ``features_on_disk``: read features from files
+    instead of mapping them (docs/loading.md).
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     ``prefetch``: batches that a thread makes ahead of training; what they contain does not depend on it.
     """
@@ -78,6 +82,7 @@ class NeighborLoader:
         features: FeatureNames = "x",
         features_on_disk: bool = False,
         cache: int | str = 0,
+        device_cache: int | str = 0,
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
@@ -96,7 +101,8 @@ class NeighborLoader:
         targets = local.targets(input_nodes)
         self._compare_ranks(local, num_neighbors, targets, input_nodes, shuffle)
         rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
-        self._strategy = self._make_strategy(local, rows, targets, list(num_neighbors), shuffle, deterministic)
+        there = self._open_device_rows(local, rows, device_cache, held=not features_on_disk and not parse_bytes(cache))
+        self._strategy = self._make_strategy(local, rows, there, targets, list(num_neighbors), shuffle, deterministic)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
@@ -104,10 +110,22 @@ class NeighborLoader:
         self._pipeline: Pipeline[LoadedStep] | None = None  # of the newest iterator
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
+    def _open_device_rows(
+        self, local: LocalGraph, rows: HostSource, device_cache: int | str, *, held: bool
+    ) -> DeviceRows | None:
+        """The input rows for a device that the host samples for; ``held``: as one copy in memory, of all ranks."""
+        mesh, names = self.mesh, self.arrays.features
+        check_device_cache(device_cache, mesh)
+        if not mesh.host_samples:
+            return None
+        held = held and not self._kind.needs_whole_graph
+        return open_device_rows(local, names, rows, mesh.device, cache=device_cache, held=held)
+
     def _make_strategy(
         self,
         local: LocalGraph,
         rows: RowSource,
+        device_rows: DeviceRows | None,
         targets: LocalTargets,
         num_neighbors: list[int],
         shuffle: bool,
@@ -118,7 +136,7 @@ class NeighborLoader:
             sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
             ownership=local.ownership,
             targets=targets,
-            loader=StepLoader(local, mesh, rows, arrays, num_ahead=self._prefetch),
+            loader=StepLoader(local, mesh, rows, arrays, device_rows=device_rows, num_ahead=self._prefetch),
             mesh=mesh,
             groups=mesh.new_loading_groups() if self._prefetch else mesh.loading_groups,
             num_neighbors=num_neighbors,

@@ -2,9 +2,10 @@
 
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.features.budget import parse_bytes
 from gsplit.sampling.neighbor import check_fanouts
 
-__all__ = ["check_options", "check_prefetch"]
+__all__ = ["check_device_cache", "check_options", "check_prefetch"]
 
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
@@ -54,3 +55,10 @@ def check_prefetch(depth: int, mesh: Mesh) -> int:
         got, fix = f"prefetch={depth} with sample_device={mesh.sample_device}", "leave sample_device out, or prefetch"
         raise InputError(explain("prefetch", "mini-batches that are sampled on the CPU", got, fix))
     return depth
+
+
+def check_device_cache(size: int | str, mesh: Mesh) -> None:
+    """Refuse a cache on a device where there is none, or where the device samples."""
+    if parse_bytes(size) and not mesh.host_samples:
+        got, fix = f"{size} with {mesh}", "use cache= for the host's memory, or leave it out"
+        raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))

@@ -30,7 +30,7 @@ class CachedRows:
         step = max(1, _FILL_BYTES // max(1, held[:1].nbytes))
         for start in range(0, order.num_cached, step):
             stop = min(start + step, order.num_cached)
-            source.place(order.cached_ids(start, stop), None, held[start:stop])
+            source.place(order.ids(start, stop), None, held[start:stop])
         self._bits = np.dtype(f"u{held.element_size()}")
         self._columns = held[:1].numel() if order.num_cached else 0
         self._held = flat_rows(held, self._bits)[0].reshape(order.num_cached, self._columns)

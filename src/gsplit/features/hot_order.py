@@ -80,12 +80,19 @@ class HotOrder:
         _positions(ids, *self._tables, out)
         return out
 
-    def cached_ids(self, start: int, stop: int) -> Ids:
-        """The vertices at the positions ``start .. stop - 1`` of the cache."""
-        ends = np.cumsum(self.cached_per_part)
+    def ids(self, start: int, stop: int) -> Ids:
+        """The vertices at the positions ``start .. stop - 1``.
+
+        >>> HotOrder((0, 4, 10), (1, 2)).ids(1, 7).tolist()
+        [4, 5, 1, 2, 3, 6]
+        """
+        _, cached, hot, cold = self._tables
+        sizes = np.diff(self.part_boundaries)
+        ends = np.cumsum(np.concatenate([cached, sizes - cached]))  # of every part's cached vertices, then the others
         places = np.arange(start, stop)
-        parts = np.searchsorted(ends, places, side="right")
-        return places - self._tables[2][parts]
+        pieces = np.searchsorted(ends, places, side="right")
+        ids: Ids = places - np.concatenate([hot, cold])[pieces]
+        return ids
 
 
 @kernel

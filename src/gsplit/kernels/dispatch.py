@@ -13,18 +13,20 @@ from gsplit.kernels.triton.launch import is_available
 __all__ = ["Kernel", "Operation", "kernel_for"]
 
 Kernel = Literal["numba", "triton", "torch"]
-Operation = Literal["sample", "move rows", "dropout", "attention"]
+Operation = Literal["sample", "gather", "move rows", "dropout", "attention"]
 _Types = dict[Operation, frozenset[torch.dtype] | None]
 
 _FLOATS = frozenset({torch.float32, torch.float64})
 _NUMBA_DTYPES: _Types = {
     "sample": None,  # ids only, always int64
+    "gather": None,  # rows are moved as bits
     "move rows": _FLOATS,
     "dropout": _FLOATS,
     "attention": _FLOATS,  # torch: PyG's own layer
 }
 _TRITON_DTYPES: _Types = {
     "sample": None,
+    "gather": None,
     "move rows": _FLOATS,
     "dropout": _FLOATS | {torch.bfloat16},
     "attention": _FLOATS,

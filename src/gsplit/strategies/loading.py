@@ -14,7 +14,7 @@ from gsplit.batch import Batch, BatchContext, BatchLayer
 from gsplit.blocks import Block, count_self_loops
 from gsplit.distributed.mesh import Mesh
 from gsplit.exchange import Exchange
-from gsplit.features.device import StagedRows
+from gsplit.features.device import DeviceRows, StagedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, LocalGraph
@@ -40,6 +40,7 @@ class _Parts:
 class StepLoader:
     """Reads what the batches of one loader are made of; ``features`` are the input rows of this rank's vertices.
 
+    ``device_rows``: the same for a device that the host samples for; without, the host reads every row for it.
     ``num_ahead``: steps that may be loaded and not yet finished.
     """
 
@@ -50,6 +51,7 @@ class StepLoader:
         features: RowSource,
         arrays: ArrayNames,
         *,
+        device_rows: DeviceRows | None = None,
         labels: bool = True,
         num_ahead: int = 0,
     ) -> None:
@@ -61,7 +63,7 @@ class StepLoader:
         self._buffers = PinnedBuffers(num_ahead + 2) if mesh.host_samples else None
         self._inputs: Inputs = HostInputs(features, self.pool)
         if mesh.host_samples:
-            self._inputs = DeviceInputs(StagedRows(features), mesh.device)
+            self._inputs = DeviceInputs(device_rows or StagedRows(features), mesh.device)
 
     def load(self, sampled: SampledStep) -> LoadedStep:
         """Read the rows of a sampled step. A collective of the loading group."""

@@ -79,7 +79,7 @@ def test_positions_are_an_order_with_the_cached_in_front(found: tuple[list[int],
     positions = order.positions(ids)
     assert sorted(positions) == list(range(ids.size))
     assert set(ids[positions < order.num_cached]) == set(_cached_ids(boundaries, taken))
-    assert order.cached_ids(0, order.num_cached).tolist() == ids[np.argsort(positions)][: order.num_cached].tolist()
+    assert order.ids(0, ids.size).tolist() == ids[np.argsort(positions)].tolist()
     assert (np.diff(positions[positions >= order.num_cached]) > 0).all()  # the rest keeps its order
     with pytest.raises(InputError, match="vertices: expected ids in"):
         order.positions(np.array([boundaries[-1]]))

@@ -48,6 +48,21 @@ class SimulatedDevice:
         return self.state.pin(tensor)
 
 
+@dataclass(frozen=True)
+class _Driver:
+    """What is asked of CUDA's runtime library."""
+
+    state: DeviceState
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802  CUDA's name
+        self.state.registered[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802  CUDA's name
+        del self.state.registered[address]
+        return 0
+
+
 class _Module:
     """``torch.sim``, of the device that is switched on."""
 
@@ -78,6 +93,9 @@ class _Module:
         """The context in which a thread deals with the device."""
         self.set_device(device)
         return backend.SimMode()  # type: ignore[no-untyped-call]
+
+    def cudart(self) -> "_Driver":
+        return _Driver(self._active().state)
 
     def _is_in_bad_fork(self) -> bool:
         return False

@@ -23,6 +23,8 @@ class DeviceState:
     tracker: StreamTracker
     generator: torch.Generator = field(default_factory=torch.Generator)
     pinned: set[int] = field(default_factory=set)
+    registered: dict[int, int] = field(default_factory=dict)
+    """Host memory that the driver was told about: sizes by address."""
     copies_under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Pinned host tensors that nobody has waited for, and what they will hold."""
 
@@ -48,7 +50,10 @@ class DeviceState:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a host tensor lies in pinned memory."""
-        return tensor.untyped_storage()._cdata in self.pinned
+        if tensor.untyped_storage()._cdata in self.pinned:
+            return True
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        return any(first <= start and stop <= first + size for first, size in self.registered.items())
 
     def pin(self, tensor: Tensor) -> Tensor:
         """Count a host tensor's memory as pinned while it lives."""

@@ -1,0 +1,87 @@
+"""Loading for a device, on a simulated one: the host's bits, no waits, no races, and only what is missing crosses."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_loading_programs import Loaded, count_loading, train_tiers
+from triton_process import triton_process
+
+import gsplit
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.testing import run_ranks
+from gsplit.testing.simulated import why_not_supported
+
+pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
+TIERS: list[dict[str, Any]] = [
+    {},
+    {"prefetch": 2, "device_cache": "20KB"},
+    {"prefetch": 1, "device_cache": "1GB"},
+    {"prefetch": 3, "device_cache": "20KB", "cache": "20KB", "features_on_disk": True},
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("devices")
+    graph = PlantedGraph(1500, 15_000, num_features=24, num_classes=4)
+    build_store(synthetic_source(graph), folder / "raw.gsplit")
+    gsplit.partition(
+        gsplit.open(folder / "raw.gsplit"), folder / "parts.gsplit", parts=4, num_neighbors=[4, 4], batch_size=100, epochs=2
+    )
+    return str(folder / "parts.gsplit")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_tiers_and_depths_train_as_on_the_host(store: str, num_ranks: int) -> None:
+    host = run_ranks(train_tiers, num_ranks, store, TIERS[:1])
+    assert len(host[0][0][0]) > 4
+    there = run_ranks(train_tiers, num_ranks, store, TIERS, device="sim:0", timeout_s=250)
+    for rank in range(num_ranks):
+        for options, found in zip(TIERS, there[rank], strict=True):
+            assert found == host[rank][0], options
+
+
+@pytest.mark.timeout(300)
+def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store: str) -> None:
+    ranks: list[list[Loaded]] = run_ranks(count_loading, 2, store, TIERS, device="sim:0")
+    for found in ranks:
+        for loaded in found:
+            assert loaded.waits == 0 and loaded.launches <= 5, loaded
+            where = 8 * (loaded.rows + loaded.hits) if loaded.hits else 0  # of every row, and of hits in the cache
+            needed = loaded.index_bytes + where + loaded.missed_bytes
+            assert needed <= loaded.copied_bytes <= 1.02 * needed, loaded  # tensors begin at multiples of 64 bytes
+        none, some, everything, _ = found
+        assert none.hits == 0 < some.hits < some.rows == everything.hits
+        assert none.missed_bytes > some.missed_bytes > everything.missed_bytes == 0
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> None:
+    cases = [{"device_cache": "20KB"}, {"prefetch": 2, "device_cache": "20KB"}]
+    host = run_ranks(train_tiers, 2, store, cases[:1])
+    with triton_process({"TRITON_INTERPRET": "1"}) as run:
+        there = run("device_loading_programs.with_triton", store, cases, "train")
+        counted = run("device_loading_programs.with_triton", store, cases[:1], "count")
+    for rank in range(2):
+        assert [found == host[rank][0] for found in there[rank]] == [True, True]
+        (loaded,) = counted[rank]
+        assert loaded.waits == 0 and loaded.launches <= 4
+        assert 0 < loaded.hits < loaded.rows
+        needed = loaded.index_bytes + 8 * loaded.rows  # and a position for every row; rows cross by themselves
+        assert needed <= loaded.copied_bytes <= 1.02 * needed
+        assert loaded.missed_bytes == (loaded.rows - loaded.hits) * 24 * 4
+
+
+def test_a_device_cache_without_a_device_is_refused(store: str) -> None:
+    with pytest.raises(ValueError, match="device_cache: expected a model on a device, and sampling on the CPU"):
+        gsplit.NeighborLoader(gsplit.open(store), [2], "train", device_cache="1MB")
+
+
+def test_the_store_has_hotness(store: str) -> None:
+    assert Path(store).is_dir() and np.diff(gsplit.open(store).stored_array("hotness")).any()

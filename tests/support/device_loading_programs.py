@@ -1,0 +1,94 @@
+"""What ranks run in the tests of loading for a device: the host samples, the device gathers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit.batch import Batch
+from gsplit.distributed.mesh import Mesh
+from gsplit.exchange import PremixedExchange, ShuffleExchange
+from gsplit.testing import run_ranks, simulated
+from gsplit.testing.simulated import switched_on
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What making the batches of an epoch cost: the most waits and launches of a batch; bytes and rows of all.
+
+    ``copied_bytes`` were copied to the device. ``index_bytes`` are those of the batch's index tensors and labels,
+    ``missed_bytes`` those of the rows that the device had not.
+    """
+
+    waits: int
+    launches: int
+    copied_bytes: int
+    index_bytes: int
+    missed_bytes: int
+    rows: int
+    hits: int
+
+
+Trained = tuple[list[float], list[list[float]]]
+
+
+def _loader(mesh: Mesh, path: str, options: dict[str, Any]) -> gsplit.NeighborLoader:
+    return gsplit.NeighborLoader(gsplit.open(path), [4, 4], "train", batch_size=100, mesh=mesh, seed=5, **options)
+
+
+def train_tiers(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Trained]:
+    """Losses and weights of an epoch, per case of loader options; on a device under NCCL's rules and without races."""
+    graph, out, rules = gsplit.open(path), [], None
+    if mesh.device.type != "cpu":
+        switched_on().tracker.check = True
+        rules = simulated.CollectiveRules(switched_on().tracker)
+        mesh = simulated.checked_mesh(mesh, rules)
+    for options in cases:
+        if rules is None:
+            options = {name: value for name, value in options.items() if name != "device_cache"}
+        loader = _loader(mesh, path, options)
+        torch.manual_seed(0)
+        model = gsplit.parallelize(GraphSAGE(graph.num_features, 16, 2, graph.num_classes, dropout=0.3).double(), mesh)
+        trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
+        losses = trainer.train_epoch(2) + trainer.train_epoch()
+        out.append((losses, [parameter.detach().cpu().view(-1).tolist() for parameter in model.parameters()]))
+    if rules is not None:
+        rules.compare_ranks(mesh.world)
+        assert switched_on().tracker.errors == []
+        assert switched_on().tracker.num_launches > 1000
+    return out
+
+
+def _indices(batch: Batch) -> list[Tensor]:
+    found = [batch.input_ids, batch.n_id, batch.y]
+    for layer in batch.layers:
+        exchange = layer.exchange.inner if isinstance(layer.exchange, PremixedExchange) else layer.exchange
+        found += [layer.block.indptr, layer.block.src_rows]
+        found += [exchange.index.send_rows] if isinstance(exchange, ShuffleExchange) else []
+    return found
+
+
+def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Loaded]:
+    """What making batches costs, per case."""
+    log, out = switched_on().log, []
+    for options in cases:
+        loader, found = _loader(mesh, path, options), []
+        for step in range(len(loader)):
+            start = log.counts()
+            batch = loader.make_batch(0, step)
+            cost, counts = log.counts() - start, batch.telemetry.counts
+            index_bytes = sum(tensor.nbytes for tensor in _indices(batch))
+            rows = (counts["bytes_loaded"], counts["rows_loaded"], counts["cache_hits"])
+            found.append((cost.num_waits, cost.launches, cost.bytes_to_device, index_bytes, *rows))
+        waits, launches, *amounts = zip(*found, strict=True)
+        out.append(Loaded(max(waits), max(launches), *(sum(amount) for amount in amounts)))
+    return out
+
+
+def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
+    """Two ranks in a process that has Triton's interpreter on from its start."""
+    program = train_tiers if what == "train" else count_loading
+    return run_ranks(program, 2, path, cases, device="sim:0", timeout_s=250)
