@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from gsplit.cli.main import app
 from gsplit.selftest import Finding, Report, run, run_selftest
-from gsplit.selftest.environment import has_code_for
+from gsplit.kernels.triton import availability
+from gsplit.selftest.environment import check_triton, has_code_for
 from gsplit.testing.simulated import why_not_supported
 
 
@@ -21,7 +22,7 @@ def test_everything_is_right_here(device: str) -> None:
     report = run_selftest(device, 2, models=("sage", "gat"), sizes_mb=(1,))
     assert report.is_right, report.findings
     verdicts = {finding.check: finding.verdict for finding in report.findings}
-    tried = {"cpu": {"links", "models", "a killed rank"}, "sim": {"models", "kernels", "waits for the device", "races", "a killed rank"}}
+    tried = {"cpu": {"links", "models", "a killed rank"}, "sim": {"Triton", "models", "kernels", "waits for the device", "races", "a killed rank"}}
     assert {check for check, verdict in verdicts.items() if verdict == "ok"} == tried[device]
     models = next(finding for finding in report.findings if finding.check == "models")
     assert set(models.figures) == {"sage on 1", "gat on 1", "sage on 2", "gat on 2"}
@@ -49,6 +50,20 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     shown = CliRunner().invoke(app, ["selftest", "--device", "cuda"])
     assert shown.exit_code == 2 and "a machine with a cuda device" in shown.stderr
+
+
+def test_a_triton_that_cannot_run_is_a_line_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "_capability", lambda device: (6, 1))
+    monkeypatch.setattr("gsplit.selftest.environment.resolve_device", torch.device)
+    monkeypatch.setattr(availability, "is_installed", lambda: True)
+    monkeypatch.setattr("gsplit.selftest.environment.is_installed", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("GSPLIT_TRITON", raising=False)
+    line = check_triton("cuda:0")
+    assert line.verdict == "not tried" and "cuda:0 has 6.1" in line.found and "newer GPU" in line.fix
+    assert run._check_kernels("cuda:0", 1).verdict == "not tried"
+    monkeypatch.setenv("GSPLIT_TRITON", "0")
+    assert "GSPLIT_TRITON=0" in check_triton("sim").found
 
 
 def test_a_v100_needs_older_wheels() -> None:

@@ -6,6 +6,7 @@ on one must never pair with work on another: shuffles (inside forward and backwa
 may one day run in a thread of their own), gradients (started by backward), and sums over the whole world (losses).
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,11 @@ from gsplit.distributed.comm import Comm, SoloComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import share_memory
 from gsplit.errors import InputError, explain
+from gsplit.kernels.triton.availability import find_obstacle
 
 __all__ = ["Mesh", "init", "resolve_mesh", "solo_mesh"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,6 +134,13 @@ def resolve_mesh(mesh: Mesh | None, caller: str) -> Mesh:
     return solo_mesh()
 
 
+def _warn_of_slow_kernels(device: torch.device) -> None:
+    """Say, once on every host, that an installed Triton is not used and why."""
+    obstacle = find_obstacle(device)
+    if obstacle is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        _LOG.warning("%s", obstacle)
+
+
 def init(
     device: torch.device | str | None = None,
     sample_device: torch.device | str | None = None,
@@ -154,6 +165,7 @@ def init(
     sample_device = device if sample_device is None else resolve_device(sample_device)
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
+        _warn_of_slow_kernels(device)
     if _num_launched_ranks() == 1 and not is_connected():
         if replicas != 1:
             raise InputError(explain("replicas", "1 for one process", replicas, "start more ranks with torchrun"))
