@@ -83,8 +83,11 @@ def _check_links(device: str, nproc: int, sizes_mb: tuple[int, ...]) -> Finding:
     except RankFailedError as error:
         return _failed(name, error, "run nvidia-smi topo -m; NCCL_DEBUG=INFO says what NCCL tried")
     if device.startswith("sim"):
-        return Finding(name, "not tried", "copies and exchanges work; a simulated device has no speed")
+        found = "copies and exchanges work; a simulated device has no speed; zero-copy gather not measured here"
+        return Finding(name, "not tried", found)
     largest = [f"{what.split(',')[0]} {rate:.1f} GB/s" for what, rate in rates.items() if f"{sizes_mb[-1]} MB" in what]
+    if not any(what.startswith("zero-copy") for what in rates):
+        largest.append("zero-copy gather not measured here: it needs a GPU that runs Triton")
     return Finding(name, "ok", "; ".join(largest), figures={what: round(rate, 3) for what, rate in rates.items()})
 
 
