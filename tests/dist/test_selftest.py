@@ -1,6 +1,10 @@
 """``gsplit selftest`` on the host and on the simulated device: what is right is found right, what is wrong is named."""
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,8 @@ from typer.testing import CliRunner
 
 from gsplit.cli.main import app
 from gsplit.selftest import Finding, Report, run, run_selftest
-from gsplit.selftest.environment import has_code_for
+from gsplit.kernels.triton import availability
+from gsplit.selftest.environment import check_triton, has_code_for
 from gsplit.testing.simulated import why_not_supported
 
 
@@ -21,12 +26,14 @@ def test_everything_is_right_here(device: str) -> None:
     report = run_selftest(device, 2, models=("sage", "gat"), sizes_mb=(1,))
     assert report.is_right, report.findings
     verdicts = {finding.check: finding.verdict for finding in report.findings}
-    tried = {"cpu": {"links", "models", "a killed rank"}, "sim": {"models", "kernels", "waits for the device", "races", "a killed rank"}}
+    tried = {"cpu": {"links", "models", "a killed rank"}, "sim": {"Triton", "models", "kernels", "waits for the device", "races", "a killed rank"}}
     assert {check for check, verdict in verdicts.items() if verdict == "ok"} == tried[device]
     models = next(finding for finding in report.findings if finding.check == "models")
     assert set(models.figures) == {"sage on 1", "gat on 1", "sage on 2", "gat on 2"}
     assert 0.0 < max(models.figures.values()) < 1e-9  # two ranks add in another order
     assert report.versions["torch"].startswith("2.")
+    links = next(finding for finding in report.findings if finding.check == "links")
+    assert "zero-copy gather not measured here" in links.found
 
 
 def test_what_is_wrong_is_exit_code_3_and_a_line_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +56,41 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     shown = CliRunner().invoke(app, ["selftest", "--device", "cuda"])
     assert shown.exit_code == 2 and "a machine with a cuda device" in shown.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_zero_copy_reads_the_hosts_rows_by_one_launch_each_time() -> None:
+    if why := why_not_supported():
+        pytest.skip(why)
+    code = (
+        "import torch; from gsplit.kernels.triton.launch import set_launcher;"
+        "from gsplit.selftest.programs import measure_zero_copy; from gsplit.testing.simulated import simulated_device\n"
+        "seen = []\n"
+        "def record(kernel, grid, args, constants, writes):\n"
+        "    before(kernel, grid, args, constants, writes); seen.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))\n"
+        "    assert torch.equal(args[6].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])\n"
+        "with simulated_device():\n"
+        "    before = set_launcher(record); rows = torch.randn(11, 128)\n"
+        "    assert measure_zero_copy(rows, torch.device('sim', 0)) > 0\n"
+        "assert seen == [('gather_kernel', 0, True)] * 6, seen\n"
+    )
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_triton_that_cannot_run_is_a_line_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "_capability", lambda device: (6, 1))
+    monkeypatch.setattr("gsplit.selftest.environment.resolve_device", torch.device)
+    monkeypatch.setattr(availability, "is_installed", lambda: True)
+    monkeypatch.setattr("gsplit.selftest.environment.is_installed", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("GSPLIT_TRITON", raising=False)
+    line = check_triton("cuda:0")
+    assert line.verdict == "not tried" and "cuda:0 has 6.1" in line.found and "newer GPU" in line.fix
+    assert run._check_kernels("cuda:0", 1).verdict == "not tried"
+    monkeypatch.setenv("GSPLIT_TRITON", "0")
+    assert "GSPLIT_TRITON=0" in check_triton("sim").found
 
 
 def test_a_v100_needs_older_wheels() -> None:

@@ -1,5 +1,6 @@
 """``gsplit bench``: measure this machine, against a peer or the bare engine."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -195,19 +196,24 @@ def _partition_cells(row: dict[str, Any]) -> list[str]:
 @bench_app.command()
 def exactness(
     model: Annotated[list[str] | None, typer.Option(help="model to check; repeatable [default: all]")] = None,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=4, metavar="INT", help="ranks to check on; repeatable [default: 1 to 4]"),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, or cuda or sim against ranks on the cpu")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Check all models, strategies and meshes against one process.
 
-    In float64, with every option and ownership; takes some twenty minutes.
+    In float64, with every option and ownership; takes some twenty minutes, and hours on the simulated device.
     """
     with command(as_json):
         from gsplit.bench.exactness import MESHES, run_exactness
         from gsplit.run.models import MODELS
 
         with progress_bars(as_json) as progress:
-            report = run_exactness(list(MESHES), model or list(MODELS), progress, device=device)
+            meshes = [mesh for mesh in MESHES if not ranks or math.prod(mesh) in ranks]
+            report = run_exactness(meshes, model or list(MODELS), progress, device=device)
         if as_json:
             emit_json(report.as_dict())
         else:

@@ -40,6 +40,13 @@ def report_failure(error: Exception) -> None:
     get_error_handler().record_exception(error)
 
 
+def _silence_elastic() -> None:
+    """What failed, or that the user stopped it, is said once, by us. Every logger of TorchElastic has its own level."""
+    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def launch(command: Sequence[str], nproc: int) -> int:
     """Run a command as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
 
@@ -54,7 +61,7 @@ def launch(command: Sequence[str], nproc: int) -> int:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)  # what the user has set stays
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said below, once
+    _silence_elastic()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

@@ -7,6 +7,7 @@ gradients (started by backward), and sums over the whole world (losses). A loade
 gets a group of its own (``new_loading_groups``).
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -20,8 +21,11 @@ from gsplit.distributed.comm import Comm, SoloComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import SharedComm, share_memory
 from gsplit.errors import InputError, explain
+from gsplit.kernels.triton.availability import find_obstacle
 
 __all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,6 +168,13 @@ def resolve_mesh(mesh: Mesh | None, caller: str) -> Mesh:
     return solo_mesh()
 
 
+def _warn_of_slow_kernels(device: torch.device) -> None:
+    """Say, once on every host, that an installed Triton is not used and why."""
+    obstacle = find_obstacle(device)
+    if obstacle is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        _LOG.warning("%s", obstacle)
+
+
 def init(
     device: torch.device | str | None = None,
     sample_device: torch.device | str | None = None,
@@ -191,6 +202,7 @@ def init(
         raise InputError(explain("sample_device", f"the CPU or the model's device, {device}", sample_device, fix))
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
+        _warn_of_slow_kernels(device)
     if _num_launched_ranks() == 1 and not is_connected():
         if replicas != 1:
             raise InputError(explain("replicas", "1 for one process", replicas, "start more ranks with torchrun"))

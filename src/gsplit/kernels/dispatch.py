@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from gsplit.kernels.triton.launch import is_available
+from gsplit.kernels.triton.availability import is_available
 
 __all__ = ["Kernel", "Operation", "kernel_for"]
 

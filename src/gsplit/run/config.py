@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["TrainSettings", "applies_to_verify", "load_settings"]
+__all__ = ["MODELS", "TrainSettings", "applies_to_verify", "load_settings"]
+
+MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn", "gine")
+"""Names of the stock models; ``run.models`` makes them."""
 
 _ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
 """Marks what ``gsplit verify`` does not take: it compares some steps and trains nothing to the end."""
@@ -25,9 +29,7 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    model: str = Field(
-        "sage", description="sage, sage_max, gat, gatv2, gin, pna, transformer, graphconv, edgecnn, gcn or gine"
-    )
+    model: str = Field("sage", description=f"{', '.join(MODELS[:-1])} or {MODELS[-1]}")
     hidden: int = Field(256, ge=1, description="width of the hidden layers")
     heads: int = Field(4, ge=1, description="attention heads of gat, gatv2 and transformer")
     dropout: float = Field(0.5, ge=0.0, lt=1.0, description="probability of dropping a hidden value")
@@ -77,6 +79,13 @@ class TrainSettings(BaseModel):
         description="sums of the shuffle in one order on GPUs too; on CPUs they always are",
         json_schema_extra=_ONLY_TRAINING,
     )
+
+    @field_validator("model")
+    @classmethod
+    def _is_known(cls, model: str) -> str:
+        if model not in MODELS:
+            raise PydanticCustomError("model", "one of {names}", {"names": ", ".join(MODELS)})
+        return model
 
     @property
     def num_layers(self) -> int:

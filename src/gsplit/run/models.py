@@ -8,10 +8,10 @@ from torch_geometric.nn import GAT, GCN, GIN, MLP, PNA, EdgeCNN, GINEConv, Graph
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gsplit.errors import InputError, explain
+from gsplit.run.config import MODELS
 
 __all__ = ["EDGE_FEATURE_MODELS", "EDGE_WEIGHT_MODELS", "MODELS", "make_model"]
 
-MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn", "gine")
 EDGE_FEATURE_MODELS = ("gat", "gatv2", "pna", "transformer", "gine")
 """Models whose layers take features of edges."""
 EDGE_WEIGHT_MODELS = ("gcn", "graphconv")

@@ -1,4 +1,4 @@
-"""Versions, and whether the installed torch has code for the devices that are there."""
+"""Versions, and whether the installed torch has code for the devices that are there and Triton can run on them."""
 
 import importlib.metadata
 import platform
@@ -6,9 +6,11 @@ import re
 
 import torch
 
+from gsplit.devices import resolve_device
+from gsplit.kernels.triton.availability import find_obstacle, is_installed, is_switched_off
 from gsplit.selftest.finding import Finding
 
-__all__ = ["check_architectures", "collect_versions"]
+__all__ = ["check_architectures", "check_triton", "collect_versions"]
 
 _PACKAGES = ("gsplit", "torch", "torch_geometric", "triton", "numba", "numpy")
 
@@ -62,3 +64,20 @@ def check_architectures(device: str) -> Finding:
         fix = "install wheels of an older CUDA: those of CUDA 12.6 still have sm_70 (V100)"
         return Finding(name, "wrong", f"torch {torch.__version__} has {' '.join(built)}, not {' '.join(missing)}", fix)
     return Finding(name, "ok", ", ".join(f"sm_{a}{b}" for a, b in sorted(capabilities)))
+
+
+def check_triton(device: str) -> Finding:
+    """Whether Triton's kernels are used on the devices, or torch operations."""
+    name, instead = "Triton", "torch operations are used: slower, same results"
+    if device == "cpu":
+        return Finding(name, "not tried", "the host has kernels of its own")
+    if is_switched_off():
+        return Finding(name, "not tried", f"GSPLIT_TRITON=0; {instead}", "unset GSPLIT_TRITON")
+    if not is_installed():
+        return Finding(name, "not tried", f"not installed; {instead}", "pip install triton (Linux)")
+    if device.startswith("sim"):
+        return Finding(name, "ok", "interpreted on the host, to check its kernels")
+    obstacle = find_obstacle(resolve_device(device))
+    if obstacle is not None:
+        return Finding(name, "not tried", f"{obstacle.reason}; {instead}", obstacle.fix)
+    return Finding(name, "ok", "its kernels are used")

@@ -15,12 +15,14 @@ from torch import Tensor
 from gsplit.bench.exactness import Case, make_model, small_store
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
+from gsplit.kernels.triton.availability import is_available
 from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 
-__all__ = ["count_waits", "die", "measure_links", "train_checked"]
+__all__ = ["count_waits", "die", "measure_links", "measure_zero_copy", "train_checked"]
 
 _REPEATS = 5
+_ROW_LENGTH = 128
 
 
 def _finish(device: torch.device) -> None:
@@ -41,13 +43,15 @@ def _seconds(device: torch.device, act: Callable[[], object]) -> float:
 
 
 def measure_links(mesh: Mesh, sizes_mb: tuple[int, ...]) -> dict[str, float]:
-    """GB/s of copies to the device and of exchanges between ranks, by MB."""
+    """GB/s of copies to the device and of exchanges between ranks, by MB; zero-copy on a GPU that runs Triton."""
     found: dict[str, float] = {}
     for size in sizes_mb:
         rows = torch.ones(size << 18, dtype=torch.float32)
         found[f"copy from pageable memory, {size} MB"] = _copy_rate(rows, mesh.device)
         if mesh.device.type != "cpu":
             found[f"copy from pinned memory, {size} MB"] = _copy_rate(rows.pin_memory(), mesh.device)
+        if mesh.device.type == "cuda" and is_available(mesh.device):
+            found[f"zero-copy gather, {size} MB"] = measure_zero_copy(rows.view(-1, _ROW_LENGTH), mesh.device)
         if mesh.size > 1:
             found[f"all-to-all, {size} MB per rank"] = _exchange_rate(mesh, size)
     return found
@@ -56,6 +60,15 @@ def measure_links(mesh: Mesh, sizes_mb: tuple[int, ...]) -> dict[str, float]:
 def _copy_rate(rows: Tensor, device: torch.device) -> float:
     there = torch.empty(rows.shape, device=device)
     return rows.nbytes / 1e9 / _seconds(device, lambda: there.copy_(rows, non_blocking=True))
+
+
+def measure_zero_copy(rows: Tensor, device: torch.device) -> float:
+    """GB/s of rows that the device reads from pinned memory of the host in a random order, by the gather kernel."""
+    from gsplit.kernels.triton.gather import gather_rows
+
+    stored, cached = rows.pin_memory(), torch.empty(0, rows.size(1), device=device)  # every row is on the host
+    positions, out = torch.randperm(rows.size(0)).to(device), torch.empty(rows.shape, device=device)
+    return rows.nbytes / 1e9 / _seconds(device, lambda: gather_rows(cached, stored, positions, out))
 
 
 def _exchange_rate(mesh: Mesh, size_mb: int) -> float:

@@ -1,6 +1,5 @@
 """The checks of a selftest, one after another, each turned into a finding whatever happens in it."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +14,7 @@ from gsplit.errors import InputError
 from gsplit.progress import Progress, silent
 from gsplit.run.models import MODELS
 from gsplit.selftest import programs
-from gsplit.selftest.environment import check_architectures, collect_versions
+from gsplit.selftest.environment import check_architectures, check_triton, collect_versions
 from gsplit.selftest.finding import Finding, Report
 from gsplit.selftest.kernels import BOUNDS
 from gsplit.testing import RankFailedError, run_ranks
@@ -46,6 +45,7 @@ def run_selftest(
         resolve_device(device)
     checks: list[Callable[[str, int], Finding]] = [
         lambda device, nproc: check_architectures(device),
+        lambda device, nproc: check_triton(device),
         lambda device, nproc: _check_links(device, nproc, sizes_mb),
         lambda device, nproc: _check_models(device, nproc, models),
         _check_kernels,
@@ -83,8 +83,11 @@ def _check_links(device: str, nproc: int, sizes_mb: tuple[int, ...]) -> Finding:
     except RankFailedError as error:
         return _failed(name, error, "run nvidia-smi topo -m; NCCL_DEBUG=INFO says what NCCL tried")
     if device.startswith("sim"):
-        return Finding(name, "not tried", "copies and exchanges work; a simulated device has no speed")
+        found = "copies and exchanges work; a simulated device has no speed; zero-copy gather not measured here"
+        return Finding(name, "not tried", found)
     largest = [f"{what.split(',')[0]} {rate:.1f} GB/s" for what, rate in rates.items() if f"{sizes_mb[-1]} MB" in what]
+    if not any(what.startswith("zero-copy") for what in rates):
+        largest.append("zero-copy gather not measured here: it needs a GPU that runs Triton")
     return Finding(name, "ok", "; ".join(largest), figures={what: round(rate, 3) for what, rate in rates.items()})
 
 
@@ -110,10 +113,8 @@ def _check_models(device: str, nproc: int, models: tuple[str, ...]) -> Finding:
 def _check_kernels(device: str, nproc: int) -> Finding:
     """In a process of its own: Triton's interpreter, for the simulated device, must be on from its start."""
     name = "kernels"
-    if device == "cpu":
-        return Finding(name, "not tried", "Triton kernels are for devices")
-    if importlib.util.find_spec("triton") is None:
-        return Finding(name, "not tried", "Triton is not installed; torch operations are used instead")
+    if check_triton(device).verdict != "ok":
+        return Finding(name, "not tried", "Triton's are not used here")
     interpreted = {"TRITON_INTERPRET": "1"} if device.startswith("sim") else {}
     done = _run_module("gsplit.selftest.kernels", [device.split(":")[0]], interpreted)
     if done.returncode:

@@ -294,6 +294,29 @@ def test_bench_exactness_says_how_far_apart_and_exits_with_one_if_too_far(
     assert not exactness_report.ExactnessReport([]).ok
 
 
+@pytest.mark.parametrize(
+    "asked, meshes",
+    [
+        ([], exactness.MESHES),
+        (["--ranks", "2"], ((1, 2),)),
+        (["--ranks", "1", "--ranks", "4"], ((1, 1), (1, 4), (2, 2))),
+    ],
+)
+def test_bench_exactness_runs_on_the_ranks_asked_for(
+    asked: list[str], meshes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def record(given: list[tuple[int, int]], *_: Any, **__: Any) -> exactness_report.ExactnessReport:
+        seen.extend(given)
+        return exactness_report.ExactnessReport([])
+
+    monkeypatch.setattr(exactness, "run_exactness", record)
+    _run("bench", "exactness", *asked)
+    assert tuple(seen) == meshes
+    assert _run("bench", "exactness", "--ranks", "5").returncode == 2
+
+
 def test_odd_graphs_and_odd_names_are_shown_as_they_are(tmp_path: Path) -> None:
     members: dict[str, Any] = {"edge_index": np.empty((2, 0), np.int64), "[/x]": np.zeros(1)}
     np.savez(tmp_path / "e.npz", **members)

@@ -186,6 +186,14 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
     assert done.stderr.count("error:") == 1
 
 
+@pytest.mark.parametrize("command", ["train", "verify"])
+def test_a_model_that_does_not_exist_is_refused_before_anything_is_announced(store: Store, command: str) -> None:
+    done = _run(command, str(store.path), "--model", "resnet")
+    assert done.exit_code == 2
+    assert "model: expected one of sage, sage_max" in done.stderr and "(got resnet)" in done.stderr
+    assert "starting" not in done.stderr
+
+
 def test_another_number_of_ranks_than_torchruns_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from gsplit.cli import ranks
 

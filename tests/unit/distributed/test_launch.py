@@ -1,12 +1,13 @@
 """Which of several failed ranks is named, and how what it reported comes back."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from gsplit.distributed.launch import _cause, report_failure
+from gsplit.distributed.launch import _cause, _silence_elastic, report_failure
 from gsplit.errors import CommError, InputError
 
 
@@ -42,3 +43,10 @@ def test_without_a_launcher_nothing_is_written(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     report_failure(InputError("x"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_torchelastic_says_nothing_of_its_own() -> None:
+    logger = logging.getLogger("torch.distributed.elastic.agent.server.api")
+    logger.setLevel(logging.WARNING)  # as torch sets it, whatever the level of its parent
+    _silence_elastic()
+    assert not logger.isEnabledFor(logging.WARNING)

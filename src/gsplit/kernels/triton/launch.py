@@ -1,12 +1,9 @@
-"""The one place that starts a Triton kernel, and the rule that says where Triton runs.
+"""The one place that starts a Triton kernel.
 
-Imports without the triton library: ``kernels.dispatch`` asks here. The launcher can be replaced, so that a simulated
-device can unwrap its tensors, count the launch, check for races and let Triton's interpreter run the kernel.
+Imports without the triton library. The launcher can be replaced, so that a simulated device can unwrap its tensors,
+count the launch, check for races and let Triton's interpreter run the kernel.
 """
 
-import functools
-import importlib.util
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -14,10 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Launcher", "is_available", "launch", "num_blocks", "set_launcher", "tile_of"]
-
-_COMPILED = frozenset({"cuda"})
-"""Device types that Triton compiles for; ROCm's devices are called cuda as well."""
+__all__ = ["Launcher", "launch", "num_blocks", "set_launcher", "tile_of"]
 
 
 class Launcher(Protocol):
@@ -57,22 +51,6 @@ def launch(
     """Start ``kernel(*args, **constants)`` for every program of ``grid``; a grid without programs starts nothing."""
     if all(grid):
         _launcher(kernel, grid, args, constants, writes)
-
-
-@functools.cache
-def _is_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def is_available(device: torch.device) -> bool:
-    """Whether kernels of this folder can run on ``device``: one that Triton compiles for, or a simulated one.
-
-    A simulated device needs Triton's interpreter, which TRITON_INTERPRET=1 turns on before triton is first imported.
-    The host has kernels of its own.
-    """
-    if device.type == "cpu" or not _is_installed():
-        return False
-    return device.type in _COMPILED or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def num_blocks(count: int, size: int) -> int:

@@ -7,18 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from gsplit.kernels.triton.launch import is_available, launch, set_launcher
+from gsplit.kernels.triton.availability import is_available, is_installed
+from gsplit.kernels.triton.launch import launch, set_launcher
 
 
 def test_the_host_has_kernels_of_its_own_and_other_devices_need_the_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for name in ("TRITON_INTERPRET", "GSPLIT_TRITON"):
+        monkeypatch.delenv(name, raising=False)
     assert not is_available(torch.device("cpu"))
     assert not is_available(torch.device("meta"))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert not is_available(torch.device("cpu"))
-    assert is_available(torch.device("meta")) == is_available(torch.device("cuda"))
+    assert is_available(torch.device("meta")) == is_available(torch.device("cuda")) == is_installed()
 
 
 def test_a_launcher_sees_every_launch_with_programs() -> None:
