@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_loading_programs import Loaded, count_loading, train_tiers
+from device_loading_programs import Loaded, count_loading, forget_to_join, train_tiers
 from triton_process import triton_process
 
 import gsplit
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import run_ranks
+from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
@@ -76,6 +76,11 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> Non
         needed = loaded.index_bytes + 8 * loaded.rows  # and a position for every row; rows cross by themselves
         assert needed <= loaded.copied_bytes <= 1.02 * needed
         assert loaded.missed_bytes == (loaded.rows - loaded.hits) * 24 * 4
+
+
+def test_a_batch_that_nobody_has_waited_for_is_found(store: str) -> None:
+    with pytest.raises(RankFailedError, match="RaceError.*nothing orders them"):
+        run_ranks(forget_to_join, 1, store, device="sim:0")
 
 
 def test_a_device_cache_without_a_device_is_refused(store: str) -> None:

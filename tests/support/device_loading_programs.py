@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.batch import Batch
+from gsplit.devices import SideStream
 from gsplit.distributed.mesh import Mesh
 from gsplit.exchange import PremixedExchange, ShuffleExchange
 from gsplit.testing import run_ranks, simulated
@@ -92,3 +94,9 @@ def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
     """Two ranks in a process that has Triton's interpreter on from its start."""
     program = train_tiers if what == "train" else count_loading
     return run_ranks(program, 2, path, cases, device="sim:0", timeout_s=250)
+
+
+def forget_to_join(mesh: Mesh, path: str) -> None:
+    """Train on batches whose copy and gathering nobody has waited for."""
+    with patch.object(SideStream, "join", lambda side, mark, tensors: None):
+        train_tiers(mesh, path, [{"prefetch": 2, "device_cache": "20KB"}])
