@@ -168,6 +168,7 @@ def parse_task(text: str) -> Task:
 def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.distributed.mesh import solo_mesh
     from gsplit.nn.parallelize import parallelize
+    from gsplit.ownership import own_parts
     from gsplit.run.recipe import build_model, shape_of
     from gsplit.strategies.registry import strategy_class
 
@@ -175,5 +176,6 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     strategy_class(settings.strategy)
     if nproc % settings.replicas:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
+    own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)
     store.stored_array(f"targets/{settings.targets}")
     parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())

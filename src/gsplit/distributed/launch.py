@@ -102,7 +102,12 @@ def _cause(failures: dict[int, ProcessFailure]) -> str:
     rank = min(killed or silent)
     code = failures[rank].exitcode
     end = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return explain(f"rank {rank}", "to finish", end, "see what the ranks printed above")
+    fix = "see what the ranks printed above"
+    if code == -signal.SIGKILL:
+        fix = (
+            "somebody killed it, or the kernel did when memory ran out (dmesg says so); then take a smaller mini-batch"
+        )
+    return explain(f"rank {rank}", "to finish", end, fix)
 
 
 def _told(failure: ProcessFailure) -> tuple[str, str] | None:

@@ -194,6 +194,14 @@ def test_a_model_that_does_not_exist_is_refused_before_anything_is_announced(sto
     assert "starting" not in done.stderr
 
 
+def test_more_ranks_than_parts_are_refused_before_they_start(store: Store, tmp_path: Path) -> None:
+    parts = tmp_path / "two.gsplit"
+    assert _run("partition", str(store.path), str(parts), "--parts", "2", "--fanout", "2,2").exit_code == 0
+    done = _run("train", str(parts), "--nproc", "3", "--fanout", "2,2", "--json")
+    assert done.exit_code == 2
+    assert json.loads(done.stdout)["error"].startswith("ranks: expected at most one per part, 2 (got 3)")
+
+
 def test_another_number_of_ranks_than_torchruns_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from gsplit.cli import ranks
 

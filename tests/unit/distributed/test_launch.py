@@ -29,6 +29,7 @@ def test_a_cause_comes_before_its_consequences(tmp_path: Path) -> None:
     bug = _failure(tmp_path, 4, 1)
     assert _cause({0: lost, 1: cause, 2: killed}) == "rank 1: x: expected a (got b: c). Fix: d."
     assert _cause({0: lost, 2: killed, 3: ended}).startswith("rank 2: expected to finish (got signal 9)")
+    assert "memory ran out" in _cause({2: killed}) and "memory" not in _cause({3: ended})
     assert _cause({0: lost, 4: bug}).startswith("rank 4: expected to finish (got exit code 1)")
     assert _cause({0: lost}) == "rank 0: shuffle of step 3: rank 1 is gone"
     assert _cause({3: ended}).startswith("rank 3: expected to finish (got signal 15)")
