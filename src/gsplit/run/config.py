@@ -54,7 +54,22 @@ class TrainSettings(BaseModel):
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="of the mini-batches, the dropout and the first weights")
     targets: str = Field("train", description="stored targets to train on")
-    features: str = Field("x", description="stored features to train from")
+    features: str = Field("x", description="stored features to train from; several, side by side: x,z")
+    cache: str = Field(
+        "0",
+        description="memory of each rank for its hottest rows, such as 2GB; the store must be partitioned",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    device_cache: str = Field(
+        "0",
+        description="the same in each device's memory",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    features_on_disk: bool = Field(
+        False,
+        description="read features from files instead of mapping them: for features that do not fit into memory",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     edge_attr: str | None = Field(
         None, description="stored per-edge values as edge features, for gat, gatv2, pna, transformer and gine"
     )
@@ -86,6 +101,11 @@ class TrainSettings(BaseModel):
         if model not in MODELS:
             raise PydanticCustomError("model", "one of {names}", {"names": ", ".join(MODELS)})
         return model
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The feature arrays, one name each."""
+        return self.features.split(",")
 
     @property
     def num_layers(self) -> int:
