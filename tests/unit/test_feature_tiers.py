@@ -60,7 +60,7 @@ def test_several_arrays_share_the_budget(parted: Store) -> None:
     one, two = (cached_order(parted, 0, 400, names, 960) for names in (["x"], ["x", "z"]))
     assert (one.num_cached, two.num_cached) == (40, 20)
     hotness = np.asarray(parted.stored_array("hotness"))
-    ids = two.cached_ids(0, 20)
+    ids = two.ids(0, 20)
     assert hotness[ids].sum() == np.sort(hotness)[-20:].sum()
 
 
@@ -70,7 +70,7 @@ def test_a_range_may_cut_a_part(parted: Store) -> None:
     order = cached_order(parted, first, stop, ["x"], 240)
     assert order.part_boundaries == (first, cuts[2], stop)
     hotness = np.asarray(parted.stored_array("hotness"))
-    assert hotness[order.cached_ids(0, 10)].sum() == np.sort(hotness[first:stop])[-10:].sum()
+    assert hotness[order.ids(0, 10)].sum() == np.sort(hotness[first:stop])[-10:].sum()
 
 
 def test_a_cache_needs_a_partition(tmp_path: Path) -> None:
