@@ -17,4 +17,9 @@ if __name__ == "__main__":
     with TemporaryDirectory() as folder:
         graph = PlantedGraph(1500, 15_000, num_communities=12, num_features=8, num_classes=4)
         store = build_store(synthetic_source(graph), Path(folder) / "g.gsplit")
-        gsplit.partition(store, Path(folder) / "p.gsplit", 4, [4, 4], batch_size=128, solver="restream", epochs=1)
+        parted = gsplit.partition(
+            store, Path(folder) / "p.gsplit", 4, [4, 4], batch_size=128, solver="restream", epochs=1
+        )
+        gsplit.NeighborLoader(parted, [4, 4], "train", batch_size=128, cache=1000, features_on_disk=True).make_batch(
+            0, 0
+        )

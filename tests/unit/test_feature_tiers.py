@@ -102,6 +102,19 @@ def test_another_store_in_its_place_is_noticed(tmp_path: Path) -> None:
         gsplit.NeighborLoader(store, [2], "train", features_on_disk=True)
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, opened = sample_store(tmp_path / "g.gsplit"), os.open
+
+    def refuse(path: str, *args: int, **options: int) -> int:  # whoever runs tests as root may open everything
+        if path == "x.npy":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=r"g.gsplit: features/x.npy: expected .* .got Permission denied"):
+        gsplit.NeighborLoader(store, [2], "train", features_on_disk=True)
+
+
 def test_a_store_cut_off_in_mid_epoch_is_an_error(tmp_path: Path) -> None:
     """The same through a memory map would be SIGBUS: the end of the process, without a word."""
     store = sample_store(tmp_path / "g.gsplit", n=3000, e=9000)

@@ -45,8 +45,9 @@ def read_rows(
             if _pread(file, together.ctypes.data, size, offset + row * row_bytes) != size:
                 return begin
             for at in range(begin, end):
-                source, target = (rows[at] - row) * row_bytes, places[at] * stride
+                source = together[(rows[at] - row) * row_bytes : (rows[at] - row + 1) * row_bytes]
+                target = out[places[at] * stride : places[at] * stride + row_bytes]
                 for byte in range(row_bytes):
-                    out[target + byte] = together[source + byte]
+                    target[byte] = source[byte]
         begin = end
     return begin

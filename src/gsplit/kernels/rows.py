@@ -27,10 +27,10 @@ def copy_rows(
     Rows and places have been checked.
     """
     for i in range(rows.size):
-        source = rows[i]
-        target = (places[i] if places.size else i) * stride
-        for j in range(array.shape[1]):
-            out[target + j] = array[source, j]
+        source, begin = array[rows[i]], (places[i] if places.size else i) * stride
+        target = out[begin : begin + source.size]
+        for j in range(source.size):
+            target[j] = source[j]
 
 
 @kernel
@@ -45,11 +45,11 @@ def copy_cached(
     """As ``copy_rows`` where a position is that of a cached row; the others are listed in ``missed`` and counted."""
     num_missed = 0
     for i in range(positions.size):
-        source = positions[i]
-        if 0 <= source < cached.shape[0]:
-            target = (places[i] if places.size else i) * stride
-            for j in range(cached.shape[1]):
-                out[target + j] = cached[source, j]
+        if 0 <= positions[i] < cached.shape[0]:
+            source, begin = cached[positions[i]], (places[i] if places.size else i) * stride
+            target = out[begin : begin + source.size]
+            for j in range(source.size):
+                target[j] = source[j]
         else:
             missed[num_missed] = i
             num_missed += 1
@@ -67,10 +67,10 @@ def scale_rows(
 ) -> None:
     """Row i of ``array`` times ``scales[rows[i]]``, to where ``copy_rows`` would put it. Rows have been checked."""
     for i in range(rows.size):
-        scale = scales[rows[i]]
-        target = (places[i] if places.size else i) * stride
-        for j in range(array.shape[1]):
-            out[target + j] = np.float32(array[i, j]) * scale
+        scale, source, begin = scales[rows[i]], array[i], (places[i] if places.size else i) * stride
+        target = out[begin : begin + source.size]
+        for j in range(source.size):
+            target[j] = np.float32(source[j]) * scale
 
 
 @kernel
