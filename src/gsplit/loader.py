@@ -23,6 +23,7 @@ from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import check_fanouts, make_sampler
+from gsplit.sampling.targets import LocalTargets
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.strategies.loading import StepLoader
@@ -66,7 +67,8 @@ class NeighborLoader:
     ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets and their whole
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
-    ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
+    ``deterministic``: on devices, sums of the shuffle in one order. ``copies``: bytes on every rank for copies of the
+    hottest rows of other ranks, which then need not travel. ``telemetry``: a file for one JSON line per step.
     """
 
     def __init__(
@@ -88,18 +90,21 @@ class NeighborLoader:
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
+        copies: int = 0,
         telemetry: str | Path | None = None,
         **options: object,
     ) -> None:
         _check_options(num_neighbors, batch_size, sampler, seed, options)
         self.mesh, self._kind = resolve_mesh(mesh, "NeighborLoader"), strategy_class(strategy)
+        self._copies = _check_copies(copies, self._kind)
         store = as_graph_store(graph, partition)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         ranges = make_ownership(store, self.mesh, ownership)
         local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
-        self._strategy = self._make_strategy(local, list(num_neighbors), input_nodes, shuffle, deterministic)
-        self._compare_ranks(local, num_neighbors, input_nodes, shuffle)
+        targets = local.targets(input_nodes)
+        self._compare_ranks(local, targets, num_neighbors, input_nodes, shuffle)
+        self._strategy = self._make_strategy(local, targets, list(num_neighbors), shuffle, deterministic)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
@@ -109,26 +114,33 @@ class NeighborLoader:
     def _make_strategy(
         self,
         local: LocalGraph,
+        targets: LocalTargets,
         num_neighbors: list[int],
-        input_nodes: str | Tensor | None,
         shuffle: bool,
         deterministic: bool,
     ) -> Strategy:
         arrays, device = self.arrays, self.mesh.sample_device
+        rows = local.rows(arrays.features)
         return self._kind(
             sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
             ownership=local.ownership,
-            targets=local.targets(input_nodes),
-            loader=StepLoader(local, self.mesh, local.rows(arrays.features), arrays),
+            targets=targets,
+            loader=StepLoader(local, self.mesh, rows, arrays),
             mesh=self.mesh,
             num_neighbors=num_neighbors,
             batch_size=self._batch_size,
             shuffle=shuffle,
             deterministic=deterministic,
+            copies=local.copy_foreign_rows(rows, self._copies, self.mesh.loading) if self._copies else None,
         )
 
     def _compare_ranks(
-        self, local: LocalGraph, num_neighbors: list[int], input_nodes: str | Tensor | None, shuffle: bool
+        self,
+        local: LocalGraph,
+        targets: LocalTargets,
+        num_neighbors: list[int],
+        input_nodes: str | Tensor | None,
+        shuffle: bool,
     ) -> None:
         """Refuse ranks that would not make the same mini-batches. A collective."""
         settings = {
@@ -139,9 +151,10 @@ class NeighborLoader:
             "strategy": self._kind.name,
             "seed": self._seed,
             "arrays": str(self.arrays),
+            "copies": self._copies,
             "boundaries": local.ownership.boundaries,
             "num_vertices": local.store.num_vertices,
-            "num_targets": self.num_targets,
+            "num_targets": targets.num_targets,
             "graph": local.store.fingerprint,
             "input_nodes": _fingerprint(input_nodes),
         }
@@ -242,6 +255,15 @@ def _check_options(
     for name, value in options.items():
         fix = _REFUSED.get(name, "see the signature of NeighborLoader")
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
+
+
+def _check_copies(num_bytes: int, kind: type[Strategy]) -> int:
+    if not hasattr(num_bytes, "__index__") or num_bytes < 0:
+        raise InputError(explain("copies", "a number of bytes", num_bytes, "give the memory of one rank, or 0"))
+    if num_bytes and kind.needs_whole_graph:
+        fix = "leave it out: nothing crosses between ranks"
+        raise InputError(explain("copies", "a strategy that exchanges input rows", f"strategy={kind.name!r}", fix))
+    return operator.index(num_bytes)
 
 
 def _fingerprint(nodes: str | Tensor | None) -> str:

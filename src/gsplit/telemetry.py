@@ -46,6 +46,7 @@ Counter = Literal[
     "bytes_loaded",
     "rows_sent",
     "rows_received",
+    "rows_copied",
     "bytes_sent",
     "bytes_received",
     "collectives",
