@@ -19,7 +19,10 @@ from gsplit.batch import Batch
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
+from gsplit.feature_tiers import open_features
+from gsplit.features.budget import parse_bytes
+from gsplit.features.protocol import RowSource
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import check_fanouts, make_sampler
@@ -67,8 +70,10 @@ class NeighborLoader:
     ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets and their whole
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
-    ``deterministic``: on devices, sums of the shuffle in one order. ``copies``: bytes on every rank for copies of the
-    hottest rows of other ranks, which then need not travel. ``telemetry``: a file for one JSON line per step.
+    Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
+    a partitioned store. ``copies``: memory of each rank for copies of the hottest rows of other ranks, which then need
+    not travel. ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
+    ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     """
 
     def __init__(
@@ -86,11 +91,13 @@ class NeighborLoader:
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
         partition: Tensor | None = None,
-        features: str = "x",
+        features: FeatureNames = "x",
+        features_on_disk: bool = False,
+        cache: int | str = 0,
+        copies: int | str = 0,
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
-        copies: int = 0,
         telemetry: str | Path | None = None,
         **options: object,
     ) -> None:
@@ -104,7 +111,8 @@ class NeighborLoader:
         local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
         targets = local.targets(input_nodes)
         self._compare_ranks(local, targets, num_neighbors, input_nodes, shuffle)
-        self._strategy = self._make_strategy(local, targets, list(num_neighbors), shuffle, deterministic)
+        rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
+        self._strategy = self._make_strategy(local, rows, targets, list(num_neighbors), shuffle, deterministic)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
         self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
@@ -114,13 +122,13 @@ class NeighborLoader:
     def _make_strategy(
         self,
         local: LocalGraph,
+        rows: RowSource,
         targets: LocalTargets,
         num_neighbors: list[int],
         shuffle: bool,
         deterministic: bool,
     ) -> Strategy:
         arrays, device = self.arrays, self.mesh.sample_device
-        rows = local.rows(arrays.features)
         return self._kind(
             sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
             ownership=local.ownership,
@@ -257,13 +265,12 @@ def _check_options(
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
 
 
-def _check_copies(num_bytes: int, kind: type[Strategy]) -> int:
-    if not hasattr(num_bytes, "__index__") or num_bytes < 0:
-        raise InputError(explain("copies", "a number of bytes", num_bytes, "give the memory of one rank, or 0"))
+def _check_copies(size: int | str, kind: type[Strategy]) -> int:
+    num_bytes = parse_bytes(size, "copies")
     if num_bytes and kind.needs_whole_graph:
         fix = "leave it out: nothing crosses between ranks"
         raise InputError(explain("copies", "a strategy that exchanges input rows", f"strategy={kind.name!r}", fix))
-    return operator.index(num_bytes)
+    return num_bytes
 
 
 def _fingerprint(nodes: str | Tensor | None) -> str:

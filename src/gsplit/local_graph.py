@@ -6,6 +6,7 @@ original ids are what users and keys see (law 1).
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,16 +29,22 @@ from gsplit.ownership import Ownership, own_parts
 from gsplit.sampling.targets import LocalTargets, all_local_vertices, local_listed_targets, local_stored_targets
 from gsplit.store.protocol import GraphStore
 
-__all__ = ["ArrayNames", "GcnRows", "LocalGraph", "make_ownership"]
+__all__ = ["ArrayNames", "FeatureNames", "GcnRows", "LocalGraph", "make_ownership"]
 
 Ids = npt.NDArray[np.int64]
+FeatureNames = str | Sequence[str]
+"""One stored feature array, or several whose rows are put side by side."""
 
 
 class ArrayNames:
     """Which stored arrays are loaded. A default edge array that is not there is left out, a named one is refused."""
 
-    def __init__(self, store: GraphStore, features: str, edge_attr: str | None, edge_weight: str | None) -> None:
-        self.feature_name, self.features = features, f"features/{features}"
+    def __init__(
+        self, store: GraphStore, features: FeatureNames, edge_attr: str | None, edge_weight: str | None
+    ) -> None:
+        self.features = [features] if isinstance(features, str) else list(features)
+        if not self.features:
+            raise InputError(explain("features", "at least one name", "none", 'name stored features, such as "x"'))
         self.edge_attr = _find_edge_array(store, edge_attr, "edge_attr")
         self.edge_weight = _find_edge_array(store, edge_weight, "edge_weight")
         if self.edge_weight is not None:
@@ -52,7 +59,7 @@ class ArrayNames:
         return self.edge_attr is not None or self.edge_weight is not None
 
     def __str__(self) -> str:
-        return f"{self.features}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
+        return f"features {', '.join(self.features)}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
 
 
 def _find_edge_array(store: GraphStore, name: str | None, default: str) -> str | None:

@@ -44,6 +44,7 @@ Counter = Literal[
     "input_rows",
     "rows_loaded",
     "bytes_loaded",
+    "cache_hits",
     "rows_sent",
     "rows_received",
     "rows_copied",

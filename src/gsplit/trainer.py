@@ -173,7 +173,7 @@ class Trainer:
         if keep_best is not None and keep_best not in names:
             raise InputError(explain("keep_best", f"one of {', '.join(names)}", keep_best, "evaluate it too"))
         arrays = self.state.loader.arrays
-        options.setdefault("features", arrays.feature_name)
+        options.setdefault("features", arrays.features)
         options.setdefault("edge_attr", arrays.edge_attr)
         options.setdefault("edge_weight", arrays.edge_weight)
         found = evaluate_targets(self.state.model, graph, names, **options)

@@ -17,6 +17,7 @@ from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
+from gsplit.local_graph import FeatureNames
 from gsplit.nn.parallelize import call_wrapped, parallelize
 from gsplit.store.conversion import as_graph_store
 from gsplit.trainer import check_finite, per_target_cross_entropy
@@ -92,7 +93,7 @@ def verify(
     batch_size: int = 1024,
     mesh: Mesh | None = None,
     strategy: str = "split",
-    features: str = "x",
+    features: FeatureNames = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     partition: Tensor | None = None,

@@ -40,7 +40,8 @@ def _numpy() -> None:
 
 def _host_kernel() -> None:
     rows = torch.ones(3, 2, device="sim")
-    copy_rows(rows.numpy(), torch.zeros(1, dtype=torch.int64).numpy(), torch.empty(1, 2).numpy())
+    places = torch.zeros(1, dtype=torch.int64).numpy()
+    copy_rows(rows.numpy(), places, places, torch.empty(2).numpy(), 2)
 
 
 def _address() -> None:

@@ -84,9 +84,12 @@ def test_a_range_that_is_not_held_is_refused(tmp_path: Path) -> None:
 def test_default_edge_arrays_are_optional_and_named_ones_are_not() -> None:
     store, _ = small_store("random", 1)
     names = ArrayNames(store, "x", "edge_attr", "edge_weight")
-    assert (names.features, names.edge_attr, names.edge_weight) == ("features/x", "edge_attr", "edge_weight")
+    assert (names.features, names.edge_attr, names.edge_weight) == (["x"], "edge_attr", "edge_weight")
     assert names.has_edge_values
     assert not ArrayNames(store, "x", None, None).has_edge_values
+    assert ArrayNames(store, ("x", "z"), None, None).features == ["x", "z"]
+    with pytest.raises(InputError, match="features: expected at least one name"):
+        ArrayNames(store, [], None, None)
     with pytest.raises(
         InputError, match=r"edge_attr: expected the name of a stored .*got 'z'; stored are edge_attr, edge"
     ):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.errors import InputError, explain
+from gsplit.features.host import check_ids, flat_rows, kernel_places, read_to_device
 from gsplit.features.protocol import RowsRead
 from gsplit.kernels.rows import copy_rows
 
@@ -27,7 +27,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class MappedRows:
-    """See ``protocol.RowSource``. Row i of the array belongs to id ``first_id + i``."""
+    """See ``protocol.HostSource``. Row i of the array belongs to id ``first_id + i``."""
 
     def __init__(self, name: str, array: npt.NDArray[Any], dtype: torch.dtype, first_id: int) -> None:
         self._name, self._first = name, first_id
@@ -36,15 +36,10 @@ class MappedRows:
         self.row_shape, self.dtype = tuple(array.shape[1:]), dtype
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
-        rows = ids.cpu().numpy() - self._first
-        if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < self._array.shape[0]:
-            expected = f"ids in {self._first}..{self._first + self._array.shape[0] - 1}, which are held here"
-            got = f"{int(rows.min()) + self._first}..{int(rows.max()) + self._first}"
-            raise InputError(explain(self._name, expected, got, "open the store that holds them"))
-        host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
-        flat = host.view(torch.uint16) if host.dtype == torch.bfloat16 else host  # bfloat16 lies as uint16 on disk
-        target = flat.view(rows.size, self._array.shape[1]).numpy().view(self._bits)
-        copy_rows(self._array, rows, target)
-        if host is not out:
-            out.copy_(host)
-        return RowsRead(rows.size, target.nbytes)
+        return read_to_device(self, ids, out)
+
+    def place(self, ids: npt.NDArray[np.int64], places: npt.NDArray[np.int64] | None, out: Tensor) -> RowsRead:
+        check_ids(self._name, ids, self._first, self._array.shape[0])
+        flat, stride = flat_rows(out, self._bits)
+        copy_rows(self._array, ids - self._first, kernel_places(places), flat, stride)
+        return RowsRead(ids.size, ids.size * self._array.shape[1] * self._array.itemsize)

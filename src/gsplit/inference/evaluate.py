@@ -15,7 +15,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, RequiredVertices, targets_closure
 from gsplit.inference.layerwise import LayerwisePass, evaluating, flat_mesh, inference_ownership
-from gsplit.local_graph import ArrayNames, LocalGraph
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
@@ -51,7 +51,7 @@ class EvaluationOptions(TypedDict, total=False):
     """Options of ``evaluate``, as ``gsplit.infer`` has them."""
 
     ownership: Ownership | None
-    features: str
+    features: FeatureNames
     edge_attr: str | None
     edge_weight: str | None
     workspace: str | Path | None
@@ -73,7 +73,7 @@ def evaluate_targets(
     names: list[str],
     *,
     ownership: Ownership | None = None,
-    features: str = "x",
+    features: FeatureNames = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     workspace: str | Path | None = None,

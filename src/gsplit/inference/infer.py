@@ -13,7 +13,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.closure import all_vertices
 from gsplit.inference.layerwise import LayerwisePass, evaluating, flat_mesh, inference_ownership
-from gsplit.local_graph import ArrayNames, LocalGraph
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
@@ -28,7 +28,7 @@ def infer(
     out: str | Path | None = None,
     *,
     ownership: Ownership | None = None,
-    features: str = "x",
+    features: FeatureNames = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     workspace: str | Path | None = None,

@@ -31,6 +31,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.exchange import IdentityExchange
+from gsplit.feature_tiers import open_features
 from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
@@ -129,7 +130,7 @@ class LayerwisePass:
         self._model, self._local, self._mesh, self._arrays = model, local, mesh, arrays
         self._needed, self._workspace, self._progress = needed, workspace, progress
         self._plan, self._dtype = forward_plan_of(model), dtype_of(model)
-        self._x = local.rows(arrays.features)
+        self._x = open_features(local, arrays.features)
         device, edge_ids = mesh.sample_device, arrays.has_edge_values
         self._sampler = make_sampler(local.graph, local.original_ids, device, edge_ids=edge_ids)
         self._outputs: dict[str, RowSource] = {}

@@ -13,18 +13,64 @@ from torch import Tensor
 
 from gsplit.kernels.jit import kernel
 
-__all__ = ["copy_rows", "merge_gradient", "copy_and_gather"]
+__all__ = ["copy_rows", "copy_cached", "scale_rows", "merge_gradient", "copy_and_gather"]
 
 Matrix = npt.NDArray[Any]
 
 
 @kernel
-def copy_rows(array: Matrix, rows: npt.NDArray[np.int64], out: Matrix) -> None:
-    """``out[i] = array[rows[i]]``; the rows have been checked."""
+def copy_rows(
+    array: Matrix, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], out: npt.NDArray[Any], stride: int
+) -> None:
+    """Row ``rows[i]`` of the array to element ``places[i] * stride`` of ``out``, or ``i * stride`` without places.
+
+    Rows and places have been checked.
+    """
     for i in range(rows.size):
         source = rows[i]
+        target = (places[i] if places.size else i) * stride
         for j in range(array.shape[1]):
-            out[i, j] = array[source, j]
+            out[target + j] = array[source, j]
+
+
+@kernel
+def copy_cached(
+    cached: Matrix,
+    positions: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    out: npt.NDArray[Any],
+    stride: int,
+    missed: npt.NDArray[np.int64],
+) -> int:
+    """As ``copy_rows`` where a position is that of a cached row; the others are listed in ``missed`` and counted."""
+    num_missed = 0
+    for i in range(positions.size):
+        source = positions[i]
+        if 0 <= source < cached.shape[0]:
+            target = (places[i] if places.size else i) * stride
+            for j in range(cached.shape[1]):
+                out[target + j] = cached[source, j]
+        else:
+            missed[num_missed] = i
+            num_missed += 1
+    return num_missed
+
+
+@kernel
+def scale_rows(
+    array: npt.NDArray[np.int8],
+    scales: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    out: npt.NDArray[np.float32],
+    stride: int,
+) -> None:
+    """Row i of ``array`` times ``scales[rows[i]]``, to where ``copy_rows`` would put it. Rows have been checked."""
+    for i in range(rows.size):
+        scale = scales[rows[i]]
+        target = (places[i] if places.size else i) * stride
+        for j in range(array.shape[1]):
+            out[target + j] = np.float32(array[i, j]) * scale
 
 
 @kernel

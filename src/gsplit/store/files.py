@@ -178,6 +178,10 @@ class ArrayFile:
         buffer = mmap.mmap(self._file, self._length, access=mmap.ACCESS_READ)
         return np.frombuffer(buffer, self._dtype, self.size, self._offset).reshape(self._shape)
 
+    def detach(self) -> tuple[int, int]:
+        """The descriptor, which is the caller's to close from now on, and the byte at which the elements begin."""
+        return self._file, self._offset
+
     def close(self) -> None:
         """Let go of the file; maps stay."""
         os.close(self._file)

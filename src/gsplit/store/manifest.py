@@ -57,13 +57,14 @@ ROLES = {
     "indices": Role(("int32", "int64"), "edge"),
     "y": Role(_ANY, "vertex", (1, 2)),
     "original_ids": Role(("int64",), "vertex"),
-    "hotness": Role(_INTEGERS + _FLOATS, "vertex"),
+    "hotness": Role(("int64",), "vertex"),
     "vertex_ids": Role(("int64",), "vertex"),
     "name_offsets": Role(("int64",), "vertex + 1"),
     "name_bytes": Role(("uint8",), "any"),
 }
 FOLDERS = {
-    "features": Role(_FLOATS, "vertex", (2,)),
+    "features": Role(("int8", *_FLOATS), "vertex", (2,)),
+    "scales": Role(("float32",), "vertex"),
     "edges": Role(_ANY, "edge", (1, 2)),
     "targets": Role(("int64",), "any"),
     "target_positions": Role(("int64",), "any"),
@@ -179,9 +180,16 @@ class Manifest(_Strict):
             raise ValueError("name_offsets and name_bytes go together")
         for name, entry in self.arrays.items():
             self._check_entry(name, entry)
+        self._check_scales()
         self._check_part_statistics()
         self._check_shard()
         return self
+
+    def _check_scales(self) -> None:
+        """Features of int8 mean nothing without the scale of each row."""
+        scaled = [name for name in self.names("features") if self.arrays[f"features/{name}"].dtype == "int8"]
+        if scaled != self.names("scales"):
+            raise ValueError("scales/NAME goes with features/NAME of int8, and with no other")
 
     def _check_part_statistics(self) -> None:
         found, parts = self.part_statistics, len(self.part_boundaries) - 1
@@ -217,7 +225,7 @@ class Manifest(_Strict):
             raise ValueError(f"{name}: {entry.shape[0]} rows instead of {rows} (one per {role.rows})")
 
     def names(self, folder: str) -> list[str]:
-        """The words under ``features``, ``edges``, ``targets`` or ``target_positions``, sorted."""
+        """The words under a folder such as ``features`` or ``targets``, sorted."""
         return sorted(name.split("/")[1] for name in self.arrays if name.startswith(f"{folder}/"))
 
 

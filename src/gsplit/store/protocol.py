@@ -95,6 +95,7 @@ def edge_value_names(names: Iterable[str]) -> list[str]:
 
 _FOLDERS = {
     "features": ("features", "import the graph with features"),
+    "scales": ("scales of int8 features", "use gsplit convert --features int8"),
     "targets": ("targets", "import the graph with a train, val or test split, or pass a tensor of ids"),
     "edges": ("per-edge values", "import the graph with per-edge values"),
     "target_positions": ("target positions", "cut a shard: a whole store needs none"),

@@ -122,6 +122,21 @@ class Store:
             raise missing_array(self.path, name, self.names)
         return self._arrays[name]
 
+    def open_file(self, name: str) -> ArrayFile:
+        """The file of an array, opened once more to be read and not mapped; close it after use."""
+        self.stored_array(name)
+        root = _open_directory(self.path)
+        try:
+            entry = _read_manifest(root).arrays.get(name)
+            if entry != self.manifest.arrays[name]:
+                fix = "open the store again"
+                raise StoreError(explain(file_of(name), "the array of when the store was opened", "another", fix))
+            return ArrayFile(root, file_of(name), entry.dtype, entry.shape)
+        except StoreError as error:
+            raise StoreError(f"{self.path}: {error}") from None
+        finally:
+            os.close(root)
+
     @property
     def part_boundaries(self) -> list[int]:
         """Where the parts of the graph begin and end: one part unless the store was partitioned."""
@@ -160,15 +175,10 @@ class Store:
 def open_store(path: str | Path) -> Store:
     """Open a store and check what can be checked in milliseconds."""
     path = Path(path)
-    try:
-        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        got = error.strerror if isinstance(error, OSError) else error
-        fix = "check the path; gsplit import makes a store"
-        raise StoreError(explain(path, "the directory of a store", got, fix)) from None
+    root = _open_directory(path)
     files: dict[str, ArrayFile] = {}
     try:
-        manifest = parse_manifest(read_inside(root, "manifest.json", MAX_MANIFEST_BYTES))
+        manifest = _read_manifest(root)
         for name, entry in manifest.arrays.items():
             files[name] = ArrayFile(root, file_of(name), entry.dtype, entry.shape)
         _check_samples(manifest, files)
@@ -179,6 +189,19 @@ def open_store(path: str | Path) -> Store:
         os.close(root)
         for file in files.values():
             file.close()
+
+
+def _open_directory(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        got = error.strerror if isinstance(error, OSError) else error
+        fix = "check the path; gsplit import makes a store"
+        raise StoreError(explain(path, "the directory of a store", got, fix)) from None
+
+
+def _read_manifest(root: int) -> Manifest:
+    return parse_manifest(read_inside(root, "manifest.json", MAX_MANIFEST_BYTES))
 
 
 def _check_samples(manifest: Manifest, files: dict[str, ArrayFile]) -> None:

@@ -88,6 +88,7 @@ class StepLoader:
         telemetry.count("input_rows", exchange.num_local)
         telemetry.count("rows_loaded", read.rows)
         telemetry.count("bytes_loaded", read.num_bytes)
+        telemetry.count("cache_hits", read.hits)
         telemetry.count("bytes_sent", exchange.num_sent * x[:1].nbytes)
         telemetry.count("bytes_received", exchange.num_received * x[:1].nbytes)
         telemetry.count("collectives", exchange.num_collectives)

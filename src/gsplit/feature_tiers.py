@@ -1,0 +1,98 @@
+"""Where a rank's input rows lie: in a memory map or a file, with a hot cache above, in one array or several.
+
+A tier never changes a row, so it never changes a result. The order is
+
+    rows side by side <- int8 to float32 <- cache <- memory map, or file
+
+so that a cache holds rows as they are stored, the most for its bytes.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from gsplit.errors import InputError, explain
+from gsplit.features.budget import parse_bytes
+from gsplit.features.cached import CachedRows
+from gsplit.features.disk import DiskRows
+from gsplit.features.hot_order import HotOrder, clip_parts, hottest_prefixes
+from gsplit.features.mapped import MappedRows, torch_dtype
+from gsplit.features.protocol import HostSource
+from gsplit.features.scaled import ScaledRows
+from gsplit.features.side_by_side import SideBySideRows
+from gsplit.local_graph import LocalGraph
+from gsplit.store.files import Array
+from gsplit.store.protocol import GraphStore
+from gsplit.store.reader import Store
+
+__all__ = ["cached_order", "hotness_of", "open_features", "stored_row_bytes"]
+
+
+def open_features(
+    local: LocalGraph, names: Sequence[str], *, cache: int | str = 0, on_disk: bool = False
+) -> HostSource:
+    """The input rows of a rank's vertices: stored features by name, side by side.
+
+    ``cache``: bytes of memory for the rank's hottest rows, such as "2GB", which needs a partitioned store. ``on_disk``:
+    read files instead of mapping them, for features that do not fit into memory.
+    """
+    store, num_bytes = local.store, parse_bytes(cache)
+    for name in names:
+        store.stored_array(f"features/{name}")
+    order = cached_order(store, local.first, local.stop, names, num_bytes) if num_bytes else None
+    sources = [_open_array(local, name, order, on_disk=on_disk) for name in names]
+    return sources[0] if len(sources) == 1 else SideBySideRows(sources)
+
+
+def cached_order(store: GraphStore, first: int, stop: int, names: Sequence[str], cache_bytes: int) -> HotOrder:
+    """Which rows of the vertices ``first .. stop - 1`` a cache of this size holds; reads a few numbers only."""
+    boundaries = clip_parts(store.part_boundaries, first, stop)
+    num_rows = cache_bytes // max(1, stored_row_bytes(store, names))
+    return HotOrder(boundaries, hottest_prefixes(hotness_of(store, first, stop), boundaries, num_rows))
+
+
+def hotness_of(store: GraphStore, first: int, stop: int) -> Array:
+    """How often presampling loaded the vertices ``first .. stop - 1``."""
+    if "hotness" not in store.names:
+        fix = "run gsplit partition, or leave the cache out"
+        raise InputError(explain("cache", "a partitioned store, which knows its hottest rows", "another", fix))
+    low = store.vertex_range[0]
+    return store.stored_array("hotness")[first - low : stop - low]
+
+
+def stored_row_bytes(store: GraphStore, names: Sequence[str]) -> int:
+    """Bytes of one vertex's rows as they are stored."""
+    arrays = [store.stored_array(f"features/{name}") for name in names]
+    return sum(prod(array.shape[1:]) * array.itemsize for array in arrays)
+
+
+def _open_array(local: LocalGraph, name: str, order: HotOrder | None, *, on_disk: bool) -> HostSource:
+    store, full = local.store, f"features/{name}"
+    low, array, dtype = store.vertex_range[0], store.stored_array(full), torch_dtype(store.dtype(full))
+    source: HostSource = _open_file(store, full) if on_disk else MappedRows(full, array, dtype, low)
+    if order is not None:
+        source = CachedRows(source, order)
+    if store.dtype(full) != "int8":
+        return source
+    scales, first = store.stored_array(f"scales/{name}"), low
+    if on_disk:  # a map would end the process where a file is cut off
+        scales, first = np.array(scales[local.first - low : local.stop - low]), local.first
+    return ScaledRows(full, source, scales, first)
+
+
+def _open_file(store: GraphStore, name: str) -> DiskRows:
+    if not isinstance(store, Store):
+        fix = "write it with gsplit.from_pyg(data, path), or leave features_on_disk out"
+        raise InputError(explain("features_on_disk", "a store on disk", "a graph in memory", fix))
+    shape, dtype = store.stored_array(name).shape, torch_dtype(store.dtype(name))
+    descriptor, offset = store.open_file(name).detach()
+    return DiskRows(
+        str(store.path / f"{name}.npy"),
+        descriptor,
+        offset=offset,
+        num_rows=shape[0],
+        row_shape=shape[1:],
+        dtype=dtype,
+        first_id=store.vertex_range[0],
+    )

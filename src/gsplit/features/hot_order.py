@@ -1,0 +1,159 @@
+"""Which of a rank's rows a cache holds: the hottest first rows of each of its parts.
+
+Partitioning sorts the vertices of a part by how often presampling loaded them, so the hottest rows of a rank are a
+prefix of each of its parts, and "is it cached?" is a comparison: ids are turned into positions in the order [cached
+prefixes | everything else] by a table of a few numbers per part, no map of the vertices (law 6).
+
+Two parts, vertices 0..3 and 4..9, of which 1 and 2 are cached:
+
+    id         0 | 1 2 3   4 5 | 6 7 8 9
+    position   0 | 3 4 5   1 2 | 6 7 8 9
+
+What presampling counted also says how many rows a cache of any size will answer: ``expected_hit_rate``.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.features.host import check_ids
+from gsplit.kernels.jit import kernel
+
+__all__ = ["HotOrder", "clip_parts", "expected_hit_rate", "hottest_prefixes"]
+
+Ids = npt.NDArray[np.int64]
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class HotOrder:
+    """The order of a rank's vertices with the cached ones in front.
+
+    ``part_boundaries`` are the rank's: its first vertex, where its other parts begin, and one past its last vertex.
+    ``cached_per_part`` is how many of the first vertices of each part are cached.
+
+    >>> HotOrder((0, 4, 10), (1, 2)).positions(np.array([0, 1, 4, 6])).tolist()
+    [0, 3, 1, 6]
+    """
+
+    part_boundaries: tuple[int, ...]
+    cached_per_part: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes = [stop - start for start, stop in pairwise(self.part_boundaries)]
+        assert len(sizes) == len(self.cached_per_part), (self.part_boundaries, self.cached_per_part)
+        assert all(0 <= cached <= size for cached, size in zip(self.cached_per_part, sizes, strict=True)), sizes
+
+    @property
+    def first_id(self) -> int:
+        """The rank's first vertex."""
+        return self.part_boundaries[0]
+
+    @property
+    def num_vertices(self) -> int:
+        """The rank's vertices."""
+        return self.part_boundaries[-1] - self.part_boundaries[0]
+
+    @cached_property
+    def num_cached(self) -> int:
+        """Cached vertices: those whose position is smaller."""
+        return sum(self.cached_per_part)
+
+    @cached_property
+    def _tables(self) -> tuple[Ids, Ids, Ids, Ids]:
+        """Per part: where it begins, how many are cached, and what turns an id into a position, cached or not."""
+        starts, cached = np.array(self.part_boundaries[:-1], np.int64), np.array(self.cached_per_part, np.int64)
+        hot = np.cumsum(cached) - cached - starts
+        cold = self.num_cached - np.cumsum(cached) - self.first_id
+        return starts, cached, hot, cold
+
+    def positions(self, ids: Ids) -> Ids:
+        """Where vertices of the rank stand; of a cached one, the row of the cache that holds it."""
+        check_ids("vertices", ids, self.first_id, self.num_vertices)
+        out = np.empty(ids.size, np.int64)
+        _positions(ids, *self._tables, out)
+        return out
+
+    def cached_ids(self, start: int, stop: int) -> Ids:
+        """The vertices at the positions ``start .. stop - 1`` of the cache."""
+        ends = np.cumsum(self.cached_per_part)
+        places = np.arange(start, stop)
+        parts = np.searchsorted(ends, places, side="right")
+        return places - self._tables[2][parts]
+
+
+@kernel
+def _positions(ids: Ids, starts: Ids, cached: Ids, hot: Ids, cold: Ids, out: Ids) -> None:
+    for i in range(ids.size):
+        low, high = 0, starts.size
+        while high - low > 1:  # the last part that begins at or before the vertex; parts may be empty
+            middle = (low + high) // 2
+            if starts[middle] <= ids[i]:
+                low = middle
+            else:
+                high = middle
+        out[i] = ids[i] + (hot[low] if ids[i] - starts[low] < cached[low] else cold[low])
+
+
+def clip_parts(part_boundaries: Sequence[int], first: int, stop: int) -> tuple[int, ...]:
+    """The boundaries of the parts of a range of vertices, which may begin or end inside a part.
+
+    >>> clip_parts([0, 4, 6, 9], 2, 6), clip_parts([0, 4], 0, 4)
+    ((2, 4, 6), (0, 4))
+    """
+    return (first, *(cut for cut in part_boundaries if first < cut < stop), stop)
+
+
+def hottest_prefixes(hotness: npt.NDArray[Any], part_boundaries: Sequence[int], num_rows: int) -> tuple[int, ...]:
+    """How many of the first rows of each part to take so that together they are the ``num_rows`` hottest.
+
+    ``hotness`` is that of the vertices from the first boundary to the last, falling inside a part. Among equals,
+    earlier parts come first. Looks at a few elements only, so that a memory map stays on disk.
+
+    >>> hottest_prefixes(np.array([9, 3, 1, 7, 3, 3]), [0, 3, 6], 4)
+    (2, 2)
+    """
+    first = part_boundaries[0]
+    parts = [hotness[start - first : stop - first] for start, stop in pairwise(part_boundaries)]
+    if num_rows >= hotness.size:
+        return tuple(part.size for part in parts)
+
+    def at_least(value: int) -> list[int]:
+        return [bisect_right(part, -value, key=lambda found: -int(found)) for part in parts]
+
+    low, high = 0, 1 + max((int(part[0]) for part in parts if part.size), default=0)
+    while low < high:  # the least hotness of which not too many rows have as much
+        middle = (low + high) // 2
+        if sum(at_least(middle)) <= num_rows:
+            high = middle
+        else:
+            low = middle + 1
+    taken = at_least(low)
+    room = num_rows - sum(taken)
+    for part, equals in enumerate(at_least(low - 1)):
+        more = max(0, min(room, equals - taken[part]))
+        taken[part] += more
+        room -= more
+    return tuple(taken)
+
+
+def expected_hit_rate(hotness: npt.NDArray[Any], order: HotOrder) -> float:
+    """The share of input rows that the cache will answer, as far as presampling foresees; 0 where it loaded none.
+
+    >>> expected_hit_rate(np.array([6, 1, 2, 1]), HotOrder((0, 2, 4), (1, 1)))
+    0.8
+    """
+    cached = total = 0
+    for (start, stop), taken in zip(pairwise(order.part_boundaries), order.cached_per_part, strict=True):
+        part = hotness[start - order.first_id : stop - order.first_id]
+        for at in range(0, part.size, _PIECE):
+            piece = part[at : at + _PIECE]
+            total += int(piece.sum())
+            cached += int(piece[: max(0, taken - at)].sum())
+    return cached / total if total else 0.0
