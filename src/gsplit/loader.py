@@ -76,6 +76,10 @@ class NeighborLoader:
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     """
 
+    _position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
+    _start: tuple[int, int] | None = None  # where the next iterator is told to begin
+    _iterators = 0
+
     def __init__(
         self,
         graph: "GraphStore | Any",
@@ -103,8 +107,7 @@ class NeighborLoader:
     ) -> None:
         _check_options(num_neighbors, batch_size, sampler, seed, options)
         self.mesh, self._kind = resolve_mesh(mesh, "NeighborLoader"), strategy_class(strategy)
-        self._copies = _check_copies(copies, self._kind)
-        store = as_graph_store(graph, partition)
+        store, self._copies = as_graph_store(graph, partition), _check_copies(copies, self._kind)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         ranges = make_ownership(store, self.mesh, ownership)
@@ -114,9 +117,6 @@ class NeighborLoader:
         rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
         self._strategy = self._make_strategy(local, rows, targets, list(num_neighbors), shuffle, deterministic)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
-        self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
-        self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
-        self._iterators = 0
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
     def _make_strategy(

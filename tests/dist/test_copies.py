@@ -96,7 +96,7 @@ def test_ranks_with_different_budgets_are_told(store: Store) -> None:
 def test_what_cannot_have_copies_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(gsplit.InputError, match="copies: expected a strategy that exchanges input rows"):
         gsplit.NeighborLoader(store, [4], "train", strategy="data", copies=10)
-    with pytest.raises(gsplit.InputError, match="copies: expected a number of bytes"):
+    with pytest.raises(gsplit.InputError, match="copies: expected a size in bytes"):
         gsplit.NeighborLoader(store, [4], "train", copies=-1)
     planted = PlantedGraph(50, 200, num_features=2)
     plain = build_store(synthetic_source(planted), tmp_path / "plain.gsplit")

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from gsplit.bench.loading_counts import count_data, count_split
+from gsplit.bench.loading_runs import LoadingRun, run_loading
 from gsplit.bench.loading_tables import Orders, copies_table, hits_table, redundancy_row
 from gsplit.ownership import own_parts
 from gsplit.partitioning.presample import Workload
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
 
-__all__ = ["count_loading"]
+__all__ = ["STRATEGIES", "count_loading", "time_loading"]
+
+STRATEGIES = ("split", "data")
 
 
 def count_loading(
@@ -55,3 +58,38 @@ def count_loading(
         "hits": hits,
         "copies": copies,
     }
+
+
+def time_loading(
+    store: Store,
+    targets: str | None,
+    workload: Workload,
+    ranks: Sequence[int],
+    sources: Sequence[str],
+    *,
+    steps: int,
+    cache_share: float,
+    progress: Progress = silent,
+) -> list[dict[str, Any]]:
+    """Real ranks of both strategies, from every source, on the first ``steps`` mini-batches of an epoch."""
+    steps = min(steps, workload.steps_per_epoch)
+    runs = [
+        LoadingRun(
+            store=str(store.path),
+            targets=targets,
+            num_neighbors=workload.num_neighbors,
+            batch_size=workload.batch_size,
+            steps=steps,
+            seed=workload.seed,
+            source=source,
+            strategy=strategy,
+            cache_share=cache_share,
+        )
+        for source in sources
+        for strategy in STRATEGIES
+    ]
+    rows: list[dict[str, Any]] = []
+    for done, number in enumerate(ranks):
+        rows += run_loading(runs, number)
+        progress("load on ranks", done + 1, len(ranks))
+    return rows

@@ -66,6 +66,12 @@ class TrainSettings(BaseModel):
         "no more than training, and after the last epoch]",
         json_schema_extra=_ONLY_TRAINING,
     )
+    copies: str | None = Field(
+        None,
+        description="memory of each rank for copies of other ranks' hottest rows, such as 1GB, which then need not "
+        "travel; needs a partitioned store",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     deterministic: bool = Field(
         False,
         description="sums of the shuffle in one order on GPUs too; on CPUs they always are",

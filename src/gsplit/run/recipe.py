@@ -158,6 +158,7 @@ def _make_trainer(
         strategy=settings.strategy,
         seed=settings.seed,
         mesh=mesh,
+        copies=settings.copies or 0,
         deterministic=settings.deterministic,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
         **_arrays(settings),
