@@ -139,7 +139,8 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
             bad = array.get("num_not_finite") or 0
             warning = f", NaN or infinite: {bad:,}" if bad else ""
             size = " x ".join(f"{n:,}" for n in array["shape"])
-            lines.append((f"{word} {name}", f"{array['dtype']} {size}{warning}"))
+            scaled = " with a scale per row" if word == "features" and array["dtype"] == "int8" else ""
+            lines.append((f"{word} {name}", f"{array['dtype']} {size}{scaled}{warning}"))
     lines.append(("classes", _classes(document)))
     lines += [(f"targets {name}", f"{count:,}") for name, count in document["targets"].items()]
     lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["BufferPool"]
+__all__ = ["SLACK", "BufferPool"]
 
-_SLACK = 1.2
+SLACK = 1.2
 _LOOSE = 4  # a small tensor must not hold a large buffer
 _SMALL = 1 << 20
 
@@ -53,6 +53,6 @@ class BufferPool:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].size))
         if self._free:  # too small from now on
             self.num_bytes -= self._free.pop().size
-        buffer = np.empty(-(-int(size * _SLACK) // 64) * 64, np.uint8)
+        buffer = np.empty(-(-int(size * SLACK) // 64) * 64, np.uint8)
         self.num_bytes += buffer.size
         return buffer

@@ -52,7 +52,23 @@ class TrainSettings(BaseModel):
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="of the mini-batches, the dropout and the first weights")
     targets: str = Field("train", description="stored targets to train on")
-    features: str = Field("x", description="stored features to train from")
+    features: str = Field("x", description="stored features to train from; several, side by side: x,z")
+    cache: str = Field(
+        "0",
+        description="memory of each rank for its hottest rows, such as 2GB; the store must be partitioned",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    copies: str = Field(
+        "0",
+        description="memory of each rank for copies of other ranks' hottest rows, such as 1GB, which then need not "
+        "travel; the store must be partitioned",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    features_on_disk: bool = Field(
+        False,
+        description="read features from files instead of mapping them: for features that do not fit into memory",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     edge_attr: str | None = Field(
         None, description="stored per-edge values as edge features, for gat, gatv2, pna, transformer and gine"
     )
@@ -66,17 +82,16 @@ class TrainSettings(BaseModel):
         "no more than training, and after the last epoch]",
         json_schema_extra=_ONLY_TRAINING,
     )
-    copies: str | None = Field(
-        None,
-        description="memory of each rank for copies of other ranks' hottest rows, such as 1GB, which then need not "
-        "travel; needs a partitioned store",
-        json_schema_extra=_ONLY_TRAINING,
-    )
     deterministic: bool = Field(
         False,
         description="sums of the shuffle in one order on GPUs too; on CPUs they always are",
         json_schema_extra=_ONLY_TRAINING,
     )
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The feature arrays, one name each."""
+        return self.features.split(",")
 
     @property
     def num_layers(self) -> int:

@@ -36,7 +36,7 @@ __all__ = ["build_model", "check_new_file", "infer_run", "learning_rate", "shape
 
 def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     """Input width and classes of a store."""
-    width = store.stored_array(f"features/{settings.features}").shape[1]
+    width = _num_columns(store, settings)
     if store.num_classes < 1:
         fix = "import labels with the graph; other losses are written in a script (gsplit.Trainer)"
         raise InputError(explain("the store", "integer labels to train on", "none", fix))
@@ -47,15 +47,19 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     return ModelShape(width, store.num_classes, edge_features)
 
 
+def _num_columns(store: Store, settings: TrainSettings) -> int:
+    return sum(store.stored_array(f"features/{name}").shape[1] for name in settings.feature_names)
+
+
 class _ArrayOptions(TypedDict):
-    features: str
+    features: list[str]
     edge_attr: str | None
     edge_weight: str | None
 
 
 def _arrays(settings: TrainSettings) -> _ArrayOptions:
     """Which stored arrays a run trains from, as the loader, inference and verification take them."""
-    return {"features": settings.features, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
+    return {"features": settings.feature_names, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
 
 
 def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Module:
@@ -158,8 +162,10 @@ def _make_trainer(
         strategy=settings.strategy,
         seed=settings.seed,
         mesh=mesh,
-        copies=settings.copies or 0,
         deterministic=settings.deterministic,
+        cache=settings.cache,
+        copies=settings.copies,
+        features_on_disk=settings.features_on_disk,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
         **_arrays(settings),
     )
@@ -211,7 +217,7 @@ def infer_run(
     """Exact outputs of a trained model for all vertices, into a file. A collective."""
     settings, shape = load_run(run)
     run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
-    width = store.stored_array(f"features/{settings.features}").shape[1]
+    width = _num_columns(store, settings)
     if width != shape.num_features:
         fix = "give the store it was trained on, or one like it"
         raise InputError(explain(store.path, f"{shape.num_features} features", width, fix))

@@ -33,6 +33,8 @@ def verify_store(store: Store, progress: Progress = silent) -> None:
         _verify_offsets(store)
         statistics = scan_edges(store.graph, _original_ids(store), progress)
         _verify_ids(store)
+        _verify_hotness(store)
+        _verify_scales(store)
         _verify_statistics(store, statistics)
         _verify_listing(store)
     except StoreError as error:
@@ -172,6 +174,30 @@ def _verify_ids(store: Store) -> None:
         times = np.bincount(ids, minlength=1)
         if np.count_nonzero(times) != ids.size:
             raise _fail("original_ids", "every id once", f"{times.argmax()} in {times.max()} rows")
+
+
+def _verify_hotness(store: Store) -> None:
+    """Inside a part the hottest vertices come first: a cache is a prefix."""
+    if "hotness" not in store.names:
+        return
+    first, hotness = store.vertex_range[0], store.stored_array("hotness")
+    begins = np.asarray(store.part_boundaries) - first
+    for start, part in _pieces(hotness, overlap=1):
+        rises = start + 1 + np.flatnonzero(part[1:] > part[:-1])
+        wrong = rises[~np.isin(rises, begins)]
+        if wrong.size:
+            got = f"{hotness[wrong[0] - 1]} then {hotness[wrong[0]]} at element {wrong[0]}"
+            raise _fail("hotness", "counts that fall inside a part", got)
+        if part.size and int(part.min()) < 0:
+            raise _fail("hotness", "counts from 0", int(part.min()))
+
+
+def _verify_scales(store: Store) -> None:
+    for name in store.manifest.names("scales"):
+        for start, part in _pieces(store.stored_array(f"scales/{name}")):
+            bad = np.flatnonzero(~(np.isfinite(part) & (part >= 0)))
+            if bad.size:
+                raise _fail(f"scales/{name}", "finite numbers from 0", f"{part[bad[0]]} at element {start + bad[0]}")
 
 
 def _verify_positions(store: Store, name: str) -> None:

@@ -133,6 +133,28 @@ def test_partition_inspect_and_shard(store: Path, tmp_path: Path) -> None:
     assert json.loads(_run("inspect", half, "--verify", "--json").stdout)["verified"] is True
 
 
+def test_convert_and_foresee_memory(store: Path, tmp_path: Path) -> None:
+    made, small = tmp_path / "p.gsplit", tmp_path / "c.gsplit"
+    settings = ["--fanout", "3,3", "--batch-size", "64", "--epochs", "1", "--objective", "random"]
+    assert _run("partition", store, made, "--parts", "3", *settings).returncode == 0
+    converted = _run("convert", made, small, "--features", "int8")
+    assert converted.returncode == 0, converted.stderr
+    assert "with a scale per row" in converted.stdout
+    document = json.loads(_run("convert", made, small, "--features", "float16", "--overwrite", "--json").stdout)
+    assert document["features"]["x"]["dtype"] == "float16"
+    assert "expected one of float32" in _run("convert", made, tmp_path / "d.gsplit", "--features", "int4").stderr
+    asked = ["inspect", str(small), "--memory", "--ranks", "2", "--cache", "2kB"]
+    ranks = json.loads(_run(*asked, "--json").stdout)["memory"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    for rank in ranks:
+        assert rank["num_bytes"] == sum(rank["anonymous"].values()) and 0 < rank["expected_hit_rate"] < 1
+    screen = _run(*asked).stdout
+    assert "expected cache hits" in screen and "counted over" in screen and "rank 1" in screen
+    bounded = _run("inspect", small, "--memory", "--fanout", "2", "--batch-size", "10").stdout
+    assert "bounded by fanouts 2 and batch size 10" in bounded and "expected cache hits" not in bounded
+    assert "cache: expected a size in bytes" in _run("inspect", small, "--memory", "--cache", "much").stderr
+
+
 def _first_cut(path: Path) -> int:
     return open_store(path).part_boundaries[1]
 

@@ -15,6 +15,7 @@ import torch
 from graphs import sample_store, source_of
 
 import gsplit
+from gsplit.errors import StoreError
 from gsplit.store.build import build_store
 from gsplit.store.manifest import Manifest, ProvenanceStep, Shard
 from gsplit.store.reader import Store, open_store
@@ -67,6 +68,15 @@ def _share(path: Path, sources: list[int] | None = None, **changed: Any) -> Stor
         num_classes=3,
         shard=Shard(whole_fingerprint="the whole", num_targets={"train": 4}),
     )
+
+
+@pytest.mark.parametrize(
+    "hotness, got", [([3, 5, 1], "3 then 5 at element 1"), ([5, 3, 4], "3 then 4 at element 2"), ([5, 3, -1], "-1")]
+)
+def test_hotness_falls_inside_a_part(hotness: list[int], got: str, tmp_path: Path) -> None:
+    store = _share(tmp_path / "g.gsplit", hotness=hotness)
+    with pytest.raises(StoreError, match=f"hotness.npy: expected counts .*got {got}"):
+        verify_store(store)
 
 
 def test_a_share_opens_and_verifies(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import feature_values
 from gsplit.store.files import Array
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.manifest import INPUT_POSITION
@@ -220,7 +221,10 @@ def to_pyg(store: Store) -> Data:
         order = torch.argsort(_loaded(store, f"edges/{INPUT_POSITION}"))
     content: dict[str, Any] = {"edge_index": edge_index if order is None else edge_index[:, order]}
     for name in store.manifest.names("features"):
-        content[name] = _loaded(store, f"features/{name}")[place]
+        full, whole = f"features/{name}", slice(0, store.num_vertices)
+        is_scaled = store.dtype(full) == "int8"
+        rows = torch.from_numpy(feature_values(store, name, whole)) if is_scaled else _loaded(store, full)
+        content[name] = rows[place]
     settings = store.manifest.provenance[0].settings if store.manifest.provenance else {}
     if "y" in store.names:
         content["y"] = _labels_as_given(_loaded(store, "y")[place], settings.get("y_given"))
