@@ -2,8 +2,9 @@
 
 A layer computes its destinations from the mixed frontier (law 4). How the mixed rows come about is the strategy's
 choice, and the layer's exchange knows it: nothing travels (``IdentityExchange``), rows are shuffled between the ranks
-of a replica (``ShuffleExchange``), or the loader has exchanged them already (``PremixedExchange``, for stored features,
-which carry no gradient). Models and the forward pass see this protocol and never a strategy.
+of a replica (``ShuffleExchange``), those are left out that the receiver has a copy of (``CopiedExchange``, for stored
+features in the loader), or the loader has exchanged them already (``PremixedExchange``, for stored features, which
+carry no gradient). Models and the forward pass see this protocol and never a strategy.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,19 @@ from torch import Tensor
 
 from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call, Comm
+from gsplit.features.copies import ForeignCopies
 from gsplit.kernels.buffers import BufferPool
 from gsplit.shuffle import keep_prefix, shuffle
 
-__all__ = ["Exchange", "IdentityExchange", "PremixedExchange", "ShuffleExchange", "mix_rows"]
+__all__ = [
+    "CopiedExchange",
+    "Exchange",
+    "IdentityExchange",
+    "PremixedExchange",
+    "ShuffleExchange",
+    "leave_out_copies",
+    "mix_rows",
+]
 
 
 class Exchange(Protocol):
@@ -137,6 +147,99 @@ class ShuffleExchange:
         torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
         call, tail = Call(purpose, self.step, self.layer), mixed[index.num_local :]
         self.comm.all_to_all(call, tail, rows, index.recv_counts, index.send_counts).wait()
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedExchange:
+    """Stored features cross between the ranks, but for the rows that the receiver has a copy of.
+
+    ``index`` is that of the rows that travel; they go to ``arriving_rows`` of the mixed frontier, and the copies at
+    ``copied_places`` to ``copied_rows``. Only the array that the copies are of can be exchanged so.
+    """
+
+    index: ShuffleIndex
+    num_mixed: int
+    arriving_rows: Tensor
+    copied_rows: Tensor
+    copied_places: Tensor
+    copies: ForeignCopies
+    comm: Comm
+    step: int
+    pool: BufferPool
+
+    num_collectives = 1
+
+    @property
+    def num_input(self) -> int:
+        return self.index.num_local
+
+    @property
+    def num_local(self) -> int:
+        return self.index.num_local
+
+    @property
+    def num_dst(self) -> int:
+        return self.index.num_dst
+
+    @property
+    def num_sent(self) -> int:
+        return self.index.num_sent
+
+    @property
+    def num_received(self) -> int:
+        return self.index.num_received
+
+    @property
+    def num_copied(self) -> int:
+        """Rows that come from the copies instead."""
+        return self.copied_places.numel()
+
+    def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = self.pool.empty((self.num_mixed, *h.shape[1:]), h.dtype)
+        mixed[: self.num_local] = h
+        self.fill_received(mixed, "exchange features")
+        return mixed, mixed[: self.num_dst]
+
+    def fill_received(self, mixed: Tensor, purpose: str) -> None:
+        index = self.index
+        rows = self.comm.send_buffer((index.num_sent, *mixed.shape[1:]), mixed.dtype)
+        torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
+        received = self.pool.empty((index.num_received, *mixed.shape[1:]), mixed.dtype)
+        call = Call(purpose, self.step, 0)  # all ranks: once per step, whatever is copied
+        self.comm.all_to_all(call, received, rows, index.recv_counts, index.send_counts).wait()
+        mixed.index_copy_(0, self.arriving_rows, received)
+        mixed.index_copy_(0, self.copied_rows, self.copies.rows.index_select(0, self.copied_places))
+
+
+def leave_out_copies(
+    index: ShuffleIndex,
+    input_ids: Tensor,
+    foreign_ids: Tensor,
+    copies: ForeignCopies,
+    comm: Comm,
+    step: int,
+    pool: BufferPool,
+) -> CopiedExchange:
+    """Layer 0's exchange of features along ``index``, without the rows that the receiver has.
+
+    ``input_ids`` are the vertices of the local frontier, ``foreign_ids`` those of the rows received, owner after owner.
+    """
+    leaving, copied = ~copies.prefixes.hold(input_ids[index.send_rows]), copies.prefixes.hold(foreign_ids)
+    travelling = ShuffleIndex(
+        index.send_rows[leaving],
+        _count_kept(leaving, index.send_counts),
+        _count_kept(~copied, index.recv_counts),
+        index.num_local,
+        index.num_dst,
+    )
+    places = index.num_local + torch.arange(foreign_ids.numel(), device=foreign_ids.device)
+    kept = (places[~copied], places[copied], copies.places_of(foreign_ids[copied]))
+    return CopiedExchange(travelling, index.num_mixed, *kept, copies, comm, step, pool)
+
+
+def _count_kept(kept: Tensor, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """How many are kept of each peer's rows, which lie one peer after the other."""
+    return tuple(torch.stack([piece.sum() for piece in kept.split(counts)]).tolist())  # device sync
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,10 @@ from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import open_features
 from gsplit.features.budget import parse_bytes
+from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource, RowSource
-from gsplit.loader_options import check_device_cache, check_options, check_prefetch
+from gsplit.loader_options import check_copies, check_device_cache, check_options, check_prefetch
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
@@ -58,11 +59,17 @@ class NeighborLoader:
     neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
     Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
-    a partitioned store; ``device_cache``: the same in a device's memory. ``features_on_disk``: read features from files
-    instead of mapping them (docs/loading.md).
+    a partitioned store; ``device_cache``: the same in a device's memory. ``copies``: memory of each rank for copies of
+    the hottest rows of other ranks, which then need not travel. ``features_on_disk``: read features from files instead
+    of mapping them (docs/loading.md).
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     ``prefetch``: batches that a thread makes ahead of training; what they contain does not depend on it.
     """
+
+    _position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
+    _start: tuple[int, int] | None = None  # where the next iterator is told to begin
+    _iterators = 0
+    _pipeline: Pipeline[LoadedStep] | None = None  # of the newest iterator
 
     def __init__(
         self,
@@ -83,6 +90,7 @@ class NeighborLoader:
         features_on_disk: bool = False,
         cache: int | str = 0,
         device_cache: int | str = 0,
+        copies: int | str = 0,
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
@@ -92,22 +100,18 @@ class NeighborLoader:
     ) -> None:
         check_options(num_neighbors, batch_size, sampler, seed, options)
         self.mesh, self._kind = resolve_mesh(mesh, "NeighborLoader"), strategy_class(strategy)
-        store = as_graph_store(graph, partition)
+        store, self._copies = as_graph_store(graph, partition), check_copies(copies, self._kind)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         self._prefetch = check_prefetch(prefetch, self.mesh)
         ranges = make_ownership(store, self.mesh, ownership)
         local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
         targets = local.targets(input_nodes)
-        self._compare_ranks(local, num_neighbors, targets, input_nodes, shuffle)
+        self._compare_ranks(local, targets, num_neighbors, input_nodes, shuffle)
         rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
         there = self._open_device_rows(local, rows, device_cache, held=not features_on_disk and not parse_bytes(cache))
         self._strategy = self._make_strategy(local, rows, there, targets, list(num_neighbors), shuffle, deterministic)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
-        self._position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
-        self._start: tuple[int, int] | None = None  # where the next iterator is told to begin
-        self._iterators = 0
-        self._pipeline: Pipeline[LoadedStep] | None = None  # of the newest iterator
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
     def _open_device_rows(
@@ -120,6 +124,12 @@ class NeighborLoader:
             return None
         held = held and not self._kind.needs_whole_graph
         return open_device_rows(local, names, rows, mesh.device, cache=device_cache, held=held)
+
+    def _copy_rows(self, local: LocalGraph, rows: RowSource) -> ForeignCopies | None:
+        """Copies of other ranks' hottest rows, where the model computes. A collective if there are any."""
+        if not self._copies:
+            return None
+        return local.copy_foreign_rows(rows, self._copies, self.mesh.loading).move_rows(self.mesh.device)
 
     def _make_strategy(
         self,
@@ -143,13 +153,14 @@ class NeighborLoader:
             batch_size=self._batch_size,
             shuffle=shuffle,
             deterministic=deterministic,
+            copies=self._copy_rows(local, rows),
         )
 
     def _compare_ranks(
         self,
         local: LocalGraph,
-        num_neighbors: list[int],
         targets: LocalTargets,
+        num_neighbors: list[int],
         input_nodes: str | Tensor | None,
         shuffle: bool,
     ) -> None:
@@ -163,6 +174,7 @@ class NeighborLoader:
             "strategy": self._kind.name,
             "seed": self._seed,
             "arrays": str(self.arrays),
+            "copies": self._copies,
             "boundaries": local.ownership.boundaries,
             "num_vertices": local.store.num_vertices,
             "num_targets": targets.num_targets,

@@ -4,8 +4,9 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
 from gsplit.sampling.neighbor import check_fanouts
+from gsplit.strategies.protocol import Strategy
 
-__all__ = ["check_device_cache", "check_options", "check_prefetch"]
+__all__ = ["check_copies", "check_device_cache", "check_options", "check_prefetch"]
 
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
@@ -62,3 +63,12 @@ def check_device_cache(size: int | str, mesh: Mesh) -> None:
     if parse_bytes(size) and not mesh.host_samples:
         got, fix = f"{size} with {mesh}", "use cache= for the host's memory, or leave it out"
         raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))
+
+
+def check_copies(size: int | str, kind: type[Strategy]) -> int:
+    """Bytes for copies of foreign rows; refused where no rows travel."""
+    num_bytes = parse_bytes(size, "copies")
+    if num_bytes and kind.needs_whole_graph:
+        fix = "leave it out: nothing crosses between ranks"
+        raise InputError(explain("copies", "a strategy that exchanges input rows", f"strategy={kind.name!r}", fix))
+    return num_bytes

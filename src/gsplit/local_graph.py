@@ -8,6 +8,7 @@ original ids are what users and keys see (law 1).
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from gsplit.degrees import gcn_degrees
+from gsplit.distributed.comm import Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.features.copies import ForeignCopies, choose_prefixes, fetch_copies
 from gsplit.features.held import HeldRows
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import RowSource
@@ -116,6 +119,14 @@ class LocalGraph:
         """A per-vertex array by name, rows by vertex."""
         array = self.store.stored_array(name)
         return MappedRows(name, array, torch_dtype(self.store.dtype(name)), self.store.vertex_range[0])
+
+    def copy_foreign_rows(self, rows: RowSource, num_bytes: int, comm: Comm) -> ForeignCopies:
+        """Copies of the hottest rows of other ranks, as many as fit into this memory. A collective."""
+        store, low = self.store, self.store.vertex_range[0]
+        hotness = store.stored_array("hotness")[self.first - low : self.stop - low]
+        capacity = num_bytes // max(1, prod(rows.row_shape) * rows.dtype.itemsize)
+        prefixes = choose_prefixes(hotness, self.first, store.part_boundaries, self.ownership, capacity, comm)
+        return fetch_copies(prefixes, self.ownership, rows, comm)
 
     def edge_rows(self, name: str) -> RowSource:
         """A per-edge array by name, rows by edge id: the edge's position in ``graph.indices``."""

@@ -29,6 +29,7 @@ rank 1 draws 7 <- {3, 8}:
 [([1], (0, 1)), ([2], (1, 0))]
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,7 @@ from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["LayerSplit", "Request", "Split", "answer", "ask", "split_minibatch"]
+__all__ = ["LayerSplit", "Request", "Split", "answer", "ask", "split_in_one_process", "split_minibatch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """One layer of one rank's split."""
+    """One layer of one rank's split. ``foreign_ids`` are the vertices whose rows it receives, owner after owner."""
 
     block: Block
     index: ShuffleIndex
+    foreign_ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def answer(frontier: Frontier, request: Request, asked_ids: Tensor, asked_counts
     num_local = frontier.num_rows
     src_rows = frontier.resolve(drawn, request.places + num_local)
     index = ShuffleIndex(send_rows, asked_counts, request.counts, num_local, drawn.num_dst)
-    return LayerSplit(Block(drawn.indptr, src_rows, index.num_mixed, drawn.edge_ids), index)
+    return LayerSplit(Block(drawn.indptr, src_rows, index.num_mixed, drawn.edge_ids), index, request.ids)
 
 
 def split_minibatch(
@@ -126,3 +128,31 @@ def split_minibatch(
         return Split(tuple(layers), frontier.ids(frontier.num_rows), targets.numel())
     finally:
         frontier.close()
+
+
+def split_in_one_process(
+    samplers: Sequence[LayerSampler], targets: Tensor, num_neighbors: list[int], key: StepKey, ownership: Ownership
+) -> list[Split]:
+    """What ``split_minibatch`` makes on every rank, without ranks: exchanges are transpositions of lists.
+
+    ``samplers[r]`` holds the in-edges of rank r's vertices; ``targets`` are those of all ranks.
+    """
+    ranks = range(ownership.num_ranks)
+    owners = ownership.owners(targets)
+    frontiers = [sampler.start(targets[owners == rank]) for rank, sampler in enumerate(samplers)]
+    num_targets = [frontier.num_rows for frontier in frontiers]
+    layers: list[list[LayerSplit]] = [[] for _ in ranks]
+    try:
+        for hop, fanout in enumerate(num_neighbors):
+            layer_key = key.layer(len(num_neighbors) - 1 - hop)
+            requests = [ask(frontier.sample_layer(layer_key, fanout), ownership) for frontier in frontiers]
+            pieces = [request.ids.split(request.counts) for request in requests]
+            for rank in ranks:
+                asked_ids = torch.cat([pieces[peer][rank] for peer in ranks])
+                asked_counts = tuple(requests[peer].counts[rank] for peer in ranks)
+                layers[rank].insert(0, answer(frontiers[rank], requests[rank], asked_ids, asked_counts))
+        ids = [frontier.ids(frontier.num_rows) for frontier in frontiers]
+        return [Split(tuple(layers[rank]), ids[rank], num_targets[rank]) for rank in ranks]
+    finally:
+        for frontier in frontiers:
+            frontier.close()

@@ -50,6 +50,7 @@ Counter = Literal[
     "cache_hits",
     "rows_sent",
     "rows_received",
+    "rows_copied",
     "bytes_sent",
     "bytes_received",
     "collectives",

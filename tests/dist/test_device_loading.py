@@ -22,6 +22,7 @@ TIERS: list[dict[str, Any]] = [
     {"prefetch": 1, "device_cache": "1GB"},
     {"prefetch": 3, "device_cache": "20KB", "cache": "20KB", "features_on_disk": True},
 ]
+COPIES: dict[str, Any] = {"prefetch": 2, "device_cache": "10KB", "copies": "10KB"}
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +41,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_tiers_and_depths_train_as_on_the_host(store: str, num_ranks: int) -> None:
     host = run_ranks(train_tiers, num_ranks, store, TIERS[:1])
     assert len(host[0][0][0]) > 4
-    there = run_ranks(train_tiers, num_ranks, store, TIERS, device="sim:0", timeout_s=250)
+    cases = [*TIERS, COPIES]
+    there = run_ranks(train_tiers, num_ranks, store, cases, device="sim:0", timeout_s=250)
     for rank in range(num_ranks):
-        for options, found in zip(TIERS, there[rank], strict=True):
+        for options, found in zip(cases, there[rank], strict=True):
             assert found == host[rank][0], options
 
 
 @pytest.mark.timeout(300)
 def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store: str) -> None:
-    ranks: list[list[Loaded]] = run_ranks(count_loading, 2, store, TIERS, device="sim:0")
-    for found in ranks:
+    ranks: list[list[Loaded]] = run_ranks(count_loading, 2, store, [*TIERS, COPIES], device="sim:0")
+    for *found, with_copies in ranks:
+        assert with_copies.waits == 0 and with_copies.launches <= 8, with_copies
         for loaded in found:
             assert loaded.waits == 0 and loaded.launches <= 5, loaded
             where = 8 * (loaded.rows + loaded.hits) if loaded.hits else 0  # of every row, and of hits in the cache

@@ -12,7 +12,7 @@ from gsplit.graph import Graph
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
-from gsplit.split import LayerSplit, Split, answer, ask
+from gsplit.split import Split, split_in_one_process
 from gsplit.store.memory import MemoryStore, renumbered_store
 
 CPU = torch.device("cpu")
@@ -77,27 +77,12 @@ def simulate_split(
     *,
     use_torch: bool = False,
 ) -> list[Split]:
-    """What ``split_minibatch`` makes on every rank; the exchanges are transpositions of lists."""
-    ranks = range(ownership.num_ranks)
-    owners = ownership.owners(targets)
-    mine = [targets[owners == rank] for rank in ranks]
-    frontiers = []
-    for rank in ranks:
-        first, stop = ownership.range_of(rank)
-        sampler = _sampler(store.graph.restrict(first, stop), store.original_ids(first, stop), use_torch)
-        frontiers.append(sampler.start(mine[rank]))
-    layers: list[list[LayerSplit]] = [[] for _ in ranks]
-    for hop, fanout in enumerate(fanouts):
-        layer_key = key.layer(len(fanouts) - 1 - hop)
-        requests = [ask(frontier.sample_layer(layer_key, fanout), ownership) for frontier in frontiers]
-        pieces = [request.ids.split(request.counts) for request in requests]
-        for rank in ranks:
-            asked = torch.cat([pieces[peer][rank] for peer in ranks])
-            counts = tuple(requests[peer].counts[rank] for peer in ranks)
-            layers[rank].insert(0, answer(frontiers[rank], requests[rank], asked, counts))
-    return [
-        Split(tuple(layers[rank]), frontiers[rank].ids(frontiers[rank].num_rows), mine[rank].numel()) for rank in ranks
+    """What ``split_minibatch`` makes on every rank."""
+    samplers = [
+        _sampler(store.graph.restrict(first, stop), store.original_ids(first, stop), use_torch)
+        for first, stop in map(ownership.range_of, range(ownership.num_ranks))
     ]
+    return split_in_one_process(samplers, targets, fanouts, key, ownership)
 
 
 def mixed_ids(splits: list[Split], layer: int) -> list[Tensor]:

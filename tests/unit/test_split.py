@@ -39,6 +39,7 @@ def assert_splits_are_the_minibatch(
             else:
                 assert part.num_dst == split.num_targets
             assert mixed.unique().numel() == mixed.numel()
+            assert torch.equal(split.layers[layer].foreign_ids, mixed[index.num_local :])
             for rows in index.send_rows.split(index.send_counts):
                 assert rows.unique().numel() == rows.numel()
         assert sorted(got) == want

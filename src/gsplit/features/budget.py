@@ -1,4 +1,4 @@
-"""How large a cache may be, as users write it."""
+"""How much memory a cache or copies may take, as users write it."""
 
 from gsplit.errors import InputError, explain
 
@@ -8,8 +8,8 @@ _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-def parse_bytes(size: int | str) -> int:
-    """A number of bytes, given as such or in words.
+def parse_bytes(size: int | str, option: str = "cache") -> int:
+    """A number of bytes, given as such or in words; ``option`` is whose.
 
     >>> parse_bytes(4096), parse_bytes("2GB"), parse_bytes("1.5 MiB")
     (4096, 2000000000, 1572864)
@@ -23,5 +23,5 @@ def parse_bytes(size: int | str) -> int:
         num_bytes = -1
     if num_bytes < 0:
         fix = "write it as 500MB, 2GB, 1.5GiB or a number of bytes"
-        raise InputError(explain("cache", "a size in bytes", repr(size), fix))
+        raise InputError(explain(option, "a size in bytes", repr(size), fix))
     return num_bytes

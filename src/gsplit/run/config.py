@@ -65,6 +65,12 @@ class TrainSettings(BaseModel):
         description="the same in each device's memory",
         json_schema_extra=_ONLY_TRAINING,
     )
+    copies: str = Field(
+        "0",
+        description="memory of each rank for copies of other ranks' hottest rows, such as 1GB, which then need not "
+        "travel; the store must be partitioned",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     features_on_disk: bool = Field(
         False,
         description="read features from files instead of mapping them: for features that do not fit into memory",

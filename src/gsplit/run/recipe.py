@@ -166,6 +166,7 @@ def _make_trainer(
         prefetch=settings.prefetch,
         cache=settings.cache,
         device_cache=settings.device_cache,
+        copies=settings.copies,
         features_on_disk=settings.features_on_disk,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
         **_arrays(settings),

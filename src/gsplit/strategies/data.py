@@ -10,6 +10,7 @@ from typing import ClassVar
 from gsplit.batch import Batch
 from gsplit.distributed.mesh import LoadingGroups, Mesh
 from gsplit.exchange import IdentityExchange
+from gsplit.features.copies import ForeignCopies
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.protocol import LayerSampler
@@ -40,8 +41,9 @@ class DataStrategy:
         batch_size: int,
         shuffle: bool,
         deterministic: bool,
+        copies: ForeignCopies | None,
     ) -> None:
-        """``ownership``, ``groups`` and ``deterministic`` are the strategies' common arguments, of no effect here."""
+        """``ownership``, ``groups``, ``deterministic`` and ``copies`` are common arguments, of no effect here."""
         self._sampler, self._targets, self._loader, self._mesh = sampler, targets, loader, mesh
         self._num_neighbors, self._batch_size, self._shuffle = num_neighbors, batch_size, shuffle
         self._cut = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)

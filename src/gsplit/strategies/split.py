@@ -10,13 +10,14 @@ from torch import Tensor
 
 from gsplit.batch import Batch
 from gsplit.distributed.mesh import LoadingGroups, Mesh
-from gsplit.exchange import Exchange, PremixedExchange, ShuffleExchange
+from gsplit.exchange import Exchange, PremixedExchange, ShuffleExchange, leave_out_copies
+from gsplit.features.copies import ForeignCopies
 from gsplit.kernels.buffers import BufferPool
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import LayerSampler
 from gsplit.sampling.targets import LocalTargets
-from gsplit.split import split_minibatch
+from gsplit.split import Split, split_minibatch
 from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.protocol import LoadedStep, SampledStep
 from gsplit.telemetry import StepTelemetry
@@ -37,10 +38,11 @@ class SplitSampler:
         pool: BufferPool,
         *,
         deterministic: bool = False,
+        copies: ForeignCopies | None = None,
     ) -> None:
         """``pool`` is the loader's: hidden rows take the place of input rows that are gone."""
         self._sampler, self._ownership, self._mesh, self._groups = sampler, ownership, mesh, groups
-        self._num_neighbors, self._deterministic = num_neighbors, deterministic
+        self._num_neighbors, self._deterministic, self._copies = num_neighbors, deterministic, copies
         self._pool = pool if mesh.sample_device == mesh.device else BufferPool(mesh.device)
 
     def sample(self, targets: Tensor, key: StepKey, global_batch_size: int, telemetry: StepTelemetry) -> SampledStep:
@@ -51,9 +53,11 @@ class SplitSampler:
             self._sampler, targets, self._num_neighbors, key, self._ownership, self._groups.ids, telemetry
         )
         indices = [layer.index for layer in split.layers]
-        for index in indices:  # of the whole step: hidden layers send the same rows in forward
-            telemetry.count("rows_sent", index.num_sent)
-            telemetry.count("rows_received", index.num_received)
+        loading = self._loading_exchange(split, key, telemetry)
+        travelling = [(loading.num_sent, loading.num_received)]  # of the whole step: hidden layers in forward
+        travelling += [(index.num_sent, index.num_received) for index in indices[1:]]
+        telemetry.count("rows_sent", sum(sent for sent, _ in travelling))
+        telemetry.count("rows_received", sum(received for _, received in travelling))
         telemetry.count("collectives", 2 * len(indices))  # counts and ids of every layer
         telemetry.peak("sampler_bytes", self._sampler.num_bytes)
         shared = (self._pool, self._deterministic)
@@ -66,10 +70,21 @@ class SplitSampler:
             global_batch_size=global_batch_size,
             blocks=tuple(layer.block for layer in split.layers),
             input_ids=split.input_ids,
-            loading_exchange=ShuffleExchange(indices[0], self._groups.inputs, key.step, 0, *shared),
+            loading_exchange=loading,
             exchanges=(PremixedExchange(exchanges[0]), *exchanges[1:]),
             telemetry=telemetry,
         )
+
+    def _loading_exchange(self, split: Split, key: StepKey, telemetry: StepTelemetry) -> Exchange:
+        """How input rows cross, in the loader."""
+        comm, bottom = self._groups.inputs, split.layers[0]
+        if self._copies is None:
+            return ShuffleExchange(bottom.index, comm, key.step, 0, self._pool, self._deterministic)
+        with telemetry.span("split"):
+            ids = (split.input_ids, bottom.foreign_ids)
+            exchange = leave_out_copies(bottom.index, *ids, self._copies, comm, key.step, self._pool)
+        telemetry.count("rows_copied", exchange.num_copied)
+        return exchange
 
 
 class SplitStrategy:
@@ -91,9 +106,10 @@ class SplitStrategy:
         batch_size: int,
         shuffle: bool,
         deterministic: bool,
+        copies: ForeignCopies | None,
     ) -> None:
         self._splitter = SplitSampler(
-            sampler, ownership, mesh, groups, num_neighbors, loader.pool, deterministic=deterministic
+            sampler, ownership, mesh, groups, num_neighbors, loader.pool, deterministic=deterministic, copies=copies
         )
         self._range_bytes = max(sampler.num_range_bytes, targets.largest_bytes)
         self._targets, self._loader, self._mesh = targets, loader, mesh
