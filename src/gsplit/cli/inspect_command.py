@@ -33,6 +33,10 @@ def inspect(
         str | None, typer.Option(metavar="N,N,...", help="--memory: neighbours per layer [default: as partitioned]")
     ] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="--memory: width of a GraphSAGE to train")] = None,
+    prefetch: Annotated[int, typer.Option(min=0, help="--memory: batches made ahead")] = 0,
+    copies: Annotated[
+        str, typer.Option(metavar="SIZE", help="--memory: memory of each rank for other ranks' hottest rows")
+    ] = "0",
     as_json: Json = False,
 ) -> None:
     """Show what a store contains.
@@ -61,6 +65,8 @@ def inspect(
                 batch_size=batch_size,
                 num_neighbors=None if fanout is None else tuple(parse_fanout(fanout)),
                 hidden=hidden,
+                prefetch=prefetch,
+                copies_bytes=parse_bytes(copies, "copies"),
             )
             found = forecast_memory(opened, plan)
             document |= {"memory": describe_memory(found)}

@@ -2,7 +2,8 @@
 
 Maps of the store's files are counted apart: the kernel drops and reads them again as it likes. What a mini-batch takes
 comes from what ``gsplit partition`` counted, if the run is of that batch size and those fanouts; otherwise from the
-fanouts, as a bound. Two mini-batches are counted: the loop holds one while the next is made.
+fanouts, as a bound. Two mini-batches are counted, because the loop holds one while the next is made, and those that are
+made ahead.
 
 Rows received are not counted by presampling. Edges from other ranks are, and are taken to point at the others' input
 rows at random; that gives the number of different ones.
@@ -44,6 +45,8 @@ class MemoryPlan:
     batch_size: int | None = None
     num_neighbors: tuple[int, ...] | None = None
     hidden: int | None = None
+    prefetch: int = 0
+    copies_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
         "targets": 32 * _own_targets(store, plan.targets, first, stop),
         "scales": 4 * owned * len(scaled) if plan.on_disk else 0,
         "cache": order.num_cached * row_bytes if order else 0,
-        "mini-batches": int(_HELD_BATCHES * features),
+        "copies": min(plan.copies_bytes, (store.num_vertices - owned) * width * item),
+        "mini-batches": int((_HELD_BATCHES + plan.prefetch) * features),
         "hidden rows": int(_HIDDEN_COPIES * size.computed * 4 * (plan.hidden or 0)),
     }
     rate = expected_hit_rate(hotness_of(store, first, stop), order) if order else None

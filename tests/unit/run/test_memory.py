@@ -96,3 +96,13 @@ def test_a_part_cut_in_two_is_bounded_and_a_shard_refused(parted: Store, tmp_pat
     shard = write_shard(parted, tmp_path / "s.gsplit", 0, 100)
     with pytest.raises(InputError, match="s.gsplit: expected a whole store .got a shard"):
         forecast_memory(shard, MemoryPlan())
+
+
+def test_batches_made_ahead_and_copies_are_counted(parted: Store) -> None:
+    (plain,), (ahead,) = (forecast_memory(parted, MemoryPlan(prefetch=depth)) for depth in (0, 2))
+    assert ahead.anonymous["mini-batches"] == pytest.approx(2 * plain.anonymous["mini-batches"], abs=2)
+    alone, both = (
+        forecast_memory(parted, MemoryPlan(copies_bytes=100))[0],
+        forecast_memory(parted, MemoryPlan(2, copies_bytes=100)),
+    )
+    assert alone.anonymous["copies"] == 0 and [found.anonymous["copies"] for found in both] == [100, 100]
