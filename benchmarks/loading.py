@@ -1,4 +1,4 @@
-"""Put documents of ``gsplit bench loading --json`` together: a dated pair of raw records and tables.
+"""Put documents of ``gsplit bench loading --json`` together: raw records in OUT.json, tables in OUT.tables.md.
 
     python benchmarks/loading.py OUT NAME=FILE.json ... [--commit COMMIT]
 
@@ -108,7 +108,7 @@ def main() -> None:
     pairs = [text.split("=", 1) for text in given.documents]
     documents: Documents = [(name, json.loads(Path(path).read_text())) for name, path in pairs]
     record = {"commit": given.commit, "documents": [{"graph": name, **doc} for name, doc in documents]}
-    given.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    given.out.with_suffix(".json").write_text(json.dumps(record) + "\n")
     tables = {
         "Edges computed and rows loaded": redundancy([d for d in documents if not d[1].get("runs")]),
         "Cache hits, measured (predicted), per cent": hits(
