@@ -30,15 +30,26 @@ class BatchStream:
     ) -> None:
         self._pipeline, self._num_left, self._finish, self._side = pipeline, num_steps, finish, side
         self._launched: tuple[Batch, Any] | None = None
+        self._failed: Exception | None = None
 
     def take(self) -> Batch:
         """The next batch."""
         if self._side is None:
             return self._finish(self._next())
+        if self._failed is not None:
+            raise self._failed
         batch, mark = self._launch(self._side) if self._launched is None else self._launched
-        self._launched = self._launch(self._side) if self._num_left else None
+        self._launched = self._launch_ahead(self._side)
         self._side.join(mark, _memory(batch))
         return batch
+
+    def _launch_ahead(self, side: SideStream) -> tuple[Batch, Any] | None:
+        """The batch behind the one that is handed out; what goes wrong with it is raised in its own turn."""
+        try:
+            return self._launch(side) if self._num_left else None
+        except Exception as error:
+            self._failed = error
+            return None
 
     def _next(self) -> LoadedStep:
         self._num_left -= 1
@@ -52,5 +63,9 @@ class BatchStream:
 
 
 def _memory(batch: Batch) -> list[Tensor]:
-    """One tensor of every piece of device memory that a batch is made of."""
+    """One tensor of every piece of device memory that a batch is made of, for the allocator.
+
+    As long as the next launch waits for the current stream before it allocates, it need not know; this keeps it right
+    for a batch that is dropped earlier.
+    """
     return [batch.x, batch.blocks[0].indptr]

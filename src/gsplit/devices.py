@@ -8,7 +8,7 @@ everything is there at once and nothing is late.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 import torch
@@ -134,10 +134,18 @@ def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object
     """
     if not tensor.nbytes:
         return lambda: None
-    driver, address = _module(device).cudart(), tensor.data_ptr()
+    module, address = _module(device), tensor.data_ptr()
+    driver = module.cudart()
     if int(driver.cudaHostRegister(address, tensor.nbytes, 0)) != 0:
+        with suppress(RuntimeError):  # CUDA reports a failed call once more, at the next launch, whosever that is
+            torch.zeros(1, device=device)
         return None
-    return lambda: driver.cudaHostUnregister(address)
+
+    def release() -> None:
+        module.synchronize(device)  # a kernel under way may still read
+        driver.cudaHostUnregister(address)
+
+    return release
 
 
 def in_thread(device: torch.device) -> AbstractContextManager[Any]:
@@ -154,7 +162,7 @@ class LateTensor:
         if values.device.type == "cpu":
             self._host = values
         else:
-            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
             self._host.copy_(values, non_blocking=True)
             self._mark = QueueMark(values.device)
 

@@ -8,9 +8,8 @@ so that a cache holds rows as they are stored, the most for its bytes.
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from math import prod
-
-import numpy as np
 
 from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
@@ -76,8 +75,9 @@ def _open_array(local: LocalGraph, name: str, order: HotOrder | None, *, on_disk
     if store.dtype(full) != "int8":
         return source
     scales, first = store.stored_array(f"scales/{name}"), low
-    if on_disk:  # a map would end the process where a file is cut off
-        scales, first = np.array(scales[local.first - low : local.stop - low]), local.first
+    if on_disk and isinstance(store, Store):  # a map would end the process where a file is cut off
+        with closing(store.open_file(f"scales/{name}")) as file:
+            scales, first = file.read(local.first - low, local.stop - low), local.first
     return ScaledRows(full, source, scales, first)
 
 

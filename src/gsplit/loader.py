@@ -70,6 +70,7 @@ class NeighborLoader:
     _start: tuple[int, int] | None = None  # where the next iterator is told to begin
     _iterators = 0
     _pipeline: Pipeline[LoadedStep] | None = None  # of the newest iterator
+    _side: SideStream | None = None
 
     def __init__(
         self,
@@ -235,9 +236,19 @@ class NeighborLoader:
 
     def _batches(self, epoch: int, first: int, number: int) -> Iterator[Batch]:
         """The steps of one epoch. Only the newest iterator moves the loader's position."""
+        self._check_newest(number)
         self.telemetry.start_clock()
         with self._open_pipeline(epoch, range(first, len(self))) as pipeline:
-            yield from self._take(pipeline, epoch, first, number)
+            try:
+                yield from self._take(pipeline, epoch, first, number)
+            finally:
+                if self._pipeline is pipeline:
+                    self._pipeline = None  # it knows the loader
+
+    def _check_newest(self, number: int) -> None:
+        if number != self._iterators:
+            got, fix = f"iterator {number} of {self._iterators}", "iterate over one epoch at a time, or use make_batch"
+            raise InputError(explain("this iterator", "to be the loader's newest", got, fix))
 
     def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[LoadedStep]:
         """What makes the steps of an epoch; one at a time, because they share the sampler."""
@@ -247,18 +258,11 @@ class NeighborLoader:
         return self._pipeline
 
     def _take(self, pipeline: Pipeline[LoadedStep], epoch: int, first: int, number: int) -> Iterator[Batch]:
-        ahead = self._prefetch > 0 and self.mesh.host_samples
-        stream = BatchStream(
-            pipeline, len(self) - first, self._strategy.finish, SideStream(self.mesh.device) if ahead else None
-        )
+        if self._prefetch and self.mesh.host_samples and self._side is None:
+            self._side = SideStream(self.mesh.device)  # one for all epochs: device memory is kept by stream
+        stream = BatchStream(pipeline, len(self) - first, self._strategy.finish, self._side)
         for step in range(first, len(self)):
-            if number != self._iterators:
-                fix = "iterate over one epoch at a time, or use make_batch(epoch, step)"
-                raise InputError(
-                    explain(
-                        "this iterator", "to be the loader's newest", f"iterator {number} of {self._iterators}", fix
-                    )
-                )
+            self._check_newest(number)
             waited = time.perf_counter()
             with torch.inference_mode(False):
                 batch = stream.take()

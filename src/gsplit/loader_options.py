@@ -60,7 +60,7 @@ def check_prefetch(depth: int, mesh: Mesh) -> int:
 
 def check_device_cache(size: int | str, mesh: Mesh) -> None:
     """Refuse a cache on a device where there is none, or where the device samples."""
-    if parse_bytes(size) and not mesh.host_samples:
+    if parse_bytes(size, "device_cache") and not mesh.host_samples:
         got, fix = f"{size} with {mesh}", "use cache= for the host's memory, or leave it out"
         raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))
 

@@ -3,7 +3,7 @@
 A batch is a dozen index tensors of a few hundred kilobytes. Copied one by one from ordinary memory each makes the host
 wait for the device. Here they are laid side by side in a pinned buffer, cross the bus in one asynchronous copy, and are
 views of one device tensor on the other side. Packing is work of the host alone and may run in another thread;
-``unpack`` launches the copy. Buffers take turns; one is written again only when its copy is over.
+``unpack`` launches the copy. A buffer is written again only when it was unpacked and its copy is over.
 """
 
 from collections import deque
@@ -61,19 +61,21 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class Packed:
-    """Tensors of some value in pinned memory."""
+    """Tensors of some value in pinned memory, which is theirs until they are unpacked."""
 
     value: Any
-    buffer: _Buffer
     num_bytes: int
     places: dict[int, int]
     """Where a tensor lies, by the tensor's ``id``."""
+    buffer: _Buffer
+    free: deque[_Buffer]
 
     def unpack(self, device: torch.device) -> Any:
-        """The value with its tensors on the device, in memory that they share. Waits for nothing."""
+        """The value with its tensors on the device, in memory that they share. Waits for nothing; once only."""
         memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         memory.copy_(self.buffer.data[: self.num_bytes], non_blocking=True)
         self.buffer.copied = QueueMark(device)
+        self.free.append(self.buffer)
 
         def view(tensor: Tensor) -> Tensor:
             first = self.places[id(tensor)]
@@ -83,33 +85,31 @@ class Packed:
 
 
 class PinnedBuffers:
-    """A ring of pinned buffers; as many batches can be packed and not yet unpacked."""
+    """Pinned buffers, used in turn. ``count`` are made before one is used again; more only if all are taken."""
 
     def __init__(self, count: int) -> None:
-        self._ring: deque[_Buffer | None] = deque([None] * count)
-
-    @property
-    def num_bytes(self) -> int:
-        """Pinned memory held."""
-        return sum(buffer.data.nbytes for buffer in self._ring if buffer is not None)
+        self._num_new = count
+        self._free: deque[_Buffer] = deque()
 
     def pack(self, value: object) -> Packed:
-        """Copy every tensor of a value into the next buffer, once its last copy to the device is over."""
+        """Copy every tensor of a value into a buffer that nobody uses, and whose last copy to the device is over."""
         tensors, places, at = _tensors(value), dict[int, int](), 0
         for tensor in tensors:
             places[id(tensor)] = at
             at += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = self._next(max(at, _ALIGNMENT))
+        num_bytes = max(at, _ALIGNMENT)
+        buffer = self._take(num_bytes)
         for tensor in tensors:
             first = places[id(tensor)]
             buffer.data[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return Packed(value, buffer, max(at, _ALIGNMENT), places)
+        return Packed(value, num_bytes, places, buffer, self._free)
 
-    def _next(self, num_bytes: int) -> _Buffer:
-        buffer = self._ring.popleft()
-        if buffer is not None and buffer.copied is not None:
-            buffer.copied.wait()
-        if buffer is None or buffer.data.numel() < num_bytes:
-            buffer = _Buffer(torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, pin_memory=True))
-        self._ring.append(buffer)
-        return buffer
+    def _take(self, num_bytes: int) -> _Buffer:
+        self._num_new -= 1
+        if self._num_new < 0 and self._free:
+            buffer = self._free.popleft()  # the one whose copy was launched first
+            if buffer.copied is not None:
+                buffer.copied.wait()
+            if buffer.data.numel() >= num_bytes:
+                return buffer
+        return _Buffer(torch.empty(int(num_bytes * _SLACK), dtype=torch.uint8, device="cpu", pin_memory=True))

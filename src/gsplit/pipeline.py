@@ -6,7 +6,7 @@ permits the steps up to t + depth, the thread makes all that is permitted and no
 them. Ranks that have taken the same steps have therefore joined the same collectives, also when the loop is left early.
 
 An error in the thread is raised, with its own traceback, where its step would have been taken: after the steps before
-it, on every rank that had the error. A thread that is waiting ends with the program.
+it, on every rank that had the error. A thread that is waiting ends with the thread that takes: with the program.
 """
 
 import threading
@@ -31,6 +31,8 @@ class Pipeline(Generic[T]):
         self._num_made = self._num_taken = self._num_permitted = 0
         self._error: BaseException | None = None
         self._closed = False
+        self._consumer = threading.current_thread()
+        self._is_running = False
         self._thread: threading.Thread | None = None
 
     def take(self) -> T:
@@ -39,16 +41,22 @@ class Pipeline(Generic[T]):
         if self._depth == 0:
             return self._make(self._steps[place])
         with self._changed:
+            self._consumer = threading.current_thread()
             self._num_permitted = min(place + 1 + self._depth, len(self._steps))
             self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gsplit-loader")
-                self._thread.start()
-            self._changed.wait_for(lambda: self._made or self._error is not None)
+            self._start()
+            self._changed.wait_for(lambda: self._made or self._error is not None or self._closed)
             if self._made:
                 return self._made.popleft()
-            assert self._error is not None
-            raise self._error
+            raise RuntimeError("taken from a pipeline that was closed") if self._error is None else self._error
+
+    def _start(self) -> None:
+        """Have a thread; one that had ended because its consumer had is followed by another."""
+        if self._is_running or self._closed or self._error is not None or self._num_made == len(self._steps):
+            return
+        self._thread = threading.Thread(target=self._run, name="gsplit-loader")
+        self._is_running = True
+        self._thread.start()
 
     def drain(self) -> None:
         """Wait until everything that is permitted has been made, or has failed."""
@@ -73,14 +81,12 @@ class Pipeline(Generic[T]):
         self.close()
 
     def _run(self) -> None:
-        for place, step in enumerate(self._steps):
-            if not self._wait_for_permission(place):
-                return
+        while self._wait_for_permission():
             try:
-                item = self._make(step)
+                item = self._make(self._steps[self._num_made])
             except BaseException as error:  # to be raised by ``take``, whatever it is
                 with self._changed:
-                    self._error = error
+                    self._error, self._is_running = error, False
                     self._changed.notify_all()
                 return
             with self._changed:
@@ -89,11 +95,12 @@ class Pipeline(Generic[T]):
                 self._changed.notify_all()
             del item  # or the thread would hold it while it waits
 
-    def _wait_for_permission(self, place: int) -> bool:
-        """Whether the step at a place is to be made."""
+    def _wait_for_permission(self) -> bool:
+        """Whether there is another step to make; False ends the thread."""
         with self._changed:
-            while place >= self._num_permitted:
-                if self._closed or not threading.main_thread().is_alive():
+            while self._num_made >= self._num_permitted:
+                if self._closed or self._num_made == len(self._steps) or not self._consumer.is_alive():
+                    self._is_running = False
                     return False
                 self._changed.wait(_LOOK_S)
         return True

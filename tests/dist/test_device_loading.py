@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_loading_programs import Loaded, count_loading, forget_to_join, train_tiers
+from device_loading_programs import (
+    Loaded,
+    count_loading,
+    forget_to_join,
+    make_many_between_steps,
+    steps_before_an_error,
+    train_tiers,
+)
 from triton_process import triton_process
 
 import gsplit
@@ -84,6 +91,17 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> Non
 def test_a_batch_that_nobody_has_waited_for_is_found(store: str) -> None:
     with pytest.raises(RankFailedError, match="RaceError.*nothing orders them"):
         run_ranks(forget_to_join, 1, store, device="sim:0")
+
+
+def test_batches_made_by_name_never_overwrite_those_made_ahead(store: str) -> None:
+    for right in run_ranks(make_many_between_steps, 2, store, device="sim:0"):
+        assert len(right) > 4 and all(right), right
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_error_is_raised_in_the_turn_of_its_step(store: str, prefetch: int) -> None:
+    ((steps, said),) = run_ranks(steps_before_an_error, 1, store, prefetch, device="sim:0")
+    assert steps == [0, 1, 2] and "Input/output error" in said
 
 
 def test_a_device_cache_without_a_device_is_refused(store: str) -> None:

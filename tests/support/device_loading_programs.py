@@ -100,3 +100,37 @@ def forget_to_join(mesh: Mesh, path: str) -> None:
     """Train on batches whose copy and gathering nobody has waited for."""
     with patch.object(SideStream, "join", lambda side, mark, tensors: None):
         train_tiers(mesh, path, [{"prefetch": 2, "device_cache": "20KB"}])
+
+
+def make_many_between_steps(mesh: Mesh, path: str) -> list[bool]:
+    """Whether the steps of a loop are right in which batches are made by name: more than buffers wait to be used."""
+    loader, plain = _loader(mesh, path, {"prefetch": 2}), _loader(mesh, path, {})
+    right = []
+    for batch in loader:
+        if batch.key.step == 1:
+            _ = [loader.make_batch(0, step) for step in (5, 4, 6, 5, 4)]
+        wanted = plain.make_batch(0, batch.key.step)
+        pairs = [(batch.x, wanted.x), *zip(_indices(batch), _indices(wanted), strict=True)]
+        right.append(all(torch.equal(one.cpu(), two.cpu()) for one, two in pairs))
+    return right
+
+
+def steps_before_an_error(mesh: Mesh, path: str, prefetch: int) -> tuple[list[int], str]:
+    """The steps that are handed out before one whose rows cannot be read, and what is said then."""
+    loader = _loader(mesh, path, {"prefetch": prefetch})
+    rows: Any = loader._strategy._loader._inputs._features  # type: ignore[attr-defined]
+    reads, locate = iter(range(100)), rows.locate
+
+    def fail_at_three(ids: Tensor) -> Any:
+        if next(reads) == 3:
+            raise OSError(5, "Input/output error", "features/x")
+        return locate(ids)
+
+    steps: list[int] = []
+    with patch.object(rows, "locate", fail_at_three):
+        try:
+            for batch in loader:
+                steps.append(batch.key.step)
+        except OSError as error:
+            return steps, str(error)
+    return steps, "nothing"

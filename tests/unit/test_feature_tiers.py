@@ -132,3 +132,22 @@ def test_hits_are_counted(parted: Store) -> None:
     counts = [record.counts for record in loader.telemetry.records]
     assert [count["rows_loaded"] for count in counts] == rows
     assert 80 / 400 * sum(rows) < sum(count["cache_hits"] for count in counts) < sum(rows)  # better than any 80 rows
+
+
+def test_scales_that_are_cut_off_are_an_error_and_not_the_end_of_the_process(parted: Store, tmp_path: Path) -> None:
+    store = write_with_features(parted, tmp_path / "c.gsplit", "int8")
+    os.truncate(store.path / "scales" / "x.npy", 900)
+    local = LocalGraph(store, solo_mesh(), Ownership((0, 400)))
+    with pytest.raises(StoreError, match=r"scales/x.npy: expected 1728 bytes for float32 .400.* .got 900 bytes"):
+        open_features(local, ["x"], on_disk=True)
+
+
+def test_an_array_file_that_is_cut_off_while_it_is_read_is_an_error(parted: Store, tmp_path: Path) -> None:
+    shutil.copytree(parted.path, tmp_path / "p.gsplit")
+    store = gsplit.open(tmp_path / "p.gsplit")
+    file = store.open_file("hotness")
+    assert file.read(3, 400).tolist() == store.stored_array("hotness")[3:].tolist()
+    os.truncate(store.path / "hotness.npy", 1000)
+    with pytest.raises(StoreError, match=r"hotness.npy: expected \d+ bytes, as when it was opened"):
+        file.read(3, 400)
+    file.close()

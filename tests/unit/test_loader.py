@@ -384,3 +384,25 @@ def test_a_mesh_left_out_under_torchrun_is_refused(store: Store, monkeypatch: py
         _loader(store)
     with pytest.raises(gsplit.InputError, match=r"gsplit.verify: expected the mesh of the 2 ranks .got mesh=None"):
         gsplit.verify(torch.nn.Linear(1, 1), store, [2], "train")
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_older_iterator_is_refused_and_does_not_disturb_the_newest(store: Store, prefetch: int) -> None:
+    loader = _loader(store, prefetch=prefetch)
+    older, newest = iter(loader), iter(loader)
+    next(newest)
+    with pytest.raises(ValueError, match="this iterator: expected to be the loader's newest .got iterator 1 of 2"):
+        next(older)
+    assert next(newest).key.step == 1
+    begun, newer = newest, iter(loader)
+    next(newer)
+    with pytest.raises(ValueError, match="iterator 2 of 3"):
+        next(begun)
+    assert next(newer).key.step == 1
+    newer.close()  # type: ignore[attr-defined]
+    assert loader._pipeline is None
+
+
+def test_prefetch_is_a_number(store: Store) -> None:
+    with pytest.raises(ValueError, match="prefetch: expected a number of batches, 0 for none .got -1"):
+        _loader(store, prefetch=-1)

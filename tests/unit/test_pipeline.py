@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import traceback
+import weakref
 
 import pytest
 
@@ -83,11 +84,36 @@ def test_an_error_comes_with_its_traceback_where_its_step_would_have(depth: int)
     assert not _threads()
 
 
-def test_a_taken_item_is_not_held() -> None:
+def test_an_item_is_not_held_once_it_was_taken() -> None:
     class Item:
         pass
 
-    with Pipeline(lambda step: Item(), range(3), 1) as pipeline:
-        item = pipeline.take()
+    with Pipeline(lambda step: Item(), range(10), 1) as pipeline:
+        pipeline.take()
         pipeline.drain()
-        assert len(gc.get_referrers(item)) <= 1  # this frame at most
+        last = weakref.ref(pipeline._made[0])  # what the thread made last: it waits now
+        pipeline._made.clear()
+        gc.collect()
+        assert last() is None
+
+
+def test_a_closed_pipeline_gives_nothing_and_never_waits() -> None:
+    pipeline = Pipeline(_Maker(), range(10), 2)
+    pipeline.take()
+    pipeline.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pipeline.take()
+
+
+def test_it_lives_as_long_as_whoever_takes_and_goes_on_for_another() -> None:
+    maker, items = _Maker(), list[str]()
+    with Pipeline(maker, range(6), 2) as pipeline:
+        for number in (1, 3, 2):  # three threads, one after the other, each gone when the next comes
+            taker = threading.Thread(
+                target=lambda count: items.extend(pipeline.take() for _ in range(count)), args=(number,)
+            )
+            taker.start()
+            taker.join(10)
+            time.sleep(0.5)
+            assert not _threads()
+    assert items == [f"item {step}" for step in range(6)] and maker.made == list(range(6))

@@ -1,10 +1,10 @@
 """The ranks that train together, and how they reach each other: what ``gsplit.init`` returns.
 
 Ranks form a mesh of replicas x splits. The ranks of one replica share one mini-batch (or one replica's cut of it): they
-split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. Four groups, because work
-on one must never pair with work on another: shuffles (inside forward and backward), the loader's own exchanges,
-gradients (started by backward), and sums over the whole world (losses). A loader that makes batches ahead, in a thread,
-gets a group of its own (``new_loading_groups``).
+split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. There are several groups,
+because work on one must never pair with work on another: shuffles (inside forward and backward), the loader's exchanges
+of ids and of input rows, gradients (started by backward), and sums over the whole world (losses). A loader that makes
+batches ahead, in a thread, gets groups of its own (``new_loading_groups``).
 """
 
 import logging

@@ -124,12 +124,12 @@ class SharedComm:
         if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
             segment.data[: rows.nbytes].copy_(_bytes_of(rows))
         row_bytes = rows.nbytes // rows.size(0) if rows.size(0) else 0
-        ours = torch.empty(self.size, _WORDS, dtype=torch.int64)
+        ours = torch.empty(self.size, _WORDS, dtype=torch.int64, device="cpu")
         begin = 0
         for peer, count in enumerate(row_counts):
             length = count * row_bytes
             held = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel())
-            ours[peer] = torch.tensor((*held, begin, length, purpose))
+            ours[peer] = torch.tensor((*held, begin, length, purpose), device="cpu")
             begin += length
         theirs = torch.empty_like(ours)
         ones = (1,) * self.size
@@ -192,7 +192,7 @@ def _all_can_share(group: GroupComm) -> bool:
         fine = False
     offers = [json.loads(text) for text in group.gather_text(Call("offer shared memory"), json.dumps(offer))]
     fine = fine and all(_can_open(offer, other) for other in offers)
-    verdict = torch.tensor([0 if fine else 1])
+    verdict = torch.tensor([0 if fine else 1], device="cpu")
     group.all_reduce(
         Call("compare shared memory"), verdict
     ).wait()  # also: nobody closes a probe before all have looked

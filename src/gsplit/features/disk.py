@@ -79,7 +79,11 @@ class DiskRows:
         if num_pieces == 1:
             self._read_piece(read, 0, rows.size)
             return RowsRead(ids.size, ids.size * self._row_bytes)
-        pieces = [self._threads.submit(self._read_piece, read, *cuts[k : k + 2]) for k in range(num_pieces)]
+        try:
+            pieces = [self._threads.submit(self._read_piece, read, *cuts[k : k + 2]) for k in range(num_pieces)]
+        except RuntimeError:  # the interpreter is ending, and pools before it
+            self._read_piece(read, 0, rows.size)
+            return RowsRead(ids.size, ids.size * self._row_bytes)
         try:
             for piece in pieces:
                 piece.result()

@@ -42,7 +42,7 @@ def flat_rows(out: Tensor, bits: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
     """
     rows, columns = out.size(0), prod(out.shape[1:])
     assert out.device.type == "cpu" and (rows == 0 or out[0].is_contiguous()), (out.device, out.stride())
-    stride = out.stride(0) if rows > 1 else columns
+    stride = out.stride(0) if rows > 1 and columns else columns
     words = out.view(torch.uint16) if out.dtype == torch.bfloat16 else out  # numpy has no bfloat16
     flat = words.as_strided((max(0, rows - 1) * stride + columns if rows else 0,), (1,)).numpy().view(bits)
     return flat, stride * out.element_size() // bits.itemsize

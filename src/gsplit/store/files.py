@@ -149,6 +149,7 @@ class ArrayFile:
         self._dtype, self._shape = storage_dtype(dtype), shape
         header, self._length = npy_header(dtype, shape), expected_bytes(dtype, shape)
         self._offset = len(header)
+        self._relative = relative
         self._file = open_inside(root, relative)
         try:
             found, size = os.pread(self._file, len(header), 0), os.fstat(self._file).st_size
@@ -170,8 +171,13 @@ class ArrayFile:
     def read(self, start: int, stop: int) -> Array:
         """Some elements, read and not mapped: a touched map would make megabytes around each of them resident."""
         item = self._dtype.itemsize
-        data = os.pread(self._file, (stop - start) * item, self._offset + start * item)
-        return np.frombuffer(data, self._dtype)
+        begin, end, pieces = self._offset + start * item, self._offset + stop * item, list[bytes]()
+        while begin < end:
+            pieces.append(os.pread(self._file, end - begin, begin))
+            if not pieces[-1]:
+                raise StoreError(explain(self._relative, f"{self._length} bytes, as when it was opened", begin, _AGAIN))
+            begin += len(pieces[-1])
+        return np.frombuffer(b"".join(pieces), self._dtype)
 
     def map(self) -> Array:
         """The whole array as a read-only memory map, which outlives this object."""

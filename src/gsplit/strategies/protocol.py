@@ -48,7 +48,7 @@ class LoadedStep:
 
 
 class Strategy(Protocol):
-    """Makes one rank's part of every step. All ranks call both stages for the same steps in the same order."""
+    """Makes one rank's part of every step. All ranks call all stages for the same steps in the same order."""
 
     name: ClassVar[str]
     needs_whole_graph: ClassVar[bool]

@@ -102,7 +102,7 @@ def test_the_tables_are_of_the_size_of_the_parts() -> None:
 def test_cached_rows_are_the_rows(data: st.DataObject) -> None:
     boundaries, hotness = data.draw(hot_parts())
     first, num_rows = boundaries[0], boundaries[-1] - boundaries[0]
-    dtype, columns = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([1, 3, 64]))
+    dtype, columns = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([0, 1, 3, 64]))
     array = stored_array(dtype, num_rows, columns)
     taken = hottest_prefixes(hotness, boundaries, data.draw(st.integers(0, num_rows)))
     order = HotOrder(tuple(boundaries), taken)
@@ -117,7 +117,7 @@ def test_cached_rows_are_the_rows(data: st.DataObject) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(ids=wanted_rows(50), columns=st.integers(1, 70))
+@given(ids=wanted_rows(50), columns=st.integers(0, 70))
 def test_int8_rows_are_scaled(ids: npt.NDArray[np.int64], columns: int) -> None:
     array, scales = stored_array("int8", 50, columns), np.random.default_rng(1).random(50, np.float32)
     rows = ScaledRows("x", CachedRows(MappedRows("x", array, torch.int8, 7), HotOrder((7, 57), (20,))), scales, 7)
