@@ -5,7 +5,6 @@ first and the same on every rank. A position in training is (epoch, step) and no
 without the ones before.
 """
 
-import hashlib
 import logging
 import operator
 import time
@@ -28,7 +27,7 @@ from gsplit.features.budget import parse_bytes
 from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource, RowSource
-from gsplit.loader_options import check_copies, check_device_cache, check_options, check_prefetch
+from gsplit.loader_options import check_copies, check_device_cache, check_options, check_prefetch, fingerprint
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
@@ -180,7 +179,7 @@ class NeighborLoader:
             "num_vertices": local.store.num_vertices,
             "num_targets": targets.num_targets,
             "graph": local.store.fingerprint,
-            "input_nodes": _fingerprint(input_nodes),
+            "input_nodes": fingerprint(input_nodes),
         }
         assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", settings)
 
@@ -292,10 +291,3 @@ class NeighborLoader:
         with in_thread(self.mesh.device):
             sampled = self._strategy.sample(StepKey(self._seed, epoch, step), telemetry)
             return self._strategy.load(sampled)
-
-
-def _fingerprint(nodes: str | Tensor | None) -> str:
-    """The targets' list in short, to compare between ranks."""
-    if nodes is None or isinstance(nodes, str):
-        return str(nodes)
-    return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -1,12 +1,16 @@
 """What the loader takes, what it will, and what it cannot: options of PyG's loader are refused with the reason."""
 
+import hashlib
+
+from torch import Tensor
+
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
 from gsplit.sampling.neighbor import check_fanouts
 from gsplit.strategies.protocol import Strategy
 
-__all__ = ["check_copies", "check_device_cache", "check_options", "check_prefetch"]
+__all__ = ["check_copies", "check_device_cache", "check_options", "check_prefetch", "fingerprint"]
 
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
@@ -72,3 +76,10 @@ def check_copies(size: int | str, kind: type[Strategy]) -> int:
         fix = "leave it out: nothing crosses between ranks"
         raise InputError(explain("copies", "a strategy that exchanges input rows", f"strategy={kind.name!r}", fix))
     return num_bytes
+
+
+def fingerprint(nodes: str | Tensor | None) -> str:
+    """The targets' list in short, to compare between ranks."""
+    if nodes is None or isinstance(nodes, str):
+        return str(nodes)
+    return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()

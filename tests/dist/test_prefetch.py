@@ -21,16 +21,15 @@ def test_losses_and_weights_are_the_same_bits_at_every_depth(replicas: int, spli
     size = replicas * splits
     none = run_ranks(train_in_pieces, size, strategy, 0, replicas=replicas)
     assert len(none[0][0]) > 6
-    for depth in (1, 4):
+    for depth in (1, 4) if strategy == "split" else (2,):
         assert run_ranks(train_in_pieces, size, strategy, depth, replicas=replicas) == none
 
 
 # a rank fails as its arguments say; the others say what they saw, and are ended by nobody
 PROGRAM = """
-import os, signal, sys, threading, time
+import os, signal, sys
 import gsplit, torch
-from gsplit.errors import CommError
-from prefetch_programs import make_trainer, num_loader_threads
+from prefetch_programs import make_trainer
 
 how, mesh = sys.argv[1], gsplit.init("cpu", timeout_s=60)
 trainer = make_trainer(mesh, prefetch=3)
@@ -54,13 +53,10 @@ def train():
             os.kill(os.getpid(), signal.SIGKILL)
         if mesh.rank == 1 and number == 1 and how == "loop":
             raise RuntimeError("on purpose")
-        if number == 1 and how == "break":
-            return
 
 if how == "read" and mesh.rank == 1:
     inputs._features = Rows()
 train()
-print("threads", num_loader_threads(), flush=True)
 """
 
 
@@ -71,7 +67,6 @@ print("threads", num_loader_threads(), flush=True)
         ("read", (1, 1), "OSError: [Errno 5] Input/output error: 'features/x'"),
         ("loop", (1, 1), "RuntimeError: on purpose"),
         ("kill", (1, -9), ""),
-        ("break", (0, 0), ""),
     ],
 )
 def test_every_rank_ends_with_the_cause_when_one_fails(
@@ -102,9 +97,6 @@ def test_every_rank_ends_with_the_cause_when_one_fails(
         for rank in ranks:
             rank.kill()
     assert tuple(rank.returncode for rank in ranks) == codes, said
-    if how == "break":
-        assert [out.splitlines()[-1] for out, _ in said] == ["threads 0"] * 2
-        return
     assert "CommError" in said[0][1] and "all ranks to join" in said[0][1], said[0][1]
     assert failed in said[1][1]
     assert all("step 1" in out for out, _ in said)  # what had been made before the failure was trained on

@@ -172,7 +172,10 @@ ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
     "an address": (_address, "RuntimeError: a tensor on sim:0 has no address"),
     "copy from unpinned memory": (_unpinned_copy, "from unpinned memory"),
     "copy from pinned memory": (_pinned_copy, None),
-    "a value on the host": (_value_on_the_host, "planted_mistakes.py:61 item"),
+    "a value on the host": (
+        _value_on_the_host,
+        f"planted_mistakes.py:{_value_on_the_host.__code__.co_firstlineno + 2} item",
+    ),
     "a mask": (_mask, "mask"),
     "a list to the device": (_list_to_the_device, "copy to device"),
     "unwaited side stream": (_unwaited_side_stream, "RaceError: add on stream default reads what mul on stream side"),
