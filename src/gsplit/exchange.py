@@ -100,16 +100,12 @@ class IdentityExchange:
         """See ``Exchange``: nothing is received."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShuffleExchange:
-    """Rows cross between the ranks of a replica, along the layer's shuffle index."""
+class _AlongIndex:
+    """What exchanges along a shuffle index share: numbers of rows, and how those that leave are sent."""
 
+    __slots__ = ()
     index: ShuffleIndex
     comm: Comm
-    step: int
-    layer: int
-    pool: BufferPool
-    deterministic: bool
 
     num_collectives = 1
 
@@ -120,10 +116,6 @@ class ShuffleExchange:
     @property
     def num_local(self) -> int:
         return self.index.num_local
-
-    @property
-    def num_mixed(self) -> int:
-        return self.index.num_mixed
 
     @property
     def num_dst(self) -> int:
@@ -137,20 +129,39 @@ class ShuffleExchange:
     def num_received(self) -> int:
         return self.index.num_received
 
+    def _exchange_rows(self, mixed: Tensor, received: Tensor, call: Call) -> None:
+        """Send own rows of ``mixed``, and receive into ``received``. A collective."""
+        index = self.index
+        rows = self.comm.send_buffer((index.num_sent, *mixed.shape[1:]), mixed.dtype)
+        torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
+        self.comm.all_to_all(call, received, rows, index.recv_counts, index.send_counts).wait()
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleExchange(_AlongIndex):
+    """Rows cross between the ranks of a replica, along the layer's shuffle index."""
+
+    index: ShuffleIndex
+    comm: Comm
+    step: int
+    layer: int
+    pool: BufferPool
+    deterministic: bool
+
+    @property
+    def num_mixed(self) -> int:
+        return self.index.num_mixed
+
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         call = Call("shuffle", self.step, self.layer)
         return shuffle(h, self.index, self.comm, call, self.pool, deterministic=self.deterministic)
 
     def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        index = self.index
-        rows = self.comm.send_buffer((index.num_sent, *mixed.shape[1:]), mixed.dtype)
-        torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
-        call, tail = Call(purpose, self.step, self.layer), mixed[index.num_local :]
-        self.comm.all_to_all(call, tail, rows, index.recv_counts, index.send_counts).wait()
+        self._exchange_rows(mixed, mixed[self.num_local :], Call(purpose, self.step, self.layer))
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedExchange:
+class CopiedExchange(_AlongIndex):
     """Stored features cross between the ranks, but for the rows that the receiver has a copy of.
 
     ``index`` is that of the rows that travel; they go to ``arriving_rows`` of the mixed frontier, and the copies at
@@ -167,28 +178,6 @@ class CopiedExchange:
     step: int
     pool: BufferPool
 
-    num_collectives = 1
-
-    @property
-    def num_input(self) -> int:
-        return self.index.num_local
-
-    @property
-    def num_local(self) -> int:
-        return self.index.num_local
-
-    @property
-    def num_dst(self) -> int:
-        return self.index.num_dst
-
-    @property
-    def num_sent(self) -> int:
-        return self.index.num_sent
-
-    @property
-    def num_received(self) -> int:
-        return self.index.num_received
-
     @property
     def num_copied(self) -> int:
         """Rows that come from the copies instead."""
@@ -201,12 +190,8 @@ class CopiedExchange:
         return mixed, mixed[: self.num_dst]
 
     def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        index = self.index
-        rows = self.comm.send_buffer((index.num_sent, *mixed.shape[1:]), mixed.dtype)
-        torch.index_select(mixed[: index.num_local], 0, index.send_rows, out=rows)
-        received = self.pool.empty((index.num_received, *mixed.shape[1:]), mixed.dtype)
-        call = Call(purpose, self.step, 0)  # all ranks: once per step, whatever is copied
-        self.comm.all_to_all(call, received, rows, index.recv_counts, index.send_counts).wait()
+        received = self.pool.empty((self.num_received, *mixed.shape[1:]), mixed.dtype)
+        self._exchange_rows(mixed, received, Call(purpose, self.step, 0))  # all ranks: once per step, copies or not
         mixed.index_copy_(0, self.arriving_rows, received)
         mixed.index_copy_(0, self.copied_rows, self.copies.rows.index_select(0, self.copied_places))
 

@@ -9,6 +9,7 @@ import logging
 import operator
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ class NeighborLoader:
         """The steps of one epoch. Only the newest iterator moves the loader's position."""
         self._check_newest(number)
         self.telemetry.start_clock()
-        with self._open_pipeline(epoch, range(first, len(self))) as pipeline:
+        with closing(self._open_pipeline(epoch, range(first, len(self)))) as pipeline:
             try:
                 yield from self._take(pipeline, epoch, first, number)
             finally:

@@ -12,8 +12,7 @@ it, on every rank that had the error. A thread that is waiting ends with the thr
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["Pipeline"]
 
@@ -71,14 +70,6 @@ class Pipeline(Generic[T]):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._made.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while self._wait_for_permission():

@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 import weakref
+from contextlib import closing
 
 import pytest
 
@@ -33,7 +34,7 @@ def _threads() -> list[threading.Thread]:
 @pytest.mark.parametrize("depth", [0, 1, 3, 50])
 def test_items_come_in_order_and_once(depth: int) -> None:
     maker = _Maker()
-    with Pipeline(maker, range(5, 17), depth) as pipeline:
+    with closing(Pipeline(maker, range(5, 17), depth)) as pipeline:
         assert [pipeline.take() for _ in range(12)] == [f"item {step}" for step in range(5, 17)]
     assert maker.made == list(range(5, 17))
     assert not _threads()
@@ -45,7 +46,7 @@ def test_items_come_in_order_and_once(depth: int) -> None:
 def test_what_is_made_depends_on_what_was_taken_alone(depth: int, num_taken: int, seconds: float) -> None:
     """Ranks of any speed that leave the loop at the same step have made the same steps."""
     maker = _Maker(seconds=seconds)
-    with Pipeline(maker, range(10), depth) as pipeline:
+    with closing(Pipeline(maker, range(10), depth)) as pipeline:
         for _ in range(num_taken):
             pipeline.take()
     assert maker.made == list(range(min(num_taken + depth, 10)))
@@ -54,7 +55,7 @@ def test_what_is_made_depends_on_what_was_taken_alone(depth: int, num_taken: int
 
 def test_it_runs_ahead_and_no_further() -> None:
     maker = _Maker()
-    with Pipeline(maker, range(100), 3) as pipeline:
+    with closing(Pipeline(maker, range(100), 3)) as pipeline:
         pipeline.take()
         pipeline.drain()
         assert maker.made == [0, 1, 2, 3]
@@ -64,7 +65,7 @@ def test_it_runs_ahead_and_no_further() -> None:
 
 def test_nothing_is_made_before_the_first_is_wanted() -> None:
     maker = _Maker()
-    with Pipeline(maker, range(5), 2):
+    with closing(Pipeline(maker, range(5), 2)):
         pass
     assert maker.made == []
 
@@ -72,7 +73,7 @@ def test_nothing_is_made_before_the_first_is_wanted() -> None:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_an_error_comes_with_its_traceback_where_its_step_would_have(depth: int) -> None:
     maker = _Maker(fails_at=2)
-    with Pipeline(maker, range(6), depth) as pipeline:
+    with closing(Pipeline(maker, range(6), depth)) as pipeline:
         assert [pipeline.take(), pipeline.take()] == ["item 0", "item 1"]
         with pytest.raises(OSError, match="step 2 cannot be read") as caught:
             pipeline.take()
@@ -88,7 +89,7 @@ def test_an_item_is_not_held_once_it_was_taken() -> None:
     class Item:
         pass
 
-    with Pipeline(lambda step: Item(), range(10), 1) as pipeline:
+    with closing(Pipeline(lambda step: Item(), range(10), 1)) as pipeline:
         pipeline.take()
         pipeline.drain()
         last = weakref.ref(pipeline._made[0])  # what the thread made last: it waits now
@@ -107,7 +108,7 @@ def test_a_closed_pipeline_gives_nothing_and_never_waits() -> None:
 
 def test_it_lives_as_long_as_whoever_takes_and_goes_on_for_another() -> None:
     maker, items = _Maker(), list[str]()
-    with Pipeline(maker, range(6), 2) as pipeline:
+    with closing(Pipeline(maker, range(6), 2)) as pipeline:
         for number in (1, 3, 2):  # three threads, one after the other, each gone when the next comes
             taker = threading.Thread(
                 target=lambda count: items.extend(pipeline.take() for _ in range(count)), args=(number,)
