@@ -119,12 +119,12 @@ class NeighborLoader:
         self, local: LocalGraph, rows: HostSource, device_cache: int | str, *, held: bool
     ) -> DeviceRows | None:
         """The input rows for a device that the host samples for; ``held``: as one copy in memory, of all ranks."""
-        mesh, names = self.mesh, self.arrays.features
+        mesh = self.mesh
         check_device_cache(device_cache, mesh)
         if not mesh.host_samples:
             return None
         held = held and not self._kind.needs_whole_graph
-        return open_device_rows(local, names, rows, mesh.device, cache=device_cache, held=held)
+        return open_device_rows(local, rows, mesh.device, cache=device_cache, held=held)
 
     def _copy_rows(self, local: LocalGraph, rows: RowSource) -> ForeignCopies | None:
         """Copies of other ranks' hottest rows, where the model computes. A collective if there are any."""

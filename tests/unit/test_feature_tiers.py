@@ -11,10 +11,12 @@ from graphs import sample_store, source_of
 from rank_programs import Case, store_of
 
 import gsplit
+from gsplit.device_tiers import open_device_rows
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError, StoreError
 from gsplit.feature_tiers import cached_order, open_features
 from gsplit.features.cached import CachedRows
+from gsplit.features.device import StagedRows
 from gsplit.features.protocol import take_rows
 from gsplit.features.scaled import ScaledRows
 from gsplit.local_graph import LocalGraph
@@ -151,3 +153,23 @@ def test_an_array_file_that_is_cut_off_while_it_is_read_is_an_error(parted: Stor
     with pytest.raises(StoreError, match=r"hotness.npy: expected \d+ bytes, as when it was opened"):
         file.read(3, 400)
     file.close()
+
+
+@pytest.mark.parametrize(
+    "dtype, names, cached", [("float32", ["x"], 20), ("int8", ["x"], 20), ("float32", ["x", "z"], 10)]
+)
+def test_a_device_cache_keeps_its_budget_in_the_rows_that_the_device_holds(
+    dtype: str, names: list[str], cached: int, parted: Store, tmp_path: Path
+) -> None:
+    """int8 rows are float32 there."""
+    store = parted if dtype == "float32" else write_with_features(parted, tmp_path / "c.gsplit", dtype)
+    local = LocalGraph(store, solo_mesh(), Ownership((0, 400)))
+    rows = open_features(local, names)
+    there = open_device_rows(local, rows, CPU, cache=480, held=True)
+    assert isinstance(there, StagedRows) and there._cached is not None
+    held, order = there._cached
+    assert held.nbytes == 480 and order.num_cached == cached
+    ids = torch.from_numpy(np.random.default_rng(1).integers(0, 400, 300))
+    out, (located, read) = torch.empty(300, *rows.row_shape, dtype=rows.dtype), there.locate(ids)
+    there.gather(located, out)
+    assert torch.equal(out, take_rows(rows, ids, CPU)) and 0 < read.hits < 300

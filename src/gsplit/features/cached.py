@@ -14,10 +14,18 @@ from gsplit.features.hot_order import HotOrder
 from gsplit.features.protocol import HostSource, RowsRead
 from gsplit.kernels.rows import copy_cached
 
-__all__ = ["CachedRows"]
+__all__ = ["CachedRows", "fill_in_order"]
 
 Ids = npt.NDArray[np.int64]
 _FILL_BYTES = 16 << 20
+
+
+def fill_in_order(source: HostSource, order: HotOrder, out: Tensor) -> None:
+    """Read the first rows in an order, as many as ``out`` has, piece by piece."""
+    step = max(1, _FILL_BYTES // max(1, out[:1].nbytes))
+    for start in range(0, out.size(0), step):
+        stop = min(start + step, out.size(0))
+        source.place(order.ids(start, stop), None, out[start:stop])
 
 
 class CachedRows:
@@ -27,10 +35,7 @@ class CachedRows:
         self._source, self._order = source, order
         self.row_shape, self.dtype = source.row_shape, source.dtype
         held = torch.empty(order.num_cached, *source.row_shape, dtype=source.dtype)
-        step = max(1, _FILL_BYTES // max(1, held[:1].nbytes))
-        for start in range(0, order.num_cached, step):
-            stop = min(start + step, order.num_cached)
-            source.place(order.ids(start, stop), None, held[start:stop])
+        fill_in_order(source, order, held)
         self._bits = np.dtype(f"u{held.element_size()}")
         self._columns = held[:1].numel() if order.num_cached else 0
         self._held = flat_rows(held, self._bits)[0].reshape(order.num_cached, self._columns)
