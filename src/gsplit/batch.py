@@ -24,7 +24,7 @@ from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard"]
+__all__ = ["Batch", "BatchContext", "BatchLayer", "FrontierIds", "LossGuard"]
 
 
 class LossGuard:
@@ -76,6 +76,18 @@ class BatchLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontierIds:
+    """The vertices of a rank's local frontiers, each a prefix of the one below it, from level ``level`` up.
+
+    Level l is the input of layer l. ``n_id``: original ids. ``ids``: the same in the store's numbering.
+    """
+
+    level: int
+    n_id: Tensor
+    ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class BatchContext:
     """What a batch is part of: the ranks, the step, the graph, and the strategy that made it.
 
@@ -97,15 +109,14 @@ class BatchContext:
 class Batch:
     """One rank's part of a mini-batch.
 
-    ``x``: mixed input rows. ``n_id``: original ids of this rank's own input rows, which are the first rows of ``x``,
-    targets before all; rows received from others follow them. ``input_ids``: the same in the store's numbering.
-    ``num_targets``: this rank's; ``global_batch_size``: those of all ranks.
+    ``x``: mixed input rows. ``frontiers``: which vertices the rows of every level are; there are two where the layers
+    above some level are computed for other vertices than those below it. ``num_targets``: this rank's;
+    ``global_batch_size``: those of all ranks.
     """
 
     x: Tensor
     labels: Tensor | None
-    n_id: Tensor
-    input_ids: Tensor
+    frontiers: tuple[FrontierIds, ...]
     layers: tuple[BatchLayer, ...]
     num_targets: int
     global_batch_size: int
@@ -123,6 +134,16 @@ class Batch:
     def batch_size(self) -> int:
         """This rank's targets, under PyG's name."""
         return self.num_targets
+
+    @property
+    def n_id(self) -> Tensor:
+        """Original ids of this rank's own input rows, the first rows of ``x``: targets before all."""
+        return self.frontiers[0].n_id
+
+    @property
+    def input_ids(self) -> Tensor:
+        """``n_id`` in the store's numbering."""
+        return self.frontiers[0].ids
 
     @property
     def num_layers(self) -> int:
@@ -180,9 +201,17 @@ class Batch:
             raise InputError(_no_edge_values("edge_weight", self.context.graph))
         return EdgeWeightHandle(self)
 
+    def frontier(self, level: int) -> FrontierIds:
+        """The vertices of the local frontier of a level, which are the first ones of these."""
+        return next(found for found in reversed(self.frontiers) if found.level <= level)
+
+    def destinations(self, layer: int) -> FrontierIds:
+        """The vertices whose in-edges a layer's block has, which are the first ones of these."""
+        return self.frontier(layer if self.layers[layer].exchange.destinations_are_local else layer + 1)
+
     def mixed_ids(self, layer: int) -> Tensor:
         """Original ids of the rows of a layer's mixed frontier. A collective."""
-        return mix_rows(self.layers[layer].exchange, self.n_id, "exchange mixed ids")
+        return mix_rows(self.layers[layer].exchange, self.frontier(layer).n_id, "exchange mixed ids")
 
     def gcn_norm(
         self, layer: int, *, add_self_loops: bool, fill_value: float, weighted: bool, dtype: torch.dtype
@@ -195,11 +224,12 @@ class Batch:
         exchange, context = self.layers[layer].exchange, self.context
         name = context.arrays.edge_weight if weighted else None
         found = context.graph.gcn_rows(add_self_loops=add_self_loops, fill_value=fill_value, edge_weight=name)
-        own, device = self.input_ids[: exchange.num_local], self.x.device
+        own, device = self.frontier(layer).ids[: exchange.num_local], self.x.device
         mixed = mix_rows(exchange, take_rows(found.deg_inv_sqrt, own, device).to(dtype), "exchange degrees")
         if found.loop_weight is None:
             return mixed, None
-        return mixed, take_rows(found.loop_weight, own[: exchange.num_dst], device).to(dtype)
+        dst = self.destinations(layer).ids[: self.blocks[layer].num_dst]
+        return mixed, take_rows(found.loop_weight, dst, device).to(dtype)
 
     def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already."""

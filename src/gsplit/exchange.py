@@ -4,7 +4,8 @@ A layer computes its destinations from the mixed frontier (law 4). How the mixed
 choice, and the layer's exchange knows it: nothing travels (``IdentityExchange``), rows are shuffled between the ranks
 of a replica (``ShuffleExchange``), those are left out that the receiver has a copy of (``CopiedExchange``, for stored
 features in the loader), or the loader has exchanged them already (``PremixedExchange``, for stored features, which
-carry no gradient). Models and the forward pass see this protocol and never a strategy.
+carry no gradient). Two more stand in files of their own: ``boundary`` and ``partial_sums``. Models and the forward pass
+see this protocol and never a strategy.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,11 @@ class Exchange(Protocol):
 
     @property
     def num_dst(self) -> int:
-        """Destinations of the layer, which are the first rows."""
+        """Destinations of the layer, which are the first rows of the mixed frontier."""
+
+    @property
+    def destinations_are_local(self) -> bool:
+        """Whether the destinations are also the first rows of the local frontier."""
 
     @property
     def num_sent(self) -> int:
@@ -64,16 +69,19 @@ class Exchange(Protocol):
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """``(h_mixed, h_dst)`` from this rank's rows; differentiable."""
 
-    def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        """Receive the rows of other ranks into the tail of a tensor whose first ``num_local`` rows are there."""
+    @property
+    def num_buffer(self) -> int:
+        """Rows of the tensor that ``mix_stored`` takes: more than the own ones where it receives into its tail."""
+
+    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
+        """The mixed tensor of rows that carry no gradient, of which ``buffer`` has the own ones, first; may be it."""
 
 
 def mix_rows(exchange: Exchange, rows: Tensor, purpose: str) -> Tensor:
     """The mixed tensor of rows that carry no gradient, such as ids, from the own ones. A collective."""
-    mixed = rows.new_empty(exchange.num_mixed, *rows.shape[1:])
-    mixed[: exchange.num_local] = rows[: exchange.num_local]
-    exchange.fill_received(mixed, purpose)
-    return mixed
+    buffer = rows.new_empty(exchange.num_buffer, *rows.shape[1:])
+    buffer[: exchange.num_local] = rows[: exchange.num_local]
+    return exchange.mix_stored(buffer, purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,7 @@ class IdentityExchange:
     num_dst: int
 
     num_sent = num_received = num_collectives = 0
+    destinations_are_local = True
 
     @property
     def num_input(self) -> int:
@@ -93,11 +102,15 @@ class IdentityExchange:
     def num_mixed(self) -> int:
         return self.num_local
 
+    @property
+    def num_buffer(self) -> int:
+        return self.num_local
+
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         return keep_prefix(h, self.num_dst)
 
-    def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        """See ``Exchange``: nothing is received."""
+    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
+        return buffer
 
 
 class _AlongIndex:
@@ -108,6 +121,7 @@ class _AlongIndex:
     comm: Comm
 
     num_collectives = 1
+    destinations_are_local = True
 
     @property
     def num_input(self) -> int:
@@ -152,12 +166,17 @@ class ShuffleExchange(_AlongIndex):
     def num_mixed(self) -> int:
         return self.index.num_mixed
 
+    @property
+    def num_buffer(self) -> int:
+        return self.index.num_mixed
+
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         call = Call("shuffle", self.step, self.layer)
         return shuffle(h, self.index, self.comm, call, self.pool, deterministic=self.deterministic)
 
-    def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        self._exchange_rows(mixed, mixed[self.num_local :], Call(purpose, self.step, self.layer))
+    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
+        self._exchange_rows(buffer, buffer[self.num_local :], Call(purpose, self.step, self.layer))
+        return buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +202,22 @@ class CopiedExchange(_AlongIndex):
         """Rows that come from the copies instead."""
         return self.copied_places.numel()
 
+    @property
+    def num_buffer(self) -> int:
+        return self.num_mixed
+
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         mixed = self.pool.empty((self.num_mixed, *h.shape[1:]), h.dtype)
         mixed[: self.num_local] = h
-        self.fill_received(mixed, "exchange features")
+        self.mix_stored(mixed, "exchange features")
         return mixed, mixed[: self.num_dst]
 
-    def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        received = self.pool.empty((self.num_received, *mixed.shape[1:]), mixed.dtype)
-        self._exchange_rows(mixed, received, Call(purpose, self.step, 0))  # all ranks: once per step, copies or not
-        mixed.index_copy_(0, self.arriving_rows, received)
-        mixed.index_copy_(0, self.copied_rows, self.copies.rows.index_select(0, self.copied_places))
+    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
+        received = self.pool.empty((self.num_received, *buffer.shape[1:]), buffer.dtype)
+        self._exchange_rows(buffer, received, Call(purpose, self.step, 0))  # all ranks: once per step, copies or not
+        buffer.index_copy_(0, self.arriving_rows, received)
+        buffer.index_copy_(0, self.copied_rows, self.copies.rows.index_select(0, self.copied_places))
+        return buffer
 
 
 def leave_out_copies(
@@ -234,6 +258,7 @@ class PremixedExchange:
     inner: Exchange
 
     num_sent = num_received = num_collectives = 0
+    destinations_are_local = True
 
     @property
     def num_input(self) -> int:
@@ -254,5 +279,9 @@ class PremixedExchange:
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         return keep_prefix(h, self.num_dst)
 
-    def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        self.inner.fill_received(mixed, purpose)
+    @property
+    def num_buffer(self) -> int:
+        return self.inner.num_buffer
+
+    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
+        return self.inner.mix_stored(buffer, purpose)

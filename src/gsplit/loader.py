@@ -18,28 +18,23 @@ from torch import Tensor
 
 from gsplit.batch import Batch
 from gsplit.batch_stream import BatchStream
-from gsplit.device_tiers import open_device_rows
 from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.feature_tiers import open_features
-from gsplit.features.budget import parse_bytes
-from gsplit.features.copies import ForeignCopies
-from gsplit.features.device import DeviceRows
-from gsplit.features.protocol import HostSource, RowSource
-from gsplit.loader_options import check_copies, check_device_cache, check_options, check_prefetch, fingerprint
+from gsplit.loader_options import check_options, check_prefetch, fingerprint, row_options
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.neighbor import make_sampler
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
-from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.protocol import LoadedStep, Strategy
+from gsplit.strategies.assembly import MiniBatchOptions, make_strategy
+from gsplit.strategies.protocol import LoadedStep
 from gsplit.strategies.registry import strategy_class
+from gsplit.strategies.setup import view_graph
+from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry, Telemetry
 
 __all__ = ["NeighborLoader"]
@@ -55,8 +50,8 @@ class NeighborLoader:
     a tensor of original ids or a mask, or None for every vertex. ``batch_size``: targets of the GLOBAL mini-batch.
     ``mesh``: the ranks, from ``gsplit.init()``; a program of one process may leave it out.
 
-    ``strategy``: "split" (the ranks share the mini-batch) or "data" (each rank takes some targets and their whole
-    neighbourhood); the result is the same. ``ownership`` overrides who owns which range of vertices. ``features``,
+    ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "push_pull" or "hybrid(k)"; the
+    result is the same (docs/strategies.md). ``ownership`` overrides who owns which range of vertices. ``features``,
     ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
     Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
     a partitioned store; ``device_cache``: the same in a device's memory. ``copies``: memory of each rank for copies of
@@ -100,62 +95,19 @@ class NeighborLoader:
         **options: object,
     ) -> None:
         check_options(num_neighbors, batch_size, sampler, seed, options)
-        self.mesh, self._kind = resolve_mesh(mesh, "NeighborLoader"), strategy_class(strategy)
-        store, self._copies = as_graph_store(graph, partition), check_copies(copies, self._kind)
+        self.mesh, self._spec = resolve_mesh(mesh, "NeighborLoader"), parse_strategy(strategy, len(num_neighbors))
+        self._kind, store = strategy_class(self._spec), as_graph_store(graph, partition)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         self._prefetch = check_prefetch(prefetch, self.mesh)
-        ranges = make_ownership(store, self.mesh, ownership)
-        local = LocalGraph(store, self.mesh, ranges, whole=self._kind.needs_whole_graph)
-        targets = local.targets(input_nodes)
-        self._compare_ranks(local, targets, num_neighbors, input_nodes, shuffle)
-        rows = open_features(local, self.arrays.features, cache=cache, on_disk=features_on_disk)
-        there = self._open_device_rows(local, rows, device_cache, held=not features_on_disk and not parse_bytes(cache))
-        self._strategy = self._make_strategy(local, rows, there, targets, list(num_neighbors), shuffle, deterministic)
+        rows = row_options(self._spec, self.mesh, cache, device_cache, copies, features_on_disk, self._prefetch)
+        views = view_graph(store, self.mesh, make_ownership(store, self.mesh, ownership), self._kind)
+        targets = views.targets(self._spec, input_nodes)
+        self._compare_ranks(views.owned, targets, num_neighbors, input_nodes, shuffle, rows.copies)
+        how = MiniBatchOptions(list(num_neighbors), self._batch_size, shuffle, deterministic)
+        self._strategy = make_strategy(self._spec, views, self.arrays, self.mesh, targets, rows, how)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
-
-    def _open_device_rows(
-        self, local: LocalGraph, rows: HostSource, device_cache: int | str, *, held: bool
-    ) -> DeviceRows | None:
-        """The input rows for a device that the host samples for; ``held``: as one copy in memory, of all ranks."""
-        mesh = self.mesh
-        check_device_cache(device_cache, mesh)
-        if not mesh.host_samples:
-            return None
-        held = held and not self._kind.needs_whole_graph
-        return open_device_rows(local, rows, mesh.device, cache=device_cache, held=held)
-
-    def _copy_rows(self, local: LocalGraph, rows: RowSource) -> ForeignCopies | None:
-        """Copies of other ranks' hottest rows, where the model computes. A collective if there are any."""
-        if not self._copies:
-            return None
-        return local.copy_foreign_rows(rows, self._copies, self.mesh.loading).move_rows(self.mesh.device)
-
-    def _make_strategy(
-        self,
-        local: LocalGraph,
-        rows: RowSource,
-        device_rows: DeviceRows | None,
-        targets: LocalTargets,
-        num_neighbors: list[int],
-        shuffle: bool,
-        deterministic: bool,
-    ) -> Strategy:
-        arrays, mesh, device = self.arrays, self.mesh, self.mesh.sample_device
-        return self._kind(
-            sampler=make_sampler(local.graph, local.original_ids, device, edge_ids=arrays.has_edge_values),
-            ownership=local.ownership,
-            targets=targets,
-            loader=StepLoader(local, mesh, rows, arrays, device_rows=device_rows, num_ahead=self._prefetch),
-            mesh=mesh,
-            groups=mesh.new_loading_groups() if self._prefetch else mesh.loading_groups,
-            num_neighbors=num_neighbors,
-            batch_size=self._batch_size,
-            shuffle=shuffle,
-            deterministic=deterministic,
-            copies=self._copy_rows(local, rows),
-        )
 
     def _compare_ranks(
         self,
@@ -164,6 +116,7 @@ class NeighborLoader:
         num_neighbors: list[int],
         input_nodes: str | Tensor | None,
         shuffle: bool,
+        copies: int,
     ) -> None:
         """Refuse ranks that would not make the same mini-batches, before anything else is a collective."""
         settings = {
@@ -172,10 +125,10 @@ class NeighborLoader:
             "shuffle": shuffle,
             "drop_last": self._drop_last,
             "prefetch": self._prefetch,
-            "strategy": self._kind.name,
+            "strategy": self._spec.name,
             "seed": self._seed,
             "arrays": str(self.arrays),
-            "copies": self._copies,
+            "copies": copies,
             "boundaries": local.ownership.boundaries,
             "num_vertices": local.store.num_vertices,
             "num_targets": targets.num_targets,
@@ -195,7 +148,7 @@ class NeighborLoader:
         )
         if store.unused:
             _LOG.warning("not in the mini-batches: %s", ", ".join(store.unused))
-        if equal_ranges and self.mesh.num_splits > 1 and not self._kind.needs_whole_graph:
+        if equal_ranges and self.mesh.num_splits > 1 and self._kind.reads == "own rows":
             _LOG.warning(
                 "the graph is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)"
             )

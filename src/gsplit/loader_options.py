@@ -8,9 +8,10 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
 from gsplit.sampling.neighbor import check_fanouts
-from gsplit.strategies.protocol import Strategy
+from gsplit.strategies.assembly import RowOptions
+from gsplit.strategies.spec import StrategySpec
 
-__all__ = ["check_copies", "check_device_cache", "check_options", "check_prefetch", "fingerprint"]
+__all__ = ["check_options", "check_prefetch", "fingerprint", "row_options"]
 
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
@@ -62,20 +63,30 @@ def check_prefetch(depth: int, mesh: Mesh) -> int:
     return depth
 
 
-def check_device_cache(size: int | str, mesh: Mesh) -> None:
-    """Refuse a cache on a device where there is none, or where the device samples."""
-    if parse_bytes(size, "device_cache") and not mesh.host_samples:
-        got, fix = f"{size} with {mesh}", "use cache= for the host's memory, or leave it out"
+def row_options(
+    spec: StrategySpec,
+    mesh: Mesh,
+    cache: int | str,
+    device_cache: int | str,
+    copies: int | str,
+    on_disk: bool,
+    num_ahead: int,
+) -> RowOptions:
+    """Where input rows come from, refused where the strategy or the mesh cannot have it."""
+    if parse_bytes(device_cache, "device_cache") and not mesh.host_samples:
+        got, fix = f"{device_cache} with {mesh}", "use cache= for the host's memory, or leave it out"
         raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))
-
-
-def check_copies(size: int | str, kind: type[Strategy]) -> int:
-    """Bytes for copies of foreign rows; refused where no rows travel."""
-    num_bytes = parse_bytes(size, "copies")
-    if num_bytes and kind.needs_whole_graph:
-        fix = "leave it out: nothing crosses between ranks"
-        raise InputError(explain("copies", "a strategy that exchanges input rows", f"strategy={kind.name!r}", fix))
-    return num_bytes
+    copied = parse_bytes(copies, "copies")
+    if copied and spec.family not in ("split", "hybrid"):
+        expected, fix = (
+            "a strategy that shuffles input rows: split or hybrid(k)",
+            "leave it out, or change the strategy",
+        )
+        raise InputError(explain("copies", expected, f"strategy={spec.name!r}", fix))
+    if spec.family == "push_pull" and (on_disk or parse_bytes(cache) or parse_bytes(device_cache)):
+        got, fix = "a cache, or features on disk", "leave them out, or use another strategy"
+        raise InputError(explain("push_pull", "columns of the features, held in memory", got, fix))
+    return RowOptions(cache=cache, device_cache=device_cache, copies=copied, on_disk=on_disk, num_ahead=num_ahead)
 
 
 def fingerprint(nodes: str | Tensor | None) -> str:

@@ -30,6 +30,7 @@ rank 1 draws 7 <- {3, 8}:
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,17 @@ from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["LayerSplit", "Request", "Split", "answer", "ask", "split_in_one_process", "split_minibatch"]
+__all__ = [
+    "LayerSplit",
+    "Request",
+    "Split",
+    "answer",
+    "ask",
+    "exchange_ids",
+    "split_below",
+    "split_in_one_process",
+    "split_minibatch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +120,41 @@ def split_minibatch(
     telemetry: StepTelemetry,
 ) -> Split:
     """Sample and split all layers of this rank's split, from its targets down (paper, Algorithm 1)."""
-    frontier = sampler.start(targets)
-    try:
-        layers: list[LayerSplit] = []
-        for hop, fanout in enumerate(num_neighbors):
-            layer = len(num_neighbors) - 1 - hop
-            with telemetry.span("sample"):
-                drawn = frontier.sample_layer(key.layer(layer), fanout)
-            with telemetry.span("split"):
-                request = ask(drawn, ownership)
-            with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
-                asked_counts = comm.all_to_all_counts(Call("count ids", key.step, layer), request.counts)
-                asked_ids = request.ids.new_empty(sum(asked_counts))
-                call = Call("exchange ids", key.step, layer)
-                comm.all_to_all(call, asked_ids, request.ids, asked_counts, request.counts).wait()
-            with telemetry.span("split"):
-                layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
-        return Split(tuple(layers), frontier.ids(frontier.num_rows), targets.numel())
-    finally:
-        frontier.close()
+    with closing(sampler.start(targets)) as frontier:
+        return split_below(frontier, num_neighbors, key, ownership, comm, telemetry)
+
+
+def split_below(
+    frontier: Frontier,
+    num_neighbors: list[int],
+    key: StepKey,
+    ownership: Ownership,
+    comm: Comm,
+    telemetry: StepTelemetry,
+) -> Split:
+    """Sample and split the layers below a frontier of own vertices, down to the input."""
+    num_targets, layers = frontier.num_rows, list[LayerSplit]()
+    for hop, fanout in enumerate(num_neighbors):
+        layer = len(num_neighbors) - 1 - hop
+        with telemetry.span("sample"):
+            drawn = frontier.sample_layer(key.layer(layer), fanout)
+        with telemetry.span("split"):
+            request = ask(drawn, ownership)
+        with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
+            asked_ids, asked_counts = exchange_ids(comm, key.step, layer, request.ids, request.counts)
+        with telemetry.span("split"):
+            layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
+    return Split(tuple(layers), frontier.ids(frontier.num_rows), num_targets)
+
+
+def exchange_ids(
+    comm: Comm, step: int, layer: int, ids: Tensor, counts: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Send ids to their owners, ``counts[p]`` of them to rank p; returns what was asked of this rank. A collective."""
+    asked_counts = comm.all_to_all_counts(Call("count ids", step, layer), counts)
+    asked_ids = ids.new_empty(sum(asked_counts))
+    comm.all_to_all(Call("exchange ids", step, layer), asked_ids, ids, asked_counts, counts).wait()
+    return asked_ids, asked_counts
 
 
 def split_in_one_process(

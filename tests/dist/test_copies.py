@@ -94,7 +94,7 @@ def test_ranks_with_different_budgets_are_told(store: Store) -> None:
 
 
 def test_what_cannot_have_copies_is_refused(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(gsplit.InputError, match="copies: expected a strategy that exchanges input rows"):
+    with pytest.raises(gsplit.InputError, match="copies: expected a strategy that shuffles input rows"):
         gsplit.NeighborLoader(store, [4], "train", strategy="data", copies=10)
     with pytest.raises(gsplit.InputError, match="copies: expected a size in bytes"):
         gsplit.NeighborLoader(store, [4], "train", copies=-1)

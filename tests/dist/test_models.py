@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 
-from gsplit.bench.exactness import TOLERANCE, Case, all_cases, compare, train_cases
+from gsplit.bench.exactness import OTHER_STRATEGIES, TOLERANCE, Case, all_cases, compare, train_cases
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.models import MODELS
 from gsplit.testing import run_ranks
 
 
 def _covering(replicas: int, splits: int) -> list[Case]:
-    """Every model, and beside it options that turn with the mesh."""
-    cases = list(all_cases(replicas, splits))
+    """Every model with split and data, and beside it options that turn with the mesh; some with other strategies."""
+    everything = list(all_cases(replicas, splits))
+    cases = [case for case in everything if case.strategy not in OTHER_STRATEGIES]
     wanted: dict[tuple[Any, ...], Case] = {}
+    for place, strategy in enumerate(OTHER_STRATEGIES):
+        others = [case for case in everything if case.strategy == strategy and case.dropout > 0]
+        for part in range(4):  # the models, ownerships and edge values turn with the mesh and the strategy
+            number = len(others) * part // 4 + (7 * place + 3 * splits + replicas) % max(1, len(others) // 4)
+            wanted[strategy, part] = others[number]
     for number, case in enumerate(cases):
         turn = (number + splits + 2 * replicas) % 3 == 0
         if turn and (case.dropout > 0 or case.jk is not None or case.norm is not None):

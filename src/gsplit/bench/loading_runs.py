@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import HostSource, RowsRead
 from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.reader import Store, open_store
 from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.registry import strategy_class
+from gsplit.strategies.setup import StrategySetup, view_graph
+from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry
 from gsplit.testing import run_ranks
 
@@ -93,23 +95,24 @@ def _load_all(mesh: Mesh, runs: list[LoadingRun]) -> list[dict[str, Any]]:
 def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
     """One rank: the mini-batches of an epoch's first steps, after one that is not measured."""
     gc.collect()  # maps of the run before
-    store, kind = open_store(Path(run.store)), strategy_class(run.strategy)
-    local = LocalGraph(store, mesh, make_ownership(store, mesh, None), whole=kind.needs_whole_graph)
-    arrays = ArrayNames(store, "x", None, None)
+    store, spec = open_store(Path(run.store)), parse_strategy(run.strategy, len(run.num_neighbors))
+    kind, arrays = strategy_class(spec), ArrayNames(store, "x", None, None)
+    views = view_graph(store, mesh, make_ownership(store, mesh, None), kind)
+    local = views.read(kind)
     cache_bytes = int(run.cache_share * store.num_vertices * stored_row_bytes(store, arrays.features))
-    strategy = kind(
-        sampler=make_sampler(local.graph, local.original_ids, mesh.sample_device),
-        ownership=local.ownership,
-        targets=local.targets(run.targets),
-        loader=StepLoader(local, mesh, _source(local, run.store, arrays.features, run.source, cache_bytes), arrays),
+    rows = _source(local, run.store, arrays.features, run.source, cache_bytes)
+    setup = StrategySetup(
+        spec=spec,
+        views=views,
+        targets=views.targets(spec, run.targets),
+        loader=StepLoader(views.sampled, mesh, rows, arrays),
         mesh=mesh,
         groups=mesh.loading_groups,
         num_neighbors=run.num_neighbors,
         batch_size=run.batch_size,
-        shuffle=True,
-        deterministic=False,
-        copies=None,
+        num_columns=prod(rows.row_shape),
     )
+    strategy = kind(setup)
     seconds = cpu_seconds = 0.0
     counts: dict[str, int] = {}
     spans: dict[str, float] = {}

@@ -170,10 +170,10 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import own_parts
     from gsplit.run.recipe import build_model, shape_of
-    from gsplit.strategies.registry import strategy_class
+    from gsplit.strategies.spec import parse_strategy
 
     store = open_store(path)
-    strategy_class(settings.strategy)
+    parse_strategy(settings.strategy, len(settings.fanout))
     if nproc % settings.replicas:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
     own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.batch import Batch, BatchContext, BatchLayer
+from gsplit.batch import Batch, BatchContext, BatchLayer, FrontierIds
 from gsplit.blocks import Block
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
@@ -169,8 +169,7 @@ class LayerwisePass:
         return Batch(
             x=take_rows(self._x, own, device).to(self._dtype),
             labels=None,
-            n_id=self._local.to_original_ids(own).to(device),
-            input_ids=own,
+            frontiers=(FrontierIds(0, self._local.to_original_ids(own).to(device), own),),
             layers=(layer,) * self._plan.depth,
             num_targets=ids.size,
             global_batch_size=ids.size,

@@ -24,12 +24,14 @@ from gsplit.kernels.csr import LOOP
 from gsplit.keys import kernels_torch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, one_vertex, rows_of, substitute
+from gsplit.nn.column_layers import check_linear, run_on_columns
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.gcn import GcnOptions, gcn_options, normalised_edges
 from gsplit.nn.layers import edge_features_are_weights, takes_csr, to_csr
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.self_loops import adds_self_loops, looped_edges, other_edges
+from gsplit.partial_sums import PartialSums
 
 __all__ = ["ForwardPass"]
 
@@ -83,8 +85,15 @@ class ForwardPass:
                 explain(name, "the same layers in every forward", "a call that the dry run did not make", fix)
             )
         index = self._plan.layer_of[name]
-        mixed, dst = self.batch.shuffle(index, h)
         weighted = any(isinstance(value, EdgeWeightHandle) for value in values)
+        exchange = self.batch.layers[index].exchange
+        if isinstance(exchange, PartialSums):
+            self._answer = self._sum_columns(name, layer, call, exchange, weighted)
+            self.inside = name
+            return one_vertex(
+                call, h.new_empty(0, exchange.num_columns), None, single_input=name in self._plan.single_input
+            )
+        mixed, dst = self.batch.shuffle(index, h)
         if any(isinstance(value, EdgeAttrHandle) for value in values) and edge_features_are_weights(layer):
             fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
             raise InputError(explain(name, "weights of edges", "batch.edge_attr", fix))
@@ -105,6 +114,20 @@ class ForwardPass:
         rows = mixed if name in self._plan.single_input else (mixed, dst)
         return substitute(call, rows, edges, weights, attr)
 
+    def _sum_columns(self, name: str, layer: Module, call: LayerCall, sums: PartialSums, weighted: bool) -> Tensor:
+        """The bottom layer from all ranks' columns of the input rows. A collective."""
+        h, telemetry = rows_of(call), self.batch.telemetry
+        check_linear(name, layer)
+        edges, weights = self._edges(0, layer, h.dtype, weighted)
+        rows = h if name in self._plan.single_input else (h, h[: sums.num_dst])
+        partial, bias = run_on_columns(layer, substitute(call, rows, edges, weights, None), sums)
+        telemetry.count("bytes_sent", sums.num_sent * partial[:1].nbytes)
+        telemetry.count("bytes_received", sums.num_received * partial[:1].nbytes)
+        telemetry.count("collectives", sums.num_collectives)
+        with telemetry.span("shuffle"):
+            out = sums.sum(partial[: sums.num_dst])
+        return out if bias is None else out + bias
+
     def _attend(self, index: int, layer: Any, mixed: Tensor, dst: Tensor, attr: Tensor | None) -> Tensor:
         """An attention layer by our kernels; counts as the one call of dropout that the layer itself would make."""
         call, self._num_dropouts = self._num_dropouts, self._num_dropouts + 1
@@ -117,7 +140,8 @@ class ForwardPass:
             rows = RowSpace("looped edges" if loops else "edges", index)
             if rows not in self._plan.dropouts[call : call + 1]:
                 raise InputError(_explain_other_calls("dropout", call, edges.places))
-            dst_keys = kernels_torch.mix(self.batch.context.key.dropout(call), self.batch.n_id[: block.num_dst])
+            dst_ids = self.batch.destinations(index).n_id[: block.num_dst]
+            dst_keys = kernels_torch.mix(self.batch.context.key.dropout(call), dst_ids)
             keep = keyed_edge_mask(dst_keys, edges.indptr, edges.places, layer.heads, layer.dropout)
         return run_attention_layer(layer, (mixed, dst), attr, block, edges, keep)
 
@@ -184,11 +208,12 @@ class ForwardPass:
             ids = self._once(("ids", rows.layer), lambda: batch.mixed_ids(rows.layer))
             return kernels_torch.mix(key, ids)
         if rows.space == "local":
-            return kernels_torch.mix(key, batch.n_id[: num_rows(batch, rows)])
+            return kernels_torch.mix(key, batch.frontier(rows.layer).n_id[: num_rows(batch, rows)])
         dst_rows, places = self._once(
             (rows.space, rows.layer), lambda: _edge_places(batch.blocks[rows.layer], rows.space)
         )
-        dst_keys = kernels_torch.mix(key, batch.n_id[: batch.blocks[rows.layer].num_dst])
+        dst_ids = batch.destinations(rows.layer).n_id[: batch.blocks[rows.layer].num_dst]
+        dst_keys = kernels_torch.mix(key, dst_ids)
         return kernels_torch.mix(dst_keys[dst_rows], places)
 
     def batch_norm(

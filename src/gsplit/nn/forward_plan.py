@@ -9,8 +9,9 @@ from typing import Literal
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
 from gsplit.nn.self_loops import num_other_edges
+from gsplit.partial_sums import PartialSums
 
-__all__ = ["ForwardPlan", "RowSpace", "Space", "check_depth", "num_rows"]
+__all__ = ["ForwardPlan", "RowSpace", "Space", "check_batch", "num_rows"]
 
 Space = Literal["local", "mixed", "edges", "looped edges"]
 
@@ -27,7 +28,11 @@ class RowSpace:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """What the dry run found out about a model."""
+    """What the dry run found out about a model.
+
+    ``boundaries``: levels at which the rows of a mini-batch may become those of other vertices.
+    ``input_in_bottom_only``: the bottom layers alone read the input rows (``nn.checks.row_crossing``).
+    """
 
     depth: int
     layer_of: dict[str, int]
@@ -35,6 +40,8 @@ class ForwardPlan:
     dropouts: tuple[RowSpace, ...]
     norms: tuple[RowSpace, ...]
     takes_edge_attr: bool = False
+    boundaries: frozenset[int] = frozenset()
+    input_in_bottom_only: bool = False
 
 
 def num_rows(batch: Batch, rows: RowSpace) -> int:
@@ -49,8 +56,17 @@ def num_rows(batch: Batch, rows: RowSpace) -> int:
     return num_other_edges(block) + block.num_dst
 
 
-def check_depth(batch: Batch, plan: ForwardPlan) -> None:
-    """Refuse a batch with more or fewer layers than the model."""
+def check_batch(batch: Batch, plan: ForwardPlan) -> None:
+    """Refuse a batch with more or fewer layers than the model, or one whose levels do not stand for the same rows."""
     if plan.depth != batch.num_layers:
         expected, got = f"{plan.depth} numbers, one per layer of the model", batch.num_layers
         raise InputError(explain("num_neighbors", expected, got, "make the loader with as many numbers as layers"))
+    what, columns = f"strategy={batch.context.strategy!r}", isinstance(batch.layers[0].exchange, PartialSums)
+    if columns and not plan.input_in_bottom_only:
+        needed, found = "a model whose bottom layer alone reads the input rows", "one that reads them elsewhere"
+        raise InputError(explain(what, needed, found, "use another strategy"))
+    for level in [] if columns else [upper.level - 1 for upper in batch.frontiers[1:]]:
+        if level not in plan.boundaries:
+            needed = f"a model that joins no rows from below layer {level} with rows from above"
+            found = "one that does, such as a residual x[:h.size(0)] + h across that layer"
+            raise InputError(explain(what, needed, found, "use split, data or data_cached"))

@@ -62,7 +62,8 @@ def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
             finally:
                 runtime.override = None
     runtime.plan = plan = replace(plan, takes_edge_attr=edges)
-    check_row_independence(model, plan, like, override_forward_pass)
+    found = check_row_independence(model, plan, like, override_forward_pass)
+    runtime.plan = replace(plan, boundaries=found.boundaries, input_in_bottom_only=found.input_in_bottom_only)
 
 
 def _broadcast_weights(model: Module, mesh: Mesh) -> None:

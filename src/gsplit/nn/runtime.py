@@ -18,7 +18,7 @@ from gsplit.edge_handles import EdgeHandle, Handle
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import CallTemplate, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
-from gsplit.nn.forward_plan import ForwardPlan, check_depth
+from gsplit.nn.forward_plan import ForwardPlan, check_batch
 from gsplit.nn.function_mode import ForwardPassMode
 from gsplit.nn.gradients import GradientAverage
 from gsplit.nn.hooks import Hook
@@ -67,7 +67,7 @@ class Runtime:
             raise InputError(explain("the model", "a model wrapped in this process", "one loaded from a file", fix))
         else:
             self._check_mesh(batch.context.mesh, self.mesh)
-            check_depth(batch, self.plan)
+            check_batch(batch, self.plan)
             self.checks.begin_forward()
             forward_pass = ForwardPass(batch, self.plan, self.checks)
             self._watch_gradients(model, self.mesh)

@@ -80,7 +80,9 @@ class TrainSettings(BaseModel):
         None, description="stored per-edge values as edge features, for gat, gatv2, pna, transformer and gine"
     )
     edge_weight: str | None = Field(None, description="stored per-edge values as weights, for gcn and graphconv")
-    strategy: str = Field("split", description="how ranks share a mini-batch: split or data")
+    strategy: str = Field(
+        "split", description="how ranks share a mini-batch: split, data, data_cached, push_pull or hybrid(k)"
+    )
     replicas: int = Field(1, ge=1, description="groups of ranks; each takes its cut of every mini-batch")
     prefetch: int = Field(
         0,

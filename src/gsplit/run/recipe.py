@@ -27,6 +27,7 @@ from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import EpochReport, InferenceResult, ModelShape, RunView, SilentView, TrainResult
 from gsplit.store.reader import Store
 from gsplit.strategies.registry import strategy_class
+from gsplit.strategies.spec import parse_strategy
 from gsplit.train_state import Evaluation
 from gsplit.trainer import Trainer
 from gsplit.verification import Verification, verify
@@ -181,7 +182,8 @@ def _make_trainer(
 
 def _hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
     """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
-    if mesh.num_splits == 1 or strategy_class(settings.strategy).needs_whole_graph or len(store.part_boundaries) > 2:
+    reads = strategy_class(parse_strategy(settings.strategy)).reads
+    if mesh.num_splits == 1 or reads != "own rows" or len(store.part_boundaries) > 2:
         return
     fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
     options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"

@@ -70,16 +70,19 @@ class MiniBatch:
         return self.blocks[-1].num_dst
 
 
-def sample_minibatch(sampler: LayerSampler, targets: Tensor, num_neighbors: list[int], key: StepKey) -> MiniBatch:
-    """Sample every layer from the targets down. ``num_neighbors[0]`` is the targets' own hop, as in PyG.
+def sample_minibatch(
+    sampler: LayerSampler, targets: Tensor, num_neighbors: list[int], key: StepKey, *, bottom_layer: int = 0
+) -> MiniBatch:
+    """Sample layers from the targets down. ``num_neighbors[0]`` is the targets' own hop, as in PyG.
 
-    The sampler holds the whole graph: nothing is foreign.
+    The sampler holds the whole graph: nothing is foreign. ``bottom_layer``: the number of the lowest of these layers,
+    where those below it are sampled elsewhere.
     """
     frontier = sampler.start(targets)
     try:
         blocks: list[Block] = []
         for hop, fanout in enumerate(num_neighbors):
-            drawn = frontier.sample_layer(key.layer(len(num_neighbors) - 1 - hop), fanout)
+            drawn = frontier.sample_layer(key.layer(bottom_layer + len(num_neighbors) - 1 - hop), fanout)
             assert drawn.foreign_ids.numel() == 0
             blocks.insert(0, Block(drawn.indptr, drawn.sources, frontier.num_rows, drawn.edge_ids))
         return MiniBatch(tuple(blocks), frontier.ids(frontier.num_rows))

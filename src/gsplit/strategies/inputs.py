@@ -32,12 +32,13 @@ class Inputs(Protocol):
         """The mixed input rows on the model's device, from what was fetched. A collective on devices."""
 
 
-def _exchange_rows(x: Tensor, exchange: Exchange, telemetry: StepTelemetry) -> None:
-    with telemetry.span("exchange_features", x.device):  # all ranks: once per step
-        exchange.fill_received(x, "exchange features")
+def _exchange_rows(rows: Tensor, exchange: Exchange, telemetry: StepTelemetry) -> Tensor:
+    with telemetry.span("exchange_features", rows.device):  # all ranks: once per step
+        x = exchange.mix_stored(rows, "exchange features")
     telemetry.count("bytes_sent", exchange.num_sent * x[:1].nbytes)
     telemetry.count("bytes_received", exchange.num_received * x[:1].nbytes)
     telemetry.count("collectives", exchange.num_collectives)
+    return x
 
 
 def _count(read: RowsRead, num_local: int, telemetry: StepTelemetry) -> None:
@@ -60,12 +61,11 @@ class HostInputs:
 
     def fetch(self, sampled: SampledStep) -> _Mixed:
         features, exchange, telemetry = self._features, sampled.loading_exchange, sampled.telemetry
-        x = self._pool.empty((exchange.num_mixed, *features.row_shape), features.dtype)
+        rows = self._pool.empty((exchange.num_buffer, *features.row_shape), features.dtype)
         with telemetry.span("load_features"):
-            read = features.read(sampled.input_ids, x[: exchange.num_local])
+            read = features.read(sampled.read_ids, rows[: exchange.num_local])
         _count(read, exchange.num_local, telemetry)
-        _exchange_rows(x, exchange, telemetry)
-        return _Mixed(x)
+        return _Mixed(_exchange_rows(rows, exchange, telemetry))
 
     def place(self, fetched: _Mixed, exchange: Exchange, telemetry: StepTelemetry) -> Tensor:
         return fetched.x
@@ -79,14 +79,13 @@ class DeviceInputs:
 
     def fetch(self, sampled: SampledStep) -> Any:
         with sampled.telemetry.span("load_features"):
-            located, read = self._features.locate(sampled.input_ids)
+            located, read = self._features.locate(sampled.read_ids)
         _count(read, sampled.loading_exchange.num_local, sampled.telemetry)
         return located
 
     def place(self, fetched: Any, exchange: Exchange, telemetry: StepTelemetry) -> Tensor:
         features = self._features
-        x = torch.empty(exchange.num_mixed, *features.row_shape, dtype=features.dtype, device=self._device)
+        rows = torch.empty(exchange.num_buffer, *features.row_shape, dtype=features.dtype, device=self._device)
         with telemetry.span("gather_features", self._device):
-            features.gather(fetched, x[: exchange.num_local])
-        _exchange_rows(x, exchange, telemetry)
-        return x
+            features.gather(fetched, rows[: exchange.num_local])
+        return _exchange_rows(rows, exchange, telemetry)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gsplit.batch import Batch, BatchContext, BatchLayer
+from gsplit.batch import Batch, BatchContext, BatchLayer, FrontierIds
 from gsplit.blocks import Block, count_self_loops
 from gsplit.distributed.mesh import Mesh
 from gsplit.exchange import Exchange
@@ -29,8 +29,7 @@ __all__ = ["StepLoader"]
 class _Parts:
     """The tensors of a batch, and the exchange of its input rows; ``inputs`` is what ``Inputs.fetch`` gave."""
 
-    input_ids: Tensor
-    n_id: Tensor
+    frontiers: tuple[FrontierIds, ...]
     labels: Tensor | None
     layers: tuple[BatchLayer, ...]
     loading_exchange: Exchange
@@ -79,8 +78,9 @@ class StepLoader:
             for block, exchange in zip(blocks, sampled.exchanges, strict=True)
         ]
         parts = _Parts(
-            input_ids=sampled.input_ids,
-            n_id=graph.to_original_ids(sampled.input_ids),
+            frontiers=tuple(
+                FrontierIds(found.level, graph.to_original_ids(found.ids), found.ids) for found in sampled.frontiers
+            ),
             labels=None if self._labels is None else take_rows(self._labels, sampled.targets, device),
             layers=tuple(layers),
             loading_exchange=sampled.loading_exchange,
@@ -100,7 +100,7 @@ class StepLoader:
         assert isinstance(parts, _Parts)
         x = self._inputs.place(parts.inputs, parts.loading_exchange, telemetry)
         values = [value for layer in parts.layers for value in (layer.edge_attr, layer.edge_weight)]
-        arrays = [x, parts.input_ids, *(layer.block.src_rows for layer in parts.layers)]
+        arrays = [x, *(found.ids for found in parts.frontiers), *(layer.block.src_rows for layer in parts.layers)]
         sizes = [array.nbytes for array in arrays] + [value.nbytes for value in values if value is not None]
         telemetry.peak("batch_bytes", sum(sizes))
         telemetry.peak("largest_batch_array_bytes", max(sizes))
@@ -116,8 +116,7 @@ class StepLoader:
         return Batch(
             x=x,
             labels=parts.labels,
-            n_id=parts.n_id,
-            input_ids=parts.input_ids,
+            frontiers=parts.frontiers,
             layers=parts.layers,
             num_targets=sampled.targets.numel(),
             global_batch_size=sampled.global_batch_size,

@@ -7,7 +7,7 @@ and keeps it declares; nobody asks for its name.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -18,22 +18,34 @@ from gsplit.exchange import Exchange
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["LoadedStep", "SampledStep", "Strategy"]
+__all__ = ["LoadedStep", "LocalFrontier", "RowsRead", "SampledStep", "Strategy"]
+
+RowsRead = Literal["own rows", "all rows", "columns"]
+"""Which features a rank reads: those of its own vertices, of all vertices, or some columns of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFrontier:
+    """The vertices of this rank's rows from a level of the mini-batch up; every level's are the first ones of it."""
+
+    level: int
+    ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
     """One rank's part of a step after sampling, before anything was loaded; ids are internal.
 
-    ``loading_exchange`` moves input rows in the loader, on its own process group; ``exchanges`` are those of the
-    layers, for the forward pass.
+    ``read_ids``: the vertices whose input rows this rank reads. ``loading_exchange`` makes the mixed input rows of
+    them in the loader, on its own process group; ``exchanges`` are those of the layers, for the forward pass.
     """
 
     key: StepKey
     targets: Tensor
     global_batch_size: int
     blocks: tuple[Block, ...]
-    input_ids: Tensor
+    read_ids: Tensor
+    frontiers: tuple[LocalFrontier, ...]
     loading_exchange: Exchange
     exchanges: tuple[Exchange, ...]
     telemetry: StepTelemetry
@@ -50,9 +62,9 @@ class LoadedStep:
 class Strategy(Protocol):
     """Makes one rank's part of every step. All ranks call all stages for the same steps in the same order."""
 
-    name: ClassVar[str]
     needs_whole_graph: ClassVar[bool]
-    """Whether a rank samples vertices it does not own, and so needs all edges and features."""
+    """Whether a rank samples vertices it does not own, and so needs all edges."""
+    reads: ClassVar[RowsRead]
 
     @staticmethod
     def computes_each_vertex_once(mesh: Mesh) -> bool:

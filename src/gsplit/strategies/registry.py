@@ -1,20 +1,24 @@
 """The strategies by name, for the loader and the command line."""
 
-from gsplit.errors import InputError, explain
 from gsplit.strategies.data import DataStrategy
+from gsplit.strategies.data_cached import DataCachedStrategy
+from gsplit.strategies.hybrid import HybridStrategy
+from gsplit.strategies.push_pull import PushPullStrategy
+from gsplit.strategies.spec import Family, StrategySpec
 from gsplit.strategies.split import SplitStrategy
 
 __all__ = ["STRATEGIES", "strategy_class"]
 
-STRATEGIES: dict[str, type[SplitStrategy] | type[DataStrategy]] = {
-    strategy.name: strategy for strategy in (SplitStrategy, DataStrategy)
+AnyStrategy = SplitStrategy | DataStrategy | DataCachedStrategy | PushPullStrategy | HybridStrategy
+STRATEGIES: dict[Family, type[AnyStrategy]] = {
+    "split": SplitStrategy,
+    "data": DataStrategy,
+    "data_cached": DataCachedStrategy,
+    "push_pull": PushPullStrategy,
+    "hybrid": HybridStrategy,
 }
-_PLANNED = ("push_pull", "data_cached", "hybrid", "auto")
 
 
-def strategy_class(name: str) -> type[SplitStrategy] | type[DataStrategy]:
-    """The strategy of a name; others are refused."""
-    if name not in STRATEGIES:
-        fix = "use one of these" + ("; this one is planned" if name in _PLANNED else "")
-        raise InputError(explain("strategy", " or ".join(map(repr, STRATEGIES)), repr(name), fix))
-    return STRATEGIES[name]
+def strategy_class(spec: StrategySpec) -> type[AnyStrategy]:
+    """The class that computes a step in this way."""
+    return STRATEGIES[spec.family]

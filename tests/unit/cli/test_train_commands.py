@@ -167,7 +167,7 @@ def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(
     [
         (["train", "nowhere.gsplit"], "nowhere.gsplit"),
         (["train", "STORE", "--model", "resnet", "--nproc", "2"], "model: expected one of sage"),
-        (["train", "STORE", "--strategy", "auto", "--nproc", "2"], "strategy: expected 'split' or 'data' (got 'auto')"),
+        (["train", "STORE", "--strategy", "magic", "--nproc", "2"], "strategy: expected split, data"),
         (["train", "STORE", "--fanout", "5;5"], "--fanout: expected numbers like 15,10,5 (got 5;5)"),
         (["train", "STORE", "--hidden", "10", "--model", "gat"], "hidden: expected a multiple of 4 heads (got 10)"),
         (["train", "STORE", "--replicas", "2", "--nproc", "3"], "--replicas: expected a divisor of 3 ranks (got 2)"),

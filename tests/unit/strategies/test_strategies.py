@@ -1,23 +1,35 @@
-"""Strategies: two stages that can run apart, what they declare, and that nobody needs their names."""
+"""Strategies: stages that can run apart, what they declare, how they are named, and what they refuse."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GAT, SAGEConv
 
-from gsplit import InputError, NeighborLoader
+from gsplit import InputError, NeighborLoader, parallelize
 from gsplit.bench.exactness import small_store
+from gsplit.boundary import BoundaryExchange
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.exchange import IdentityExchange, PremixedExchange, ShuffleExchange
+from gsplit.partial_sums import PartialSums
 from gsplit.sampling.minibatch import StepKey
 from gsplit.strategies.registry import STRATEGIES, strategy_class
+from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry
 
-
-def _loader(strategy: str) -> NeighborLoader:
-    return NeighborLoader(small_store("random", 1)[0], [3, 2], "train", batch_size=10, strategy=strategy)
+ALL = ("split", "data", "data(owner)", "data_cached", "data_cached(strided)", "push_pull", "hybrid(1)")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def _loader(strategy: str, *, fanouts: tuple[int, ...] = (3, 2), **options: Any) -> NeighborLoader:
+    store, how = small_store("random", 1)[0], {"batch_size": 10, "strategy": strategy, **options}
+    return NeighborLoader(store, list(fanouts), "train", **how)
+
+
+@pytest.mark.parametrize("strategy", ALL)
 def test_steps_sampled_ahead_load_into_the_batches_they_were_sampled_for(strategy: str) -> None:
     loader = _loader(strategy)
     made = loader._strategy
@@ -32,12 +44,26 @@ def test_steps_sampled_ahead_load_into_the_batches_they_were_sampled_for(strateg
         assert batch.telemetry.counts == straight.telemetry.counts  # a step's numbers are its own
 
 
+@pytest.mark.parametrize("strategy", ALL)
+def test_one_process_computes_the_same_mini_batch_whatever_the_strategy(strategy: str) -> None:
+    split, other = _loader("split").make_batch(0, 0), _loader(strategy).make_batch(0, 0)
+    assert torch.equal(split.n_id[:10], other.n_id[:10])  # targets come first
+    assert sorted(split.n_id.tolist()) == sorted(other.n_id.tolist())
+    assert [block.num_edges for block in split.blocks] == [block.num_edges for block in other.blocks]
+    assert other.context.strategy == strategy
+
+
 def test_the_exchanges_a_strategy_makes() -> None:
-    split, data = _loader("split").make_batch(0, 0), _loader("data").make_batch(0, 0)
-    assert [type(layer.exchange) for layer in split.layers] == [PremixedExchange, ShuffleExchange]
-    assert [type(layer.exchange) for layer in data.layers] == [IdentityExchange, IdentityExchange]
-    for one, other in zip(split.blocks, data.blocks, strict=True):  # one process: the same mini-batch
-        assert torch.equal(one.src_rows, other.src_rows)
+    made = {
+        "split": [PremixedExchange, ShuffleExchange],
+        "data": [IdentityExchange, IdentityExchange],
+        "data_cached": [IdentityExchange, IdentityExchange],
+        "hybrid(1)": [PremixedExchange, BoundaryExchange],
+        "push_pull": [PartialSums, IdentityExchange],
+    }
+    for strategy, expected in made.items():
+        batch = _loader(strategy).make_batch(0, 0)
+        assert [type(layer.exchange) for layer in batch.layers] == expected
 
 
 def _mesh(size: int, replicas: int) -> Mesh:
@@ -47,14 +73,120 @@ def _mesh(size: int, replicas: int) -> Mesh:
 
 
 def test_what_strategies_declare() -> None:
-    split, data = strategy_class("split"), strategy_class("data")
-    assert (split.needs_whole_graph, data.needs_whole_graph) == (False, True)
-    assert split.computes_each_vertex_once(_mesh(4, 1)) and not split.computes_each_vertex_once(_mesh(4, 2))
-    assert data.computes_each_vertex_once(solo_mesh()) and not data.computes_each_vertex_once(_mesh(2, 1))
+    assert {family: (kind.needs_whole_graph, kind.reads) for family, kind in STRATEGIES.items()} == {
+        "split": (False, "own rows"),
+        "data": (True, "all rows"),
+        "data_cached": (True, "own rows"),
+        "push_pull": (True, "columns"),
+        "hybrid": (True, "own rows"),
+    }
+    for family, kind in STRATEGIES.items():
+        assert kind.computes_each_vertex_once(solo_mesh())
+        assert kind.computes_each_vertex_once(_mesh(4, 1)) == (family == "split")
+        assert not kind.computes_each_vertex_once(_mesh(4, 2))
 
 
-@pytest.mark.parametrize("name, planned", [("push_pull", True), ("nothing", False)])
-def test_other_names_are_refused(name: str, planned: bool) -> None:
-    with pytest.raises(InputError, match=f"strategy: expected 'split' or 'data' .got '{name}'") as error:
-        strategy_class(name)
-    assert ("this one is planned" in str(error.value)) == planned
+def test_names() -> None:
+    assert parse_strategy("hybrid(0)", 3) == parse_strategy("data_cached") == parse_strategy("data_cached(owner)")
+    assert parse_strategy("hybrid(3)", 3) == parse_strategy("split")
+    assert parse_strategy("data(strided)") == parse_strategy("data")
+    assert strategy_class(parse_strategy("hybrid(2)", 3)) is STRATEGIES["hybrid"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "split(strided)", "data(mine)", "hybrid(1) ", "", 3])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"strategy: expected split, data, data_cached, push_pull or hybrid\(k\)"):
+        parse_strategy(name)
+
+
+@pytest.mark.parametrize("name, num_layers, fix", [("hybrid", None, "write hybrid"), ("hybrid(4)", 3, "from 0 to 3")])
+def test_a_hybrid_needs_a_number_of_layers(name: str, num_layers: int | None, fix: str) -> None:
+    with pytest.raises(InputError, match=rf"strategy: expected hybrid\(k\).*{fix}"):
+        parse_strategy(name, num_layers)
+
+
+class Residual(nn.Module):
+    """Adds the input of the middle layer to its output, or the input rows to the output of the bottom layer."""
+
+    def __init__(self, *, of_input: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.third = SAGEConv(6, 6), SAGEConv(6, 6), SAGEConv(6, 6)
+        self.of_input = of_input
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.first(x, edge_index).relu()
+        h = x[: h.size(0)] + h if self.of_input else h
+        out = self.second(h, edge_index).relu()
+        out = out if self.of_input else h[: out.size(0)] + out
+        return self.third(out, edge_index)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("strategy, of_input, refused", [
+    ("hybrid(1)", False, r"strategy='hybrid\(1\)': expected a model that joins no rows from below layer 1"),
+    ("hybrid(2)", False, None),
+    ("hybrid(1)", True, None),
+    ("push_pull", True, "strategy='push_pull': expected a model whose bottom layer alone reads the input rows"),
+    ("push_pull", False, None),
+    ("data_cached", False, None),
+    ("data_cached", True, None),
+])  # fmt: skip
+def test_residuals_run_where_their_rows_stand_for_the_same_vertices(
+    strategy: str, of_input: bool, refused: str | None
+) -> None:
+    torch.manual_seed(0)
+    model = parallelize(Residual(of_input=of_input).double(), solo_mesh())
+    batch = _loader(strategy, fanouts=(3, 2, 2)).make_batch(0, 1)
+    if refused is not None:
+        with pytest.raises(InputError, match=refused):
+            model(batch.x, batch.edge_index)
+        return
+    plain = _loader("split", fanouts=(3, 2, 2)).make_batch(0, 1)
+    assert torch.allclose(model(batch.x, batch.edge_index), model(plain.x, plain.edge_index), atol=1e-12)
+
+
+def _with_normalized_sage() -> nn.Module:
+    model = Residual()
+    model.first = SAGEConv(6, 6, normalize=True)
+    return model
+
+
+@pytest.mark.parametrize("make, reason", [
+    (lambda: GAT(6, 8, 3, 5), "GATConv: attention needs whole rows"),
+    (_with_normalized_sage, "SAGEConv: its output is no sum over columns"),
+])  # fmt: skip
+def test_push_pull_refuses_layers_that_are_not_linear(make: Callable[[], nn.Module], reason: str) -> None:
+    fanouts = (3, 2, 2)
+    model, batch = parallelize(make().double(), solo_mesh()), _loader("push_pull", fanouts=fanouts).make_batch(0, 0)
+    with pytest.raises(InputError, match=rf"linear in its input.*{reason}"):
+        model(batch.x, batch.edge_index)
+
+
+@pytest.mark.parametrize("option", [{"cache": "1MB"}, {"features_on_disk": True}])
+def test_push_pull_holds_its_columns_in_memory(option: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="push_pull: expected columns of the features, held in memory"):
+        _loader("push_pull", **option)
+
+
+def test_push_pull_has_no_rows_for_hand_written_models() -> None:
+    batch = _loader("push_pull").make_batch(0, 0)
+    with pytest.raises(InputError, match="batch.shuffle: expected a strategy with whole input rows"):
+        batch.shuffle(0, batch.x)
+
+
+def test_switching_the_strategy_between_steps_changes_nothing() -> None:
+    def train(strategies: list[str]) -> list[float]:
+        torch.manual_seed(0)
+        model = parallelize(Residual().double(), solo_mesh())
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        losses = []
+        for step, strategy in enumerate(strategies):
+            batch = _loader(strategy, fanouts=(3, 2, 2)).make_batch(0, step)
+            loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses
+
+    mixed = train(["split", "push_pull", "data", "data_cached", "hybrid(2)"])
+    assert mixed == pytest.approx(train(["split"] * 5), abs=1e-12)

@@ -21,6 +21,7 @@ from gsplit.errors import InputError, explain
 from gsplit.nn.calls import call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
 from gsplit.nn.checks.perturbed_copy import has_tables, perturbed_copy
+from gsplit.nn.checks.row_crossing import RowCrossings, find_row_crossings
 from gsplit.nn.checks.toy import ExampleInput, num_toy_vertices, toy_empty, toy_halves
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
@@ -50,9 +51,10 @@ class _DeterministicPass(ForwardPass):
 
 def check_row_independence(
     model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
-) -> None:
-    """Refuse a wrapped model that mixes rows; ``override_forward_pass`` sets the forward pass of its layers.
+) -> RowCrossings:
+    """Refuse a wrapped model that mixes rows, and find where it joins those of different layers.
 
+    ``override_forward_pass`` sets the forward pass of its layers.
     One copy of the model is alive at a time. A smaller one, or one in float64, that does not run gives way to the next.
     """
     num_vertices = num_toy_vertices(plan.depth)
@@ -60,29 +62,30 @@ def check_row_independence(
     if has_tables(model, num_vertices):
         copies.append((None, None))
 
-    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> list[_Outputs]:
+    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> tuple[list[_Outputs], RowCrossings]:
         perturbed = perturbed_copy(model, dtype, max_rows)
         return _outputs_of(perturbed, plan, like if dtype is None else like.to(dtype), override_forward_pass)
 
     with fork_random_states(like.row.device), torch.no_grad():
         for attempt in copies[:-1]:
             with suppress(InputError):  # not kept: its traceback would keep the copy
-                found = outputs(*attempt)
+                found, crossings = outputs(*attempt)
                 break
         else:
-            found = outputs(*copies[-1])
+            found, crossings = outputs(*copies[-1])
     for whole, *parts in found:
         for part, half in parts:
             check_rows(whole[0], part, half)
+    return crossings
 
 
 def _outputs_of(
     model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
-) -> list[_Outputs]:
+) -> tuple[list[_Outputs], RowCrossings]:
     """Outputs for all targets and for each half, in evaluation and in training; also without any row, as a rank may."""
 
-    def run(batch: Batch) -> Any:
-        with override_forward_pass(model, _DeterministicPass(batch, plan)):
+    def run(batch: Batch, kind: type[ForwardPass] = _DeterministicPass) -> Any:
+        with override_forward_pass(model, kind(batch, plan)):
             return explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
 
     run(toy_empty(plan.depth, like))
@@ -90,7 +93,7 @@ def _outputs_of(
     for training in (False, True):
         model.train(training)
         found.append([(run(batch), half) for batch, half in toy_halves(plan.depth, like)])
-    return found
+    return found, find_row_crossings(plan, like, run, _DeterministicPass)
 
 
 def check_rows(whole: Any, part: Any, half: slice) -> None:

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.batch import Batch, BatchContext, BatchLayer
-from gsplit.blocks import Block
+from gsplit.batch import Batch, BatchContext, BatchLayer, FrontierIds
+from gsplit.blocks import Block, ShuffleIndex
+from gsplit.boundary import BoundaryExchange, BoundaryIndex
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import explain
-from gsplit.exchange import PremixedExchange
+from gsplit.exchange import Exchange, IdentityExchange, PremixedExchange
 from gsplit.features.protocol import take_rows
 from gsplit.graph import Graph
+from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.nn.forward_plan import RowSpace, num_rows
 from gsplit.ownership import Ownership
@@ -25,10 +27,19 @@ from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.store.memory import MemoryStore
 
-__all__ = ["ExampleInput", "explain_rows", "num_toy_vertices", "toy_batch", "toy_empty", "toy_halves"]
+__all__ = [
+    "ExampleInput",
+    "explain_rows",
+    "num_toy_vertices",
+    "toy_batch",
+    "toy_boundary",
+    "toy_empty",
+    "toy_halves",
+]
 
 _PAIRS = 4
 _TRIES = 200
+_KEY = StepKey(0, 0, 0)
 
 
 def explain_rows(where: str, x: Tensor) -> str:
@@ -61,6 +72,7 @@ class _PaddedExchange:
     num_received: int
 
     num_sent = num_collectives = 0
+    destinations_are_local = True
 
     @property
     def num_input(self) -> int:
@@ -70,11 +82,16 @@ class _PaddedExchange:
     def num_mixed(self) -> int:
         return self.num_local + self.num_received
 
+    @property
+    def num_buffer(self) -> int:
+        return self.num_mixed
+
     def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
         return torch.cat([h, h.new_zeros(self.num_received, *h.shape[1:])]), h[: self.num_dst]
 
-    def fill_received(self, mixed: Tensor, purpose: str) -> None:
-        mixed[self.num_local :] = 0
+    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
+        buffer[self.num_local :] = 0
+        return buffer
 
 
 def _spacing(num_layers: int) -> int:
@@ -119,34 +136,50 @@ def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
 
 def _batch_of(graph: Graph, targets: Tensor, num_layers: int, like: ExampleInput, extra: list[int]) -> Batch:
     """A mini-batch of the toy graph on one process; layer l has ``extra[l]`` rows from nowhere."""
+    sample = sample_minibatch(_toy_sampler(graph, like), targets.to(like.row.device), [-1] * num_layers, _KEY)
+    padded = [
+        _PaddedExchange(block.num_src, block.num_dst, more) for block, more in zip(sample.blocks, extra, strict=True)
+    ]
+    exchanges: list[Exchange] = [PremixedExchange(padded[0]), *padded[1:]]
+    return _assemble(graph, like, sample.blocks, exchanges, [(0, sample.input_ids)])
+
+
+def _toy_sampler(graph: Graph, like: ExampleInput) -> TorchNeighborSampler:
+    return TorchNeighborSampler(graph, np.empty(0, np.int64), like.row.device, edge_ids=True)
+
+
+def _assemble(
+    graph: Graph,
+    like: ExampleInput,
+    blocks: tuple[Block, ...],
+    exchanges: list[Exchange],
+    frontiers: list[tuple[int, Tensor]],
+) -> Batch:
+    """A batch of some blocks; rows that no vertex is named for are zero."""
     device, mesh = like.row.device, solo_mesh(like.row.device)
     local = LocalGraph(_toy_store(graph, like), mesh, Ownership((0, graph.num_vertices)))
-    sampler = TorchNeighborSampler(graph, np.empty(0, np.int64), device, edge_ids=True)
-    sample = sample_minibatch(sampler, targets.to(device), [-1] * num_layers, StepKey(0, 0, 0))
-    has_attr = like.num_edge_features is not None
-    layers = []
-    for number, (block, more) in enumerate(zip(sample.blocks, extra, strict=True)):
+    has_attr, layers = like.num_edge_features is not None, list[BatchLayer]()
+    for block, exchange in zip(blocks, exchanges, strict=True):
         assert block.edge_ids is not None
-        padded = _PaddedExchange(block.num_src, block.num_dst, more)
         layers.append(
             BatchLayer(
-                Block(block.indptr, block.src_rows, padded.num_mixed, block.edge_ids),
-                padded if number else PremixedExchange(padded),
+                Block(block.indptr, block.src_rows, exchange.num_mixed, block.edge_ids),
+                exchange,
                 take_rows(local.edge_rows("edge_attr"), block.edge_ids, device) if has_attr else None,
                 take_rows(local.edge_rows("edge_weight"), block.edge_ids, device),
             )
         )
-    x = take_rows(local.rows("features/x"), sample.input_ids, device).to(like.row.dtype)
+    x = take_rows(local.rows("features/x"), frontiers[0][1], device).to(like.row.dtype)
     arrays = ArrayNames(local.store, "x", "edge_attr", "edge_weight")
-    context = BatchContext(mesh, StepKey(0, 0, 0), local, arrays, "split", each_vertex_once=True)
+    context = BatchContext(mesh, _KEY, local, arrays, "split", each_vertex_once=True)
+    num_targets = blocks[-1].num_dst
     return Batch(
-        x=torch.cat([x, x.new_zeros(extra[0], *x.shape[1:])]),
+        x=torch.cat([x, x.new_zeros(exchanges[0].num_mixed - x.size(0), *x.shape[1:])]),
         labels=None,
-        n_id=sample.input_ids,
-        input_ids=sample.input_ids,
+        frontiers=tuple(FrontierIds(level, ids, ids) for level, ids in frontiers),
         layers=tuple(layers),
-        num_targets=targets.numel(),
-        global_batch_size=targets.numel(),
+        num_targets=num_targets,
+        global_batch_size=num_targets,
         context=context,
     )
 
@@ -173,6 +206,24 @@ def toy_empty(num_layers: int, like: ExampleInput) -> Batch:
     """A mini-batch of which a rank has nothing."""
     graph, targets = _toy_graph(num_layers, 0)
     return _batch_of(graph, targets[:0], num_layers, like, [0] * num_layers)
+
+
+def toy_boundary(num_layers: int, like: ExampleInput, level: int) -> Batch:
+    """The toy mini-batch of all targets with a boundary: below it all rows but the targets' are in another order."""
+    graph, targets = _toy_graph(num_layers, 0)
+    device, sampler = like.row.device, _toy_sampler(graph, like)
+    upper = sample_minibatch(sampler, targets.to(device), [-1] * (num_layers - level), _KEY, bottom_layer=level)
+    num_rows, num_targets = upper.input_ids.numel(), targets.numel()
+    places = torch.cat([torch.arange(num_targets), torch.arange(num_rows - 1, num_targets - 1, -1)]).to(device)
+    lower = sample_minibatch(sampler, upper.input_ids[places], [-1] * level, _KEY)
+    nothing, num_dst = places[:0], upper.blocks[0].num_dst
+    index = BoundaryIndex(ShuffleIndex(nothing, (0,), (0,), num_rows, num_dst), places, nothing)
+    comm = solo_mesh(device).shuffles
+    exchanges: list[Exchange] = [IdentityExchange(block.num_src, block.num_dst) for block in lower.blocks]
+    exchanges.append(BoundaryExchange(index, comm, 0, level, BufferPool(device), deterministic=True))
+    exchanges += [IdentityExchange(block.num_src, block.num_dst) for block in upper.blocks[1:]]
+    frontiers = [(0, lower.input_ids), (level + 1, upper.input_ids)]
+    return _assemble(graph, like, (*lower.blocks, *upper.blocks), exchanges, frontiers)
 
 
 def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]:

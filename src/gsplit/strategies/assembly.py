@@ -1,0 +1,95 @@
+"""From what a loader was asked for to its strategy: the tiers that its rows come from, its groups, its samplers."""
+
+from dataclasses import dataclass
+from math import prod
+
+from gsplit.device_tiers import open_device_rows
+from gsplit.distributed.mesh import Mesh
+from gsplit.feature_tiers import open_features
+from gsplit.features.budget import parse_bytes
+from gsplit.features.columns import hold_columns
+from gsplit.features.copies import ForeignCopies
+from gsplit.features.device import DeviceRows
+from gsplit.features.protocol import HostSource, RowSource
+from gsplit.local_graph import ArrayNames
+from gsplit.sampling.targets import LocalTargets
+from gsplit.strategies.loading import StepLoader
+from gsplit.strategies.protocol import Strategy
+from gsplit.strategies.registry import strategy_class
+from gsplit.strategies.setup import GraphViews, StrategySetup
+from gsplit.strategies.spec import StrategySpec
+
+__all__ = ["MiniBatchOptions", "RowOptions", "make_strategy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """Where input rows come from: see ``NeighborLoader``. ``num_ahead``: steps loaded ahead of training."""
+
+    cache: int | str = 0
+    device_cache: int | str = 0
+    copies: int = 0
+    on_disk: bool = False
+    num_ahead: int = 0
+
+
+@dataclass(frozen=True)
+class MiniBatchOptions:
+    """What a mini-batch is: see ``NeighborLoader``."""
+
+    num_neighbors: list[int]
+    batch_size: int
+    shuffle: bool = True
+    deterministic: bool = False
+
+
+def make_strategy(
+    spec: StrategySpec,
+    views: GraphViews,
+    arrays: ArrayNames,
+    mesh: Mesh,
+    targets: LocalTargets,
+    options: RowOptions,
+    batches: MiniBatchOptions,
+) -> Strategy:
+    """The strategy of a loader. A collective: rows are copied between ranks, and groups are made, where asked for."""
+    kind, store = strategy_class(spec), views.sampled.store
+    rows = open_features(views.read(kind), arrays.features, cache=options.cache, on_disk=options.on_disk)
+    device_rows = _open_device_rows(kind, views, mesh, rows, options)
+    read: RowSource = rows
+    if kind.reads == "columns":
+        read = hold_columns(rows, store.num_vertices, mesh.split_rank, mesh.num_splits)
+    loader = StepLoader(views.sampled, mesh, read, arrays, device_rows=device_rows, num_ahead=options.num_ahead)
+    setup = StrategySetup(
+        spec=spec,
+        views=views,
+        targets=targets,
+        loader=loader,
+        mesh=mesh,
+        groups=mesh.new_loading_groups() if options.num_ahead else mesh.loading_groups,
+        num_neighbors=batches.num_neighbors,
+        batch_size=batches.batch_size,
+        num_columns=prod(rows.row_shape),
+        shuffle=batches.shuffle,
+        deterministic=batches.deterministic,
+        copies=_copy_rows(views, rows, mesh, options.copies),
+        edge_ids=arrays.has_edge_values,
+    )
+    return kind(setup)
+
+
+def _open_device_rows(
+    kind: type[Strategy], views: GraphViews, mesh: Mesh, rows: HostSource, options: RowOptions
+) -> DeviceRows | None:
+    """The input rows for a device that the host samples for; own rows may be held there as one copy of all ranks."""
+    if not mesh.host_samples or kind.reads == "columns":
+        return None
+    held = kind.reads == "own rows" and not options.on_disk and not parse_bytes(options.cache)
+    return open_device_rows(views.read(kind), rows, mesh.device, cache=options.device_cache, held=held)
+
+
+def _copy_rows(views: GraphViews, rows: RowSource, mesh: Mesh, num_bytes: int) -> ForeignCopies | None:
+    """Copies of other ranks' hottest rows, where the model computes. A collective if there are any."""
+    if not num_bytes:
+        return None
+    return views.owned.copy_foreign_rows(rows, num_bytes, mesh.loading).move_rows(mesh.device)
