@@ -27,6 +27,7 @@ from gsplit.bench.train_study import Launch, Scenario, Study
 from gsplit.distributed.launch import launch
 from gsplit.errors import CommError, InputError
 from gsplit.partitioning.presample import Workload
+from gsplit.planner.layouts import parse_layout
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import open_store
 
@@ -49,6 +50,11 @@ class TrainReport:
     def losses_equal(self) -> bool:
         """Whether all strategies trained the same steps, in every scenario."""
         return all(record.losses_equal is not False for record in self.records)
+
+    def note(self, text: str) -> None:
+        """Add something that a reader has to know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def as_dict(self) -> dict[str, Any]:
         """The document of ``--json`` and ``--out``."""
@@ -127,8 +133,8 @@ def _add(scenarios: Sequence[Scenario], results: list[list[RankResult]], report:
         scenario, first = scenarios[found[0].scenario], found[0]
         if first.turns or first.epochs:
             by_scenario[first.scenario].append(combine_ranks(scenario, found))
-        if first.note and (note := f"{first.system}, {scenario.model}: {first.note}") not in report.notes:
-            report.notes.append(note)
+        if first.note:
+            report.note(f"{first.system}, {scenario.model}: {first.note}")
     for records in by_scenario.values():
         report.records.extend(check_losses(records))
 
@@ -139,12 +145,22 @@ def _count(study: Study, graph: Path, report: TrainReport, progress: Progress) -
     for fanout, batch_size, ranks in product(study.fanouts, study.batch_sizes, study.counted_ranks):
         workload = Workload.of_store(store, study.targets, list(fanout), batch_size, study.seed)
         options = {"hidden": study.hidden[0], "steps": study.counted_steps}
+        strategies = _countable(study.counted_strategies, len(fanout), report)
         try:
-            report.counts.extend(
-                count_ranks(store, workload, ranks, study.counted_strategies, **options, progress=progress)
-            )
+            report.counts.extend(count_ranks(store, workload, ranks, strategies, **options, progress=progress))
         except InputError as error:
-            report.notes.append(f"{store.path.stem}, {ranks} ranks counted: {error}")
+            report.note(f"{store.path.stem}, {ranks} ranks counted: {error}")
+
+
+def _countable(strategies: Sequence[str], num_layers: int, report: TrainReport) -> list[str]:
+    """Those that there are for a number of layers; the others are notes."""
+    found = []
+    for name in strategies:
+        try:
+            found.append(parse_layout(name, num_layers).name)
+        except InputError as error:
+            report.note(f"{name} is not counted: {error}")
+    return found
 
 
 class _Watcher:
@@ -170,10 +186,11 @@ class _Watcher:
         self._show()
         self._thread.start()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._over.set()
         self._thread.join()
-        self._show()
+        if kind is None:  # systems that were refused have had no turns
+            self._progress(self._what, sum(self._turns), sum(self._turns))
 
 
 def _num_turns(scenario: Scenario) -> int:

@@ -37,8 +37,7 @@ def train_epochs(
         raise InputError(explain(store.path, "val or test targets", "none", "import the graph with them"))
     found: dict[str, list[EpochResult]] = {}
     for system_name, system in systems.items():
-        if not isinstance(system, StrategySystem):
-            continue
+        assert isinstance(system, StrategySystem)  # peers were refused: evaluation is ours
         trainer, found[system_name] = system.trainer, []
         for epoch in range(scenario.epochs):
             start = read_clocks()

@@ -24,11 +24,11 @@ from gsplit.bench.clocks import read_clocks
 from gsplit.bench.peers.protocol import System
 from gsplit.bench.train_accuracy import EpochResult, train_epochs
 from gsplit.bench.train_study import Scenario
-from gsplit.bench.train_systems import check_store, make_system, touch_pages
+from gsplit.bench.train_systems import check_store, is_ours, make_system, touch_pages
 from gsplit.distributed.comm import Call
 from gsplit.distributed.launch import report_failure
 from gsplit.distributed.mesh import Mesh, init
-from gsplit.errors import GSplitError, InputError, MissingDependencyError
+from gsplit.errors import GSplitError, InputError, MissingDependencyError, explain
 from gsplit.store.reader import Store, open_store
 from gsplit.telemetry import StepTelemetry
 
@@ -72,6 +72,8 @@ def run_scenario(
     for name in scenario.systems:
         try:
             check_store(store, scenario)
+            if scenario.epochs and not is_ours(name):
+                raise InputError(explain("--epochs", "strategies of ours", name, "leave it out, or measure turns"))
             systems[name] = make_system(name, scenario, store, mesh)
         except (InputError, MissingDependencyError) as error:  # the same on every rank: it is about settings
             refused.append(RankResult(number, name, str(error)))

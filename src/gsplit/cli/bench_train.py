@@ -89,6 +89,7 @@ def train(
             "repeats": repeats,
             "epochs": epochs,
             "counted_ranks": _numbers("--count", count),
+            "counted_strategies": _strategies(systems),
             "targets": targets,
             "seed": seed,
         }
@@ -115,6 +116,14 @@ def train(
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(part for part in text.split(",") if part)
+
+
+def _strategies(systems: str | None) -> tuple[str, ...] | None:
+    """Those of the systems that are ours."""
+    from gsplit.bench.train_study import PEERS
+
+    names = _names(systems)
+    return None if names is None else tuple(name for name in names if name not in PEERS)
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["show_report"]
 
-_LEGEND = """per step, in ms: wall time of the slowest rank, and how far its turns are from the median; CPU time of all
-ranks; how long the training thread was blocked, and its stages, means of the ranks. Edges computed, rows loaded, bytes
-sent: of all ranks."""
+_LEGEND = """ms per step: wall time of the slowest rank, the median of the turns and how far
+they are from it; CPU time of all ranks; blocked (wait) and by stages, means of
+the ranks. Edges computed, rows loaded, bytes sent: of all ranks."""
 
 
 def show_report(report: "TrainReport", console: Console) -> None:
@@ -28,7 +28,7 @@ def show_report(report: "TrainReport", console: Console) -> None:
         console.print(_epochs_table(records) if records[0].epochs else _records_table(records))
         _show_losses(records, console)
         console.print()
-    if report.records:
+    if any(not record.epochs for record in report.records):
         console.print(_LEGEND, style="dim", highlight=False)
     if report.counts:
         console.print(_counts_table(report))
@@ -49,7 +49,7 @@ def _title(scenario: tuple[Any, ...]) -> str:
     graph, model, hidden, fanout, batch_size, ranks, replicas, features, allocator = scenario
     hops = ",".join(map(str, fanout))
     grouped = f" as {replicas} replicas" if replicas > 1 else ""
-    how = f"{ranks} rank{'s' * (ranks > 1)}{grouped}, features in {features}, allocator {allocator}"
+    how = f"{ranks} rank{'s' * (ranks > 1)}{grouped}, {features}, {allocator} allocator"
     return f"{graph}: {model} {hidden}, fanout {hops}, batch {batch_size}; {how}"
 
 

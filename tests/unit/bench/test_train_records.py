@@ -90,7 +90,7 @@ def test_the_screen_fits_eighty_columns_and_says_what_is_wrong(store: Store) -> 
     (line,) = [line for line in lines if line.startswith("split ")]
     assert line.split() == ["split", "1500", "33%", "1000", "250", "100", "200", "500", "300", "20", "8", "0"]
     assert "losses of 2 strategies DIFFER, to 1e+00" in lines
-    assert "little: sage 256, fanout 15,15,15, batch 1024; 2 ranks, features in memory," in lines
+    assert "little: sage 256, fanout 15,15,15, batch 1024; 2 ranks, memory, tuned allocator" in lines
     assert sum(line.split()[:2] == ["little", "50"] for line in lines) == 2
     assert notes[0] in lines and f"failed: {failures[0]}" in lines
     assert not any("…" in line for line in lines)
