@@ -64,7 +64,7 @@ def test_systems_take_turns_on_the_same_ranks(store: Store, tmp_path: Path) -> N
     assert any(note.startswith("nothing is not counted: strategy: expected") for note in notes)
     assert [count["strategy"] for count in document["counts"]] == ["split", "data"]
     assert all(count.keys() == COUNT and len(count["edges_per_rank"]) == 2 for count in document["counts"])
-    assert "losses of 2 strategies equal" in done.stdout and "2 ranks, disk, tuned allocator" in done.stdout
+    assert "losses of all 4 runs of our strategies equal" in done.stdout and "2 ranks, disk, tuned allocator" in done.stdout
 
 
 def _check_record(record: dict[str, Any], where: str, system: str) -> None:

@@ -9,7 +9,6 @@ import json
 import sys
 import tempfile
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from gsplit.bench.train_rank import RankResult
 from gsplit.bench.train_records import TrainRecord, check_losses, combine_ranks
 from gsplit.bench.train_study import Launch, Scenario, Study
 from gsplit.distributed.launch import launch
-from gsplit.errors import CommError, InputError
+from gsplit.errors import CommError, InputError, explain
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.layouts import parse_layout
 from gsplit.progress import Progress, silent
@@ -86,6 +85,9 @@ def run_study(
 ) -> TrainReport:
     """Measure and count everything that a study says; ``keep`` is given the report whenever there is more of it."""
     report = TrainReport(preset, command, study)
+    if len({graph.stem for graph in graphs}) < len(graphs):
+        got, fix = ", ".join(map(str, graphs)), "rename stores: records go by their names"
+        raise InputError(explain("GRAPH...", "stores with different names", got, fix))
     paths = [str(open_store(graph).path.resolve()) for graph in graphs]
     for each in study.launches():
         scenarios = study.scenarios(paths, each)
@@ -128,15 +130,13 @@ def _read_ranks(folder: Path, ranks: int) -> list[list[RankResult]]:
 
 
 def _add(scenarios: Sequence[Scenario], results: list[list[RankResult]], report: TrainReport) -> None:
-    by_scenario: dict[int, list[TrainRecord]] = defaultdict(list)
     for found in results:
         scenario, first = scenarios[found[0].scenario], found[0]
         if first.turns or first.epochs:
-            by_scenario[first.scenario].append(combine_ranks(scenario, found))
+            report.records.append(combine_ranks(scenario, found))
         if first.note:
             report.note(f"{first.system}, {scenario.model}: {first.note}")
-    for records in by_scenario.values():
-        report.records.extend(check_losses(records))
+    report.records[:] = check_losses(report.records)
 
 
 def _count(study: Study, graph: Path, report: TrainReport, progress: Progress) -> None:

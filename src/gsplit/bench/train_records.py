@@ -2,7 +2,8 @@
 
 Times are per step: the slowest rank's wall time, CPU seconds of all ranks, medians over the turns with the smallest and
 the largest. Amounts are per step and over all ranks, collectives those of one rank. All strategies train the same steps
-from the same weights, so their losses must agree to rounding; ``check_losses`` says whether they do.
+from the same weights, on any number of ranks, so their losses must agree to rounding; ``check_losses`` says whether
+they do.
 """
 
 from collections.abc import Sequence
@@ -165,9 +166,20 @@ def _stages(turns: Sequence[Turn]) -> dict[str, float]:
 
 
 def check_losses(records: Sequence[TrainRecord]) -> list[TrainRecord]:
-    """The records of one scenario, those of our strategies with how far their losses are from the first one's."""
-    ours = [record for record in records if is_ours(record.system)]
-    return [_compared(record, ours[0]) if is_ours(record.system) else record for record in records]
+    """The records, those of our strategies with how far their losses are from the first one's.
+
+    Of all that train the same model on the same mini-batches: neither the strategy nor the number of ranks, replicas,
+    the place of the features or the allocator changes a step.
+    """
+    first: dict[tuple[object, ...], TrainRecord] = {}
+    for record in records:
+        if is_ours(record.system):
+            first.setdefault(_training_of(record), record)
+    return [_compared(record, first[_training_of(record)]) if is_ours(record.system) else record for record in records]
+
+
+def _training_of(record: TrainRecord) -> tuple[object, ...]:
+    return record.graph, record.model, record.hidden, tuple(record.fanout), record.batch_size
 
 
 def _compared(record: TrainRecord, first: TrainRecord) -> TrainRecord:

@@ -26,10 +26,10 @@ def show_report(report: "TrainReport", console: Console) -> None:
     for scenario, records in groups.items():
         console.print(_title(scenario), style="bold", highlight=False)
         console.print(_epochs_table(records) if records[0].epochs else _records_table(records))
-        _show_losses(records, console)
         console.print()
     if any(not record.epochs for record in report.records):
         console.print(_LEGEND, style="dim", highlight=False)
+    _show_losses(report, console)
     if report.counts:
         console.print(_counts_table(report))
     for note in report.notes:
@@ -85,14 +85,16 @@ def _epochs_table(records: list["TrainRecord"]) -> Table:
     return table
 
 
-def _show_losses(records: list["TrainRecord"], console: Console) -> None:
-    """Whether the strategies trained the same steps."""
-    ours = [record for record in records if record.loss_difference is not None]
+def _show_losses(report: "TrainReport", console: Console) -> None:
+    """Whether all runs of our strategies trained the same steps."""
+    ours = [record for record in report.records if record.loss_difference is not None]
     if len(ours) < 2:
         return
-    off, equal = max(record.loss_difference or 0.0 for record in ours), all(record.losses_equal for record in ours)
-    said = f"losses of {len(ours)} strategies {'equal' if equal else 'DIFFER'}, to {off:.0e}"
-    console.print(said, style="" if equal else "bold red", highlight=False)
+    off = max(record.loss_difference or 0.0 for record in ours)
+    said = (
+        f"losses of all {len(ours)} runs of our strategies {'equal' if report.losses_equal else 'DIFFER'}, to {off:.0e}"
+    )
+    console.print(said, style="" if report.losses_equal else "bold red", highlight=False)
 
 
 def _counts_table(report: "TrainReport") -> Table:

@@ -90,3 +90,8 @@ def test_a_launch_that_fails_keeps_what_all_ranks_have_done(store: Store, monkey
     assert [record.system for record in report.records] == ["split"] and report.records[0].edges == 10.0
     assert report.failures == ["2 ranks, default allocator: rank 1: out of memory"]
     assert kept[0] == 1
+
+
+def test_two_stores_of_one_name_are_refused(store: Store) -> None:
+    with pytest.raises(gsplit.InputError, match="stores with different names"):
+        run_study(SMALL, [store.path, store.path])

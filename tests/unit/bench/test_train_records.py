@@ -73,6 +73,9 @@ def test_strategies_that_train_other_steps_are_noticed(store: Store) -> None:
     assert (first.losses_equal, first.loss_difference) == (True, 0.0)
     assert near.losses_equal is True and other.losses_equal is False
     assert other.loss_difference == pytest.approx(3 * LOSS_TOLERANCE)
+    wider = replace(other, hidden=512)  # another model: nothing to compare it with
+    assert check_losses([first, wider])[1].losses_equal is True
+    assert check_losses([first, replace(other, ranks=4, features="disk")])[1].losses_equal is False
     report = TrainReport(None, "", DEFAULT, [peer, first, near])
     assert report.losses_equal and report.as_dict()["losses_equal"]
     assert not replace(report, records=[first, other]).losses_equal
@@ -89,7 +92,7 @@ def test_the_screen_fits_eighty_columns_and_says_what_is_wrong(store: Store) -> 
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     (line,) = [line for line in lines if line.startswith("split ")]
     assert line.split() == ["split", "1500", "33%", "1000", "250", "100", "200", "500", "300", "20", "8", "0"]
-    assert "losses of 2 strategies DIFFER, to 1e+00" in lines
+    assert "losses of all 2 runs of our strategies DIFFER, to 1e+00" in lines
     assert "little: sage 256, fanout 15,15,15, batch 1024; 2 ranks, memory, tuned allocator" in lines
     assert sum(line.split()[:2] == ["little", "50"] for line in lines) == 2
     assert notes[0] in lines and f"failed: {failures[0]}" in lines
