@@ -6,7 +6,6 @@ column is the whole split path on one rank: the same kernels plus the (empty) ex
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gsplit.bench.peers.dgl_ddp import load_dgl, to_dgl
 from gsplit.distributed.comm import SoloComm
 from gsplit.graph import Graph
 from gsplit.ownership import Ownership
@@ -139,14 +139,7 @@ def _ways(graph: Graph, fanouts: list[int]) -> dict[str, Callable[[Tensor, int],
 
 
 def _dgl(graph: Graph, fanouts: list[int]) -> Callable[[Tensor, int], int]:
-    os.environ.setdefault("DGLBACKEND", "pytorch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import dgl
-    edges = torch.empty(0, dtype=torch.int64)
-    csc = (torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices.astype(np.int64)), edges)
-    peer = dgl.graph(("csc", csc), num_nodes=graph.num_vertices)
-    sampler = dgl.dataloading.NeighborSampler(fanouts)
+    peer, sampler = to_dgl(graph), load_dgl().dataloading.NeighborSampler(fanouts)
 
     def draw(targets: Tensor, step: int) -> int:
         _, _, blocks = sampler.sample_blocks(peer, targets)

@@ -13,7 +13,8 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -47,11 +48,10 @@ def _silence_elastic() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def launch(command: Sequence[str], nproc: int) -> int:
-    """Run a command as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
-
-    Returns 0, or DIFFERS if that is what the ranks ended with. What a rank could not do is this call's error.
-    """
+@contextmanager
+def _environment_of_ranks(nproc: int, *, tuned_allocator: bool, threads: int | None) -> Iterator[None]:
+    """The environment that ranks start with. What the user has set stays, and afterwards all is as it was."""
+    before = dict(os.environ)
     cores = len(os.sched_getaffinity(0))
     settings = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc)),
@@ -59,8 +59,25 @@ def launch(command: Sequence[str], nproc: int) -> int:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **ALLOCATOR,
     }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)  # what the user has set stays
+    os.environ.update({name: value for name, value in settings.items() if name not in before})
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    if not tuned_allocator:
+        for name in ALLOCATOR:
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def launch(command: Sequence[str], nproc: int, *, tuned_allocator: bool = True, threads: int | None = None) -> int:
+    """Run a command as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
+
+    Measurements say ``threads`` per rank, whatever the environment says, and may leave the allocator as it is.
+    Returns 0, or DIFFERS if that is what the ranks ended with. What a rank could not do is this call's error.
+    """
     _silence_elastic()
     config = LaunchConfig(
         min_nodes=1,
@@ -75,7 +92,8 @@ def launch(command: Sequence[str], nproc: int) -> int:
         monitor_interval=0.1,
     )
     try:
-        elastic_launch(config, command[0])(*command[1:])
+        with _environment_of_ranks(nproc, tuned_allocator=tuned_allocator, threads=threads):
+            elastic_launch(config, command[0])(*command[1:])
         return 0
     except SignalException as stopped:
         raise (KeyboardInterrupt if stopped.sigval == signal.SIGINT else Terminated) from stopped
