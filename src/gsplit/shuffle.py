@@ -50,30 +50,40 @@ def fill_mixed(h: Tensor, index: ShuffleIndex, sent: Tensor, pool: BufferPool) -
 def merge_gradients(
     g_mixed: Tensor,
     g_dst: Tensor | None,
-    returned: Tensor,
+    returned: tuple[Tensor, ...],
     index: ShuffleIndex,
     pool: BufferPool,
     *,
     deterministic: bool,
 ) -> Tensor:
-    """The gradient of ``h`` from those of both outputs and the rows that peers returned."""
+    """The gradient of ``h`` from those of both outputs and the rows that peers returned, in one or several pieces."""
     g = pool.empty((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
     chosen, g_first = kernel_for("move rows", g.device, g.dtype), g_mixed[:0] if g_dst is None else g_dst
     if chosen == "numba":
         merge_gradient(g_mixed, g_first, index.send_rows, returned, g)
         return g
+    rows_returned = returned[0] if len(returned) == 1 else torch.cat(returned)
     if chosen == "triton":
         from gsplit.kernels.triton import rows as device
 
-        device.merge_gradient(g_mixed, g_first, index.send_rows, returned, g)
+        device.merge_gradient(g_mixed, g_first, index.send_rows, rows_returned, g)
         return g
     g.copy_(g_mixed[: index.num_local])
     parts = index.send_counts if deterministic else (index.num_sent,)
-    for rows, part in zip(index.send_rows.split(parts), returned.split(parts), strict=True):
+    for rows, part in zip(index.send_rows.split(parts), rows_returned.split(parts), strict=True):
         g.index_add_(0, rows, part)
     if g_dst is not None:
         g[: index.num_dst] += g_dst
     return g
+
+
+def _send_back(g: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool) -> tuple[Tensor, ...]:
+    """Return the gradients of received rows to their owners; what peers return is left in place where that will do."""
+    if kernel_for("move rows", g.device, g.dtype) == "numba":
+        return comm.all_to_all_views(call, g, index.send_counts, index.recv_counts)
+    returned = pool.empty((index.num_sent, *g.shape[1:]), g.dtype)
+    comm.all_to_all(call, returned, g, index.send_counts, index.recv_counts).wait()
+    return (returned,)
 
 
 class _Shuffle(torch.autograd.Function):
@@ -100,10 +110,8 @@ class _Shuffle(torch.autograd.Function):
         if g_mixed is None:
             g_mixed = ctx.like.new_zeros(index.num_mixed, *ctx.width)
         g_mixed = g_mixed.contiguous()
-        returned = ctx.pool.empty((index.num_sent, *g_mixed.shape[1:]), g_mixed.dtype)
         call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
-        sent = g_mixed[index.num_local :]
-        ctx.comm.all_to_all(call, returned, sent, index.send_counts, index.recv_counts).wait()
+        returned = _send_back(g_mixed[index.num_local :], index, ctx.comm, call, ctx.pool)
         g = merge_gradients(g_mixed, g_dst, returned, index, ctx.pool, deterministic=ctx.deterministic)
         return g, None, None, None, None, None
 

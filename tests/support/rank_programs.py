@@ -198,7 +198,10 @@ def disagree(mesh: Mesh) -> str:
 
 
 def fail_on_one(mesh: Mesh, how: str, clock: str) -> None:
-    """Rank 1 notes the time and raises, is killed, or skips a collective, while the others wait for it."""
+    """Rank 1 notes the time and raises, is killed, or skips a collective, while the others wait for it.
+
+    They wait in a collective of the process group, and where it is killed in one through shared memory.
+    """
     if mesh.rank == 1:
         Path(clock).write_text(str(time.monotonic()))
         if how == "raise":
@@ -206,6 +209,8 @@ def fail_on_one(mesh: Mesh, how: str, clock: str) -> None:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
+    if how == "kill":
+        mesh.shuffles.all_to_all_counts(Call("wait", 3, 2), (0,) * mesh.size)
     mesh.shuffles.all_reduce(Call("wait", 3, 2), torch.zeros(1)).wait()
 
 
@@ -261,14 +266,22 @@ def refuse_sharing(mesh: Mesh) -> str:
     return type(shared_memory.share_memory(groups)[0]).__name__
 
 
-def mismatched(mesh: Mesh, how: str) -> str:
-    """Ranks that do not do the same: the error, or what came of it."""
+def mismatched(mesh: Mesh, ways: list[str]) -> dict[str, str]:
+    """Ranks that do not do the same: the errors, or what came of it."""
+    return {how: _mismatched(mesh, how) for how in ways}
+
+
+def _mismatched(mesh: Mesh, how: str) -> str:
     dtype = torch.float64 if how == "dtype" and mesh.rank else torch.float32
     width = 4 if how == "width" and mesh.rank else 3
     call = Call("sum" if how == "call" and mesh.rank else "mean", 0)
-    rows, counts = torch.ones(2, width, dtype=dtype), tuple(0 if p == mesh.rank else 2 for p in range(mesh.size))
+    count = 1 if how == "count" and mesh.rank else 2
+    rows, counts = torch.ones(count, width, dtype=dtype), tuple(count * (p != mesh.rank) for p in range(mesh.size))
     try:
-        mesh.shuffles.all_to_all(call, torch.empty_like(rows), rows, counts, counts).wait()
+        if how == "kind" and mesh.rank:
+            mesh.shuffles.all_to_all_counts(call, counts)
+        else:
+            mesh.shuffles.all_to_all(call, torch.empty_like(rows), rows, counts, counts).wait()
     except CommError as error:
         return str(error)
     return "passed"

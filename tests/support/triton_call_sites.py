@@ -74,7 +74,7 @@ def check_shuffle_sites() -> list[str]:
         sent = torch.empty(4, 3)
         mixed = gsplit.shuffle.fill_mixed(h, index, sent, pool)
         merged = [
-            gsplit.shuffle.merge_gradients(g_mixed, g, returned, index, pool, deterministic=False)
+            gsplit.shuffle.merge_gradients(g_mixed, g, (returned,), index, pool, deterministic=False)
             for g in (g_dst, None)
         ]
         return [sent, mixed[:4].clone(), *merged]

@@ -107,7 +107,7 @@ def check_rows(num_rows: int, num_sent: int, row_shape: tuple[int, ...], num_dst
     got = [torch.full_like(t, 7.0) for t in (h, returned, h)]
     want = [torch.full_like(t, 7.0) for t in (h, returned, h)]
     host_rows.copy_and_gather(h, send_rows, want[0], want[1])
-    host_rows.merge_gradient(g_mixed, g_dst, send_rows, returned, want[2])
+    host_rows.merge_gradient(g_mixed, g_dst, send_rows, (returned,), want[2])
     with triton_order.program_order(seed):
         rows.copy_and_gather(h, send_rows, got[0], got[1])
         rows.merge_gradient(g_mixed, g_dst, send_rows, returned, got[2])

@@ -37,7 +37,9 @@ class AllRanks(torch.autograd.Function):
         parts = [g[i.num_local :].split(i.recv_counts) for g, i in zip(grads[:count], ctx.indices, strict=True)]
         out = []
         for rank, index in enumerate(ctx.indices):
-            returned = torch.cat([part[rank] for part in parts])
+            returned = tuple(part[rank] for part in parts)
+            if rank % 2:  # or in one piece
+                returned = (torch.cat(returned),)
             before = grads[rank].clone()
             parts_of_it = (grads[rank], grads[count + rank], returned, index, POOL)
             out.append(merge_gradients(*parts_of_it, deterministic=ctx.deterministic))

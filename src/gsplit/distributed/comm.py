@@ -87,6 +87,13 @@ class Comm(Protocol):
         wait.
         """
 
+    def all_to_all_views(
+        self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        """``all_to_all`` whose result is left where it arrived, in one tensor per peer: only to be read, and only
+        until the next exchange.
+        """
+
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor to write the rows of the next all-to-all into; not to be kept beyond that all-to-all."""
 
@@ -141,6 +148,13 @@ class SoloComm:
         self._note(call)
         out.copy_(rows)
         return CompletedWork()
+
+    def all_to_all_views(
+        self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        out = torch.empty(sum(out_counts), *rows.shape[1:], dtype=rows.dtype, device=self.device)
+        self.all_to_all(call, out, rows, out_counts, row_counts).wait()
+        return tuple(out.split(out_counts))
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         self._note(call)

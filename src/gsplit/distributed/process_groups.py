@@ -45,8 +45,8 @@ class _GroupWork:
 class GroupComm:
     """A process group of torch.distributed."""
 
-    def __init__(self, group: Any, device: torch.device) -> None:
-        self._group, self.device = group, device
+    def __init__(self, group: Any, device: torch.device, timeout_s: float) -> None:
+        self._group, self.device, self.timeout_s = group, device, timeout_s
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.ledger = new_ledger()
         self.watch: HangWatch | None = None
@@ -82,18 +82,19 @@ class GroupComm:
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
     ) -> Work:
         self._note(call, rows, out)
-        return self.start_all_to_all(call, out, rows, out_counts, row_counts)
-
-    def start_all_to_all(
-        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Work:
-        """``all_to_all`` without an entry in the ledger."""
         assert out.is_contiguous() and rows.is_contiguous()
         with self._explained(call):
             work = dist.all_to_all_single(
                 out, rows, list(out_counts), list(row_counts), group=self._group, async_op=True
             )  # all ranks: empty tensors where there is nothing to say
         return _GroupWork(self, call, work, out)
+
+    def all_to_all_views(
+        self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        out = self._pool.empty((sum(out_counts), *rows.shape[1:]), rows.dtype)
+        self.all_to_all(call, out, rows, out_counts, row_counts).wait()
+        return tuple(out.split(out_counts))
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         self._note(call, tensor, tensor)
@@ -149,7 +150,7 @@ class Connection:
             group = dist.new_group(ranks, timeout=self._timeout, backend=_backend(device))
             own = group if dist.get_rank() in ranks else own
         self._groups.append(own)
-        return GroupComm(own, device)
+        return GroupComm(own, device, self._timeout.total_seconds())
 
     def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
         """Have collectives on devices that never end named before torch ends the process."""

@@ -1,9 +1,10 @@
 """Exchanges between ranks of one host through shared memory instead of sockets.
 
-A rank writes what it sends into a segment of its own, then tells every peer, in one small all-to-all, where to
-look; each peer copies its piece straight out of there. That message is also the barrier: data is in place before it
-is sent. Two segments take turns, so nothing is overwritten early: whoever has heard from all peers in exchange t +
-1 knows that they are done with t, and may write the segment of t again in t + 2.
+A rank writes what it sends into a segment of its own, then tells every peer where to look, in a message through a pipe
+(``pipes``); each peer takes its piece straight out of there. The messages are also the barrier: data is in place before
+they are sent. Two segments take turns, so nothing is overwritten early: whoever has heard from all peers in exchange
+t + 1 knows that they are done with t, and may write the segment of t again in t + 2. So what a peer sent may be read
+where it lies until this rank's next exchange.
 
 Segments are anonymous files (memfd) that peers open through /proc, so no name is left behind however a rank ends.
 Used only where every rank could open every other's probe at start; otherwise exchanges go over the process group as
@@ -14,24 +15,27 @@ import json
 import mmap
 import os
 import secrets
-import zlib
+import struct
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call, Comm, CompletedWork, LedgerEntry, Work
+from gsplit.distributed.comm import Call, Comm, CompletedWork, LedgerEntry, Work, explain_closed
+from gsplit.distributed.pipes import Inbox, Pipes, open_inbox, open_outbox
 from gsplit.distributed.process_groups import GroupComm
-from gsplit.errors import CommError, explain
+from gsplit.errors import CommError, InputError, explain
 
 __all__ = ["SharedComm", "share_memory"]
 
 _SLACK = 1.25
 _LEAST_BYTES = 1 << 20
-_WORDS = 7  # process, descriptor, generation, capacity; where the peer's piece begins, how long, what it is for
+_MESSAGE = struct.Struct("6q200s")  # process, descriptor, generation, capacity; begin, length; what it is for
 
 
 @dataclass(frozen=True)
@@ -65,18 +69,15 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 class SharedComm:
-    """See ``comm.Comm``. Everything but ``all_to_all`` goes over the process group."""
+    """See ``comm.Comm``. Counts and rows go through shared memory, everything else over the process group."""
 
-    def __init__(self, group: GroupComm) -> None:
-        self._group = group
+    def __init__(self, group: GroupComm, pipes: Pipes) -> None:
+        self._group, self._pipes = group, pipes
         self.rank, self.size, self.device = group.rank, group.size, group.device
         self.ledger: deque[LedgerEntry] = group.ledger
         self._slots: list[_Segment | None] = [None, None]
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
-
-    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        return self._group.all_to_all_counts(call, counts)
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         return self._group.all_reduce(call, tensor)
@@ -94,13 +95,12 @@ class SharedComm:
     def close(self) -> None:
         """See ``Comm``. Segments live until the process ends, because a peer may still be reading its last rows."""
         self._group.close()
+        self._pipes.close()
 
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """This turn's segment: rows written here need not be copied there."""
-        count = 1
-        for extent in shape:
-            count *= extent
-        return self._segment(count * dtype.itemsize).data[: count * dtype.itemsize].view(dtype).view(shape)
+        num_bytes = prod(shape) * dtype.itemsize
+        return self._segment(num_bytes).data[:num_bytes].view(dtype).view(shape)
 
     @torch.inference_mode(False)
     def _segment(self, num_bytes: int) -> _Segment:
@@ -113,57 +113,82 @@ class SharedComm:
             held = self._slots[self._turn] = _new_segment(num_bytes, generation)
         return held
 
+    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
+        self._note(call, 8 * self.size, 8 * self.size)
+        purpose = f"{call} counts"
+        answers = self._tell(call, purpose, [(0, 0, 0, 0, 0, count) for count in counts])
+        for peer, (_, theirs) in enumerate(answers):
+            if theirs != purpose:
+                raise CommError(self._explain(call, f"a count from rank {peer} for this call", theirs))
+        return tuple(words[-1] for words, _ in answers)
+
     def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
     ) -> Work:
         """See ``Comm``; done when it returns."""
-        assert out.is_contiguous() and rows.is_contiguous()
-        self.ledger.append(LedgerEntry(call, rows.nbytes, out.nbytes))
-        purpose = zlib.crc32(f"{call} {rows.dtype} {list(rows.shape[1:])}".encode())
-        segment = self._segment(rows.nbytes)
-        if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
-            segment.data[: rows.nbytes].copy_(_bytes_of(rows))
-        row_bytes = rows.nbytes // rows.size(0) if rows.size(0) else 0
-        ours = torch.empty(self.size, _WORDS, dtype=torch.int64, device="cpu")
-        begin = 0
-        for peer, count in enumerate(row_counts):
-            length = count * row_bytes
-            held = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel())
-            ours[peer] = torch.tensor((*held, begin, length, purpose), device="cpu")
-            begin += length
-        theirs = torch.empty_like(ours)
-        ones = (1,) * self.size
-        self._group.start_all_to_all(
-            call, theirs, ours, ones, ones
-        ).wait()  # all ranks: says where, and that it is there
-        self._fetch(call, out, out_counts, theirs, purpose)
-        self._turn ^= 1
-        return CompletedWork()
-
-    def _fetch(self, call: Call, out: Tensor, out_counts: tuple[int, ...], where: Tensor, purpose: int) -> None:
-        """Copy every peer's piece out of its segment, if it is what this rank is waiting for."""
-        data, row_bytes, at = _bytes_of(out), out.nbytes // out.size(0) if out.size(0) else 0, 0
-        for peer, (count, words) in enumerate(zip(out_counts, where.tolist(), strict=True)):
-            *segment, begin, sent, theirs = words
-            length = count * row_bytes
-            if theirs != purpose or sent != length:
-                expected = f"{length} bytes of {out.dtype} {list(out.shape[1:])} from rank {peer} for this call"
-                got = f"{sent} bytes" if theirs == purpose else "rows of another call, type or width"
-                fix = "make all ranks call the same collectives with the same types"
-                raise CommError(explain(f"rank {self.rank}: {call}", expected, got, fix))
-            if length:
-                data[at : at + length].copy_(self._peer(peer, tuple(segment))[begin : begin + length])
-            at += length
+        assert out.is_contiguous() and out.size(0) == sum(out_counts)
+        pieces = self.all_to_all_views(call, rows, out_counts, row_counts)
+        for target, piece in zip(out.detach().split(out_counts), pieces, strict=True):
+            target.copy_(piece)
         if out.numel():
             torch.autograd.graph.increment_version(out)
+        return CompletedWork()
 
-    def _peer(self, peer: int, segment: tuple[int, ...]) -> Tensor:
-        """The peer's segment of this turn; opened when it is first seen or has been made anew."""
+    def all_to_all_views(
+        self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        """See ``Comm``: parts of the peers' segments."""
+        assert rows.is_contiguous()
+        row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
+        self._note(call, rows.nbytes, sum(out_counts) * row_bytes)
+        segment = self._segment(rows.nbytes)
+        if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
+            segment.data[: rows.nbytes].copy_(rows.detach().reshape(-1).view(torch.uint8))
+        held = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel())
+        begins = [row_bytes * sum(row_counts[:peer]) for peer in range(self.size)]
+        purpose = f"{call} of {rows.dtype} {list(rows.shape[1:])}"
+        words = [(*held, begin, row_bytes * count) for begin, count in zip(begins, row_counts, strict=True)]
+        pieces = []
+        for peer, (theirs, theirs_for) in enumerate(self._tell(call, purpose, words)):
+            length = row_bytes * out_counts[peer]
+            if theirs_for != purpose or theirs[-1] != length:
+                got = f"{theirs[-1]} bytes" if theirs_for == purpose else theirs_for
+                what = f"{length} bytes of {rows.dtype} {list(rows.shape[1:])} from rank {peer} for this call"
+                raise CommError(self._explain(call, what, got))
+            piece = self._peer(call, peer, theirs) if length else segment.data[:0]
+            pieces.append(piece.view(rows.dtype).view(out_counts[peer], *rows.shape[1:]))
+        self._turn ^= 1
+        return tuple(pieces)
+
+    def _note(self, call: Call, bytes_sent: int, bytes_received: int) -> None:
+        if self.closed:
+            raise InputError(explain_closed(call))
+        self.ledger.append(LedgerEntry(call, bytes_sent, bytes_received))
+
+    def _tell(self, call: Call, purpose: str, words: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], str]]:
+        """Send words to every rank, with what they are for; what every rank sent. All ranks: each exchange does."""
+        text = purpose.encode()[:200]
+        answers = [
+            _MESSAGE.unpack(said) for said in self._pipes.exchange(call, [_MESSAGE.pack(*w, text) for w in words])
+        ]
+        return [(theirs[:-1], theirs[-1].rstrip(b"\0").decode(errors="replace")) for theirs in answers]
+
+    def _explain(self, call: Call, expected: str, got: str) -> str:
+        fix = "make all ranks call the same collectives with the same types"
+        return explain(f"rank {self.rank}: {call}", expected, got, fix)
+
+    def _peer(self, call: Call, peer: int, words: tuple[int, ...]) -> Tensor:
+        """A peer's piece; its segment of this turn is opened when it is first seen or has been made anew."""
+        *segment, begin, length = words
         held = self._peers.get((peer, self._turn))
-        if held is None or held[0] != segment:
+        if held is None or held[0] != tuple(segment):
             process, descriptor, _, capacity = segment
-            held = self._peers[peer, self._turn] = (segment, _open_peer(process, descriptor, capacity))
-        return held[1]
+            try:
+                opened = _open_peer(process, descriptor, capacity)
+            except OSError as error:
+                raise CommError(self._explain(call, f"the memory of rank {peer}", str(error))) from error
+            held = self._peers[peer, self._turn] = (tuple(segment), opened)
+        return held[1][begin : begin + length]
 
 
 def _boot() -> str:
@@ -175,37 +200,66 @@ def share_memory(groups: list[GroupComm]) -> list[Comm]:
 
     A collective: all ranks come to the same answer.
     """
-    on_host = [group for group in groups if group.device.type == "cpu"]
-    if not on_host or not _all_can_share(on_host[0]):
-        return list(groups)
-    return [SharedComm(group) if group in on_host else group for group in groups]
+    return [_share(group) if group.device.type == "cpu" else group for group in groups]
 
 
-def _all_can_share(group: GroupComm) -> bool:
-    token = secrets.token_bytes(16)
-    fine, offer = True, dict[str, Any]()
-    try:
-        probe = _new_segment(1, 0)
-        probe.data[:16] = torch.frombuffer(bytearray(token), dtype=torch.uint8)
-        offer = {"boot": _boot(), "process": os.getpid(), "descriptor": probe.descriptor, "token": token.hex()}
-    except (OSError, AttributeError):  # no memfd, or no /proc: not Linux, or not allowed
-        fine = False
-    offers = [json.loads(text) for text in group.gather_text(Call("offer shared memory"), json.dumps(offer))]
-    fine = fine and all(_can_open(offer, other) for other in offers)
-    verdict = torch.tensor([0 if fine else 1], device="cpu")
-    group.all_reduce(
-        Call("compare shared memory"), verdict
-    ).wait()  # also: nobody closes a probe before all have looked
-    if offer:
-        os.close(probe.descriptor)
-    return int(verdict) == 0
+@dataclass(frozen=True)
+class _Offer:
+    """What peers need to open this rank's memory, a sample of it, and the pipes that they write into."""
+
+    boot: str
+    process: int
+    descriptor: int
+    token: str
+    inboxes: list[int]
 
 
-def _can_open(ours: dict[str, Any], other: dict[str, Any]) -> bool:
-    if not other or other["boot"] != ours["boot"]:
-        return False
-    try:
-        seen = _open_peer(other["process"], other["descriptor"], mmap.PAGESIZE)
-    except OSError:
-        return False
-    return bytes(seen[:16].tolist()).hex() == str(other["token"])
+def _share(group: GroupComm) -> Comm:
+    inboxes, outboxes, fine = dict[int, Inbox](), dict[int, int](), False
+    with ExitStack() as during, ExitStack() as kept:
+        try:
+            offer = _make_offer(group, inboxes, during)
+        except (OSError, AttributeError):  # no memfd, or no /proc: not Linux, or not allowed
+            offer = None
+        for inbox in inboxes.values():
+            during.callback(os.close, inbox.writing)
+            kept.callback(os.close, inbox.reading)
+        text = json.dumps(None if offer is None else asdict(offer))
+        offers = [json.loads(theirs) for theirs in group.gather_text(Call("offer shared memory"), text)]
+        if offer is not None and None not in offers:
+            try:
+                _open_outboxes(group, offer, [_Offer(**theirs) for theirs in offers], outboxes)
+                fine = len(outboxes) == len(inboxes)
+            except OSError:
+                fine = False
+        for outbox in outboxes.values():
+            kept.callback(os.close, outbox)
+        verdict = torch.tensor([0 if fine else 1], device="cpu")
+        group.all_reduce(Call("compare shared memory"), verdict).wait()  # nobody closes before all have opened
+        if int(verdict):
+            return group
+        kept.pop_all()
+    return SharedComm(group, Pipes(group.rank, {p: i.reading for p, i in inboxes.items()}, outboxes, group.timeout_s))
+
+
+def _make_offer(group: GroupComm, inboxes: dict[int, Inbox], during: ExitStack) -> _Offer:
+    token, probe = secrets.token_bytes(16), _new_segment(1, 0)
+    during.callback(os.close, probe.descriptor)
+    probe.data[:16] = torch.frombuffer(bytearray(token), dtype=torch.uint8)
+    for peer in range(group.size):
+        if peer != group.rank:
+            inboxes[peer] = open_inbox()
+    ends = [inboxes[peer].writing if peer in inboxes else -1 for peer in range(group.size)]
+    return _Offer(_boot(), os.getpid(), probe.descriptor, token.hex(), ends)
+
+
+def _open_outboxes(group: GroupComm, ours: _Offer, offers: list[_Offer], outboxes: dict[int, int]) -> None:
+    """Open the pipes to all peers, up to the first whose memory is not what it says."""
+    for peer, other in enumerate(offers):
+        if other.boot != ours.boot:
+            return
+        seen = _open_peer(other.process, other.descriptor, mmap.PAGESIZE)
+        if bytes(seen[:16].tolist()).hex() != other.token:
+            return
+        if peer != group.rank:
+            outboxes[peer] = open_outbox(other.process, other.inboxes[group.rank])

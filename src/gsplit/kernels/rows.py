@@ -97,21 +97,33 @@ def _copy_and_gather(h: Matrix, rows: npt.NDArray[np.int64], own: Matrix, sent: 
 
 
 @kernel
-def _merge(g_mixed: Matrix, g_dst: Matrix, rows: npt.NDArray[np.int64], returned: Matrix, out: Matrix) -> None:
+def _merge(
+    g_mixed: Matrix,
+    g_dst: Matrix,
+    rows: npt.NDArray[np.int64],
+    pieces: tuple[Matrix, ...],
+    begins: npt.NDArray[np.int64],
+    out: Matrix,
+) -> None:
     head, following = _lists(rows, out.shape[0])
     for i in range(out.shape[0]):
-        target, own, k = out[i], g_mixed[i], head[i]
+        target, own, k, p = out[i], g_mixed[i], head[i], 0
         if k < 0:
             for j in range(target.size):
                 target[j] = own[j]
         else:
-            first = returned[k]
+            while k >= begins[p + 1]:
+                p += 1
+            first = pieces[p][k - begins[p]]
             for j in range(target.size):
                 target[j] = own[j] + first[j]
             k = following[k]
             while k >= 0:
+                while k >= begins[p + 1]:
+                    p += 1
+                other = pieces[p][k - begins[p]]
                 for j in range(target.size):
-                    target[j] += returned[k, j]
+                    target[j] += other[j]
                 k = following[k]
         if i < g_dst.shape[0]:
             for j in range(target.size):
@@ -129,10 +141,14 @@ def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, sent: Tensor) -> None:
         _copy_and_gather(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(sent, h))
 
 
-def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: Tensor, out: Tensor) -> None:
-    """``out = g_mixed[:len(out)]``, with ``returned[k]`` added to row ``rows[k]`` and ``g_dst`` to the first rows.
+def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: tuple[Tensor, ...], out: Tensor) -> None:
+    """``out = g_mixed[:len(out)]``, with row k of what returned added to row ``rows[k]`` and ``g_dst`` to the first.
 
-    Every sum is made in one order, so the result does not depend on threads. ``rows`` are rows of ``out``.
+    ``returned`` is in one or several pieces. Every sum is made in one order, so the result does not depend on threads.
+    ``rows`` are rows of ``out``.
     """
+    begins = np.cumsum([0, *(piece.size(0) for piece in returned)])
+    assert begins[-1] == rows.numel()
     if out.size(0):
-        _merge(_matrix(g_mixed, out), _matrix(g_dst, out), rows.numpy(), _matrix(returned, out), _matrix(out, out))
+        pieces = tuple(_matrix(piece, out) for piece in returned)
+        _merge(_matrix(g_mixed, out), _matrix(g_dst, out), rows.numpy(), pieces, begins, _matrix(out, out))

@@ -72,7 +72,7 @@ def _row_moves(device: torch.device) -> float:
     own, sent, merged = torch.empty_like(h), torch.empty(31, _WIDTH), torch.empty_like(h)
     there = [tensor.to(device) for tensor in (h, send, own, sent, merged)]
     rows.copy_and_gather(h, send, own, sent)
-    rows.merge_gradient(h, h[:7], send, sent, merged)
+    rows.merge_gradient(h, h[:7], send, (sent,), merged)
     device_rows.copy_and_gather(there[0], there[1], there[2], there[3])
     device_rows.merge_gradient(there[0], there[0][:7], there[1], there[3], there[4])
     pairs = zip(there[2:], (own, sent, merged), strict=True)

@@ -7,8 +7,15 @@ from hypothesis import strategies as st
 from gsplit.kernels.rows import copy_and_gather, merge_gradient
 
 
-@given(st.integers(1, 8), st.lists(st.integers(0, 7), max_size=30), st.integers(0, 3), st.integers(0, 8), st.booleans())
-def test_spread_and_merge(num_rows: int, picks: list[int], width: int, num_dst: int, single: bool) -> None:
+@given(
+    st.integers(1, 8),
+    st.lists(st.integers(0, 7), max_size=30),
+    st.integers(0, 3),
+    st.integers(0, 8),
+    st.booleans(),
+    st.integers(0, 30),
+)
+def test_spread_and_merge(num_rows: int, picks: list[int], width: int, num_dst: int, single: bool, cut: int) -> None:
     dtype = torch.float32 if single else torch.float64
     rows = torch.tensor([p % num_rows for p in picks], dtype=torch.int64)
     num_dst = min(num_dst, num_rows)
@@ -22,7 +29,8 @@ def test_spread_and_merge(num_rows: int, picks: list[int], width: int, num_dst: 
     assert torch.equal(own, h)
     assert torch.equal(leaving, h[rows])
     out, before = torch.empty_like(h), g_mixed.clone()
-    merge_gradient(g_mixed, g_dst, rows, returned, out)
+    cut = min(cut, len(picks))
+    merge_gradient(g_mixed, g_dst, rows, (returned[:cut].clone(), returned[:0], returned[cut:].clone()), out)
     want = g_mixed[:num_rows].clone().index_add_(0, rows, returned)
     want[:num_dst] += g_dst
     assert torch.allclose(out, want, atol=1e-5 if single else 1e-12)
@@ -32,5 +40,7 @@ def test_spread_and_merge(num_rows: int, picks: list[int], width: int, num_dst: 
 def test_a_row_wanted_by_three_peers_gets_all_three_back() -> None:
     out = torch.empty(2, 1, dtype=torch.float64)
     values = torch.tensor([[1.0], [10.0], [100.0], [1000.0]], dtype=torch.float64)
-    merge_gradient(torch.zeros(3, 1).double(), torch.zeros(0, 1).double(), torch.tensor([0, 1, 0, 0]), values, out)
+    merge_gradient(
+        torch.zeros(3, 1).double(), torch.zeros(0, 1).double(), torch.tensor([0, 1, 0, 0]), values.split((2, 1, 1)), out
+    )
     assert out.tolist() == [[1101.0], [10.0]]

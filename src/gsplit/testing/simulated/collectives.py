@@ -107,6 +107,13 @@ class CheckedComm:
             work = self._comm.all_to_all(call, out, rows, out_counts, row_counts)
             return _CheckedWork(work, self._rules.tracker, self._rules.launch(self._group, call, [rows], [out]))
 
+    def all_to_all_views(
+        self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        out = rows.new_empty(sum(out_counts), *rows.shape[1:])
+        self.all_to_all(call, out, rows, out_counts, row_counts).wait()
+        return tuple(out.split(out_counts))
+
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         with self._rules.issue(self._group, "all_reduce", call, tensor):
             work = self._comm.all_reduce(call, tensor)

@@ -1,0 +1,117 @@
+"""Short messages between ranks of one host, through pipes: a barrier in which every rank tells every other one thing.
+
+Every rank has one pipe from each peer. Why pipes, and not flags in shared memory:
+
+- the kernel orders memory: what a rank wrote to shared memory before its message is seen by whoever has read the
+  message, and a peer's reads before its message are over when that message arrives, on every processor;
+- a rank that waits sleeps, which matters where ranks outnumber cores;
+- nobody but the peer holds the writing end, so the end of a process closes its pipes and is known at once.
+
+A message is written in one piece (it is shorter than PIPE_BUF), and a peer is at most one message ahead, so no write
+waits. Ends are opened through /proc, as segments of shared memory are, and leave no name behind.
+"""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gsplit.distributed.comm import Call, explain_closed
+from gsplit.errors import CommError, InputError, explain
+
+__all__ = ["Inbox", "Pipes", "open_inbox", "open_outbox"]
+
+_LOOK_S = 1.0  # how often a waiting rank looks whether its mesh was closed meanwhile
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """A pipe of this process; ``writing`` is closed once the peer has opened that end for itself."""
+
+    reading: int
+    writing: int
+
+
+def open_inbox() -> Inbox:
+    """A new pipe, for one peer to write into."""
+    return Inbox(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+
+
+def open_outbox(process: int, writing: int) -> int:
+    """The writing end of another process's inbox."""
+    return os.open(f"/proc/{process}/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+class Pipes:
+    """The pipes between this rank and its peers: ends to read from and to write into, by rank.
+
+    One exchange at a time; another thread may ``close`` them meanwhile.
+    """
+
+    def __init__(self, rank: int, inboxes: dict[int, int], outboxes: dict[int, int], timeout_s: float) -> None:
+        self._rank, self._timeout_s = rank, timeout_s
+        self._inboxes, self._outboxes = inboxes, outboxes
+        self._in_use = threading.Lock()
+        self._closed = False
+
+    def exchange(self, call: Call, messages: Sequence[bytes]) -> list[bytes]:
+        """Send ``messages[p]`` to rank p and return what each rank sent; all messages have the same length."""
+        with self._in_use:
+            try:
+                if self._closed:
+                    raise InputError(explain_closed(call))
+                for peer, outbox in self._outboxes.items():
+                    self._send(call, peer, outbox, messages[peer])
+                return self._receive(call, messages[self._rank])
+            finally:
+                self._close_if_asked()
+
+    def _send(self, call: Call, peer: int, outbox: int, message: bytes) -> None:
+        try:
+            os.write(outbox, message)
+        except BrokenPipeError:
+            raise CommError(self._explain_end(call, peer)) from None
+
+    def _receive(self, call: Call, own: bytes) -> list[bytes]:
+        """One message of every peer, in whatever order they come."""
+        received, deadline = [own] * (1 + len(self._inboxes)), time.monotonic() + self._timeout_s
+        waiting = {inbox: peer for peer, inbox in self._inboxes.items()}
+        poll = select.poll()
+        for inbox in waiting:
+            poll.register(inbox, select.POLLIN)
+        while waiting:
+            ready = poll.poll(1000 * min(_LOOK_S, self._timeout_s))
+            for inbox, _ in ready:
+                poll.unregister(inbox)
+                peer = waiting.pop(inbox)
+                received[peer] = os.read(inbox, len(own))
+                if not received[peer]:
+                    raise CommError(self._explain_end(call, peer))
+            if not ready and self._closed:
+                raise InputError(explain_closed(call))
+            if not ready and time.monotonic() > deadline:
+                got = f"nothing from rank {', '.join(map(str, waiting.values()))} for {self._timeout_s:.0f} s"
+                raise CommError(self._explain(call, got))
+        return received
+
+    def _explain_end(self, call: Call, peer: int) -> str:
+        return self._explain(call, f"rank {peer}, which has ended or closed its mesh")
+
+    def _explain(self, call: Call, got: str) -> str:
+        fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
+        return explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix)
+
+    def close(self) -> None:
+        """Refuse every later exchange, and let peers that wait for this rank know. Waits for nobody."""
+        self._closed = True
+        if self._in_use.acquire(blocking=False):  # or the exchange under way closes them
+            self._close_if_asked()
+            self._in_use.release()
+
+    def _close_if_asked(self) -> None:
+        if self._closed:
+            for end in (*self._inboxes.values(), *self._outboxes.values()):
+                os.close(end)
+            self._inboxes, self._outboxes = {}, {}

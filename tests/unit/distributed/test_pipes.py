@@ -1,0 +1,74 @@
+"""Messages between ranks in one process arrive whole and in order; a peer that is gone or silent is named."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gsplit.distributed.comm import Call
+from gsplit.distributed.pipes import Pipes, open_inbox, open_outbox
+from gsplit.errors import CommError, InputError
+
+CALL = Call("exchange ids", 3, 1)
+
+
+def _pair(timeout_s: float = 30.0) -> list[Pipes]:
+    """Both ranks' ends, opened as another process would open them."""
+    inboxes = [open_inbox(), open_inbox()]
+    outboxes = [open_outbox(os.getpid(), inboxes[1 - rank].writing) for rank in range(2)]
+    for inbox in inboxes:
+        os.close(inbox.writing)
+    return [Pipes(r, {1 - r: inboxes[r].reading}, {1 - r: outboxes[r]}, timeout_s) for r in range(2)]
+
+
+def test_messages_arrive_in_order_at_any_pace() -> None:
+    ends = _pair()
+
+    def run(rank: int) -> list[list[bytes]]:
+        return [ends[rank].exchange(CALL, [b"%d to %d, %04d" % (rank, p, t) for p in range(2)]) for t in range(500)]
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(run, range(2)))
+    for rank, got in enumerate(both):
+        assert got == [[b"%d to %d, %04d" % (p, rank, t) for p in range(2)] for t in range(500)]
+    for end in ends:
+        end.close()
+
+
+def test_a_peer_that_is_gone_is_named_at_once_and_its_last_message_still_counts() -> None:
+    ends = _pair()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(ends[1].exchange, CALL, [b"last", b"last"])
+        assert ends[0].exchange(CALL, [b"mine", b"mine"]) == [b"mine", b"last"]
+        other.result()
+        waiting = pool.submit(ends[0].exchange, CALL, [b"mine", b"mine"])
+        threading.Event().wait(0.05)
+        ends[1].close()
+        with pytest.raises(CommError, match=r"rank 0: exchange ids of step 3, layer 1.*got rank 1, which has ended"):
+            waiting.result(timeout=10)
+    with pytest.raises(CommError, match="got rank 1, which has ended or closed its mesh"):
+        ends[0].exchange(CALL, [b"more", b"more"])
+    ends[0].close()
+
+
+def test_a_silent_peer_is_named_when_the_time_is_up() -> None:
+    ends = _pair(timeout_s=0.1)
+    with pytest.raises(CommError, match=r"expected all ranks to join \(got nothing from rank 1 for 0 s\)"):
+        ends[0].exchange(CALL, [b"mine", b"mine"])
+    for end in ends:
+        end.close()
+
+
+def test_closing_ends_an_exchange_that_waits_and_refuses_later_ones() -> None:
+    ends = _pair()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ends[0].exchange, CALL, [b"mine", b"mine"])
+        threading.Event().wait(0.05)
+        ends[0].close()
+        with pytest.raises(InputError, match="an open mesh"):
+            waiting.result(timeout=10)
+    with pytest.raises(InputError, match="an open mesh"):
+        ends[0].exchange(CALL, [b"mine", b"mine"])
+    ends[0].close()  # closing twice is fine
+    ends[1].close()
