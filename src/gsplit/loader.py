@@ -216,11 +216,11 @@ class NeighborLoader:
         stream = BatchStream(pipeline, len(self) - first, self._strategy.finish, self._side)
         for step in range(first, len(self)):
             self._check_newest(number)
-            waited = time.perf_counter()
+            waited = time.perf_counter_ns()
             with torch.inference_mode(False):
                 batch = stream.take()
             if self._prefetch:
-                batch.telemetry.add_seconds("wait_for_batch", time.perf_counter() - waited)
+                batch.telemetry.add_span("wait_for_batch", waited)
             self._position = (epoch, step + 1)
             try:
                 yield batch

@@ -6,26 +6,31 @@ records, keeps the newest at hand and writes them to a JSONL file if one is give
 results are computed from them. Rows, bytes and collectives are those of loading and forward; backward returns the same
 rows of the hidden layers. ``forward`` contains ``shuffle``.
 
+When each span began and ended is kept, too, with its thread, so that a step can be drawn (``gsplit report``). These are
+times of the host's monotonic clock, which all processes of one host share; between hosts they cannot be compared.
+
 On a device times are the device's own, taken by events in its queue, and values such as the loss come from there: both
-are known only when the device has got that far. Nobody waits for them: a step's record is closed a step later.
+are known only when the device has got that far. Nobody waits for them: a step's record is closed a step later. Where
+a device's span stands in time is when the host launched it.
 """
 
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from gsplit.devices import LateTensor, StageClock
 
-__all__ = ["Counter", "Gauge", "Span", "StepRecord", "StepTelemetry", "Telemetry", "Value"]
+__all__ = ["Counter", "Gauge", "KEPT_SPANS", "Span", "StepRecord", "StepTelemetry", "Telemetry", "TimedSpan", "Value"]
 
 Span = Literal[
     "sample",
@@ -65,6 +70,16 @@ _LOADING: frozenset[Span] = frozenset({"sample", "split", "exchange_ids", "load_
 _CPU = torch.device("cpu")
 
 KEPT_RECORDS = 1024
+KEPT_SPANS = 256  # of a step; later ones are in its seconds only. A step of three layers has about 20
+
+
+class TimedSpan(NamedTuple):
+    """A span of a step, on the host's clock: ``time.perf_counter_ns``."""
+
+    name: str
+    thread: str
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,7 @@ class StepRecord:
     counts: dict[str, int]
     peaks: dict[str, int]
     values: dict[str, float]
+    spans: tuple[TimedSpan, ...] = ()
 
 
 class StepTelemetry:
@@ -96,19 +112,32 @@ class StepTelemetry:
         self.counts: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
         self.values: dict[str, float] = {}
+        self.spans: list[TimedSpan] = []
 
     @contextmanager
     def span(self, name: Span, device: torch.device | None = None) -> Iterator[None]:
         """Add the time of a block to a stage, on the clock of a device: by default the one the stage belongs to."""
         clock = self._clock(device or (self._sample_device if name in _LOADING else self._device))
-        start = time.perf_counter() if clock is None else clock.mark()
+        start_ns = time.perf_counter_ns()
+        mark = None if clock is None else clock.mark()
         try:
             yield
         finally:
             if clock is None:
-                self.add_seconds(name, time.perf_counter() - start)
+                self.add_span(name, start_ns)
             else:
-                self._late_spans.append((name, clock, start, clock.mark()))
+                self._late_spans.append((name, clock, mark, clock.mark()))
+                self._keep_span(name, start_ns, time.perf_counter_ns())
+
+    def add_span(self, name: Span, start_ns: int) -> None:
+        """Add to a stage what has passed in this thread since a moment of ``time.perf_counter_ns``."""
+        end_ns = time.perf_counter_ns()
+        self.add_seconds(name, (end_ns - start_ns) * 1e-9)
+        self._keep_span(name, start_ns, end_ns)
+
+    def _keep_span(self, name: Span, start_ns: int, end_ns: int) -> None:
+        if len(self.spans) < KEPT_SPANS:
+            self.spans.append(TimedSpan(name, threading.current_thread().name, start_ns, end_ns))
 
     def add_seconds(self, name: Span, seconds: float) -> None:
         """Add to the time of a stage."""
@@ -192,10 +221,11 @@ class Telemetry:
             dict(step.counts),
             dict(step.peaks),
             dict(step.values),
+            tuple(step.spans),
         )
         self._records.append(record)
         if self._stream is not None:
-            self._stream.write(json.dumps(asdict(record)) + "\n")
+            self._stream.write(json.dumps(vars(record)) + "\n")
 
     def close(self) -> None:
         """Finish the file."""

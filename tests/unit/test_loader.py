@@ -282,6 +282,19 @@ def test_telemetry_is_one_line_per_step(store: Store, tmp_path: Path) -> None:
         assert line["peaks"]["batch_bytes"] > 0
 
 
+@pytest.mark.parametrize("prefetch, thread", [(0, "MainThread"), (2, "gsplit-loader")])
+def test_spans_of_loading_are_those_of_the_thread_that_loads(store: Store, prefetch: int, thread: str) -> None:
+    loader = _loader(store, prefetch=prefetch)
+    for _ in loader:
+        pass
+    assert len(loader.telemetry.records) == len(loader)
+    for record in loader.telemetry.records:
+        threads = {span.name: span.thread for span in record.spans}
+        assert threads["sample"] == threads["load_features"] == thread
+        assert threads.get("wait_for_batch") == (None if prefetch == 0 else "MainThread")
+        assert all(span.start_ns <= span.end_ns for span in record.spans)
+
+
 class UnansweredComm(SoloComm):
     """One of four ranks whose peers ask for nothing and answer with zeros: enough to see what a rank keeps."""
 

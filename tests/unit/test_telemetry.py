@@ -1,12 +1,13 @@
 """Counting is exact, belongs to its step, and costs next to nothing."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from gsplit.telemetry import StepTelemetry, Telemetry
+from gsplit.telemetry import KEPT_SPANS, StepTelemetry, Telemetry
 
 
 def test_steps_are_closed_into_records(tmp_path: Path) -> None:
@@ -82,3 +83,42 @@ def test_cpu_seconds_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch) -> N
     log.end_step(StepTelemetry(0, 0))  # at 7
     log.end_step(StepTelemetry(0, 1))  # at 8.5
     assert [record.cpu_seconds for record in log.records] == [2.0, 1.5]
+
+
+def test_spans_say_when_and_in_which_thread(tmp_path: Path) -> None:
+    with Telemetry(0, tmp_path / "t.jsonl") as log:
+        step, before = StepTelemetry(), time.perf_counter_ns()
+        loader = threading.Thread(target=_sample, args=(step,), name="gsplit-loader")
+        loader.start()
+        loader.join()
+        with step.span("forward"), step.span("shuffle"):
+            pass
+        log.end_step(step)
+    after = time.perf_counter_ns()
+    (record,) = log.records
+    sample, shuffle, forward = record.spans
+    assert [(span.name, span.thread) for span in record.spans] == [
+        ("sample", "gsplit-loader"),
+        ("shuffle", "MainThread"),
+        ("forward", "MainThread"),
+    ]
+    assert before <= sample.start_ns <= sample.end_ns <= forward.start_ns <= shuffle.start_ns
+    assert shuffle.end_ns <= forward.end_ns <= after
+    assert record.seconds["sample"] == pytest.approx((sample.end_ns - sample.start_ns) * 1e-9)
+    (line,) = (tmp_path / "t.jsonl").read_text().splitlines()
+    assert json.loads(line)["spans"] == [list(span) for span in record.spans]
+
+
+def _sample(step: StepTelemetry) -> None:
+    with step.span("sample"):
+        time.sleep(0.001)
+
+
+def test_spans_of_a_step_are_bounded_and_its_seconds_are_not() -> None:
+    step = StepTelemetry()
+    for _ in range(KEPT_SPANS + 10):
+        with step.span("split"):
+            pass
+    kept = sum(span.end_ns - span.start_ns for span in step.spans) * 1e-9
+    assert len(step.spans) == KEPT_SPANS
+    assert step.seconds["split"] > kept
