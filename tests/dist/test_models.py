@@ -14,19 +14,27 @@ from gsplit.testing import run_ranks
 
 
 def _covering(replicas: int, splits: int) -> list[Case]:
-    """Every model with split and data, and beside it options that turn with the mesh; some with other strategies."""
+    """Every model, and beside it options that turn with the mesh; some models with every other strategy.
+
+    Two ranks run every model with split and with data; more ranks, which are dear, with one of them in turn.
+    """
     everything = list(all_cases(replicas, splits))
     cases = [case for case in everything if case.strategy not in OTHER_STRATEGIES]
+    models, few = sorted(MODELS), replicas * splits > 2
     wanted: dict[tuple[Any, ...], Case] = {}
-    for place, strategy in enumerate(OTHER_STRATEGIES):
-        others = [case for case in everything if case.strategy == strategy and case.dropout > 0]
-        for part in range(4):  # the models, ownerships and edge values turn with the mesh and the strategy
-            number = len(others) * part // 4 + (7 * place + 3 * splits + replicas) % max(1, len(others) // 4)
-            wanted[strategy, part] = others[number]
     for number, case in enumerate(cases):
         turn = (number + splits + 2 * replicas) % 3 == 0
+        if few and case.strategy != ("split", "data")[(models.index(case.model) + splits + replicas) % 2]:
+            continue
         if turn and (case.dropout > 0 or case.jk is not None or case.norm is not None):
-            wanted.setdefault((case.model, case.strategy, case.norm is not None, case.edge_values), case)
+            kind = case.norm is not None or case.edge_values
+            wanted.setdefault((case.model, case.strategy, kind if few else (case.norm is None, kind)), case)
+    for place, strategy in enumerate(OTHER_STRATEGIES):
+        others = [case for case in everything if case.strategy == strategy and case.dropout > 0]
+        parts = 2 if few else 4
+        for part in range(parts):  # the models, ownerships and edge values turn with the mesh and the strategy
+            number = len(others) * part // parts + (7 * place + 3 * splits + replicas) % max(1, len(others) // parts)
+            wanted[strategy, part] = others[number]
     for ownership in ("random", "all on rank 0", "no targets on rank 1"):
         wanted.setdefault(("sage", ownership), Case("sage", "split", ownership, 0.5, None, None))
     return list(wanted.values())

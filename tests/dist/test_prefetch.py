@@ -8,21 +8,27 @@ import time
 from pathlib import Path
 
 import pytest
-from prefetch_programs import train_in_pieces
+from prefetch_programs import train_at_depths
 
 from gsplit.testing import run_ranks
 
 
+OTHERS = ("data", "data_cached", "hybrid(1)", "push_pull")
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    "replicas, splits, strategy", [(1, 1, "split"), (1, 2, "split"), (1, 3, "split"), (2, 2, "split"), (1, 2, "data")]
+    "replicas, splits, strategies", [(1, 1, ("split",)), (1, 2, ("split", *OTHERS)), (1, 3, ("split",)), (2, 2, ("split",))]
 )
-def test_losses_and_weights_are_the_same_bits_at_every_depth(replicas: int, splits: int, strategy: str) -> None:
-    size = replicas * splits
-    none = run_ranks(train_in_pieces, size, strategy, 0, replicas=replicas)
-    assert len(none[0][0]) > 6
-    for depth in (1, 4) if strategy == "split" else (2,):
-        assert run_ranks(train_in_pieces, size, strategy, depth, replicas=replicas) == none
+def test_losses_and_weights_are_the_same_bits_at_every_depth(
+    replicas: int, splits: int, strategies: tuple[str, ...]
+) -> None:
+    depths = [(strategy, depth) for strategy in strategies for depth in ((0, 1, 4) if strategy == "split" else (0, 2))]
+    ranks = run_ranks(train_at_depths, replicas * splits, depths, replicas=replicas, timeout_s=180)
+    for found in ranks:
+        for (strategy, _), trained in zip(depths, found, strict=True):
+            assert len(trained[0]) > 6
+            assert trained == found[depths.index((strategy, 0))]
 
 
 # a rank fails as its arguments say; the others say what they saw, and are ended by nobody
@@ -33,7 +39,7 @@ from prefetch_programs import make_trainer
 
 how, mesh = sys.argv[1], gsplit.init("cpu", timeout_s=60)
 trainer = make_trainer(mesh, prefetch=3)
-inputs = trainer.state.loader._strategy._loader._inputs
+inputs = trainer.state.loader._strategy._setup.loader._inputs
 stored, reads = inputs._features, 0
 
 class Rows:

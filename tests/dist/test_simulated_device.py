@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from triton_process import triton_process
 
-from gsplit.bench.exactness import Case, TrainedCase, compare, train_cases
+from gsplit.bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from gsplit.run.models import MODELS
 from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
@@ -67,6 +67,16 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
         for rank in range(size):
             worst = compare(host[rank][place], [there[rank][place]])
             assert worst.largest <= (ATTENTION if case.model in ("gat", "gatv2") else 0.0), (case, rank, worst)
+
+
+@pytest.mark.timeout(200)
+def test_every_other_strategy_on_devices_equals_itself_on_the_host() -> None:
+    cases = [Case("sage", strategy, "no targets on rank 1", 0.5, None, None) for strategy in OTHER_STRATEGIES]
+    host = run_ranks(train_cases, 2, cases, 2, timeout_s=90)
+    there: list[list[TrainedCase]] = run_ranks(train_cases, 2, cases, 2, timeout_s=120, device="sim:0")
+    for place, case in enumerate(cases):
+        for rank in range(2):
+            assert compare(host[rank][place], [there[rank][place]]).largest == 0.0, (case, rank)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -118,7 +118,7 @@ def make_many_between_steps(mesh: Mesh, path: str) -> list[bool]:
 def steps_before_an_error(mesh: Mesh, path: str, prefetch: int) -> tuple[list[int], str]:
     """The steps that are handed out before one whose rows cannot be read, and what is said then."""
     loader = _loader(mesh, path, {"prefetch": prefetch})
-    rows: Any = loader._strategy._loader._inputs._features  # type: ignore[attr-defined]
+    rows: Any = loader._strategy._setup.loader._inputs._features  # type: ignore[attr-defined]
     reads, locate = iter(range(100)), rows.locate
 
     def fail_at_three(ids: Tensor) -> Any:

@@ -54,3 +54,8 @@ def train_in_pieces(mesh: Mesh, strategy: str, prefetch: int) -> Trained:
     assert num_loader_threads() == 0
     weights = [p.detach().reshape(-1).tolist() for p in trainer.state.model.parameters()]
     return trainer.state.history.losses, weights
+
+
+def train_at_depths(mesh: Mesh, depths: list[tuple[str, int]]) -> list[Trained]:
+    """The same training with several strategies and depths, one after the other."""
+    return [train_in_pieces(mesh, strategy, prefetch) for strategy, prefetch in depths]

@@ -131,9 +131,7 @@ def test_outputs_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_twenty_kills_leave_no_half_store_and_no_debris(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_ten_kills_leave_no_half_store_and_no_debris(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """SIGKILL at random moments, before, during and after the writing; then one run to the end."""
     out = tmp_path / "g.gsplit"
     command = ["-m", "gsplit", "import", "synthetic", str(out), "--overwrite", "--json"]
@@ -145,7 +143,7 @@ def test_twenty_kills_leave_no_half_store_and_no_debris(
     whole = time.monotonic() - start
     want = open_store(out).manifest.arrays
     killed, half_way, random_source = 0, 0, random.Random(4)
-    while killed < 20:
+    while killed < 10:
         before = set(_listing(tmp_path))
         started = start_forked(command, said)
         if killed % 2:  # every other one surely while it writes, however slow the start is beside other tests
@@ -159,7 +157,7 @@ def test_twenty_kills_leave_no_half_store_and_no_debris(
         half_way += any(".tmp-" in name for name in _listing(tmp_path))
         if out.exists():
             assert open_store(out).manifest.arrays == want
-    assert half_way >= 5  # the kills did hit the writing
+    assert half_way >= 3  # the kills did hit the writing
     assert run_forked(command, said).returncode == 0
     assert _listing(tmp_path) == ["g.gsplit"]
     assert open_store(out).manifest.arrays == want
