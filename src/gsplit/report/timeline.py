@@ -39,7 +39,10 @@ class Window:
 
 
 def typical_window(run: Run) -> Window | None:
-    """The step of median length, of those that every rank has spans of and the first, which compiles, left out."""
+    """The step of median length, of those that every rank has spans of.
+
+    The first step, which compiles, and the last, beside which nothing is loaded, are left out if there are others.
+    """
     by_step: dict[tuple[int, int], list[StepLine]] = {}
     for lines in run.steps.values():
         for line in lines:
@@ -50,7 +53,8 @@ def typical_window(run: Run) -> Window | None:
         if len(lines) == len(run.steps):
             starts, ends = zip(*(times for line in lines for times in _training_times(line)), strict=True)
             lengths.append((max(ends) - min(starts), place, min(starts), max(ends)))
-    usable = [length for length in lengths if length[1] != (0, 0)] or lengths
+    outermost = (min(by_step, default=None), max(by_step, default=None))
+    usable = [length for length in lengths if length[1] not in outermost] or lengths
     if not usable:
         return None
     _, place, start_ns, end_ns = sorted(usable)[len(usable) // 2]
