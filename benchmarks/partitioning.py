@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gsplit.bench.partition import bench_partition
-from gsplit.bench.partition_figure import draw_partitions
+from gsplit.bench.partition_figure import save_partitions
 from gsplit.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.forecast import imbalance
@@ -233,7 +233,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "figure":
         named = dict(result.split("=", 1) for result in given.results)
-        draw_partitions({name: json.loads(Path(path).read_text()) for name, path in named.items()}, given.where)
+        save_partitions({name: json.loads(Path(path).read_text()) for name, path in named.items()}, given.where)
         return
     work: Path = given.where
     work.mkdir(parents=True, exist_ok=True)

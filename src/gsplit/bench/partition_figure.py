@@ -5,7 +5,7 @@ from typing import Any
 
 from gsplit.errors import MissingDependencyError, explain
 
-__all__ = ["draw_partitions", "load_figure"]
+__all__ = ["draw_partitions", "load_figure", "save_partitions"]
 
 _PANELS = (
     ("cross_edge_share", "edges between parts"),
@@ -33,11 +33,16 @@ def load_figure() -> Any:
     return Figure
 
 
-def draw_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
+def save_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw into a file."""
+    draw_partitions(documents).savefig(path, dpi=150)
+
+
+def draw_partitions(documents: dict[str, dict[str, Any]]) -> Any:
     """One group of bars per graph and number of parts, a bar per objective and solver; held-out mini-batches."""
     groups = [(name, parts) for name, doc in documents.items() for parts in sorted({r["parts"] for r in doc["rows"]})]
     cases = list(dict.fromkeys(_case(row) for document in documents.values() for row in document["rows"]))
-    figure = load_figure()(figsize=(4 + 1.5 * len(groups), 9), layout="constrained")
+    figure = load_figure()(figsize=(4 + 1.5 * len(groups), 10), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(len(_PANELS), 1, sharex=True), _PANELS, strict=True):
         width = 0.85 / len(cases)
         for number, case in enumerate(cases):
@@ -56,7 +61,7 @@ def draw_partitions(documents: dict[str, dict[str, Any]], path: Path) -> None:
     axes.set_xticks(range(len(groups)), [f"{name}\n{parts} parts" for name, parts in groups])
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _cut_random(axes: Any, documents: dict[str, dict[str, Any]], key: str) -> None:

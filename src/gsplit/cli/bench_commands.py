@@ -138,7 +138,7 @@ def partition(
     """
     with command(as_json):
         from gsplit.bench.partition import bench_partition, parse_cases
-        from gsplit.bench.partition_figure import draw_partitions, load_figure
+        from gsplit.bench.partition_figure import load_figure, save_partitions
         from gsplit.partitioning.presample import Workload
         from gsplit.store.reader import open_store
 
@@ -159,7 +159,7 @@ def partition(
                 progress=progress,
             )
         if figure is not None:
-            draw_partitions({store.stem: document}, figure)
+            save_partitions({store.stem: document}, figure)
         if as_json:
             emit_json(document)
             return

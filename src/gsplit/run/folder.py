@@ -28,7 +28,16 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape, history_as_dict
 from gsplit.train_state import History
 
-__all__ = ["begin_run", "check_new_run", "finish_run", "load_run", "load_weights", "telemetry_path"]
+__all__ = [
+    "begin_run",
+    "check_new_run",
+    "finish_run",
+    "history_path",
+    "load_run",
+    "load_weights",
+    "telemetry_files",
+    "telemetry_path",
+]
 
 _FILES = ("settings.json", "weights.npz", "history.json")
 _FIX = "train again with gsplit train --out"
@@ -37,6 +46,16 @@ _FIX = "train again with gsplit train --out"
 def telemetry_path(run: Path, rank: int) -> Path:
     """Where a rank writes its steps while the run is on."""
     return _partial(run) / f"steps-rank-{rank}.jsonl"
+
+
+def telemetry_files(run: Path) -> list[Path]:
+    """The telemetry of a finished run, a file per rank."""
+    return sorted(run.glob("steps-rank-*.jsonl"))
+
+
+def history_path(run: Path) -> Path:
+    """Losses, seconds and evaluations of a finished run."""
+    return run / "history.json"
 
 
 def _partial(run: Path) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gsplit.bench.partition_figure import draw_partitions
+from gsplit.bench.partition_figure import save_partitions
 from gsplit.errors import MissingDependencyError
 
 
@@ -25,11 +25,11 @@ def _document(parts: int) -> dict[str, Any]:
 
 def test_it_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "f.png"
-    draw_partitions({"one": _document(4), "two": _document(8)}, path)
+    save_partitions({"one": _document(4), "two": _document(8)}, path)
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"matplotlib .got none.*gsplit\[report\]"):
-        draw_partitions({"one": _document(4)}, tmp_path / "f.png")
+        save_partitions({"one": _document(4)}, tmp_path / "f.png")
