@@ -97,6 +97,7 @@ def train(
             find_preset(preset) if preset else DEFAULT,
             **{name: value for name, value in given.items() if value is not None},
         )
+        _check_out(out)
         with progress_bars(as_json) as progress:
             report = run_study(
                 study,
@@ -119,11 +120,10 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _strategies(systems: str | None) -> tuple[str, ...] | None:
-    """Those of the systems that are ours."""
+    """Those of the systems that are ours: they are counted, too."""
     from gsplit.bench.train_study import PEERS
 
-    names = _names(systems)
-    return None if names is None else tuple(name for name in names if name not in PEERS)
+    return tuple(name for name in _names(systems) or () if name not in PEERS) or None
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
@@ -147,6 +147,14 @@ def _fanouts(layers: str | None, fanout: str | None) -> tuple[tuple[int, ...], .
 
 def _both(text: str | None, values: tuple[str, ...]) -> tuple[str, ...] | None:
     return values if text == "both" else _names(text)
+
+
+def _check_out(out: Path | None) -> None:
+    """Refuse before anything is measured, not after hours of it."""
+    if out is not None and out.exists():
+        raise InputError(explain(out, "a new file", "one that exists", "choose another --out, or remove it"))
+    if out is not None and not out.parent.is_dir():
+        raise InputError(explain(out, "a file in a folder that exists", "no such folder", "make it first"))
 
 
 def _write(out: Path | None, report: "TrainReport") -> None:

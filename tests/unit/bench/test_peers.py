@@ -5,8 +5,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch_geometric.sampler import NeighborSampler, NodeSamplerInput, SamplerOutput
 
 import gsplit
 from gsplit.bench.clocks import read_clocks
@@ -68,15 +70,26 @@ def test_without_dgl_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.
     assert not is_ours("dgl") and not is_ours("pyg") and is_ours("hybrid(1)")
 
 
-def test_a_union_of_hops_gives_the_targets_rows() -> None:
-    """What PyG's own sampler would hand on: a graph in which targets come first."""
+@pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib.")
+def test_pyg_trains_on_what_its_own_sampler_draws(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG's engine is replaced by one that draws all in-edges of the targets: every vertex once, targets first."""
+    indptr, indices = (torch.from_numpy(np.array(a, np.int64)) for a in (store.graph.indptr, store.graph.indices))
 
-    class Sum(torch.nn.Module):
-        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-            return x.index_add(0, edge_index[1], x[edge_index[0]])
+    def draw(self: object, inputs: NodeSamplerInput) -> SamplerOutput:
+        counts = indptr[inputs.node + 1] - indptr[inputs.node]
+        drawn = torch.cat([indices[indptr[v] : indptr[v + 1]] for v in inputs.node.tolist()])
+        node = torch.tensor(list(dict.fromkeys([*inputs.node.tolist(), *drawn.tolist()])))
+        place = torch.empty(store.num_vertices, dtype=torch.int64)
+        place[node] = torch.arange(node.numel())
+        return SamplerOutput(node, place[drawn], torch.arange(counts.numel()).repeat_interleave(counts), None)
 
-    out = pyg_ddp._OnUnion(Sum())(torch.eye(3), (torch.tensor([[1, 2], [0, 0]]), 1))
-    assert out.tolist() == [[1.0, 1.0, 1.0]]
+    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: True)
+    monkeypatch.setattr(NeighborSampler, "sample_from_nodes", draw)
+    scenario = _scenario(store, "sage", (-1,))
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "pyg"))
+    a, b = ours.train_step(0, 0), theirs.train_step(0, 0)  # one layer on a union is one layer on a block
+    assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-5) and theirs.note == ""
+    assert (a.counts["edges"], a.counts["rows_loaded"]) == (b.counts["edges"], b.counts["rows_loaded"])
 
 
 def test_a_store_without_enough_targets_is_refused(store: Store, tmp_path: Path) -> None:
