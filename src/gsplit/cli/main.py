@@ -10,6 +10,7 @@ from gsplit.cli.convert_command import convert
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.inspect_command import inspect
 from gsplit.cli.partition_commands import partition, shard
+from gsplit.cli.plan_command import plan
 from gsplit.cli.report_command import report
 from gsplit.cli.selftest_command import selftest
 from gsplit.cli.train_commands import infer, train, verify
@@ -24,7 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
-for verb in (inspect, convert, partition, shard, train, infer, verify, report, selftest):
+for verb in (inspect, convert, partition, shard, plan, train, infer, verify, report, selftest):
     app.command()(verb)
 
 

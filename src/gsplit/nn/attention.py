@@ -7,7 +7,7 @@ subclasses, hooks on the layer or on something inside it, explanations, attentio
 aggregations than the sum, autocast, and the types and devices for which ``kernels.dispatch`` has no kernel.
 
 GAT's scores are linear in the rows, x @ (W a), and so is what it sums. It can therefore aggregate the rows as they come
-and project the D sums, instead of projecting all S rows and aggregating those; ``_aggregates_first`` picks the cheaper.
+and project the D sums, instead of projecting all S rows and aggregating those; ``aggregates_first`` picks the cheaper.
 """
 
 import inspect
@@ -23,6 +23,7 @@ from gsplit.blocks import Block
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle
 from gsplit.kernels.attention import gat_attention, gatv2_attention
 from gsplit.kernels.attention_options import AttentionOptions
+from gsplit.kernels.attention_order import aggregates_first
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.nn.calls import LayerCall, rows_of
@@ -80,18 +81,6 @@ def attention_edges(block: Block, *, add_self_loops: bool) -> CsrEdges:
     looped = loop_once(block)
     loops = torch.full((block.num_dst,), LOOP, device=device)
     return CsrEdges(looped.block.indptr, looped.block.src_rows, looped.merge(places, loops), block.num_src)
-
-
-def _aggregates_first(num_src: int, num_dst: int, num_edges: int, heads: int, width_in: int, width_out: int) -> bool:
-    """Whether GAT should aggregate rows before it projects them: fewer rows to project, wider ones to sum.
-
-    Counted are numbers moved, four times for what is written and comes back as a gradient, and products, of which a
-    kernel makes 8 in that time and a matrix product 16; about, on one core.
-    """
-    sums, rows = num_dst * heads * width_in, num_src * heads * width_out
-    first = 4 * sums + num_edges * width_in * (1 + heads / 8) + sums * width_out / 16
-    after = 4 * rows + num_edges * heads * width_out * (1 + 1 / 8) + rows * width_in / 16
-    return first < after
 
 
 def _per_head(weight: Tensor, att: Tensor) -> Tensor:
@@ -158,7 +147,7 @@ def _run_gat(
     v_src, v_dst = _per_head(lin_src.weight, layer.att_src), _per_head(lin_dst.weight, layer.att_dst)
     score_src, score_dst = _Scores.apply(mixed, v_src, v_dst, dst.size(0))  # type: ignore[no-untyped-call]
     score_edge = None if edge_attr is None else edge_attr @ _per_head(layer.lin_edge.weight, layer.att_edge).t()
-    if not _aggregates_first(mixed.size(0), dst.size(0), edges.num_edges, heads, mixed.size(1), width):
+    if not aggregates_first(mixed.size(0), dst.size(0), edges.num_edges, heads, mixed.size(1), width):
         values = lin_src(mixed).view(-1, heads, width)
         return gat_attention(edges, values, score_src, score_dst, score_edge, options)
     sums = gat_attention(edges, mixed.unsqueeze(1), score_src, score_dst, score_edge, options)

@@ -36,6 +36,7 @@ class RankCounts:
     Layer l computes ``destinations[l]`` rows from ``sources[l]`` rows along ``edges[l]``. ``rows_sent[l]`` and
     ``rows_received[l]`` are source rows of layer l that cross between ranks (layer 0: input rows; backwards their
     gradients go the other way). ``rows_loaded`` are read from memory or disk. ``ids_sent`` asks others for rows.
+    ``edges_drawn`` are sampled here: all that the rank computes on, in every strategy of this project.
     """
 
     targets: float
@@ -47,17 +48,23 @@ class RankCounts:
     rows_received: tuple[float, ...]
     ids_sent: float
     ids_received: float
+    edges_drawn: float
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyCounts:
-    """All ranks' parts of a step. ``slices``: how many slices the columns of input rows are cut in; 1 if whole."""
+    """All ranks' parts of a step.
+
+    ``slices``: how many slices the columns of input rows are cut in; 1 if whole. ``bottom_passes``: how often layer 0
+    is called in a step; more than once in systems that take the micro-batches one after the other.
+    """
 
     layout: Layout
     replicas: int
     ranks: tuple[RankCounts, ...]
     num_steps: int
     slices: int = 1
+    bottom_passes: int = 1
 
     @property
     def num_edges(self) -> float:
@@ -220,6 +227,7 @@ def _of_batch(batch: MiniBatch, bottom: int = 0) -> RankCounts:
         rows_received=nothing,
         ids_sent=0,
         ids_received=0,
+        edges_drawn=sum(block.num_edges for block in blocks),
     )
 
 
@@ -237,12 +245,13 @@ def _of_split(split: Split) -> RankCounts:
         rows_received=received,
         ids_sent=sum(received),
         ids_received=sum(sent),
+        edges_drawn=sum(block.num_edges for block in blocks),
     )
 
 
 def _only_loading(rows: int) -> RankCounts:
     """No layer at all: rows that a rank reads for itself and others."""
-    return RankCounts(0, (), (), (), rows, (), (), 0, 0)
+    return RankCounts(0, (), (), (), rows, (), (), 0, 0, 0)
 
 
 def _stack(below: RankCounts, above: RankCounts, sent: float, received: float) -> RankCounts:
@@ -257,6 +266,7 @@ def _stack(below: RankCounts, above: RankCounts, sent: float, received: float) -
         rows_received=(*below.rows_received, received, *above.rows_received[1:]),
         ids_sent=below.ids_sent + received,
         ids_received=below.ids_received + sent,
+        edges_drawn=below.edges_drawn + above.edges_drawn,
     )
 
 
@@ -283,4 +293,5 @@ def _mean(counts: list[RankCounts]) -> RankCounts:
         rows_received=each("rows_received"),
         ids_sent=one("ids_sent"),
         ids_received=one("ids_received"),
+        edges_drawn=one("edges_drawn"),
     )

@@ -112,7 +112,7 @@ EDGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("first", [True, False])
 def test_layers_equal_pyg(kind: Any, options: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with the aggregation before the projection, and after it, for blocks for which the rule has the other."""
-    monkeypatch.setattr(attention, "_aggregates_first", lambda *sizes: first)
+    monkeypatch.setattr(attention, "aggregates_first", lambda *sizes: first)
     layer = kind(**{"in_channels": WIDTH, "out_channels": 4, **options}).double()
     edge_dim = options.get("edge_dim")
     assert max(_compare(layer, _block([3, 0, 6, 1, 12, 0], 40), edge_dim=edge_dim).values()) < 1e-12

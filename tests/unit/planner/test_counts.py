@@ -116,6 +116,7 @@ def expected(oracle: Oracle, name: str, rank: int) -> RankCounts:
         tuple(received),
         asked,
         asking,
+        sum(edges),
     )
 
 

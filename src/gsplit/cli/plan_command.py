@@ -1,0 +1,174 @@
+"""``gsplit plan``: which strategy is fastest for a store, a model and a machine, and why."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gsplit.cli.console import command, emit_json, human, progress_bars
+from gsplit.cli.options import Json, parse_fanout
+from gsplit.store.reader import Store, open_store
+
+if TYPE_CHECKING:
+    from gsplit.partitioning.presample import Workload
+    from gsplit.planner.hardware import Hardware
+    from gsplit.planner.plan import Candidate, Plan
+    from gsplit.progress import Progress
+
+__all__ = ["plan"]
+
+
+def plan(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit partition")],
+    nproc: Annotated[int, typer.Option(min=1, metavar="INT", help="ranks to plan for")] = 2,
+    model: Annotated[str, typer.Option(metavar="NAME", help="stock model, as in gsplit train")] = "sage",
+    hidden: Annotated[int, typer.Option(min=1, help="width of the hidden layers")] = 256,
+    heads: Annotated[int, typer.Option(min=1, help="attention heads")] = 4,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="number of layers, each with the first fanout [default: one per fanout]")
+    ] = None,
+    fanout: Annotated[str, typer.Option(metavar="N,N,...", help="neighbours per layer")] = "15,15,15",
+    batch_size: Annotated[int, typer.Option(min=1, help="targets of the GLOBAL mini-batch")] = 1024,
+    targets: Annotated[str, typer.Option(help="targets to train on; all: every vertex")] = "train",
+    features: Annotated[str, typer.Option(metavar="NAME", help="features to train from")] = "x",
+    on_disk: Annotated[bool, typer.Option("--features-on-disk", help="features are read from files")] = False,
+    cache: Annotated[str, typer.Option(metavar="SIZE", help="memory of each rank for its hottest rows")] = "0",
+    hardware: Annotated[
+        str, typer.Option(metavar="FILE|NAME", help="this, v100-nvlink, a100, h100, or a file of constants")
+    ] = "this",
+    recalibrate: Annotated[bool, typer.Option("--recalibrate", help="measure this machine again")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="mini-batches to count")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Compare all strategies for a store, a model and a machine.
+
+    Counts some mini-batches under every strategy; seconds come from the constants of a machine. The first plan for this
+    machine measures it, which takes about a minute.
+    """
+    with command(as_json):
+        from gsplit.features.budget import parse_bytes
+        from gsplit.partitioning.presample import Workload
+        from gsplit.planner.plan import make_plan
+        from gsplit.planner.shapes import ModelShape
+
+        opened, fanouts = open_store(store), parse_fanout(fanout)
+        fanouts = fanouts if layers is None else fanouts[:1] * layers
+        names = tuple(features.split(","))
+        shape = ModelShape(model, _num_columns(opened, names), hidden, max(2, opened.num_classes), len(fanouts), heads)
+        workload = Workload.of_store(opened, None if targets == "all" else targets, fanouts, batch_size)
+        with progress_bars(as_json) as progress:
+            machine = _hardware(hardware, workload, progress, again=recalibrate)
+            made = make_plan(
+                opened,
+                workload,
+                shape,
+                machine,
+                nproc,
+                features=names,
+                on_disk=on_disk,
+                cache_bytes=parse_bytes(cache),
+                steps=steps,
+                progress=progress,
+            )
+        if as_json:
+            emit_json(_document(made))
+        else:
+            _show(made, Console())
+
+
+def _num_columns(store: Store, names: tuple[str, ...]) -> int:
+    return sum(store.stored_array(f"features/{name}").shape[1] for name in names)
+
+
+def _hardware(name: str, workload: "Workload", progress: "Progress", *, again: bool) -> "Hardware":
+    """A preset, a file, or this machine, whose sampling is measured on the graph itself."""
+    from gsplit.planner.calibration import this_machine
+    from gsplit.planner.hardware import PRESETS, read_hardware
+    from gsplit.planner.probes import measure_sampling
+
+    if name in PRESETS:
+        return PRESETS[name]
+    if name != "this":
+        return read_hardware(Path(name))
+    rate = measure_sampling(workload)
+    known = this_machine(again=again, progress=progress)
+    return replace(known, sample_edges_per_s=rate, far_sample_edges_per_s=rate)
+
+
+def _document(made: "Plan") -> dict[str, Any]:
+    """The document of ``--json``."""
+    return {
+        "kind": "plan",
+        "hardware": asdict(made.hardware),
+        "model": asdict(made.shape),
+        "best": made.best.strategy,
+        "best_ranks": made.best.ranks,
+        "best_replicas": made.best.replicas,
+        "reason": made.reason,
+        "notes": list(made.notes),
+        "candidates": [_describe(candidate) for candidate in made.candidates],
+    }
+
+
+def _describe(candidate: "Candidate") -> dict[str, Any]:
+    step, counts = candidate.step, candidate.step.counts
+    return {
+        "strategy": candidate.strategy,
+        "ranks": candidate.ranks,
+        "replicas": candidate.replicas,
+        "wall_s": step.wall_s,
+        "cpu_s": step.cpu_s,
+        "stages_s": step.stages.by_name(),
+        "stages_s_per_rank": [rank.by_name() for rank in step.ranks],
+        "edges": counts.num_edges,
+        "rows_loaded": counts.rows_loaded,
+        "rows_sent": counts.rows_sent,
+        "bytes_sent_per_rank": step.bytes_sent,
+        "imbalance": step.imbalance,
+        "memory_own_bytes": candidate.memory.own,
+        "memory_mapped_bytes": candidate.memory.mapped,
+        "fits": candidate.fits,
+    }
+
+
+def _show(made: "Plan", console: Console) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for name in ("step", "draw", "load", "move", "fwd", "bwd", "rows", "sent", "own", "imb."):
+        table.add_column(name, justify="right", no_wrap=True)
+    for candidate in made.candidates:
+        table.add_row(*_cells(candidate), style=None if candidate.fits else "dim")
+    console.print(table)
+    console.print(
+        "ms of a step and its stages (move: ids and rows between ranks, forward); input\n"
+        "rows read; bytes that the busiest rank sends, and that a rank takes of its\n"
+        "own; work of the largest rank over the mean",
+        style="dim",
+        highlight=False,
+    )
+    console.print(f"\n{made.reason}", highlight=False, soft_wrap=True)
+    for note in made.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def _cells(candidate: "Candidate") -> list[str]:
+    step, stages = candidate.step, candidate.step.stages
+    seconds = (
+        step.wall_s,
+        stages.sample + stages.split,
+        stages.load,
+        stages.exchange_ids + stages.exchange_features + stages.shuffle,
+        stages.forward,
+        stages.backward + stages.optimizer,
+    )
+    return [
+        candidate.name,
+        *(f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}" for value in seconds),
+        human(step.counts.rows_loaded),
+        human(step.bytes_sent) if candidate.ranks > 1 else "",
+        human(candidate.memory.own),
+        f"{step.imbalance:.2f}",
+    ]

@@ -1,0 +1,203 @@
+"""A machine as the planner sees it: one set of constants, from a preset, a file or a calibration.
+
+All rates are those of one rank. Where ranks are processes on the cores of a host, ``cores`` says how many there are:
+ranks beyond that number take turns, and ranks below it run torch's operations on several threads. Where every rank
+has a device of its own, ``cores`` is None.
+
+``V100`` is fitted to Tables 1 and 3 of the paper (docs/planner.md). ``A100`` and ``H100`` are not measured: they take
+the V100's shares of the published peaks, and its fixed costs as they are.
+"""
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from gsplit.errors import InputError, explain
+
+__all__ = ["PRESETS", "Hardware", "read_hardware", "write_hardware"]
+
+
+_REACH_BYTES = 1e8
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Rates per rank and fixed costs. What each is multiplied with is in ``estimate``."""
+
+    name: str
+    sample_edges_per_s: float
+    """Edges drawn and relabelled, with the graph in the rank's own memory."""
+    far_sample_edges_per_s: float
+    """The same with the graph in the host's memory; a rank on the host has no other."""
+    split_ids_per_s: float
+    """Rows of a frontier sorted by owner, asked for, and located at the owner."""
+    load_bytes_per_s: float
+    """Input rows gathered from the host's memory, in large rows."""
+    cache_bytes_per_s: float
+    """Input rows gathered from the rank's cache."""
+    row_overhead_bytes: float
+    """Bytes that a gathered row costs beside its own: narrow rows are read at a lower rate."""
+    disk_bytes_per_s: float
+    """Random rows from disk, of all ranks of the host together."""
+    flops_per_s: float
+    """Dense products."""
+    aggregate_bytes_per_s: float
+    """Bytes of source rows summed along edges."""
+    attention_values_per_s: float
+    """Values of source rows weighed and summed by attention, forward."""
+    crowding: float
+    """How gathers and sums along edges slow down with the bytes they reach: rate * (100 MB / bytes) ** crowding;
+    attention, which computes more, half as much."""
+    row_bytes_per_s: float
+    """Bytes read or written by operations that take row after row: activations, dropout, copies."""
+    exchange_bytes_per_s: float
+    """Rows gathered, sent and received; bytes that leave a rank."""
+    reduce_bytes_per_s: float
+    """Gradients averaged over the ranks."""
+    collective_s: float
+    """Latency of a collective, of two ranks."""
+    collective_per_rank_s: float
+    """Latency that every further rank adds."""
+    sample_s: float
+    """Fixed cost of sampling a step."""
+    load_s: float
+    """Fixed cost of loading a step, uncached."""
+    step_s: float
+    """Fixed cost of forward and backward: launches and host work of a step without attention."""
+    attention_step_s: float
+    """The same of a step with attention."""
+    memory_bytes: float
+    """Memory of a rank, or, with ``cores``, of the host."""
+    cores: int | None = None
+    thread_gain: float = 0.0
+    """How much of a core a further thread of the same rank adds to dense, sparse and row operations."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            optional = field.name in ("cores", "thread_gain", "row_overhead_bytes", "crowding") or field.name.endswith(
+                "_s"
+            )
+            rate = field.name.endswith("_per_s") or field.name == "memory_bytes"
+            if isinstance(value, str) or value is None:
+                continue
+            if value < 0 or (value == 0 and (rate or not optional)):
+                expected = "a positive number" if rate else "0 or more"
+                raise InputError(explain(f"hardware: {field.name}", expected, value, "correct the file"))
+
+    def threads(self, num_ranks: int) -> int:
+        """Threads of each rank: the launcher's rule."""
+        return 1 if self.cores is None else max(1, self.cores // num_ranks)
+
+    def reach(self, num_bytes: float) -> float:
+        """The share of a rate that is left when rows are gathered out of so many bytes; at most doubled or quartered.
+
+        >>> PRESETS["v100-nvlink"].reach(1e9)
+        1.0
+        """
+        share: float = pow(_REACH_BYTES / max(num_bytes, 1.0), self.crowding)
+        return min(2.0, max(0.25, share))
+
+    def latency(self, num_ranks: int) -> float:
+        """Seconds of an empty collective."""
+        if num_ranks == 1:
+            return 0.0
+        return self.collective_s + self.collective_per_rank_s * (num_ranks - 2)
+
+    def wall(self, seconds: list[float]) -> float:
+        """How long a stage takes from the ranks' own seconds: the slowest rank, or all of them by turns on the cores.
+
+        >>> PRESETS["v100-nvlink"].wall([1.0, 2.0, 1.0])
+        2.0
+        """
+        shared = 0.0 if self.cores is None else sum(seconds) / self.cores
+        return max(max(seconds), shared)
+
+
+_V100_FLOPS, _V100_BYTES = 15.7e12, 0.9e12  # published peaks: float32, memory
+_SHARE_FLOPS, _SHARE_BYTES = 0.95, 0.90  # shares of them that the fit gives; both at their bounds
+
+_V100 = Hardware(
+    name="v100-nvlink",
+    sample_edges_per_s=261e6,
+    far_sample_edges_per_s=65e6,
+    split_ids_per_s=2e9,
+    load_bytes_per_s=6.7e9,
+    cache_bytes_per_s=_SHARE_BYTES * _V100_BYTES / 2,
+    row_overhead_bytes=40,
+    disk_bytes_per_s=1.5e9,
+    flops_per_s=_SHARE_FLOPS * _V100_FLOPS,
+    aggregate_bytes_per_s=_SHARE_BYTES * _V100_BYTES,
+    attention_values_per_s=_SHARE_BYTES * _V100_BYTES / 7.5,
+    crowding=0.0,
+    row_bytes_per_s=_SHARE_BYTES * _V100_BYTES,
+    exchange_bytes_per_s=24e9,
+    reduce_bytes_per_s=24e9,
+    collective_s=30e-6,
+    collective_per_rank_s=5e-6,
+    sample_s=1.1e-3,
+    load_s=2.5e-3,
+    step_s=8.4e-3,
+    attention_step_s=23.8e-3,
+    memory_bytes=16e9,
+)
+
+
+def _scaled(name: str, *, flops: float, memory: float, link: float, host: float, memory_bytes: float) -> Hardware:
+    """A device of the same kind: rates grow with the published peaks, fixed costs stay."""
+    base = _V100
+    return replace(
+        base,
+        name=name,
+        sample_edges_per_s=base.sample_edges_per_s * memory,
+        far_sample_edges_per_s=base.far_sample_edges_per_s * host,
+        load_bytes_per_s=base.load_bytes_per_s * host,
+        cache_bytes_per_s=base.cache_bytes_per_s * memory,
+        split_ids_per_s=base.split_ids_per_s * memory,
+        flops_per_s=base.flops_per_s * flops,
+        aggregate_bytes_per_s=base.aggregate_bytes_per_s * memory,
+        attention_values_per_s=base.attention_values_per_s * memory,
+        row_bytes_per_s=base.row_bytes_per_s * memory,
+        exchange_bytes_per_s=base.exchange_bytes_per_s * link,
+        reduce_bytes_per_s=base.reduce_bytes_per_s * link,
+        memory_bytes=memory_bytes,
+    )
+
+
+PRESETS: dict[str, Hardware] = {
+    "v100-nvlink": _V100,
+    # published: 19.5 Tflop/s float32, 1.555 TB/s, NVLink 600 against 300 GB/s, PCIe 4 against 3, 40 GB
+    "a100": _scaled("a100", flops=19.5 / 15.7, memory=1.555 / 0.9, link=2.0, host=2.0, memory_bytes=40e9),
+    # published: 67 Tflop/s float32, 3.35 TB/s, NVLink 900 against 300 GB/s, PCIe 5 against 3, 80 GB
+    "h100": _scaled("h100", flops=67 / 15.7, memory=3.35 / 0.9, link=3.0, host=4.0, memory_bytes=80e9),
+}
+"""Machines with a GPU per rank; nothing of this project has run on one."""
+
+
+def read_hardware(path: Path) -> Hardware:
+    """Constants from a JSON or TOML file: every field of ``Hardware`` by its name, or some and ``base``, a preset."""
+    try:
+        text = path.read_text()
+        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        fix = f"give a file, this, or one of {', '.join(PRESETS)}"
+        raise InputError(explain(f"hardware {path}", "a readable file", error.strerror, fix)) from error
+    except ValueError as error:
+        raise InputError(explain(f"hardware {path}", "JSON, or TOML in a .toml file", error, "correct it")) from error
+    names = {field.name for field in fields(Hardware)}
+    base = table.pop("base", None)
+    given = table.pop("constants", table)  # a calibration's file has more beside them
+    unknown = sorted(set(given) - names)
+    start = {} if base not in PRESETS else asdict(PRESETS[base])
+    missing = sorted(names - set(start) - set(given) - {"cores", "thread_gain"})
+    if unknown or missing or (base is not None and not start):
+        got = f"unknown {unknown}, missing {missing}, base {base}"
+        raise InputError(explain(f"hardware {path}", "the constants of docs/planner.md", got, "correct the file"))
+    return Hardware(**{**start, **given})
+
+
+def write_hardware(hardware: Hardware, path: Path, notes: dict[str, str]) -> None:
+    """Keep constants with what is to be known about them, readable by ``read_hardware``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"notes": notes, "constants": asdict(hardware)}, indent=1) + "\n")

@@ -1,0 +1,143 @@
+"""Estimates follow their formulas: more work takes longer, ranks beyond the cores take turns, presets are whole."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from gsplit.errors import InputError
+from gsplit.planner.counts import RankCounts, StrategyCounts
+from gsplit.planner.estimate import Placement, estimate_step
+from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
+from gsplit.planner.layouts import parse_layout
+from gsplit.planner.shapes import ModelShape, layer_work
+
+HOST = replace(
+    PRESETS["v100-nvlink"], name="host", cores=2, thread_gain=0.8, collective_s=0.0, collective_per_rank_s=0.0
+)
+SHAPE = ModelShape("sage", 100, 64, 8, 2)
+PLACE = Placement(row_bytes=400)
+
+
+def _rank(factor: float = 1.0, crossing: float = 0.0) -> RankCounts:
+    one = RankCounts(
+        10, (3000, 100), (300, 10), (2000, 300), 2000, (crossing, crossing), (crossing,) * 2, crossing, crossing, 3100
+    )
+
+    def grown(value: object) -> object:
+        return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor  # type: ignore[operator]
+
+    return RankCounts(**{name: grown(value) for name, value in asdict(one).items()})  # type: ignore[arg-type]
+
+
+def _counts(name: str, *ranks: RankCounts, slices: int = 1) -> StrategyCounts:
+    return StrategyCounts(parse_layout(name, 2), 1, ranks, 1, slices=slices)
+
+
+def test_data_parallelism_waits_for_the_slowest_rank_once_and_split_at_every_stage() -> None:
+    ranks = (_rank(1.0), _rank(3.0))
+    machine = PRESETS["v100-nvlink"]
+    data = estimate_step(_counts("data", *ranks), SHAPE, machine, PLACE)
+    latency = machine.latency(2) * SHAPE.num_layers  # of the gradients
+    assert data.wall_s == pytest.approx(max(rank.total for rank in data.ranks) + latency)
+    assert data.imbalance > 1.0 and data.cpu_s == pytest.approx(sum(rank.total for rank in data.ranks))
+    split = estimate_step(_counts("split", *ranks), SHAPE, machine, PLACE)
+    assert split.wall_s == pytest.approx(split.stages.total)
+
+
+def test_ranks_beyond_the_cores_take_turns() -> None:
+    two = estimate_step(_counts("data", *(_rank(),) * 2), SHAPE, HOST, PLACE, threads=1)
+    four = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, HOST, PLACE, threads=1)
+    apart = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, replace(HOST, cores=None), PLACE)
+    assert four.wall_s == pytest.approx(2 * apart.wall_s, rel=1e-6)
+    assert four.wall_s > 1.9 * two.wall_s
+
+
+def test_one_process_has_all_threads_for_products() -> None:
+    big = _rank(1000.0)
+    alone = estimate_step(_counts("split", big), SHAPE, HOST, PLACE)
+    single = estimate_step(_counts("split", big), SHAPE, HOST, PLACE, threads=1)
+    assert alone.stages.forward < single.stages.forward and alone.stages.sample == single.stages.sample
+    assert alone.stages.shuffle == alone.stages.exchange_ids == alone.stages.exchange_features == 0
+    assert alone.bytes_sent == 0
+
+
+def test_rows_that_cross_cost_time_and_bytes() -> None:
+    none, some = (_counts("split", *(_rank(crossing=c),) * 2) for c in (0.0, 500.0))
+    quiet, busy = (estimate_step(counts, SHAPE, HOST, PLACE) for counts in (none, some))
+    for stage in ("shuffle", "exchange_features", "exchange_ids", "split", "backward"):
+        assert getattr(busy.stages, stage) > getattr(quiet.stages, stage), stage
+    assert busy.bytes_sent - quiet.bytes_sent == 500 * 400 + 2 * 500 * 64 * 4 + 500 * 8
+
+
+def test_a_cache_spares_the_disk_which_all_ranks_share() -> None:
+    counts = _counts("data", *(_rank(),) * 2)
+    host = replace(HOST, load_s=0.0)
+    loads = [
+        estimate_step(counts, SHAPE, host, place).ranks[0].load
+        for place in (PLACE, replace(PLACE, on_disk=True), replace(PLACE, on_disk=True, hit_rate=0.9))
+    ]
+    assert loads[2] < 0.2 * loads[1] and loads[0] < loads[1]
+    alone = estimate_step(_counts("data", _rank()), SHAPE, host, replace(PLACE, on_disk=True)).ranks[0].load
+    assert loads[1] == pytest.approx(2 * alone)
+
+
+def test_slices_are_read_at_a_lower_rate() -> None:
+    whole = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, HOST, PLACE).ranks[0].load
+    sliced = estimate_step(_counts("push_pull", *(_rank(4.0),) * 4, slices=4), SHAPE, HOST, PLACE).ranks[0].load
+    assert sliced > whole + HOST.row_overhead_bytes * 2 * 2000 / HOST.load_bytes_per_s
+
+
+def test_work_of_a_mean_layer_is_two_products_each_way() -> None:
+    forward, backward = layer_work(SHAPE, 0, edges=50, destinations=10, sources=40)
+    assert forward.flops == 2 * 2 * 10 * 100 * 64 == backward.flops  # no gradient of input rows
+    assert forward.aggregate_bytes == 50 * 100 * 4 and backward.aggregate_bytes == 0
+    _, above = layer_work(SHAPE, 1, edges=50, destinations=10, sources=40)
+    assert above.flops == 2 * 2 * 2 * 10 * 64 * 8 and above.aggregate_bytes == 50 * 64 * 4
+    first = layer_work(replace(SHAPE, projects_first=True), 0, 50, 10, 40)[0]
+    assert first.flops == 2 * (40 + 10) * 100 * 64 and first.aggregate_bytes == 50 * 64 * 4
+
+
+def test_attention_takes_the_cheaper_order() -> None:
+    gat = ModelShape("gat", 64, 64, 8, 2, heads=4)
+    many_sources, _ = layer_work(gat, 0, edges=100, destinations=10, sources=10_000)
+    assert many_sources.flops == 2 * 10 * 4 * 64 * 16 + 2 * 10_000 * 64 * 4
+    few_sources, _ = layer_work(gat, 0, edges=10_000, destinations=1000, sources=1000)
+    assert few_sources.flops == 2 * 1000 * 64 * 64 + 2 * 1000 * 64 * 4
+    assert few_sources.attention_values == (10_000 + 1000) * 64 * 9 / 8
+
+
+def test_unknown_models_are_refused_and_similar_ones_named() -> None:
+    assert ModelShape("gin").note == "gin is costed as sage" and ModelShape("gat").note is None
+    with pytest.raises(InputError, match="model: expected one of sage"):
+        ModelShape("perceptron")
+
+
+def test_hardware_files_are_read_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    write_hardware(HOST, path, {"host": "here"})
+    assert read_hardware(path) == HOST
+    (tmp_path / "part.toml").write_text('base = "a100"\nname = "mine"\nstep_s = 0.004\n')
+    mine = read_hardware(tmp_path / "part.toml")
+    assert mine == replace(PRESETS["a100"], name="mine", step_s=0.004)
+    for text, message in (
+        ("{", "JSON, or TOML"),
+        (json.dumps({"base": "a100", "speed": 3}), "unknown"),
+        (json.dumps({"name": "x"}), "missing"),
+        (json.dumps({"base": "a100", "flops_per_s": 0}), "flops_per_s: expected a positive number"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_hardware(path)
+    with pytest.raises(InputError, match="a readable file"):
+        read_hardware(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("newer", ["a100", "h100"])
+def test_newer_devices_are_faster_but_for_fixed_costs(newer: str) -> None:
+    old, new = PRESETS["v100-nvlink"], PRESETS[newer]
+    rates = [name for name in asdict(old) if name.endswith("_per_s") and name != "disk_bytes_per_s"]
+    assert all(getattr(new, name) > getattr(old, name) for name in rates)
+    assert (new.step_s, new.collective_s) == (old.step_s, old.collective_s)
+    assert isinstance(new, Hardware) and new.threads(4) == 1

@@ -1,0 +1,108 @@
+"""A plan ranks what can be run, gives reasons that follow from the figures, and one process is one of the choices."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gsplit
+from gsplit.errors import InputError
+from gsplit.partitioning.presample import Workload
+from gsplit.planner.hardware import PRESETS
+from gsplit.planner.plan import Plan, choose, make_plan
+from gsplit.planner.shapes import ModelShape
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import Store
+
+GPU = PRESETS["v100-nvlink"]
+QUICK = replace(GPU, collective_s=0.0, collective_per_rank_s=0.0, step_s=0.0, load_s=0.0, sample_s=0.0)
+SHAPE = ModelShape("sage", 16, 32, 4, 2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("plan")
+    planted = PlantedGraph(3000, 40_000, num_communities=12, num_features=16, num_classes=4)
+    plain = build_store(synthetic_source(planted), folder / "g.gsplit")
+    return gsplit.partition(plain, folder / "p.gsplit", 4, [4, 4], batch_size=128, solver="restream", epochs=2)
+
+
+@pytest.fixture(scope="module")
+def workload(store: Store) -> Workload:
+    return Workload.of_store(store, "train", [4, 4], 128)
+
+
+def _names(plan: Plan) -> list[str]:
+    return [candidate.name for candidate in plan.candidates]
+
+
+def test_every_strategy_and_replica_is_a_candidate(store: Store, workload: Workload) -> None:
+    plan = make_plan(store, workload, SHAPE, GPU, 4)
+    several = {"split", "split x 2", "hybrid(1)", "hybrid(1) x 2", "data_cached", "data_cached(strided)", "push_pull"}
+    assert set(_names(plan)) == several | {"data", "data(owner)", "one process"}
+    walls = [candidate.step.wall_s for candidate in plan.candidates]
+    assert walls == sorted(walls) and plan.best.name in plan.reason
+    gat = make_plan(store, workload, replace(SHAPE, kind="gat"), GPU, 2)
+    assert "push_pull" not in _names(gat) and any("push_pull" in note for note in gat.notes)
+
+
+def test_rows_that_are_dear_to_read_are_read_once_and_those_dear_to_send_stay(store: Store, workload: Workload) -> None:
+    slow_reads = make_plan(store, workload, SHAPE, replace(QUICK, load_bytes_per_s=1e5), 4)
+    assert slow_reads.best.step.counts.layout.split_layers is not None
+    assert "input rows" in slow_reads.reason and "loading rows" in slow_reads.reason
+    slow_links = make_plan(store, workload, SHAPE, replace(QUICK, exchange_bytes_per_s=1e3), 4)
+    assert slow_links.best.strategy in ("data", "data(owner)")
+
+
+def test_one_process_is_best_where_ranks_share_one_core(store: Store, workload: Workload) -> None:
+    plan = make_plan(store, workload, SHAPE, replace(QUICK, cores=1, collective_s=1e-3), 4)
+    assert plan.best.name == "one process" and "use one process" in plan.reason
+    assert any("4 ranks share 1 cores" in note for note in plan.notes)
+    choice = choose(store, workload, 4, replace(QUICK, cores=1, collective_s=1e-3))
+    assert choice.strategy == "data(owner)" and "use one process" in choice.reason
+
+
+def test_choose_takes_the_fastest_of_the_strategies_allowed(store: Store, workload: Workload) -> None:
+    slow_reads = replace(QUICK, load_bytes_per_s=1e5)
+    assert choose(store, workload, 4, slow_reads, strategies=("data", "split"), shape=SHAPE).strategy == "split"
+    assert choose(store, workload, 4, slow_reads, replicas=2, strategies=("data", "split")).strategy == "split"
+
+
+def test_a_cache_answers_rows_and_takes_memory(store: Store, workload: Workload) -> None:
+    slow_disk = replace(QUICK, disk_bytes_per_s=1e6)
+    plain, cached = (
+        next(
+            candidate
+            for candidate in make_plan(
+                store, workload, SHAPE, slow_disk, 2, on_disk=True, cache_bytes=size, strategies=("split",)
+            ).candidates
+            if candidate.name == "split"
+        )
+        for size in (0, 50_000)
+    )
+    assert cached.step.stages.load < 0.8 * plain.step.stages.load
+    assert cached.memory.own == plain.memory.own + 50_000
+    assert plain.memory.mapped > 0
+
+
+def test_what_does_not_fit_comes_last(store: Store, workload: Workload) -> None:
+    found = make_plan(store, workload, SHAPE, GPU, 4)
+    owns = sorted(candidate.memory.own for candidate in found.candidates)
+    tight = make_plan(store, workload, SHAPE, replace(GPU, memory_bytes=owns[len(owns) // 2]), 4)
+    fits = [candidate.fits for candidate in tight.candidates]
+    assert fits == sorted(fits, reverse=True) and not all(fits) and any(fits)
+    none = make_plan(store, workload, SHAPE, replace(GPU, memory_bytes=1.0), 2)
+    assert any("nothing fits" in note for note in none.notes)
+
+
+def test_layers_and_fanouts_must_agree(store: Store, workload: Workload) -> None:
+    with pytest.raises(InputError, match="2 fanouts and 3 layers"):
+        make_plan(store, workload, replace(SHAPE, num_layers=3), GPU, 2)
+
+
+def test_a_store_in_one_part_is_said_to_be(tmp_path: Path) -> None:
+    plain = build_store(synthetic_source(PlantedGraph(300, 2000, num_features=4, num_classes=2)), tmp_path / "g.gsplit")
+    workload = Workload.of_store(plain, "train", [2], 32)
+    plan = make_plan(plain, workload, ModelShape("sage", 4, 8, 2, 1), GPU, 2, steps=99)
+    assert any("not partitioned" in note for note in plan.notes)
