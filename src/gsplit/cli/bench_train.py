@@ -63,9 +63,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="file for the JSON document, written after every launch")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure training steps: strategies and peers on the same ranks, in turn.
+    """Measure training: strategies and peers on the same ranks.
 
-    All start from the same weights; all strategies train the same steps, so their losses must be equal. Times are per
+    They take turns. All start from the same weights; all strategies train the same steps, so their losses must be equal. Times are per
     step, medians of the turns. Ranks that this machine does not have are counted (--count).
     """
     with command(as_json, lost="what --out has is complete so far" if out else "nothing was written"):
