@@ -65,8 +65,8 @@ def train(
 ) -> None:
     """Measure training: strategies and peers on the same ranks.
 
-    They take turns. All start from the same weights; all strategies train the same steps, so their losses must be equal. Times are per
-    step, medians of the turns. Ranks that this machine does not have are counted (--count).
+    They take turns. All start from the same weights; all strategies train the same steps, so their losses must be
+    equal. Times are per step, medians of the turns. Ranks that this machine does not have are counted (--count).
     """
     with command(as_json, lost="what --out has is complete so far" if out else "nothing was written"):
         from gsplit.bench.presets import DEFAULT, find_preset
