@@ -26,6 +26,7 @@ from gsplit.loader_options import check_options, check_prefetch, fingerprint, ro
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
+from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.conversion import as_graph_store
@@ -50,13 +51,13 @@ class NeighborLoader:
     a tensor of original ids or a mask, or None for every vertex. ``batch_size``: targets of the GLOBAL mini-batch.
     ``mesh``: the ranks, from ``gsplit.init()``; a program of one process may leave it out.
 
-    ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "push_pull" or "hybrid(k)"; the
-    result is the same (docs/strategies.md). ``ownership`` overrides who owns which range of vertices. ``features``,
-    ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array of that name.
-    Several ``features`` are put side by side. ``cache``: memory of each rank for its hottest rows, such as "2GB", from
-    a partitioned store; ``device_cache``: the same in a device's memory. ``copies``: memory of each rank for copies of
-    the hottest rows of other ranks, which then need not travel. ``features_on_disk``: read features from files instead
-    of mapping them (docs/loading.md).
+    ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "push_pull", "hybrid(k)", or "auto",
+    the fastest by the planner; the result is the same (docs/strategies.md). ``ownership`` overrides who owns which
+    range of vertices. ``features``, ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the
+    graph has an array of that name. Several ``features`` are put side by side. ``cache``: memory of each rank for its
+    hottest rows, such as "2GB", from a partitioned store; ``device_cache``: the same in a device's memory. ``copies``:
+    memory of each rank for copies of the hottest rows of other ranks, which then need not travel.
+    ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
     ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
     ``prefetch``: batches that a thread makes ahead of training; what they contain does not depend on it.
     """
@@ -95,9 +96,13 @@ class NeighborLoader:
         **options: object,
     ) -> None:
         check_options(num_neighbors, batch_size, sampler, seed, options)
-        self.mesh, self._spec = resolve_mesh(mesh, "NeighborLoader"), parse_strategy(strategy, len(num_neighbors))
-        self._kind, store = strategy_class(self._spec), as_graph_store(graph, partition)
+        self.mesh, store = resolve_mesh(mesh, "NeighborLoader"), as_graph_store(graph, partition)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
+        reads = (self.arrays.features, features_on_disk, cache)
+        steps = PlannedSteps(input_nodes, list(num_neighbors), batch_size, *reads)
+        chosen = resolve_strategy(strategy, store, self.mesh, steps)
+        self._spec = parse_strategy(chosen.strategy, len(num_neighbors))
+        self._kind = strategy_class(self._spec)
         self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
         self._prefetch = check_prefetch(prefetch, self.mesh)
         rows = row_options(self._spec, self.mesh, cache, device_cache, copies, features_on_disk, self._prefetch)

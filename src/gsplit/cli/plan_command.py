@@ -1,6 +1,6 @@
 """``gsplit plan``: which strategy is fastest for a store, a model and a machine, and why."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,17 +85,15 @@ def _num_columns(store: Store, names: tuple[str, ...]) -> int:
 
 def _hardware(name: str, workload: "Workload", progress: "Progress", *, again: bool) -> "Hardware":
     """A preset, a file, or this machine, whose sampling is measured on the graph itself."""
+    from gsplit.planner.auto import fit_to_graph
     from gsplit.planner.calibration import this_machine
     from gsplit.planner.hardware import PRESETS, read_hardware
-    from gsplit.planner.probes import measure_sampling
 
     if name in PRESETS:
         return PRESETS[name]
     if name != "this":
         return read_hardware(Path(name))
-    rate = measure_sampling(workload)
-    known = this_machine(again=again, progress=progress)
-    return replace(known, sample_edges_per_s=rate, far_sample_edges_per_s=rate)
+    return fit_to_graph(this_machine(again=again, progress=progress), workload)
 
 
 def _document(made: "Plan") -> dict[str, Any]:

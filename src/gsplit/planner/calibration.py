@@ -21,7 +21,7 @@ from gsplit.planner.hardware import Hardware, read_hardware, write_hardware
 from gsplit.planner.probes import measure_disk
 from gsplit.progress import Progress, silent
 
-__all__ = ["cache_file", "calibrate", "this_machine"]
+__all__ = ["cache_file", "calibrate", "known_machine", "this_machine"]
 
 _STEP_S, _ATTENTION_STEP_S, _SAMPLE_S, _LOAD_S = 2e-3, 3e-3, 0.5e-3, 0.2e-3
 """Host work of a step whatever its size, in Python mostly: set, not measured."""
@@ -47,17 +47,24 @@ def _identity() -> dict[str, str]:
 
 def this_machine(*, again: bool = False, path: Path | None = None, progress: Progress = silent) -> Hardware:
     """The constants of this machine, from the cache if it knows them."""
-    path, identity = path or cache_file(), _identity()
-    if not again and path.is_file():
-        try:
-            known = json.loads(path.read_text()).get("notes") == identity
-        except (ValueError, AttributeError):
-            known = False
-        if known:
-            return read_hardware(path)
+    known = None if again else known_machine(path)
+    if known is not None:
+        return known
     found = calibrate(progress=progress)
-    write_hardware(found, path, identity)
+    write_hardware(found, path or cache_file(), _identity())
     return found
+
+
+def known_machine(path: Path | None = None) -> Hardware | None:
+    """The kept constants, if they are those of this machine and these versions."""
+    path = path or cache_file()
+    if not path.is_file():
+        return None
+    try:
+        same = json.loads(path.read_text()).get("notes") == _identity()
+    except (ValueError, AttributeError):
+        return None
+    return read_hardware(path) if same else None
 
 
 @dataclass(frozen=True, slots=True)
