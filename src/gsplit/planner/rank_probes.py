@@ -66,7 +66,7 @@ def _exchange(mesh: Mesh, num_rows: int) -> Callable[[], None]:
     mixed = torch.randn(index.num_mixed, _WIDTH)
 
     def run() -> None:
-        exchange.mix_stored(mixed, "probe")
+        exchange.mix_stored(mixed, "probe")  # all ranks: the same number of repeats
 
     return run
 
