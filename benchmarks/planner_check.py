@@ -25,7 +25,7 @@ from gsplit.planner.estimate import StepEstimate
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware
 from gsplit.planner.plan import make_plan
 from gsplit.planner.probes import measure_sampling
-from gsplit.planner.shapes import ModelShape
+from gsplit.planner.shapes import PlannedModel
 from gsplit.store.reader import Store, open_store
 
 PEERS = ("dgl", "pyg")
@@ -116,7 +116,7 @@ class StorePredictor:
         first = records[0]
         store = self._stores.setdefault(first["graph"], open_store(self._folder / f"{first['graph']}.gsplit"))
         workload = Workload.of_store(store, "train", list(first["fanout"]), int(first["batch_size"]))
-        shape = ModelShape(
+        shape = PlannedModel(
             first["model"],
             store.num_features,
             int(first["hidden"]),

@@ -19,7 +19,7 @@ from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware
 from gsplit.planner.layouts import parse_layout
-from gsplit.planner.shapes import ModelShape
+from gsplit.planner.shapes import PlannedModel
 
 __all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "predict_table"]
 
@@ -77,7 +77,7 @@ def predict_table(hardware: Hardware | None = None) -> list[Prediction]:
     found = []
     for (system, model), measured in MEASURED.items():
         for graph in GRAPHS:
-            shape = ModelShape(model, FEATURES[graph], HIDDEN, CLASSES, LAYERS, heads=4, projects_first=True)
+            shape = PlannedModel(model, FEATURES[graph], HIDDEN, CLASSES, LAYERS, heads=4, projects_first=True)
             step = estimate_step(_counts(system, graph), shape, machine, _placement(system, graph))
             seconds = step.wall_s * TARGETS[graph] / BATCH_SIZE
             found.append(Prediction(system, model, graph, seconds, sum(measured[graph])))

@@ -52,12 +52,14 @@ def plan(
         from gsplit.features.budget import parse_bytes
         from gsplit.partitioning.presample import Workload
         from gsplit.planner.plan import make_plan
-        from gsplit.planner.shapes import ModelShape
+        from gsplit.planner.shapes import PlannedModel
 
         opened, fanouts = open_store(store), parse_fanout(fanout)
         fanouts = fanouts if layers is None else fanouts[:1] * layers
         names = tuple(features.split(","))
-        shape = ModelShape(model, _num_columns(opened, names), hidden, max(2, opened.num_classes), len(fanouts), heads)
+        shape = PlannedModel(
+            model, _num_columns(opened, names), hidden, max(2, opened.num_classes), len(fanouts), heads
+        )
         workload = Workload.of_store(opened, None if targets == "all" else targets, fanouts, batch_size)
         with progress_bars(as_json) as progress:
             machine = _hardware(hardware, workload, progress, again=recalibrate)

@@ -169,13 +169,26 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.distributed.mesh import solo_mesh
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import own_parts
+    from gsplit.planner.auto import AUTO
     from gsplit.run.recipe import build_model, shape_of
     from gsplit.strategies.spec import parse_strategy
 
     store = open_store(path)
-    parse_strategy(settings.strategy, len(settings.fanout))
+    if settings.strategy == AUTO:
+        _measure_machine(nproc)
+    else:
+        parse_strategy(settings.strategy, len(settings.fanout))
     if nproc % settings.replicas:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
     own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)
     store.stored_array(f"targets/{settings.targets}")
     parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())
+
+
+def _measure_machine(nproc: int) -> None:
+    """The planner's constants, measured before ranks are started: a minute, once per machine."""
+    from gsplit.planner.calibration import known_machine, this_machine
+
+    if nproc > 1 and known_machine() is None:
+        Console(stderr=True).print("measuring this machine for --strategy auto, once: about a minute ...")
+        this_machine()

@@ -20,7 +20,7 @@ from gsplit.planner.calibration import known_machine
 from gsplit.planner.hardware import PRESETS, Hardware
 from gsplit.planner.plan import Choice, choose
 from gsplit.planner.probes import measure_sampling
-from gsplit.planner.shapes import ModelShape
+from gsplit.planner.shapes import PlannedModel
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
@@ -38,7 +38,10 @@ def fit_to_graph(hardware: Hardware, workload: Workload) -> Hardware:
 
 @dataclass(frozen=True)
 class PlannedSteps:
-    """What will be trained, by the names of ``NeighborLoader``. Without a ``shape``: GraphSAGE with 256 hidden features."""
+    """What will be trained, by the names of ``NeighborLoader``, with a model of this ``shape`` if that is known.
+
+    ``strategies``: the ones that can run the model, where not all can.
+    """
 
     input_nodes: str | Tensor | None
     num_neighbors: list[int]
@@ -46,7 +49,8 @@ class PlannedSteps:
     features: Sequence[str] = ("x",)
     on_disk: bool = False
     cache: int | str = 0
-    shape: ModelShape | None = None
+    shape: PlannedModel | None = None
+    strategies: tuple[str, ...] | None = None
 
 
 def resolve_strategy(name: str, store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
@@ -88,6 +92,7 @@ def _ask(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         features=tuple(steps.features),
         on_disk=steps.on_disk,
         cache_bytes=parse_bytes(steps.cache),
+        strategies=steps.strategies,
     )
 
 

@@ -149,7 +149,7 @@ class _Part:
     def count(self, layout: Layout) -> list[RankCounts]:
         """Every rank's counts."""
         if layout.sliced:
-            return self._count_sliced(self._strided)
+            return self._count_sliced(self._owned if layout.by_owner else self._strided)
         if layout.split_layers == self._num_layers:
             return [_of_split(split) for split in self._split(self._targets, self._num_layers)]
         batches = self._owned if layout.by_owner else self._strided

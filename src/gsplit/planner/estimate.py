@@ -11,7 +11,7 @@ from math import sqrt
 
 from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.hardware import Hardware
-from gsplit.planner.shapes import LayerWork, ModelShape, layer_work
+from gsplit.planner.shapes import LayerWork, PlannedModel, layer_work
 
 __all__ = ["Placement", "StageSeconds", "StepEstimate", "estimate_step"]
 
@@ -73,7 +73,7 @@ class StepEstimate:
 
 
 def estimate_step(
-    counts: StrategyCounts, shape: ModelShape, hardware: Hardware, placement: Placement, *, threads: int | None = None
+    counts: StrategyCounts, shape: PlannedModel, hardware: Hardware, placement: Placement, *, threads: int | None = None
 ) -> StepEstimate:
     """``threads`` of each rank; by default what the launcher gives it."""
     pace = _Pace(hardware, len(counts.ranks), threads)
@@ -87,7 +87,7 @@ def estimate_step(
     return StepEstimate(counts, stages, ranks, wall, sum(totals), sent, max(totals) * len(totals) / sum(totals))
 
 
-def _latencies(levels: tuple[int, ...], shape: ModelShape, latency: float) -> dict[str, float]:
+def _latencies(levels: tuple[int, ...], shape: PlannedModel, latency: float) -> dict[str, float]:
     """What collectives take however little they move, by stage: no rank works in that time."""
     hidden = sum(1 for level in levels if level)
     return {
@@ -130,7 +130,7 @@ class _Pace:
 
 
 def _estimate_rank(
-    rank: RankCounts, counts: StrategyCounts, shape: ModelShape, pace: _Pace, placement: Placement
+    rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace: _Pace, placement: Placement
 ) -> StageSeconds:
     hardware, levels = pace.hardware, counts.layout.exchanged_levels(shape.num_layers)
     forward, backward = _compute(rank, counts, shape, pace)
@@ -154,7 +154,7 @@ def _estimate_rank(
     )
 
 
-def _compute(rank: RankCounts, counts: StrategyCounts, shape: ModelShape, pace: _Pace) -> tuple[float, float]:
+def _compute(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace: _Pace) -> tuple[float, float]:
     """Forward and backward through all layers."""
     forward = backward = 0.0
     for layer in range(shape.num_layers):
@@ -165,7 +165,7 @@ def _compute(rank: RankCounts, counts: StrategyCounts, shape: ModelShape, pace: 
     return forward, backward
 
 
-def _shuffle(rank: RankCounts, level: int, shape: ModelShape, pace: _Pace) -> float:
+def _shuffle(rank: RankCounts, level: int, shape: PlannedModel, pace: _Pace) -> float:
     """Hidden rows of one layer, one way. Own rows are copied into the mixed tensor too."""
     if pace.num_ranks == 1:
         return 0.0
@@ -186,7 +186,7 @@ def _load(rows: float, row_bytes: float, hardware: Hardware, placement: Placemen
     return rows * cost * (near + missed * far) + hardware.load_s * missed
 
 
-def _gradients(shape: ModelShape, pace: _Pace) -> float:
+def _gradients(shape: PlannedModel, pace: _Pace) -> float:
     """The all-reduce; a ring sends every byte twice, but for one rank's share."""
     if pace.num_ranks == 1:
         return 0.0
@@ -195,7 +195,7 @@ def _gradients(shape: ModelShape, pace: _Pace) -> float:
 
 
 def _bytes_sent(
-    rank: RankCounts, counts: StrategyCounts, shape: ModelShape, placement: Placement, num_ranks: int
+    rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, placement: Placement, num_ranks: int
 ) -> float:
     """Ids, rows and their gradients, and the weights' gradients."""
     rows = rank.rows_sent[0] * _FLOAT_BYTES * shape.num_features

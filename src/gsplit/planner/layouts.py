@@ -10,14 +10,12 @@ owns it), and which layers are split among the owners of their vertices. Layers 
     data             every layer, and every input row, is each rank's own
 """
 
-import re
 from dataclasses import dataclass
 
 from gsplit.errors import InputError, explain
+from gsplit.strategies.spec import parse_strategy
 
 __all__ = ["Layout", "all_layouts", "parse_layout"]
-
-_NAME = re.compile(r"(split|data|data_cached|push_pull|hybrid)(?:\((\w+)\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +53,15 @@ def parse_layout(name: str, num_layers: int) -> Layout:
     >>> parse_layout("split", 3).exchanged_levels(3), parse_layout("data_cached", 3).exchanged_levels(3)
     ((0, 1, 2), (0,))
     """
-    match = _NAME.fullmatch(name)
-    kind, argument = match.groups() if match else ("", None)
-    if kind == "split" and argument is None:
-        return Layout(name, split_layers=num_layers, by_owner=True)
-    if kind == "push_pull" and argument is None and num_layers > 1:
-        return Layout(name, sliced=True)
-    if kind == "data" and argument in (None, "owner"):
-        return Layout(name, by_owner=argument == "owner")
-    if kind == "data_cached" and argument in (None, "owner", "strided"):
-        return Layout(name, split_layers=0, by_owner=argument != "strided")
-    if kind == "hybrid" and (argument or "").isdigit() and 0 < int(argument or 0) < num_layers:
-        return Layout(name, split_layers=int(argument or 0), by_owner=True)
-    expected = ", ".join(layout.name for layout in all_layouts(num_layers))
-    raise InputError(explain("strategy", f"one of {expected}, for {num_layers} layers", repr(name), "use one of these"))
+    spec = parse_strategy(name, num_layers)
+    by_owner = spec.targets == "owner"
+    if spec.family == "push_pull":
+        if num_layers == 1:
+            fix = "use another strategy"
+            raise InputError(explain("strategy", "at least two layers for push_pull", num_layers, fix))
+        return Layout(spec.name, sliced=True, by_owner=by_owner)
+    layers = {"split": num_layers, "hybrid": spec.num_split_layers, "data_cached": 0}
+    return Layout(spec.name, split_layers=layers.get(spec.family), by_owner=by_owner)
 
 
 def all_layouts(num_layers: int) -> list[Layout]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gsplit.kernels.buffers import SLACK
 from gsplit.ownership import Ownership
 from gsplit.planner.counts import StrategyCounts
-from gsplit.planner.shapes import ModelShape
+from gsplit.planner.shapes import PlannedModel
 
 __all__ = ["GraphSize", "RankBytes", "rank_bytes"]
 
@@ -43,7 +43,7 @@ class RankBytes:
 
 
 def rank_bytes(
-    counts: StrategyCounts, shape: ModelShape, size: GraphSize, ownership: Ownership, *, cache_bytes: int = 0
+    counts: StrategyCounts, shape: PlannedModel, size: GraphSize, ownership: Ownership, *, cache_bytes: int = 0
 ) -> RankBytes:
     """The rank that holds the most. ``ownership`` is that of one replica."""
     layout = counts.layout

@@ -17,7 +17,7 @@ from gsplit.planner.hardware import Hardware
 from gsplit.planner.layouts import Layout, all_layouts
 from gsplit.planner.memory import GraphSize, RankBytes, rank_bytes
 from gsplit.planner.reasons import explain_choice
-from gsplit.planner.shapes import ModelShape
+from gsplit.planner.shapes import PlannedModel
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
 
@@ -25,6 +25,10 @@ __all__ = ["Candidate", "Choice", "Plan", "choose", "make_plan"]
 
 _NEAR_GRAPH_SHARE = 0.25
 """Of a device's memory, for the edges; the rest is for rows and activations."""
+
+
+_FOR_ANY_MODEL = ("split", "data_cached", "data_cached(strided)", "data", "data(owner)")
+"""Strategies that refuse no model but one with BatchNorm; that one is refused by all but split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Plan:
     """All candidates, the fastest that fits first. ``notes`` are what a reader should know of the figures."""
 
     hardware: Hardware
-    shape: ModelShape
+    shape: PlannedModel
     candidates: tuple[Candidate, ...]
     reason: str
     notes: tuple[str, ...]
@@ -73,7 +77,7 @@ class Choice:
 def make_plan(
     store: Store,
     workload: Workload,
-    shape: ModelShape,
+    shape: PlannedModel,
     hardware: Hardware,
     num_ranks: int,
     *,
@@ -112,17 +116,20 @@ def choose(
     hardware: Hardware,
     *,
     replicas: int = 1,
-    shape: ModelShape | None = None,
+    shape: PlannedModel | None = None,
     features: tuple[str, ...] = ("x",),
     on_disk: bool = False,
     cache_bytes: int = 0,
     strategies: tuple[str, ...] | None = None,
 ) -> Choice:
-    """The strategy for these ranks; call it on one rank and tell the others. Without a model: GraphSAGE, 256 hidden.
+    """The strategy for these ranks; call it on one rank and tell the others.
 
+    Without a model: the strategies that run any, for GraphSAGE with 256 hidden features.
     The number of ranks is settled when this is asked, so one process is no candidate; the reason says if it would win.
     """
-    given = shape or ModelShape(
+    if shape is None and strategies is None:
+        strategies = _FOR_ANY_MODEL
+    given = shape or PlannedModel(
         num_features=max(1, store.num_features), num_classes=max(2, store.num_classes), num_layers=0
     )
     shape = replace(given, num_layers=len(workload.num_neighbors))
@@ -150,7 +157,7 @@ def _count_all(
     steps: int,
     replicas: int | None,
     strategies: tuple[str, ...] | None,
-    shape: ModelShape,
+    shape: PlannedModel,
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
     """Every candidate's counts, with the ownership of one replica."""
@@ -158,7 +165,7 @@ def _count_all(
         layout
         for layout in all_layouts(shape.num_layers)
         if strategies is None or layout.name in strategies
-        if not (layout.sliced and shape.attends)  # attention needs a row's whole width before it can weigh edges
+        if not layout.sliced or shape.is_linear
     ]
     steps = min(steps, workload.steps_per_epoch)
     found = []
@@ -209,7 +216,7 @@ def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, ha
 
 
 def _notes(
-    store: Store, shape: ModelShape, hardware: Hardware, num_ranks: int, ranked: list[Candidate]
+    store: Store, shape: PlannedModel, hardware: Hardware, num_ranks: int, ranked: list[Candidate]
 ) -> tuple[str, ...]:
     notes = [shape.note] if shape.note else []
     if hardware.cores is not None and num_ranks > hardware.cores:
@@ -219,8 +226,8 @@ def _notes(
         )
     if len(store.part_boundaries) == 2 and num_ranks > 1:
         notes.append("the store is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)")
-    if shape.attends:
-        notes.append("push_pull is left out: attention needs a row's whole width")
+    if not shape.is_linear:
+        notes.append(f"push_pull is left out: {shape.kind}'s bottom layer is not a sum over the columns of its input")
     if not ranked[0].fits:
         notes.append("nothing fits into memory: take a smaller mini-batch")
     return tuple(notes)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from gsplit.errors import InputError, explain
 from gsplit.kernels.attention_order import aggregates_first
 
-__all__ = ["ATTENTION_BACKWARD", "LayerWork", "ModelShape", "layer_work"]
+__all__ = ["ATTENTION_BACKWARD", "LayerWork", "PlannedModel", "layer_work"]
 
 _LIKE_SAGE = ("sage", "sage_max", "gin", "graphconv", "gcn", "gine", "edgecnn", "pna")
+_LINEAR = ("sage", "gcn", "graphconv")
 _LIKE_GAT = ("gat", "gatv2", "transformer")
 _FLOAT_BYTES = 4
 ATTENTION_BACKWARD = 1.4
@@ -28,7 +29,7 @@ _PASSES_FORWARD, _PASSES_BACKWARD = 6.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class PlannedModel:
     """A model as far as its cost goes. ``projects_first``: rows are projected before aggregation where that is less."""
 
     kind: str = "sage"
@@ -50,6 +51,11 @@ class ModelShape:
         return self.kind in _LIKE_GAT
 
     @property
+    def is_linear(self) -> bool:
+        """Whether the bottom layer's output is a sum over the columns of its input, as push-pull needs it."""
+        return self.kind in _LINEAR
+
+    @property
     def note(self) -> str | None:
         """What the figures are of, if the model itself is not known."""
         nearest = "gat" if self.attends else "sage"
@@ -59,7 +65,7 @@ class ModelShape:
     def widths(self) -> tuple[int, ...]:
         """Of the input rows, and of every layer's output rows.
 
-        >>> ModelShape(num_features=8, hidden=4, num_classes=2, num_layers=3).widths
+        >>> PlannedModel(num_features=8, hidden=4, num_classes=2, num_layers=3).widths
         (8, 4, 4, 2)
         """
         return (self.num_features, *(self.hidden,) * (self.num_layers - 1), self.num_classes)
@@ -83,7 +89,7 @@ class LayerWork:
 
 
 def layer_work(
-    shape: ModelShape, layer: int, edges: float, destinations: float, sources: float, *, slices: int = 1
+    shape: PlannedModel, layer: int, edges: float, destinations: float, sources: float, *, slices: int = 1
 ) -> tuple[LayerWork, LayerWork]:
     """Forward and backward. ``slices``: the layer's input has this share of its columns."""
     a, b = shape.widths[layer] / slices, shape.widths[layer + 1]
@@ -107,7 +113,7 @@ def layer_work(
 
 
 def _attention(
-    shape: ModelShape, a: float, b: float, edges: float, destinations: float, sources: float, returns: float
+    shape: PlannedModel, a: float, b: float, edges: float, destinations: float, sources: float, returns: float
 ) -> tuple[LayerWork, LayerWork]:
     """GAT: every destination has a self-loop too; the last layer's heads are averaged."""
     heads, edges = shape.heads, edges + destinations

@@ -81,7 +81,9 @@ class TrainSettings(BaseModel):
     )
     edge_weight: str | None = Field(None, description="stored per-edge values as weights, for gcn and graphconv")
     strategy: str = Field(
-        "split", description="how ranks share a mini-batch: split, data, data_cached, push_pull or hybrid(k)"
+        "split",
+        description="how ranks share a mini-batch: split, data, data_cached, push_pull, hybrid(k), or auto, the "
+        "fastest by the planner",
     )
     replicas: int = Field(1, ge=1, description="groups of ranks; each takes its cut of every mini-batch")
     prefetch: int = Field(

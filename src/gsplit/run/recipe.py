@@ -25,6 +25,7 @@ from gsplit.run.evaluation import EvaluationSchedule
 from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import EpochReport, InferenceResult, ModelShape, RunView, SilentView, TrainResult
+from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
 from gsplit.strategies.registry import strategy_class
 from gsplit.strategies.spec import parse_strategy
@@ -116,6 +117,7 @@ def train_run(
     """
     view = view or SilentView()
     shape = shape_of(store, settings)
+    settings = choose_strategy(settings, shape, store, mesh, view)
     run_on_rank_zero(mesh.world, "check labels", lambda: _check_labels(store, settings))
     if out is not None:
         run_on_rank_zero(mesh.world, "begin run", lambda: _begin(out, overwrite))
@@ -239,8 +241,10 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:
     """Check a stock model on a store: the ranks against one process. A collective."""
+    shape = shape_of(store, settings)
+    settings = choose_strategy(settings, shape, store, mesh)
     return verify(
-        build_model(settings, shape_of(store, settings), store),
+        build_model(settings, shape, store),
         store,
         settings.fanout,
         settings.targets,

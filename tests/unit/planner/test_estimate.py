@@ -11,12 +11,12 @@ from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
 from gsplit.planner.layouts import parse_layout
-from gsplit.planner.shapes import ModelShape, layer_work
+from gsplit.planner.shapes import PlannedModel, layer_work
 
 HOST = replace(
     PRESETS["v100-nvlink"], name="host", cores=2, thread_gain=0.8, collective_s=0.0, collective_per_rank_s=0.0
 )
-SHAPE = ModelShape("sage", 100, 64, 8, 2)
+SHAPE = PlannedModel("sage", 100, 64, 8, 2)
 PLACE = Placement(row_bytes=400)
 
 
@@ -100,7 +100,7 @@ def test_work_of_a_mean_layer_is_two_products_each_way() -> None:
 
 
 def test_attention_takes_the_cheaper_order() -> None:
-    gat = ModelShape("gat", 64, 64, 8, 2, heads=4)
+    gat = PlannedModel("gat", 64, 64, 8, 2, heads=4)
     many_sources, _ = layer_work(gat, 0, edges=100, destinations=10, sources=10_000)
     assert many_sources.flops == 2 * 10 * 4 * 64 * 16 + 2 * 10_000 * 64 * 4
     few_sources, _ = layer_work(gat, 0, edges=10_000, destinations=1000, sources=1000)
@@ -109,9 +109,9 @@ def test_attention_takes_the_cheaper_order() -> None:
 
 
 def test_unknown_models_are_refused_and_similar_ones_named() -> None:
-    assert ModelShape("gin").note == "gin is costed as sage" and ModelShape("gat").note is None
+    assert PlannedModel("gin").note == "gin is costed as sage" and PlannedModel("gat").note is None
     with pytest.raises(InputError, match="model: expected one of sage"):
-        ModelShape("perceptron")
+        PlannedModel("perceptron")
 
 
 def test_hardware_files_are_read_and_checked(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from gsplit.errors import InputError
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.hardware import PRESETS
 from gsplit.planner.plan import Plan, choose, make_plan
-from gsplit.planner.shapes import ModelShape
+from gsplit.planner.shapes import PlannedModel
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 
 GPU = PRESETS["v100-nvlink"]
 QUICK = replace(GPU, collective_s=0.0, collective_per_rank_s=0.0, step_s=0.0, load_s=0.0, sample_s=0.0)
-SHAPE = ModelShape("sage", 16, 32, 4, 2)
+SHAPE = PlannedModel("sage", 16, 32, 4, 2)
 
 
 @pytest.fixture(scope="module")
@@ -104,5 +104,5 @@ def test_layers_and_fanouts_must_agree(store: Store, workload: Workload) -> None
 def test_a_store_in_one_part_is_said_to_be(tmp_path: Path) -> None:
     plain = build_store(synthetic_source(PlantedGraph(300, 2000, num_features=4, num_classes=2)), tmp_path / "g.gsplit")
     workload = Workload.of_store(plain, "train", [2], 32)
-    plan = make_plan(plain, workload, ModelShape("sage", 4, 8, 2, 1), GPU, 2, steps=99)
+    plan = make_plan(plain, workload, PlannedModel("sage", 4, 8, 2, 1), GPU, 2, steps=99)
     assert any("not partitioned" in note for note in plan.notes)

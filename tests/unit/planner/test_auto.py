@@ -1,0 +1,91 @@
+"""``strategy="auto"``: what it becomes, and what it needs to know."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import sample_store
+
+from gsplit import InputError, NeighborLoader
+from gsplit.bench.exactness import small_store
+from gsplit.distributed.comm import SoloComm
+from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.planner import auto, calibration
+from gsplit.planner.auto import PlannedSteps, resolve_strategy
+from gsplit.planner.hardware import PRESETS, write_hardware
+from gsplit.planner.shapes import PlannedModel
+from gsplit.run.config import TrainSettings
+from gsplit.run.results import ModelShape
+from gsplit.run.strategy_choice import choose_strategy
+from gsplit.store.reader import Store
+
+HOST = replace(PRESETS["v100-nvlink"], name="host", cores=2)
+STEPS = PlannedSteps("train", [3, 2], 20)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return sample_store(tmp_path / "g.gsplit")
+
+
+def _two_ranks(device: str = "cpu") -> Mesh:
+    """Rank 0 of two, which hears itself."""
+    world, inner = SoloComm(), SoloComm()
+    world.size = inner.size = 2
+    return Mesh(torch.device(device), inner, inner, inner, world, world)
+
+
+def test_other_names_stay_and_one_process_needs_no_choice() -> None:
+    graph = small_store("random", 1)[0]
+    assert resolve_strategy("hybrid(1)", graph, _two_ranks(), STEPS).strategy == "hybrid(1)"
+    assert resolve_strategy("auto", graph, solo_mesh(), STEPS).strategy == "split"
+    assert (
+        NeighborLoader(graph, [3, 2], "train", batch_size=20, strategy="auto").make_batch(0, 0).context.strategy
+        == "split"
+    )
+
+
+def test_a_machine_that_was_not_measured_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(InputError, match="strategy='auto': expected this machine's constants.*gsplit plan STORE once"):
+        resolve_strategy("auto", store, _two_ranks(), STEPS)
+    write_hardware(HOST, calibration.cache_file(), {"host": "another"})
+    assert calibration.known_machine() is None
+    write_hardware(HOST, calibration.cache_file(), calibration._identity())
+    assert calibration.known_machine() == HOST
+
+
+@pytest.mark.parametrize("targets, got", [("train", "a graph in memory"), (torch.arange(3), "a graph in memory")])
+def test_a_graph_in_memory_is_refused(targets: str | torch.Tensor, got: str) -> None:
+    with pytest.raises(InputError, match=f"expected a store on disk and the name of stored targets .got {got}"):
+        resolve_strategy("auto", small_store("random", 1)[0], _two_ranks(), replace(STEPS, input_nodes=targets))
+
+
+def test_a_device_nobody_knows_is_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="strategy='auto': expected one of V100, A100, H100 .got meta"):
+        resolve_strategy("auto", store, _two_ranks("meta"), STEPS)
+
+
+def test_an_unknown_model_gets_a_strategy_that_runs_any(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "known_machine", lambda: HOST)
+    choice = resolve_strategy("auto", store, _two_ranks(), STEPS)
+    assert choice.strategy in ("split", "data_cached", "data_cached(strided)", "data", "data(owner)")
+    assert "s per step" in choice.reason
+    known = resolve_strategy(
+        "auto", store, _two_ranks(), replace(STEPS, shape=PlannedModel("gat"), strategies=("hybrid(1)",))
+    )
+    assert known.strategy == "hybrid(1)"
+
+
+def test_a_run_with_batch_norm_splits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "known_machine", lambda: HOST)
+    settings = TrainSettings(strategy="auto", fanout=[3, 2], batch_size=20, norm="batch_norm")
+    assert choose_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy == "split"
+    assert choose_strategy(replace_strategy(settings, "data"), ModelShape(8, 4), store, _two_ranks()).strategy == "data"
+
+
+def replace_strategy(settings: TrainSettings, strategy: str) -> TrainSettings:
+    return settings.model_copy(update={"strategy": strategy})
