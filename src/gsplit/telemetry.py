@@ -109,6 +109,8 @@ class StepTelemetry:
         self._late_spans: list[tuple[Span, StageClock, Any, Any]] = []
         self._late_values: dict[Value, LateTensor] = {}
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
+        """Of the thread that ran a stage on the host; what its helper threads did is not in it."""
         self.counts: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
         self.values: dict[str, float] = {}
@@ -118,13 +120,14 @@ class StepTelemetry:
     def span(self, name: Span, device: torch.device | None = None) -> Iterator[None]:
         """Add the time of a block to a stage, on the clock of a device: by default the one the stage belongs to."""
         clock = self._clock(device or (self._sample_device if name in _LOADING else self._device))
-        start_ns = time.perf_counter_ns()
+        start_ns, start_cpu_s = time.perf_counter_ns(), time.thread_time()
         mark = None if clock is None else clock.mark()
         try:
             yield
         finally:
             if clock is None:
                 self.add_span(name, start_ns)
+                self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start_cpu_s
             else:
                 self._late_spans.append((name, clock, mark, clock.mark()))
                 self._keep_span(name, start_ns, time.perf_counter_ns())

@@ -8,7 +8,6 @@ for the others), ``bus`` and ``network`` (memory throttled to 12 and 1 GB/s for 
 """
 
 import gc
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.bench.page_cache import forget_features
 from gsplit.bench.throttled import ThrottledRows
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
@@ -32,7 +32,7 @@ from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import HostSource, RowsRead
 from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
 from gsplit.sampling.minibatch import StepKey
-from gsplit.store.reader import Store, open_store
+from gsplit.store.reader import open_store
 from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.registry import strategy_class
 from gsplit.strategies.setup import StrategySetup, view_graph
@@ -118,7 +118,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
     spans: dict[str, float] = {}
     for step in range(-1, run.steps):
         if run.source in _COLD:
-            _forget_features(store, arrays.features)
+            forget_features(store, arrays.features)
         telemetry = StepTelemetry(0, max(step, 0))
         mesh.world.gather_text(Call("start together", step + 1), "")  # all ranks: before every step
         start, cpu = time.perf_counter(), time.process_time()
@@ -171,14 +171,3 @@ class _IndexedRows:
         found = torch.from_numpy(np.load(self._path, mmap_mode="c"))[torch.from_numpy(ids)]
         out[slice(None) if places is None else torch.from_numpy(places)] = found
         return RowsRead(ids.size, found.nbytes)
-
-
-def _forget_features(store: Store, names: Sequence[str]) -> None:
-    """Put the files of features out of the page cache. No rank has mapped them: pages that are mapped stay."""
-    for name in names:
-        descriptor = os.open(store.path / f"features/{name}.npy", os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # pages that are not written yet stay
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)

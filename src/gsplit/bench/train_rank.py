@@ -21,6 +21,7 @@ from statistics import fmean
 from pydantic import TypeAdapter
 
 from gsplit.bench.clocks import read_clocks
+from gsplit.bench.page_cache import forget_features
 from gsplit.bench.peers.protocol import System
 from gsplit.bench.train_accuracy import EpochResult, train_epochs
 from gsplit.bench.train_study import Scenario
@@ -37,12 +38,13 @@ __all__ = ["RankResult", "Turn", "run_scenario"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn of a system took on this rank, per step."""
+    """What one turn of a system took on this rank, per step; ``seconds`` and ``cpu_seconds`` by stage."""
 
     wall_s: float
     cpu_s: float
     blocked_s: float
     seconds: dict[str, float]
+    cpu_seconds: dict[str, float]
     counts: dict[str, float]
 
 
@@ -100,7 +102,7 @@ class _Turns:
     """The steps of all systems of a scenario; each goes on where its last turn ended."""
 
     def __init__(self, scenario: Scenario, store: Store, mesh: Mesh) -> None:
-        self._scenario, self._mesh = scenario, mesh
+        self._scenario, self._store, self._mesh = scenario, store, mesh
         size = int(store.stored_array(f"targets/{scenario.targets}").size)
         self._steps_per_epoch = size // scenario.batch_size  # whole mini-batches only
         self._steps: dict[str, list[StepTelemetry]] = defaultdict(list)
@@ -110,6 +112,8 @@ class _Turns:
         """One turn of a system. A collective."""
         steps, num_steps = self._steps[name], self._scenario.warm_up if warm_up else self._scenario.steps
         first = len(steps)
+        if self._scenario.features == "disk":
+            forget_features(self._store, ["x"])
         self._mesh.world.gather_text(Call("start together", first), "")  # all ranks: before every turn
         start = read_clocks()
         for step in range(first, first + num_steps):
@@ -133,12 +137,15 @@ class _Turns:
         )
 
 
-def _means(steps: list[StepTelemetry]) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds by stage and amounts, per step."""
-    stages = {name for step in steps for name in step.seconds}
-    amounts = {name for step in steps for name in step.counts}
-    seconds = {name: fmean(step.seconds.get(name, 0.0) for step in steps) for name in sorted(stages)}
-    return seconds, {name: fmean(step.counts.get(name, 0) for step in steps) for name in sorted(amounts)}
+def _means(steps: list[StepTelemetry]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Seconds and CPU seconds by stage, and amounts, per step."""
+
+    def mean(found: list[dict[str, float]]) -> dict[str, float]:
+        names = sorted({name for step in found for name in step})
+        return {name: fmean(step.get(name, 0.0) for step in found) for name in names}
+
+    counts = [{name: float(count) for name, count in step.counts.items()} for step in steps]
+    return mean([step.seconds for step in steps]), mean([step.cpu_seconds for step in steps]), mean(counts)
 
 
 def _run_all(folder: Path, rank: int) -> None:

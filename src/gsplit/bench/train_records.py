@@ -71,6 +71,8 @@ class TrainRecord:
     cpu_s_per_rank: list[float]
     stages_s: dict[str, float]
     stages_s_per_rank: list[dict[str, float]]
+    stages_cpu_s: dict[str, float]
+    cache: float
     edges: float
     input_rows: float
     rows_loaded: float
@@ -97,7 +99,8 @@ def combine_ranks(scenario: Scenario, found: Sequence[RankResult]) -> TrainRecor
     """One system's record from what every rank saw of it, in rank order."""
     path = Path(scenario.graph)
     turns = [_turns_of(rank) for rank in found]
-    stages = [_stages(rank) for rank in turns]
+    stages = [_stages([turn.seconds for turn in rank]) for rank in turns]
+    on_cores = [_stages([turn.cpu_seconds for turn in rank]) for rank in turns]
 
     def total(name: str) -> float:
         return sum(_amount(rank, name) for rank in turns)
@@ -123,6 +126,8 @@ def combine_ranks(scenario: Scenario, found: Sequence[RankResult]) -> TrainRecor
         cpu_s_per_rank=[median(turn.cpu_s for turn in rank) for rank in turns],
         stages_s={name: fmean(rank.get(name, 0.0) for rank in stages) for name in stages[0]},
         stages_s_per_rank=stages,
+        stages_cpu_s={name: fmean(rank.get(name, 0.0) for rank in on_cores) for name in on_cores[0]},
+        cache=scenario.cache if scenario.features == "disk" else 0.0,
         edges=total("edges"),
         input_rows=total("input_rows"),
         rows_loaded=total("rows_loaded"),
@@ -142,7 +147,7 @@ def combine_ranks(scenario: Scenario, found: Sequence[RankResult]) -> TrainRecor
 
 def _turns_of(rank: RankResult) -> list[Turn]:
     """The turns, or the epochs as turns: those have no stages of their own."""
-    return rank.turns or [Turn(each.wall_s, each.cpu_s, each.blocked_s, {}, {}) for each in rank.epochs]
+    return rank.turns or [Turn(each.wall_s, each.cpu_s, each.blocked_s, {}, {}, {}) for each in rank.epochs]
 
 
 def _losses_of(rank: RankResult) -> list[float]:
@@ -153,13 +158,13 @@ def _amount(turns: Sequence[Turn], name: str) -> float:
     return fmean(turn.counts.get(name, 0.0) for turn in turns)
 
 
-def _stages(turns: Sequence[Turn]) -> dict[str, float]:
+def _stages(turns: Sequence[dict[str, float]]) -> dict[str, float]:
     """Medians of a rank's stages; forward is without the shuffles that telemetry counts into it."""
-    names = dict.fromkeys(name for turn in turns for name in turn.seconds)
+    names = dict.fromkeys(name for turn in turns for name in turn)
     found: dict[str, float] = {}
     for name in names:
         stage = _STAGES.get(name, name)
-        found[stage] = found.get(stage, 0.0) + median(turn.seconds.get(name, 0.0) for turn in turns)
+        found[stage] = found.get(stage, 0.0) + median(turn.get(name, 0.0) for turn in turns)
     if "forward" in found:
         found["forward"] -= found.get("shuffle", 0.0)
     return found

@@ -75,7 +75,7 @@ def test_a_launch_that_fails_keeps_what_all_ranks_have_done(store: Store, monkey
     """Ranks write a line per system; the launcher is replaced by what a launch that dies half-way leaves behind."""
 
     def die(command: list[str], nproc: int, *, tuned_allocator: bool, threads: int) -> int:
-        folder, turn = Path(command[-1]), Turn(1.0, 1.0, 0.0, {"forward": 1.0}, {"edges": 5.0})
+        folder, turn = Path(command[-1]), Turn(1.0, 1.0, 0.0, {"forward": 1.0}, {"forward": 1.0}, {"edges": 5.0})
         scenarios = json.loads((folder / "scenarios.json").read_text())
         assert (nproc, tuned_allocator, threads, len(scenarios)) == (2, False, 1, 1)
         done = [json.dumps(asdict(RankResult(0, name, "", [turn], [0.5]))) + "\n" for name in ("split", "data")]

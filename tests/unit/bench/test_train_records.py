@@ -32,7 +32,7 @@ def _scenario(store: Store) -> Scenario:
 def _result(system: str, walls: list[float], cpus: list[float], losses: list[float]) -> RankResult:
     counts = {"edges": 10.0, "rows_loaded": 4.0, "collectives": 6.0}
     seconds = {"sample": 0.1, "load_features": 0.2, "forward": 0.5, "shuffle": 0.125, "backward": 0.3}
-    turns = [Turn(wall, cpu, 0.25, seconds, counts) for wall, cpu in zip(walls, cpus, strict=True)]
+    turns = [Turn(wall, cpu, 0.25, seconds, seconds, counts) for wall, cpu in zip(walls, cpus, strict=True)]
     return RankResult(0, system, "", turns, losses, 100, 1000)
 
 
