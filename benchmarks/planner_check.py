@@ -38,6 +38,21 @@ Predictor = Callable[[list[Record]], dict[str, StepEstimate]]
 
 
 @dataclass(frozen=True)
+class SystemCheck:
+    """One strategy at one point, as ``gsplit report`` draws it; ``stages``: predicted and measured seconds."""
+
+    graph: str
+    model: str
+    ranks: int
+    batch_size: int
+    features: str
+    system: str
+    predicted_s: float
+    measured_s: float
+    stages: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
 class PointCheck:
     """One point: what was chosen, what was best, and the choice's time over the best's, less one."""
 
@@ -47,6 +62,7 @@ class PointCheck:
     regret: float
     stage_errors: dict[str, float]
     total_errors: dict[str, float]
+    systems: tuple[SystemCheck, ...]
 
 
 @dataclass(frozen=True)
@@ -80,17 +96,29 @@ def check_points(records: Iterable[Record], predict: Predictor, by: str = "wall_
         seconds = {record["system"]: float(record[by]["median"]) for record in measured}
         predicted = {name: step.wall_s if by == "wall_s" else step.cpu_s for name, step in estimates.items()}
         chosen, best = (min(times, key=lambda name: times[name]) for times in (predicted, seconds))
-        errors: dict[str, float] = {}
-        for record in measured:
-            ranks = estimates[record["system"]].ranks
-            for stage, taken in _stages_of(record).items():
-                own = sum(rank.by_name().get(stage, 0.0) for rank in ranks) / len(ranks)
-                if taken >= LEAST_STAGE_S:
-                    errors[f"{record['system']} {stage}"] = own / taken - 1
+        systems = tuple(_check_system(record, estimates, predicted, seconds) for record in measured)
+        errors = {
+            f"{check.system} {stage}": own / taken - 1
+            for check in systems
+            for stage, (own, taken) in check.stages.items()
+            if taken >= LEAST_STAGE_S
+        }
         totals = {name: predicted[name] / taken - 1 for name, taken in seconds.items()}
         name = ", ".join(str(part) for part in point)
-        found.append(PointCheck(name, chosen, best, seconds[chosen] / seconds[best] - 1, errors, totals))
+        found.append(PointCheck(name, chosen, best, seconds[chosen] / seconds[best] - 1, errors, totals, systems))
     return found
+
+
+def _check_system(
+    record: Record, estimates: dict[str, StepEstimate], predicted: dict[str, float], seconds: dict[str, float]
+) -> SystemCheck:
+    name, ranks = record["system"], estimates[record["system"]].ranks
+    stages = {
+        stage: (sum(rank.by_name().get(stage, 0.0) for rank in ranks) / len(ranks), taken)
+        for stage, taken in _stages_of(record).items()
+    }
+    where = (record["graph"], record["model"], record["ranks"], record["batch_size"], record["features"])
+    return SystemCheck(*where, name, predicted[name], seconds[name], stages)
 
 
 def _stages_of(record: Record) -> dict[str, float]:
@@ -112,6 +140,20 @@ def summarise(checks: list[PointCheck]) -> Summary:
         median(stages) if stages else 0.0,
         median(totals) if totals else 0.0,
     )
+
+
+def document(checks: list[PointCheck], summary: Summary, by: str) -> Record:
+    """What ``gsplit report`` reads."""
+    return {
+        "kind": "planner check",
+        "by": by,
+        "points": [asdict(system) for check in checks for system in check.systems],
+        "choices": [{"point": c.point, "chosen": c.chosen, "best": c.best, "regret": c.regret} for c in checks],
+        "within_5_percent": summary.share_close,
+        "worst_regret": summary.worst_regret,
+        "median_stage_error": summary.median_stage_error,
+        "median_total_error": summary.median_total_error,
+    }
 
 
 class StorePredictor:
@@ -171,7 +213,7 @@ def main() -> int:
         return 1
     summary = summarise(checks)
     if given.json:
-        print(json.dumps({"summary": asdict(summary), "points": [asdict(check) for check in checks]}, indent=1))
+        print(json.dumps(document(checks, summary, given.by), indent=1))
         return 0
     for check in sorted(checks, key=lambda check: -check.regret):
         print(f"{check.regret:+6.1%}  chosen {check.chosen:22s} best {check.best:22s} {check.point}")

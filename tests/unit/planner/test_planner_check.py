@@ -12,6 +12,7 @@ import pytest
 
 from gsplit.planner.estimate import StageSeconds
 from gsplit.planner.hardware import PRESETS, write_hardware
+from gsplit.report.documents import PlannerCheck
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
@@ -83,4 +84,6 @@ def test_the_script_predicts_from_stores(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), str(records), *options], capture_output=True, text=True, timeout=100, check=True
     )
     document = json.loads(done.stdout)
-    assert document["summary"]["num_points"] == 1 and document["points"][0]["best"] == "split"
+    assert len(document["choices"]) == 1 and document["choices"][0]["best"] == "split"
+    assert {point["system"] for point in document["points"]} == {"split", "data"}
+    assert PlannerCheck.model_validate(document).worst_regret == document["worst_regret"]
