@@ -126,7 +126,8 @@ def split_against(records: Iterable[TrainRecord], rivals: Sequence[str]) -> list
 class Advice:
     """The fastest of our strategies in a scenario; ``lead``: how much faster than the next, ``over_one_process``.
 
-    Both are ratios of seconds per step, None where there is nothing to compare with.
+    Both are ratios of seconds per step, None where there is nothing to compare with. ``thriftiest`` takes the least CPU
+    time, which is what counts where ranks share cores; ``cpu_seconds`` are its.
     """
 
     scenario: Scenario
@@ -135,6 +136,8 @@ class Advice:
     next_system: str | None
     lead: float | None
     over_one_process: float | None
+    thriftiest: str
+    cpu_seconds: float
 
     @property
     def prefers_one_process(self) -> bool:
@@ -160,6 +163,7 @@ def advise(records: Iterable[TrainRecord]) -> list[Advice]:
         best = ours[0].wall_s.median
         other = next((record for record in ours if record.system != ours[0].system), None)
         one = alone.get(_workload(scenario)) if scenario.ranks > 1 else None
+        thriftiest = min(ours, key=lambda record: record.cpu_s.median)
         found.append(
             Advice(
                 scenario,
@@ -168,6 +172,8 @@ def advise(records: Iterable[TrainRecord]) -> list[Advice]:
                 None if other is None else system_label(other),
                 None if other is None else other.wall_s.median / best,
                 None if one is None else one / best,
+                system_label(thriftiest),
+                thriftiest.cpu_s.median,
             )
         )
     return found

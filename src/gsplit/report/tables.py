@@ -155,10 +155,13 @@ def tabulate_advice(records: Sequence[TrainRecord]) -> Table:
             f"{each.seconds:.3f}",
             "" if each.lead is None or each.scenario.ranks == 1 else f"{each.lead:.2f}x {each.next_system}",
             _against_one_process(each),
+            each.thriftiest,
+            f"{each.cpu_seconds:.3f}",
         ]
         for each in found
     ]
     columns = ["graph", "model", "scenario", "fastest", "s per step", "ahead of the next", "against one process"]
+    columns += ["least CPU time", "CPU s per step"]
     return Table("When to use what", columns, rows)
 
 

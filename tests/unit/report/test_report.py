@@ -111,9 +111,12 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
         "when.md",
     ]
     first, _, one, two = (tmp_path / "when.md").read_text().splitlines()
-    assert first == "| graph | model | scenario | fastest | s per step | ahead of the next | against one process |"
+    assert first.startswith(
+        "| graph | model | scenario | fastest | s per step | ahead of the next | against one process |"
+    )
+    assert first.endswith("| least CPU time | CPU s per step |")
     assert one.startswith("| <b>arxiv | sage | 1 rank | one process | 1.100 |")
-    assert two.endswith("| 2 ranks | split | 0.677 |  | 1.62x faster |")
+    assert "| 2 ranks | split | 0.677 |  | 1.62x faster | split | " in two
 
 
 def test_files_are_not_replaced_by_accident(tmp_path: Path) -> None:
