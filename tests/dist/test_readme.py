@@ -6,10 +6,14 @@ import runpy
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from forked_scripts import run_forked, run_ranks_forked
+
+from gsplit.planner import calibration
+from gsplit.planner.hardware import PRESETS, write_hardware
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,13 +31,16 @@ def _run(words: list[str], folder: Path) -> str:
 
 def test_the_readme_has_the_whole_path() -> None:
     verbs = [shlex.split(line)[1] for line in COMMANDS if line.startswith("gsplit")]
-    assert verbs == ["import", "inspect", "partition", "train", "verify", "infer"]
+    assert verbs == ["import", "inspect", "partition", "plan", "train", "verify", "infer", "report"]
     assert len(PROGRAMS) == 1
 
 
 @pytest.mark.timeout(900)
-def test_every_command_and_the_program_work(tmp_path: Path) -> None:
+def test_every_command_and_the_program_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    host = replace(PRESETS["v100-nvlink"], name="this", cores=2)  # measuring this machine takes a minute: test_calibration
+    write_hardware(host, calibration.cache_file(), calibration._identity())
     for line in COMMANDS:
         words = shlex.split(line, comments=True)
         if words[0] == "pip":  # what is here already, without the network: CI itself installs from nothing
@@ -46,6 +53,7 @@ def test_every_command_and_the_program_work(tmp_path: Path) -> None:
     assert "verified: every checksum" in said["inspect"]
     assert "8 parts by gsplit with metis" in said["partition"]
     assert "2 rank(s) equal one process" in said["verify"]
+    assert "is fastest: " in said["plan"]
     program = tmp_path / "train.py"
     program.write_text(PROGRAMS[0])
     for num_ranks in (1, 2):  # torchrun itself is started for examples/own_model.py and in test_exit.py
