@@ -231,13 +231,20 @@ class Batch:
         dst = self.destinations(layer).ids[: self.blocks[layer].num_dst]
         return mixed, take_rows(found.loop_weight, dst, device).to(dtype)
 
-    def shuffle(self, layer: int, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already."""
+    def shuffle(self, layer: int, h: Tensor, *, of_wrapped_model: bool = False) -> tuple[Tensor, Tensor]:
+        """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already.
+
+        ``of_wrapped_model``: the caller has seen to it that the model joins no rows across a boundary (``boundary``).
+        """
         if not 0 <= layer < self.num_layers:
             fix = "count layers from the input up"
             raise InputError(explain("layer", f"0 to {self.num_layers - 1}", layer, fix))
         self._refuse_input_gradients()
         exchange = self.layers[layer].exchange
+        if not (exchange.destinations_are_local or of_wrapped_model):
+            fix = "wrap a PyG model with gsplit.parallelize, or use split, data or data_cached"
+            got = f"{self.context.strategy}, whose rows are those of other vertices from layer {layer} on"
+            raise InputError(explain("batch.shuffle", "a strategy whose levels are prefixes of each other", got, fix))
         if h.dim() < 2 or h.size(0) != exchange.num_input:
             below = "batch.x, or what a row-wise encoder made of it"
             above = "the output of the layer below, one row per destination"

@@ -10,6 +10,7 @@ import operator
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,10 @@ class NeighborLoader:
         check_options(num_neighbors, batch_size, sampler, seed, options)
         self.mesh, store = resolve_mesh(mesh, "NeighborLoader"), as_graph_store(graph, partition)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
-        reads = (self.arrays.features, features_on_disk, cache)
-        steps = PlannedSteps(input_nodes, list(num_neighbors), batch_size, *reads)
+        steps = PlannedSteps(
+            input_nodes, list(num_neighbors), batch_size, self.arrays.features, features_on_disk, cache
+        )
+        steps = replace(steps, strategies=("split",)) if copies else steps  # only there input rows are shuffled
         chosen = resolve_strategy(strategy, store, self.mesh, steps)
         self._spec = parse_strategy(chosen.strategy, len(num_neighbors))
         self._kind = strategy_class(self._spec)

@@ -11,10 +11,12 @@ A message is written in one piece (it is shorter than PIPE_BUF), and a peer is a
 waits. Ends are opened through /proc, as segments of shared memory are, and leave no name behind.
 """
 
+import functools
 import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,6 +46,12 @@ def open_outbox(process: int, writing: int) -> int:
     return os.open(f"/proc/{process}/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
+def _close_in_child(pipes: "weakref.ref[Pipes]") -> None:
+    found = pipes()
+    if found is not None:
+        found.forget()
+
+
 class Pipes:
     """The pipes between this rank and its peers: ends to read from and to write into, by rank.
 
@@ -55,6 +63,8 @@ class Pipes:
         self._inboxes, self._outboxes = inboxes, outboxes
         self._in_use = threading.Lock()
         self._closed = False
+        closing = functools.partial(_close_in_child, weakref.ref(self))
+        os.register_at_fork(after_in_child=closing)  # or a child that outlives this rank would hide its end
 
     def exchange(self, call: Call, messages: Sequence[bytes]) -> list[bytes]:
         """Send ``messages[p]`` to rank p and return what each rank sent; all messages have the same length."""
@@ -109,6 +119,11 @@ class Pipes:
         if self._in_use.acquire(blocking=False):  # or the exchange under way closes them
             self._close_if_asked()
             self._in_use.release()
+
+    def forget(self) -> None:
+        """Close this process's ends, in a child that was forked from the rank; the rank's own stay open."""
+        self._closed = True
+        self._close_if_asked()
 
     def _close_if_asked(self) -> None:
         if self._closed:

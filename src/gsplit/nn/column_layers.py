@@ -15,23 +15,40 @@ from torch_geometric import nn as pyg
 
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import LayerCall
+from gsplit.nn.hooks import is_hooked_by_others
+from gsplit.nn.layers import has_message_hooks
 from gsplit.partial_sums import PartialSums
 
 __all__ = ["check_linear", "run_on_columns"]
 
-_LINEAR = (pyg.SAGEConv, pyg.GCNConv, pyg.GraphConv)
+_PARAMETERS = {
+    pyg.SAGEConv: {"lin_l.weight", "lin_l.bias", "lin_r.weight"},
+    pyg.GCNConv: {"lin.weight", "bias"},
+    pyg.GraphConv: {"lin_rel.weight", "lin_rel.bias", "lin_root.weight"},
+}
+"""Layers that are linear in their input, and all the parameters they may have; at most one of them is a bias."""
 
 
 def check_linear(name: str, layer: Module) -> None:
     """Refuse a layer whose output is not a sum over the columns of its input."""
-    plain = getattr(layer, "aggr", None) in ("mean", "sum", "add")
-    bends = type(layer) is pyg.SAGEConv and bool(layer.normalize or layer.project)
-    if type(layer) in _LINEAR and plain and not bends:
+    if _is_linear(layer):
         return
     expected = "a bottom layer that is linear in its input: SAGEConv, GCNConv or GraphConv with a mean or sum"
     reason = "attention needs whole rows" if "GAT" in type(layer).__name__ else "its output is no sum over columns"
     got = f"{type(layer).__name__}: {reason}"
     raise InputError(explain(f"strategy='push_pull', {name}", expected, got, "use another strategy"))
+
+
+def _is_linear(layer: Module) -> bool:
+    """One of the layers known to be, untouched: with its own parameters and projections, and hooks of nobody else."""
+    known = _PARAMETERS.get(type(layer))
+    if known is None or not {name for name, _ in layer.named_parameters()} <= known:
+        return False
+    projections = [module for name, module in layer.named_children() if name.startswith("lin")]
+    touched = has_message_hooks(layer) or any(map(is_hooked_by_others, (layer, *projections)))
+    own = all(type(module) is pyg.Linear for module in projections)
+    bends = bool(getattr(layer, "normalize", False) and type(layer) is pyg.SAGEConv) or getattr(layer, "project", False)
+    return own and not touched and not bends and getattr(layer, "aggr", None) in ("mean", "sum", "add")
 
 
 def run_on_columns(layer: Module, call: LayerCall, sums: PartialSums) -> tuple[Tensor, Tensor | None]:

@@ -93,7 +93,7 @@ class ForwardPass:
             return one_vertex(
                 call, h.new_empty(0, exchange.num_columns), None, single_input=name in self._plan.single_input
             )
-        mixed, dst = self.batch.shuffle(index, h)
+        mixed, dst = self.batch.shuffle(index, h, of_wrapped_model=True)
         if any(isinstance(value, EdgeAttrHandle) for value in values) and edge_features_are_weights(layer):
             fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
             raise InputError(explain(name, "weights of edges", "batch.edge_attr", fix))
@@ -118,6 +118,12 @@ class ForwardPass:
         """The bottom layer from all ranks' columns of the input rows. A collective."""
         h, telemetry = rows_of(call), self.batch.telemetry
         check_linear(name, layer)
+        if h is not self.batch.x:
+            got, fix = (
+                "rows that were changed before it, or by dropout",
+                "pass batch.x as it is, or use another strategy",
+            )
+            raise InputError(explain(f"strategy='push_pull', {name}", "the input rows themselves, batch.x", got, fix))
         edges, weights = self._edges(0, layer, h.dtype, weighted)
         rows = h if name in self._plan.single_input else (h, h[: sums.num_dst])
         partial, bias = run_on_columns(layer, substitute(call, rows, edges, weights, None), sums)

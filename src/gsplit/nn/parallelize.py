@@ -24,6 +24,7 @@ from gsplit.nn.checks.dry_run import (
     Recorder,
     example_input,
     explain_failure,
+    forbid_changed_buffers,
     forbid_random_draws,
     preserve_state,
 )
@@ -51,7 +52,7 @@ def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
         while True:
             recorder = runtime.override = Recorder(batch, space_of, single_input)
             try:
-                with forbid_random_draws(like.row.device):
+                with forbid_random_draws(like.row.device), forbid_changed_buffers(model):
                     plan = recorder.plan(explain_failure(lambda: call_model(model, batch, takes_edge_attr=edges)))
                 break
             except InputError as error:  # a layer we do not know may take one tensor of rows only

@@ -2,8 +2,8 @@
 
 Stages have the names and boundaries of telemetry: ``shuffle`` is that of forward; ``backward`` has the shuffle back and
 the averaging of gradients in it. Formulas are in docs/planner.md. A rank's seconds are its own work; the latency of
-collectives is added once. A strategy in which ranks wait for each other at every exchange takes the slowest rank of
-every stage, one that meets only at the gradients takes the slowest rank of the step.
+collectives is added once, or, on a host, is work of every rank. A strategy in which ranks wait for each other at every
+exchange takes the slowest rank of every stage, one that meets only at the gradients takes the slowest rank of the step.
 """
 
 from dataclasses import dataclass, fields
@@ -79,6 +79,9 @@ def estimate_step(
     pace = _Pace(hardware, len(counts.ranks), threads)
     ranks = tuple(_estimate_rank(rank, counts, shape, pace, placement) for rank in counts.ranks)
     waits = _latencies(counts.layout.exchanged_levels(shape.num_layers), shape, pace.latency)
+    if hardware.cores is not None:  # between processes of a host a collective's latency is work of its cores
+        ranks = tuple(StageSeconds(**{name: rank.by_name()[name] + waits[name] for name in waits}) for rank in ranks)
+        waits = dict.fromkeys(waits, 0.0)
     by_stage = {name: pace.wall([rank.by_name()[name] for rank in ranks]) + wait for name, wait in waits.items()}
     stages, totals = StageSeconds(**by_stage), [rank.total for rank in ranks]
     meets = bool(counts.layout.exchanged_levels(shape.num_layers)) and len(ranks) > 1

@@ -94,7 +94,8 @@ def make_plan(
     if len(workload.num_neighbors) != shape.num_layers:
         got = f"{len(workload.num_neighbors)} fanouts and {shape.num_layers} layers"
         raise InputError(explain("plan", "one fanout per layer", got, "give as many"))
-    counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, shape, progress)
+    on_files = on_disk or cache_bytes > 0  # of which columns cannot be read alone
+    counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, shape, on_files, progress)
     size = GraphSize(
         store.num_vertices, store.num_edges, store.graph.indices.itemsize, stored_row_bytes(store, features)
     )
@@ -158,6 +159,7 @@ def _count_all(
     replicas: int | None,
     strategies: tuple[str, ...] | None,
     shape: PlannedModel,
+    on_files: bool,
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
     """Every candidate's counts, with the ownership of one replica."""
@@ -165,7 +167,7 @@ def _count_all(
         layout
         for layout in all_layouts(shape.num_layers)
         if strategies is None or layout.name in strategies
-        if not layout.sliced or shape.is_linear
+        if not layout.sliced or (shape.is_linear and shape.num_features >= num_ranks and not on_files)
     ]
     steps = min(steps, workload.steps_per_epoch)
     found = []

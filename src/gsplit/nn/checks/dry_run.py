@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gsplit.batch import Batch
 from gsplit.devices import fork_random_states, random_states
@@ -26,7 +27,14 @@ from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
 from gsplit.nn.layers import edge_features_of, layers_of
 
-__all__ = ["Recorder", "example_input", "explain_failure", "forbid_random_draws", "preserve_state"]
+__all__ = [
+    "Recorder",
+    "example_input",
+    "explain_failure",
+    "forbid_changed_buffers",
+    "forbid_random_draws",
+    "preserve_state",
+]
 
 
 class Recorder(ForwardPass):
@@ -110,6 +118,23 @@ def forbid_random_draws(device: torch.device) -> Iterator[None]:
             "use F.dropout or torch.nn.Dropout, whose masks are keyed here; dropout inside torch.nn's attention is not"
         )
         raise InputError(explain("the model", "no randomness of its own", "draws from a generator in forward", fix))
+
+
+@contextmanager
+def forbid_changed_buffers(model: Module) -> Iterator[None]:
+    """Refuse a forward that changes a buffer from this rank's rows alone; batch norm's are made those of all rows."""
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    watched = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
+    yield
+    changed = [name for name, buffer in model.named_buffers() if name in watched and not _same(buffer, watched[name])]
+    if changed:
+        fix = "use torch.nn.BatchNorm1d, or keep such statistics outside of the model"
+        got = f"{', '.join(changed)}, which would differ between ranks"
+        raise InputError(explain("the model", "no buffers that forward changes", got, fix))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
 
 
 def example_input(model: Module, num_features: int | None, num_edge_features: int | None) -> ExampleInput:

@@ -38,7 +38,7 @@ def has_tables(model: Module, max_rows: int) -> bool:
 
 
 def perturbed_copy(model: Module, dtype: torch.dtype | None, max_rows: int | None) -> Module:
-    """A copy with perturbed parameters, in ``dtype`` if given; embeddings have at most ``max_rows`` rows if given."""
+    """A copy with perturbed parameters and buffers, in ``dtype`` if given; embeddings have ``max_rows`` rows at most."""
     tables = {} if max_rows is None else _tables(model, max_rows)
     cut = {id(table.weight) for table in tables.values()}
     generator = torch.Generator().manual_seed(0)
@@ -49,7 +49,9 @@ def perturbed_copy(model: Module, dtype: torch.dtype | None, max_rows: int | Non
             memo[id(parameter)] = Parameter(_perturb(values, dtype or values.dtype, generator), parameter.requires_grad)
     for buffer in model.buffers():
         if buffer.is_floating_point():
-            memo[id(buffer)] = buffer.detach().to(dtype or buffer.dtype, copy=True)
+            moved = _perturb(buffer.detach(), dtype or buffer.dtype, generator)
+            still = buffer.detach().to(moved)
+            memo[id(buffer)] = still + (moved - still).abs()  # upwards: some, such as variances, must stay positive
     copied = copy.deepcopy(model, memo)
     for name in tables:
         table = copied.get_submodule(name)

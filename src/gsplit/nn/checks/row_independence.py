@@ -18,7 +18,7 @@ from torch.nn import Module
 from gsplit.batch import Batch
 from gsplit.devices import fork_random_states
 from gsplit.errors import InputError, explain
-from gsplit.nn.calls import call_model, tensors_of
+from gsplit.nn.calls import LayerCall, call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
 from gsplit.nn.checks.perturbed_copy import has_tables, perturbed_copy
 from gsplit.nn.checks.row_crossing import RowCrossings, find_row_crossings
@@ -37,6 +37,15 @@ class _DeterministicPass(ForwardPass):
     """A forward pass without dropout, and with batch norm by its running statistics: what is left must be row-wise."""
 
     fuses_attention = False
+
+    def __init__(self, batch: Batch, plan: ForwardPlan) -> None:
+        super().__init__(batch, plan)
+        self.entered: set[str] = set()
+
+    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
+        """Note which layers are called."""
+        self.entered.add(name)
+        return super().enter_layer(name, layer, call)
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Drop nothing."""
@@ -85,15 +94,24 @@ def _outputs_of(
     """Outputs for all targets and for each half, in evaluation and in training; also without any row, as a rank may."""
 
     def run(batch: Batch, kind: type[ForwardPass] = _DeterministicPass) -> Any:
-        with override_forward_pass(model, kind(batch, plan)):
-            return explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
+        forward_pass = kind(batch, plan)
+        with override_forward_pass(model, forward_pass):
+            out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
+        assert isinstance(forward_pass, _DeterministicPass)
+        if forward_pass.entered != set(plan.layer_of):
+            left_out, fix = sorted(set(plan.layer_of) - forward_pass.entered), "call all layers whatever the rows are"
+            got = f"a forward without {', '.join(left_out)} where a rank has no rows: other ranks would wait for it"
+            raise InputError(explain("the model", "the same layers in every forward", got, fix))
+        return out
 
     run(toy_empty(plan.depth, like))
-    found = []
+    found, crossings = [], []
     for training in (False, True):
         model.train(training)
         found.append([(run(batch), half) for batch, half in toy_halves(plan.depth, like)])
-    return found, find_row_crossings(plan, like, run, _DeterministicPass)
+        crossings.append(find_row_crossings(plan, like, run, _DeterministicPass))
+    boundaries = crossings[0].boundaries & crossings[1].boundaries
+    return found, RowCrossings(boundaries, all(each.input_in_bottom_only for each in crossings))
 
 
 def check_rows(whole: Any, part: Any, half: slice) -> None:
@@ -102,9 +120,13 @@ def check_rows(whole: Any, part: Any, half: slice) -> None:
         if not one.is_floating_point():
             continue
         kept = one[half] if one.dim() and one.size(0) != other.size(0) else one
-        largest = float(one.detach().abs().nan_to_num(0.0, 0.0).max()) if one.numel() else 0.0
-        tolerance = (1e-9 if one.dtype == torch.float64 else 1e-3) * (largest + 1e-3)
-        if kept.shape != other.shape or not torch.allclose(kept, other, rtol=0.0, atol=tolerance, equal_nan=True):
+        if not torch.isfinite(one).all():
+            got, fix = "NaN or infinity", "let it take any features in (0, 1), or change them before the model"
+            raise InputError(explain("the model's output on a toy mini-batch", "finite numbers", got, fix))
+        share = 1e-9 if one.dtype == torch.float64 else 1e-3
+        largest = one.detach().abs().amax(0) if one.numel() else one.new_zeros(())  # of every column
+        near = kept.shape == other.shape and bool(((kept - other).abs() <= share * (largest + 1e-3)).all())
+        if not near:
             fix = "use layers and norms that look at a vertex and its in-neighbours only"
             got = "outputs that change with the other targets of the mini-batch"
             raise InputError(

@@ -127,7 +127,7 @@ def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
         ).numpy()
         return values
 
-    arrays = {"features/x": draw(graph.num_vertices, *like.row.shape[1:])}
+    arrays = {"features/x": 1 / (1 + np.exp(draw(graph.num_vertices, *like.row.shape[1:])))}  # in (0, 1)
     arrays["edges/edge_weight"] = np.abs(draw(graph.num_edges))
     if like.num_edge_features is not None:
         arrays["edges/edge_attr"] = draw(graph.num_edges, like.num_edge_features)

@@ -1,0 +1,155 @@
+"""Models that an earlier version of the checks let through: mixing that hides behind NaN, scale, buffers, modes or rows."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch_geometric.nn import SAGEConv
+
+from gsplit import InputError, NeighborLoader, parallelize
+from gsplit.bench.exactness import small_store
+from gsplit.distributed.mesh import solo_mesh
+
+
+class Two(nn.Module):
+    """Two layers; subclasses do something wrong between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(6, 6), SAGEConv(6, 6)
+        self.register_buffer("gate", torch.zeros(()))
+
+    def between(self, x: Tensor, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.second(self.between(x, self.first(x, edge_index)), edge_index)
+        return out
+
+
+class MixBehindNan(Two):
+    def between(self, x: Tensor, h: Tensor) -> Tensor:
+        return (h - 10).sqrt() - h.mean(0)
+
+
+class MixBehindGate(Two):
+    def between(self, x: Tensor, h: Tensor) -> Tensor:
+        return h + self.gate * h.mean(0)
+
+
+class MixBehindScale(Two):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = super().forward(x, edge_index)
+        return torch.cat([out - out.mean(0), 1e12 * x[: out.size(0), :1]], 1)
+
+
+class OwnStatistics(Two):
+    def between(self, x: Tensor, h: Tensor) -> Tensor:
+        if self.training:
+            self.gate.copy_(h.detach().mean())
+        return h
+
+
+class LeavesEarly(Two):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x.new_zeros(0, 6) if x.size(0) == 0 else super().forward(x, edge_index)
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        (MixBehindNan, "output on a toy mini-batch: expected finite numbers"),
+        (MixBehindGate, "every target's output to depend on its neighbourhood only"),
+        (MixBehindScale, "every target's output to depend on its neighbourhood only"),
+        (OwnStatistics, "expected no buffers that forward changes .got gate"),
+        (LeavesEarly, "the same layers in every forward .got a forward without first, second where a rank has no rows"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_however_it_hides(kind: type[Two], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parallelize(kind(), solo_mesh())
+
+
+class EvenOfInput(Two):
+    def between(self, x: Tensor, h: Tensor) -> Tensor:
+        return h * x[: h.size(0)].norm(dim=1, keepdim=True)
+
+
+class WidthOfInput(Two):
+    def between(self, x: Tensor, h: Tensor) -> Tensor:
+        return h / x.size(1)
+
+
+class DropoutFirst(Two):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5, self.training), edge_index)
+
+
+class UnitRows(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / weight.norm(dim=1, keepdim=True)
+
+
+def _with_hook() -> nn.Module:
+    model = Two()
+    model.first.register_forward_hook(lambda module, args, out: out.relu())
+    return model
+
+
+def _with_parametrization() -> nn.Module:
+    model = Two()
+    parametrize.register_parametrization(model.first.lin_l, "weight", UnitRows())
+    return model
+
+
+def _with_parameter() -> nn.Module:
+    model = Two()
+    model.first.register_parameter("alpha", nn.Parameter(torch.ones(6)))
+    return model
+
+
+@pytest.mark.parametrize(
+    "make", [EvenOfInput, WidthOfInput, DropoutFirst, _with_hook, _with_parametrization, _with_parameter]
+)
+def test_push_pull_refuses_what_columns_would_make_wrong(make: Callable[[], nn.Module]) -> None:
+    model = parallelize(make().double(), solo_mesh())
+    store = small_store("random", 1)[0]
+    loader = NeighborLoader(store, [3, 2], "train", batch_size=10, strategy="push_pull")
+    batch = loader.make_batch(0, 0)
+    with pytest.raises(InputError, match="strategy='push_pull'"):
+        model(batch.x, batch.edge_index)
+
+
+def test_push_pull_takes_the_batchs_own_rows_only() -> None:
+    model = parallelize(Two().double(), solo_mesh())
+    batch = NeighborLoader(
+        small_store("random", 1)[0], [3, 2], "train", batch_size=10, strategy="push_pull"
+    ).make_batch(0, 0)
+    assert model(batch.x, batch.edge_index).size(0) == 10
+    with pytest.raises(InputError, match="expected the input rows themselves, batch.x"):
+        model(nn.functional.normalize(batch.x), batch.edge_index)
+
+
+class OnlyInEvaluation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(SAGEConv(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.convs[0](x, edge_index)
+        z = self.convs[1](h, edge_index)
+        z = z if self.training else z + h[: z.size(0)]
+        out: Tensor = self.convs[2](z, edge_index)
+        return out
+
+
+def test_hybrids_refuse_rows_that_are_joined_in_one_mode_only_and_hand_written_models() -> None:
+    model = parallelize(OnlyInEvaluation().double(), solo_mesh())
+    store = small_store("random", 1)[0]
+    batch = NeighborLoader(store, [3, 2, 2], "train", batch_size=10, strategy="hybrid(1)").make_batch(0, 0)
+    with pytest.raises(InputError, match=r"strategy='hybrid\(1\)': expected a model that joins no rows"):
+        model(batch.x, batch.edge_index)
+    with pytest.raises(InputError, match="batch.shuffle: expected a strategy whose levels are prefixes"):
+        batch.shuffle(1, torch.zeros(batch.layers[1].exchange.num_input, 2))
