@@ -1,4 +1,4 @@
-"""Models that an earlier version of the checks let through: mixing that hides behind NaN, scale, buffers, modes or rows."""
+"""Models that hide from the checks what cannot be split: behind NaN, scale, buffers, modes or empty ranks."""
 
 from collections.abc import Callable
 
@@ -15,6 +15,8 @@ from gsplit.distributed.mesh import solo_mesh
 
 class Two(nn.Module):
     """Two layers; subclasses do something wrong between them."""
+
+    gate: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +76,8 @@ def test_what_cannot_be_split_is_refused_however_it_hides(kind: type[Two], messa
 
 class EvenOfInput(Two):
     def between(self, x: Tensor, h: Tensor) -> Tensor:
-        return h * x[: h.size(0)].norm(dim=1, keepdim=True)
+        length: Tensor = x[: h.size(0)].norm(dim=1, keepdim=True)
+        return h * length
 
 
 class WidthOfInput(Two):
@@ -89,7 +92,8 @@ class DropoutFirst(Two):
 
 class UnitRows(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
-        return weight / weight.norm(dim=1, keepdim=True)
+        length: Tensor = weight.norm(dim=1, keepdim=True)
+        return weight / length
 
 
 def _with_hook() -> nn.Module:

@@ -38,7 +38,7 @@ def has_tables(model: Module, max_rows: int) -> bool:
 
 
 def perturbed_copy(model: Module, dtype: torch.dtype | None, max_rows: int | None) -> Module:
-    """A copy with perturbed parameters and buffers, in ``dtype`` if given; embeddings have ``max_rows`` rows at most."""
+    """A copy with perturbed parameters and buffers, in ``dtype`` if given; embeddings have at most ``max_rows``."""
     tables = {} if max_rows is None else _tables(model, max_rows)
     cut = {id(table.weight) for table in tables.values()}
     generator = torch.Generator().manual_seed(0)
