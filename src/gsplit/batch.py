@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.blocks import Block
+from gsplit.blocks import Block, FrontierIds
 from gsplit.distributed.comm import Call, Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
@@ -24,7 +24,7 @@ from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer", "FrontierIds", "LossGuard"]
+__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard"]
 
 
 class LossGuard:
@@ -73,18 +73,6 @@ class BatchLayer:
     exchange: Exchange
     edge_attr: Tensor | None = None
     edge_weight: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierIds:
-    """The vertices of a rank's local frontiers, each a prefix of the one below it, from level ``level`` up.
-
-    Level l is the input of layer l. ``n_id``: original ids. ``ids``: the same in the store's numbering.
-    """
-
-    level: int
-    n_id: Tensor
-    ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +221,7 @@ class Batch:
 
     def shuffle(self, layer: int, h: Tensor, *, of_wrapped_model: bool = False) -> tuple[Tensor, Tensor]:
         """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already.
-
-        ``of_wrapped_model``: the caller has seen to it that the model joins no rows across a boundary (``boundary``).
+        ``of_wrapped_model``: it was seen to that the model joins no rows across a boundary (``boundary``).
         """
         if not 0 <= layer < self.num_layers:
             fix = "count layers from the input up"
@@ -242,8 +229,10 @@ class Batch:
         self._refuse_input_gradients()
         exchange = self.layers[layer].exchange
         if not (exchange.destinations_are_local or of_wrapped_model):
-            fix = "wrap a PyG model with gsplit.parallelize, or use split, data or data_cached"
-            got = f"{self.context.strategy}, whose rows are those of other vertices from layer {layer} on"
+            got, fix = (
+                f"{self.context.strategy}, layer {layer}",
+                "wrap a PyG model with gsplit.parallelize, or use split",
+            )
             raise InputError(explain("batch.shuffle", "a strategy whose levels are prefixes of each other", got, fix))
         if h.dim() < 2 or h.size(0) != exchange.num_input:
             below = "batch.x, or what a row-wise encoder made of it"

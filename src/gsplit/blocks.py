@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gsplit.kernels.csr import destination_rows
 
-__all__ = ["Block", "ShuffleIndex", "count_self_loops"]
+__all__ = ["Block", "FrontierIds", "ShuffleIndex", "count_self_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +88,15 @@ class ShuffleIndex:
     def num_mixed(self) -> int:
         """Rows of the mixed frontier."""
         return self.num_local + self.num_received
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierIds:
+    """The vertices of a rank's local frontiers, each a prefix of the one below it, from level ``level`` up.
+
+    Level l is the input of layer l. ``n_id``: original ids. ``ids``: the same in the store's numbering.
+    """
+
+    level: int
+    n_id: Tensor
+    ids: Tensor

@@ -22,7 +22,7 @@ __all__ = ["train"]
 
 
 def train(
-    graphs: Annotated[list[Path], typer.Argument(metavar="GRAPH...", help="partitioned stores")],
+    graphs: Annotated[list[Path], typer.Argument(metavar="GRAPH", help="partitioned stores")],
     preset: Annotated[
         str | None,
         typer.Option(

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.batch import Batch, BatchContext, BatchLayer, FrontierIds
-from gsplit.blocks import Block
+from gsplit.batch import Batch, BatchContext, BatchLayer
+from gsplit.blocks import Block, FrontierIds
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gsplit.batch import Batch, BatchContext, BatchLayer, FrontierIds
-from gsplit.blocks import Block, count_self_loops
+from gsplit.batch import Batch, BatchContext, BatchLayer
+from gsplit.blocks import Block, FrontierIds, count_self_loops
 from gsplit.distributed.mesh import Mesh
 from gsplit.exchange import Exchange
 from gsplit.features.device import DeviceRows, StagedRows

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.batch import Batch, BatchContext, BatchLayer, FrontierIds
-from gsplit.blocks import Block, ShuffleIndex
+from gsplit.batch import Batch, BatchContext, BatchLayer
+from gsplit.blocks import Block, FrontierIds, ShuffleIndex
 from gsplit.boundary import BoundaryExchange, BoundaryIndex
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import explain
