@@ -78,10 +78,10 @@ def _imbalance(values: Sequence[float]) -> float:
 def draw_scaling(counts: Sequence[Count]) -> Any:
     """What the busiest rank does, by the number of ranks: a column per graph, a line per strategy."""
     rows: tuple[tuple[str, Callable[[Count], float], bool], ...] = (
-        ("edges of the busiest rank", lambda c: max(c.edges_per_rank), True),
-        ("rows loaded by the busiest rank", lambda c: max(c.rows_loaded_per_rank), True),
-        ("MB sent by the busiest rank", lambda c: max(c.bytes_sent_per_rank, default=0.0) / 1e6, True),
-        ("imbalance of work (max / mean)", lambda c: c.imbalance, False),
+        ("edges, busiest rank", lambda c: max(c.edges_per_rank), True),
+        ("rows loaded, busiest rank", lambda c: max(c.rows_loaded_per_rank), True),
+        ("MB sent, busiest rank", lambda c: max(c.bytes_sent_per_rank, default=0.0) / 1e6, True),
+        ("work, max / mean", lambda c: c.imbalance, False),
     )
     columns = list(dict.fromkeys((c.graph, c.batch_size) for c in counts))
     several = len({batch_size for _, batch_size in columns}) > 1
@@ -100,8 +100,10 @@ def draw_scaling(counts: Sequence[Count]) -> Any:
                 axes.set_yscale("log")
             _rank_axis(axes, sorted({c.ranks for c in mine}))
             where = f"{graph}, batch {batch_size}" if several else graph
-            tidy(axes, f"{where}: {title}", x="ranks" if number_of_row == len(rows) - 1 else "")
-            axes.title.set_fontsize(9)
+            tidy(axes, where if number_of_row == 0 else "", x="ranks" if number_of_row == len(rows) - 1 else "")
+            if axes is line[0]:
+                axes.set_ylabel(title)
+            axes.tick_params(axis="y", which="minor", labelsize=7)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return figure
