@@ -18,8 +18,6 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +95,22 @@ class StepRecord:
     spans: tuple[TimedSpan, ...] = ()
 
 
+class _Stage:
+    """A block whose time is added to a stage; a class, because a generator would cost more than the clocks."""
+
+    __slots__ = ("_clock", "_mark", "_name", "_start_cpu_s", "_start_ns", "_step")
+
+    def __init__(self, step: "StepTelemetry", name: Span, clock: StageClock | None) -> None:
+        self._step, self._name, self._clock = step, name, clock
+
+    def __enter__(self) -> None:
+        self._start_ns, self._start_cpu_s = time.perf_counter_ns(), time.thread_time()
+        self._mark = None if self._clock is None else self._clock.mark()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._step.end_stage(self._name, self._start_ns, self._start_cpu_s, self._clock, self._mark)
+
+
 class StepTelemetry:
     """Collects one rank's numbers of one step. ``device`` is the model's, ``sample_device`` the loader's."""
 
@@ -116,21 +130,18 @@ class StepTelemetry:
         self.values: dict[str, float] = {}
         self.spans: list[TimedSpan] = []
 
-    @contextmanager
-    def span(self, name: Span, device: torch.device | None = None) -> Iterator[None]:
+    def span(self, name: Span, device: torch.device | None = None) -> "_Stage":
         """Add the time of a block to a stage, on the clock of a device: by default the one the stage belongs to."""
-        clock = self._clock(device or (self._sample_device if name in _LOADING else self._device))
-        start_ns, start_cpu_s = time.perf_counter_ns(), time.thread_time()
-        mark = None if clock is None else clock.mark()
-        try:
-            yield
-        finally:
-            if clock is None:
-                self.add_span(name, start_ns)
-                self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start_cpu_s
-            else:
-                self._late_spans.append((name, clock, mark, clock.mark()))
-                self._keep_span(name, start_ns, time.perf_counter_ns())
+        return _Stage(self, name, self._clock(device or (self._sample_device if name in _LOADING else self._device)))
+
+    def end_stage(self, name: Span, start_ns: int, start_cpu_s: float, clock: StageClock | None, mark: Any) -> None:
+        """What ``span`` does at the end of a block."""
+        if clock is None:
+            self.add_span(name, start_ns)
+            self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start_cpu_s
+        else:
+            self._late_spans.append((name, clock, mark, clock.mark()))
+            self._keep_span(name, start_ns, time.perf_counter_ns())
 
     def add_span(self, name: Span, start_ns: int) -> None:
         """Add to a stage what has passed in this thread since a moment of ``time.perf_counter_ns``."""

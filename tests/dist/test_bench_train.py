@@ -15,7 +15,7 @@ from gsplit.store.reader import Store
 
 RECORD = {
     "graph", "model", "system", "ranks", "replicas", "allocator", "features", "batch_size", "hidden", "num_layers",
-    "fanout", "partition", "steps", "repeats", "wall_s", "cpu_s", "cpu_s_per_rank", "stages_s", "stages_s_per_rank",
+    "fanout", "partition", "steps", "repeats", "wall_s", "cpu_s", "cpu_s_per_rank", "stages_s", "stages_s_per_rank", "stages_cpu_s", "cache",
     "edges", "input_rows", "rows_loaded", "bytes_loaded", "rows_sent", "bytes_sent", "collectives", "wait_s",
     "peak_bytes_per_rank", "batch_bytes_per_rank", "losses", "loss", "loss_difference", "losses_equal", "note", "epochs",
 }  # fmt: skip
