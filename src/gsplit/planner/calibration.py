@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from gsplit.distributed.launch import launch
+from gsplit.planner.disk_probe import measure_disk
 from gsplit.planner.hardware import Hardware, read_hardware, write_hardware
-from gsplit.planner.probes import measure_disk
 from gsplit.progress import Progress, silent
 
 __all__ = ["cache_file", "calibrate", "known_machine", "this_machine"]
@@ -84,7 +84,7 @@ def calibrate(*, scale: float = 1.0, rank_numbers: tuple[int, int] = (2, 4), pro
     second = _run_ranks(many, scale, kernels=False) if many > few else first
     progress("calibrate", 2, 3)
     with tempfile.TemporaryDirectory(prefix="gsplit-disk-") as folder:
-        disk = measure_disk(Path(folder), max(2000, int(200_000 * scale)))
+        disk = measure_disk(Path(folder), max(2000, int(50_000 * scale)))
     progress("calibrate", 3, 3)
     latency, more = first.comm["latency_s"], second.comm["latency_s"]
     rates = first.kernels
@@ -92,7 +92,8 @@ def calibrate(*, scale: float = 1.0, rank_numbers: tuple[int, int] = (2, 4), pro
         name="this",
         far_sample_edges_per_s=rates["sample_edges_per_s"],
         cache_bytes_per_s=rates["load_bytes_per_s"],
-        disk_bytes_per_s=disk,
+        disk_reads_per_s=disk.reads_per_s,
+        disk_bytes_per_s=disk.bytes_per_s,
         exchange_bytes_per_s=first.comm["exchange_bytes_per_s"],
         reduce_bytes_per_s=first.comm["reduce_bytes_per_s"],
         collective_s=latency,

@@ -38,8 +38,10 @@ class Hardware:
     """Input rows gathered from the rank's cache."""
     row_overhead_bytes: float
     """Bytes that a gathered row costs beside its own: narrow rows are read at a lower rate."""
+    disk_reads_per_s: float
+    """Reads of single pages from disk, many at once, of all ranks of the host together."""
     disk_bytes_per_s: float
-    """Random rows from disk, of all ranks of the host together."""
+    """Bytes of long reads from disk, of all ranks of the host together."""
     flops_per_s: float
     """Dense products."""
     aggregate_bytes_per_s: float
@@ -126,6 +128,7 @@ _V100 = Hardware(
     load_bytes_per_s=6.7e9,
     cache_bytes_per_s=_SHARE_BYTES * _V100_BYTES / 2,
     row_overhead_bytes=40,
+    disk_reads_per_s=400e3,
     disk_bytes_per_s=1.5e9,
     flops_per_s=_SHARE_FLOPS * _V100_FLOPS,
     aggregate_bytes_per_s=_SHARE_BYTES * _V100_BYTES,

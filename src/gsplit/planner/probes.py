@@ -5,23 +5,18 @@ count; the least of some repeats is taken, for the same reason.
 Blocks are sampled from a random graph with hubs: rows of a real block lie in the order in which they were first drawn.
 """
 
-import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from math import log
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gsplit.blocks import Block
-from gsplit.features.disk import DiskRows
 from gsplit.graph import Graph
 from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_options import AttentionOptions
@@ -33,7 +28,7 @@ from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.split import ask
 
-__all__ = ["KernelRates", "measure_disk", "measure_kernels", "measure_sampling", "measure_thread_gain"]
+__all__ = ["KernelRates", "measure_kernels", "measure_sampling", "measure_thread_gain"]
 
 _WIDTH, _HEADS = 128, 4
 _FANOUT = [15, 15]
@@ -217,29 +212,6 @@ def measure_thread_gain(threads: int, num_rows: int = 40_000) -> float:
         seconds.append(min(found))
     torch.set_num_threads(1)
     return min(1.0, max(0.0, (seconds[0] / seconds[1] - 1) / (threads - 1)))
-
-
-def measure_disk(folder: Path, num_rows: int = 200_000) -> float:
-    """Random rows of a new file in a folder, which the kernel was asked to forget; bytes per second by the clock."""
-    width, num_read = 128, min(10_000, num_rows // 4)
-    with TemporaryDirectory(dir=folder) as place:
-        path = Path(place) / "rows.bin"
-        with path.open("wb") as file:
-            file.write(np.random.default_rng(0).random((num_rows, width), np.float32).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        handle = os.open(path, os.O_RDONLY)
-        source = DiskRows(
-            str(path), handle, offset=0, num_rows=num_rows, row_shape=(width,), dtype=torch.float32, first_id=0
-        )
-        with closing(source):
-            ids = torch.randperm(num_rows, generator=torch.Generator().manual_seed(4))[:num_read]
-            out = torch.empty(num_read, width)
-            source.read(ids[:1], out[:1])  # compiles
-            start = time.perf_counter()
-            source.read(ids[1:], out[1:])
-            return out[1:].nbytes / (time.perf_counter() - start)
 
 
 def measure_sampling(workload: Workload, steps: int = 3) -> float:
