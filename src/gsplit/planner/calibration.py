@@ -23,7 +23,7 @@ from gsplit.progress import Progress, silent
 
 __all__ = ["cache_file", "calibrate", "known_machine", "this_machine"]
 
-_STEP_S, _ATTENTION_STEP_S, _SAMPLE_S, _LOAD_S = 2e-3, 3e-3, 0.5e-3, 0.2e-3
+_STEP_S, _ATTENTION_STEP_S, _SAMPLE_S, _SPLIT_S, _LOAD_S = 2e-3, 3e-3, 0.5e-3, 2e-3, 0.2e-3
 """Host work of a step whatever its size, in Python mostly: set, not measured."""
 
 
@@ -99,6 +99,7 @@ def calibrate(*, scale: float = 1.0, rank_numbers: tuple[int, int] = (2, 4), pro
         collective_s=latency,
         collective_per_rank_s=max(0.0, (more - latency) / (many - few)) if many > few else 0.0,
         sample_s=_SAMPLE_S,
+        split_s=_SPLIT_S,
         load_s=_LOAD_S,
         step_s=_STEP_S,
         attention_step_s=_ATTENTION_STEP_S,

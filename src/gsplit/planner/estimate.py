@@ -147,16 +147,15 @@ def _estimate_rank(
     ids = rank.ids_sent + rank.ids_received
     return StageSeconds(
         sample=rank.edges_drawn / edges_per_s + hardware.sample_s,
-        split=ids / hardware.split_ids_per_s,
+        split=ids / hardware.split_ids_per_s + (hardware.split_s if levels and pace.num_ranks > 1 else 0.0),
         exchange_ids=ids / 2 * _ID_BYTES / hardware.exchange_bytes_per_s if pace.num_ranks > 1 else 0.0,
         load=_load(rank.rows_loaded, placement.row_bytes / counts.slices, hardware, placement),
-        exchange_features=pace.exchange(rank.rows_sent[0], rank.rows_received[0], _FLOAT_BYTES * shape.num_features)
-        if 0 in levels
-        else 0.0,
+        exchange_features=_exchange_features(rank, counts, shape, pace) if 0 in levels else 0.0,
         shuffle=shuffle,
         forward=forward + fixed / 3,
         backward=backward + shuffle + _gradients(shape, pace) + fixed * 2 / 3,
-        optimizer=_OPTIMIZER_PASSES * _FLOAT_BYTES * shape.num_parameters / hardware.row_bytes_per_s,
+        optimizer=_OPTIMIZER_PASSES * _FLOAT_BYTES * shape.num_parameters / hardware.row_bytes_per_s
+        + hardware.optimizer_s,
     )
 
 
@@ -171,8 +170,15 @@ def _compute(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace
     return forward, backward
 
 
+def _exchange_features(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace: _Pace) -> float:
+    """Input rows. A split loads own rows to their place; those of a micro-batch are copied from what was loaded."""
+    if counts.layout.split_layers == 0:
+        return _shuffle(rank, 0, shape, pace)
+    return pace.exchange(rank.rows_sent[0], rank.rows_received[0], _FLOAT_BYTES * shape.num_features)
+
+
 def _shuffle(rank: RankCounts, level: int, shape: PlannedModel, pace: _Pace) -> float:
-    """Hidden rows of one layer, one way. Own rows are copied into the mixed tensor too."""
+    """Rows of one layer, one way. Own rows are copied into the mixed tensor too."""
     if pace.num_ranks == 1:
         return 0.0
     row_bytes = _FLOAT_BYTES * shape.widths[level]

@@ -63,12 +63,16 @@ class Hardware:
     """Latency that every further rank adds."""
     sample_s: float
     """Fixed cost of sampling a step."""
+    split_s: float
+    """Fixed cost of splitting a step."""
     load_s: float
     """Fixed cost of loading a step, uncached."""
     step_s: float
     """Fixed cost of forward and backward: launches and host work of a step without attention."""
     attention_step_s: float
     """The same of a step with attention."""
+    optimizer_s: float
+    """Fixed cost of the optimizer's step."""
     memory_bytes: float
     """Memory of a rank, or, with ``cores``, of the host."""
     cores: int | None = None
@@ -140,9 +144,11 @@ _V100 = Hardware(
     collective_s=30e-6,
     collective_per_rank_s=5e-6,
     sample_s=1.1e-3,
+    split_s=0.0,
     load_s=2.5e-3,
     step_s=8.4e-3,
     attention_step_s=23.8e-3,
+    optimizer_s=0.0,
     memory_bytes=16e9,
 )
 

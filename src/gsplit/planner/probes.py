@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gsplit.blocks import Block
+from gsplit.features.mapped import MappedRows
 from gsplit.graph import Graph
 from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_options import AttentionOptions
@@ -49,6 +50,7 @@ class KernelRates:
     attention_values_per_s: float
     crowding: float
     row_bytes_per_s: float
+    optimizer_s: float
 
 
 def _seconds(run: Callable[[], object], repeats: int) -> float:
@@ -97,6 +99,7 @@ def measure_kernels(scale: float = 1.0, repeats: int = 5) -> KernelRates:
         attention_values_per_s=attention / (_REACH_BYTES / reach) ** (crowding / 2),
         crowding=crowding,
         row_bytes_per_s=_rows(max(1000, int(40_000 * scale)), repeats),
+        optimizer_s=_optimizer(repeats),
     )
 
 
@@ -142,10 +145,12 @@ def _attention(block: Block, repeats: int) -> float:
 
 
 def _gather(num_rows: int, width: int, repeats: int) -> tuple[float, float]:
-    """Bytes of a row, and seconds per row."""
-    table, out = torch.randn(2 * num_rows, width), torch.empty(num_rows, width)
-    rows = torch.randint(2 * num_rows, (num_rows,), generator=torch.Generator().manual_seed(2))
-    return 4 * width, _seconds(lambda: torch.index_select(table, 0, rows, out=out), repeats) / num_rows
+    """Bytes of a row, and seconds per row, through the source of rows in memory; other rows every time."""
+    rng = np.random.default_rng(2)
+    source = MappedRows("probe", rng.random((2 * num_rows, width), np.float32), torch.float32, 0)
+    chosen = iter([torch.from_numpy(rng.integers(2 * num_rows, size=num_rows)) for _ in range(repeats + 1)])
+    out = torch.empty(num_rows, width)
+    return 4 * width, _seconds(lambda: source.read(next(chosen), out), repeats) / num_rows
 
 
 def _overhead(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -176,6 +181,15 @@ def _rows(num_rows: int, repeats: int) -> float:
     """Bytes read and written by an activation."""
     h = torch.randn(num_rows, 2 * _WIDTH)
     return 2 * h.nbytes / _seconds(lambda: torch.relu(h), repeats)
+
+
+def _optimizer(repeats: int) -> float:
+    """Adam on the nine tensors of a model of three layers, too small to take time themselves."""
+    weights = [torch.zeros(8, 8, requires_grad=True) for _ in range(9)]
+    optimizer = torch.optim.Adam(weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    return _seconds(optimizer.step, repeats)
 
 
 def _split(graph: Graph, num_vertices: int, num_targets: int, repeats: int) -> float:

@@ -143,3 +143,20 @@ def test_newer_devices_are_faster_but_for_fixed_costs(newer: str) -> None:
     assert all(getattr(new, name) > getattr(old, name) for name in rates)
     assert (new.step_s, new.collective_s) == (old.step_s, old.collective_s)
     assert isinstance(new, Hardware) and new.threads(4) == 1
+
+
+def test_fixed_costs_fall_on_their_stage_and_only_where_there_is_one() -> None:
+    dear = replace(HOST, split_s=1.0, optimizer_s=2.0)
+    for name, splits in (("split", 1.0), ("data_cached", 1.0), ("data", 0.0)):
+        plain, more = (estimate_step(_counts(name, *(_rank(),) * 2), SHAPE, machine, PLACE) for machine in (HOST, dear))
+        assert more.ranks[0].split - plain.ranks[0].split == pytest.approx(splits)
+        assert more.ranks[0].optimizer - plain.ranks[0].optimizer == pytest.approx(2.0)
+
+
+def test_a_micro_batch_copies_the_rows_that_its_rank_loaded_itself() -> None:
+    split, cached = (
+        estimate_step(_counts(name, *(_rank(),) * 2), SHAPE, HOST, PLACE).ranks[0].exchange_features
+        for name in ("split", "data_cached")
+    )
+    own = _rank().sources[0] - _rank().rows_received[0]
+    assert cached - split == pytest.approx(2 * own * 4 * SHAPE.num_features / HOST.row_bytes_per_s)

@@ -18,7 +18,8 @@ from gsplit.planner.probes import measure_kernels, measure_sampling, measure_thr
 def test_kernels_have_rates_at_toy_size() -> None:
     rates = asdict(measure_kernels(scale=0.01, repeats=1))
     for name, value in rates.items():
-        assert value >= 0 if name in ("crowding", "row_overhead_bytes") else value > 1e4, name
+        least = 1e4 if name.endswith("_per_s") else 1e-6 if name == "optimizer_s" else 0
+        assert value >= least, name
     assert 1e8 < rates["flops_per_s"] < 1e13
 
 
