@@ -1,11 +1,12 @@
 """Process groups of torch.distributed behind ``Comm``: how they are made, used and left.
 
-Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This and ``launch`` are the only
-files that import torch.distributed.
+Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This is the only file that imports
+torch.distributed. Collectives on objects are never used: they unpickle what comes over the network.
 """
 
 import atexit
 import ctypes
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from torch import Tensor
 from gsplit.devices import QueueMark, identify
 from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
 from gsplit.distributed.hang_watch import HangWatch, record_flight
+from gsplit.distributed.launched_rank import STORE, Status, end_with_launcher, set_status
 from gsplit.errors import CommError, InputError, explain
 from gsplit.kernels.buffers import BufferPool
 
@@ -213,7 +215,7 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     timeout = timedelta(seconds=timeout_s)
     joined_here = not dist.is_initialized()
     if joined_here:
-        dist.init_process_group("gloo", timeout=timeout)
+        _join(timeout)
     connection = Connection(joined_here, timeout)
     size = dist.get_world_size()
     _check_devices(connection, device, sample_device)
@@ -225,7 +227,21 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     gradients, world = connection.new_comm(device), connection.new_comm(device)
     comms = (shuffles, loading, inputs, gradients, world)
     connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
+    set_status(Status.JOINED)
     return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, connection)
+
+
+def _join(timeout: timedelta) -> None:
+    """Join the ranks of ``launch``, through a file that only they can open, or those that torchrun's variables name."""
+    end_with_launcher()
+    set_status(Status.JOINING)
+    if STORE not in os.environ:
+        dist.init_process_group("gloo", timeout=timeout)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.environ[STORE], size)
+    store.set_timeout(timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _check_devices(connection: Connection, device: torch.device, sample_device: torch.device) -> None:
