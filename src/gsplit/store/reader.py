@@ -182,7 +182,7 @@ def open_store(path: str | Path) -> Store:
         for name, entry in manifest.arrays.items():
             files[name] = ArrayFile(root, file_of(name), entry.dtype, entry.shape)
         _check_samples(manifest, files)
-        return Store(path, manifest, {name: file.map() for name, file in files.items()})
+        return Store(path, manifest, {name: file.map(path) for name, file in files.items()})
     except StoreError as error:
         raise StoreError(f"{path}: {error}") from None
     finally:
