@@ -68,12 +68,13 @@ def read_bounded(path: Path, limit: int, expected: Expected, *, follow: bool = T
     except OSError as error:
         raise expected.refuse(path, error.strerror) from None
     with os.fdopen(file, "rb") as stream:
+        size = os.fstat(file).st_size
         try:
-            data = stream.read(limit + 1)  # files in /proc have no size to ask for
+            data = b"" if size > limit else stream.read(limit + 1)  # files in /proc say that they are empty
         except OSError as error:
             raise expected.refuse(path, error.strerror) from None
-    if len(data) > limit:
-        raise InputError(explain(path, f"at most {limit} bytes", "more", expected.fix))
+    if max(size, len(data)) > limit:
+        raise InputError(explain(path, f"at most {limit} bytes", max(size, len(data)), expected.fix))
     return data
 
 
@@ -119,19 +120,19 @@ def describe_fault(document: object) -> str | None:
 
     >>> describe_fault({"a": [1, 2.5, "x", None, True]})
     >>> describe_fault({"a": [1, float("inf")]}), describe_fault({"lr": 10**40})
-    ('inf as a number', 'a number of 41 digits')
+    ('inf in a', 'a number beyond 64 bits in lr')
     """
-    pending: list[tuple[object, int]] = [(document, 0)]
+    pending: list[tuple[object, int, str]] = [(document, 0, "the document")]
     while pending:
-        value, depth = pending.pop()
+        value, depth, key = pending.pop()
         if depth > MAX_DEPTH:
             return f"values nested deeper than {MAX_DEPTH} levels"
         if isinstance(value, dict):
-            pending += [(inner, depth + 1) for inner in value.values()]
+            pending += [(inner, depth + 1, str(name)) for name, inner in value.items()]
         elif isinstance(value, list):
-            pending += [(inner, depth + 1) for inner in value]
+            pending += [(inner, depth + 1, key) for inner in value]
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            return f"a number of {math.floor(math.log10(abs(value))) + 1} digits"
+            return f"a number beyond 64 bits in {key[:80]}"
         elif isinstance(value, float) and not math.isfinite(value):
-            return f"{value} as a number"
+            return f"{value} in {key[:80]}"
     return None

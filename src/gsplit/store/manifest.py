@@ -20,6 +20,7 @@ from gsplit.store.statistics import Statistics
 __all__ = [
     "INPUT_POSITION",
     "MAX_EDGES",
+    "MAX_MANIFEST_BYTES",
     "MAX_VERTICES",
     "VERSION",
     "ArrayEntry",
@@ -37,6 +38,7 @@ VERSION = 2
 MAX_VERTICES = 1 << 35
 MAX_EDGES = 1 << 40
 MAX_COLUMNS = 1 << 24
+MAX_MANIFEST_BYTES = 64 << 20
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -8,7 +8,6 @@ for the instants in which siblings are made, swept and renamed.
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -19,15 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gsplit.errors import StoreError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.mapped_files import create_mapped, flush
 from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, write_bytes
-from gsplit.store.manifest import ArrayEntry, Manifest, file_of
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
+from gsplit.untrusted import Expected, read_document
 
 __all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store"]
 
 LOCK = "lock"
 SPILL = "spill"
+_MANIFEST = Expected("the manifest of a store", "choose another name")
 
 
 class ArrayAppender:
@@ -180,10 +181,10 @@ class StoreWriter:
 def is_store(path: Path) -> bool:
     """Whether a directory has the manifest of a store, of any version."""
     try:
-        found = json.loads((path / "manifest.json").read_bytes())
-    except (OSError, ValueError):
+        found = read_document(path / "manifest.json", _MANIFEST, limit=MAX_MANIFEST_BYTES, follow=False)
+    except InputError:
         return False
-    return isinstance(found, dict) and found.get("format") == "gsplit-store"
+    return found.get("format") == "gsplit-store"
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
