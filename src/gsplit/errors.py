@@ -6,7 +6,16 @@ where a package is missing (``MissingDependencyError``). Our own bugs are assert
 puts the three parts of a message together.
 """
 
-__all__ = ["CommError", "GSplitError", "InputError", "MissingDependencyError", "StoreError", "Terminated", "explain"]
+__all__ = [
+    "CommError",
+    "GSplitError",
+    "InputError",
+    "MissingDependencyError",
+    "StoreError",
+    "Terminated",
+    "explain",
+    "printable",
+]
 
 
 class GSplitError(Exception):
@@ -39,4 +48,15 @@ def explain(where: object, expected: str, got: object, fix: str) -> str:
     >>> explain("x.npy", "128 columns", 64, "import it again")
     'x.npy: expected 128 columns (got 64). Fix: import it again.'
     """
-    return f"{where}: expected {expected} (got {got}). Fix: {fix}."
+    return printable(f"{where}: expected {expected} (got {got}). Fix: {fix}.")
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may show it: what a file says must not move the cursor or begin a line of its own.
+
+    >>> printable("two\\nlines, \\x1b[31mred"), printable("fünf ≠ 5")
+    ('two\\\\nlines, \\\\x1b[31mred', 'fünf ≠ 5')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

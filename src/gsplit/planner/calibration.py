@@ -17,9 +17,11 @@ from statistics import median
 from typing import Any
 
 from gsplit.distributed.launch import launch
+from gsplit.errors import InputError
 from gsplit.planner.disk_probe import measure_disk
 from gsplit.planner.hardware import Hardware, read_hardware, write_hardware
 from gsplit.progress import Progress, silent
+from gsplit.untrusted import Expected, read_document
 
 __all__ = ["cache_file", "calibrate", "known_machine", "this_machine"]
 
@@ -60,9 +62,10 @@ def known_machine(path: Path | None = None) -> Hardware | None:
     path = path or cache_file()
     if not path.is_file():
         return None
+    kept = Expected("constants that were measured before", "remove the file")
     try:
-        same = json.loads(path.read_text()).get("notes") == _identity()
-    except (ValueError, AttributeError):
+        same = read_document(path, kept).get("notes") == _identity()
+    except InputError:
         return None
     return read_hardware(path) if same else None
 

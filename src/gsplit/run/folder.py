@@ -11,21 +11,19 @@ that is cut off leaves its telemetry there, until the next one begins.
 
 import json
 import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import Module
 
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape, history_as_dict
+from gsplit.run.saved_files import read_settings, read_weights
 from gsplit.train_state import History
 
 __all__ = [
@@ -40,7 +38,6 @@ __all__ = [
 ]
 
 _FILES = ("settings.json", "weights.npz", "history.json")
-_FIX = "train again with gsplit train --out"
 
 
 def telemetry_path(run: Path, rank: int) -> Path:
@@ -106,30 +103,9 @@ def finish_run(
 
 def load_run(run: Path) -> tuple[TrainSettings, ModelShape]:
     """The settings of a run and the shape of its graph."""
-    path = run / "settings.json"
-    try:
-        document = json.loads(path.read_text())
-        sizes, edges = document["shape"], document["shape"]["num_edge_features"]
-        shape = ModelShape(int(sizes["num_features"]), int(sizes["num_classes"]), None if edges is None else int(edges))
-        return TrainSettings(**document["settings"]), shape
-    except OSError as error:
-        raise InputError(explain(path, "the settings of a run", error.strerror, _FIX)) from error
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise InputError(explain(path, "the settings of a run", _first_line(error), _FIX)) from error
+    return read_settings(run / "settings.json")
 
 
 def load_weights(run: Path, model: Module) -> None:
     """Put a run's weights into its model."""
-    path = run / "weights.npz"
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            state = {name: torch.from_numpy(np.array(arrays[name])) for name in arrays.files}
-        model.load_state_dict(state)
-    except OSError as error:
-        raise InputError(explain(path, "the weights of a run", error.strerror or error, _FIX)) from error
-    except (ValueError, RuntimeError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(explain(path, "weights of this model", _first_line(error), _FIX)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+    read_weights(run / "weights.npz", model)

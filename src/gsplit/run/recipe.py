@@ -25,6 +25,7 @@ from gsplit.run.evaluation import EvaluationSchedule
 from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import EpochReport, InferenceResult, ModelShape, RunView, SilentView, TrainResult
+from gsplit.run.store_checks import check_degrees, check_labels
 from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
 from gsplit.strategies.registry import strategy_class
@@ -71,7 +72,7 @@ def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Mod
         raise InputError(explain("edge_weight", expected, settings.model, fix))
     degrees = None
     if settings.model == "pna":
-        degrees = torch.from_numpy(np.bincount(np.asarray(store.graph.in_degrees())))
+        degrees = torch.from_numpy(np.bincount(check_degrees(store.graph)))
     torch.manual_seed(settings.seed)
     return make_model(
         settings.model,
@@ -118,7 +119,7 @@ def train_run(
     view = view or SilentView()
     shape = shape_of(store, settings)
     settings = choose_strategy(settings, shape, store, mesh, view)
-    run_on_rank_zero(mesh.world, "check labels", lambda: _check_labels(store, settings))
+    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets))
     if out is not None:
         run_on_rank_zero(mesh.world, "begin run", lambda: _begin(out, overwrite))
     trainer, num_steps = _make_trainer(settings, store, mesh, shape, out, view)
@@ -197,19 +198,6 @@ def _hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, vie
 
 def _num_targets(store: Store, name: str) -> int:
     return int(store.stored_array(f"targets/{name}").size) if f"targets/{name}" in store.names else 0
-
-
-def _check_labels(store: Store, settings: TrainSettings) -> None:
-    """Every target needs a label; unlabelled vertices have -1."""
-    targets = store.stored_array(f"targets/{settings.targets}")
-    if targets.size == 0:
-        raise InputError(explain(f"targets/{settings.targets}", "at least one target", "none", "name other targets"))
-    unlabelled = int((store.stored_array("y")[targets - store.vertex_range[0]] < 0).sum())
-    if unlabelled:
-        fix = "leave unlabelled vertices out of the targets"
-        raise InputError(
-            explain(f"targets/{settings.targets}", "a label of every target", f"{unlabelled} without", fix)
-        )
 
 
 def _begin(out: Path, overwrite: bool) -> None:

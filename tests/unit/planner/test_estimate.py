@@ -132,7 +132,7 @@ def test_hardware_files_are_read_and_checked(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             read_hardware(path)
-    with pytest.raises(InputError, match="a readable file"):
+    with pytest.raises(InputError, match="No such file"):
         read_hardware(tmp_path / "nothing.json")
 
 

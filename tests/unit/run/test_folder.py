@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -62,26 +61,3 @@ def test_nothing_is_overwritten_by_accident(tmp_path: Path) -> None:
     (tmp_path / "book.partial" / "chapter.tex").write_text("text")
     with pytest.raises(InputError, match="book.partial: expected nothing, or what a run left"):
         begin_run(tmp_path / "book")
-
-
-def test_damage_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="settings.json: expected the settings of a run"):
-        load_run(tmp_path)
-    _save(tmp_path / "run")
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", torch.nn.Linear(4, 3))
-    (tmp_path / "run" / "weights.npz").write_bytes(b"")
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", _model())
-    (tmp_path / "run" / "weights.npz").write_bytes(b"no zip")
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", _model())
-    (tmp_path / "run" / "weights.npz").unlink()
-    with pytest.raises(InputError, match="weights.npz: expected the weights of a run"):
-        load_weights(tmp_path / "run", _model())
-    np.savez(tmp_path / "run" / "weights.npz", a=np.array([{}], object))
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", _model())  # pickles are not read
-    (tmp_path / "run" / "settings.json").write_text("{}")
-    with pytest.raises(InputError, match=r"settings.json: expected the settings of a run .got KeyError: .shape"):
-        load_run(tmp_path / "run")
