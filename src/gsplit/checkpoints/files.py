@@ -6,23 +6,26 @@ A file has that name only when it is whole (``tensor_file``), so nothing has to 
 point at half of one. What a killed process was writing has another name and is removed by the next one that saves.
 """
 
+import io
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX
 from gsplit.checkpoints.manifest import Manifest, parse_manifest
 from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
-from gsplit.checkpoints.tensor_file import read_tensor_file, write_tensor_file
+from gsplit.checkpoints.tensor_file import open_tensor_file, read_tensor_file, write_tensor_file
 from gsplit.errors import InputError, explain
 
 __all__ = [
     "Checkpoint",
     "checkpoint_path",
+    "find_readable",
     "latest_file",
     "list_checkpoints",
+    "parse_checkpoint",
     "read_checkpoint",
     "read_latest",
     "remove_newer",
@@ -78,30 +81,45 @@ def write_checkpoint(path: Path, snapshot: Snapshot, manifest: Manifest) -> None
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check a checkpoint."""
-    found = read_tensor_file(path)
+    stream, size = open_tensor_file(path)
+    with stream:
+        return parse_checkpoint(stream, size, path)
+
+
+def parse_checkpoint(stream: BinaryIO, size: int, path: Path, damaged: tuple[str, ...] = ()) -> Checkpoint:
+    """A checkpoint from its bytes."""
+    found = read_tensor_file(stream, size, path)
     if found.texts.get("format") != _FORMAT:
         fix = "give a checkpoint, or save it again with this version"
         raise InputError(explain(path, _FORMAT, found.texts.get("format", "none"), fix))
     try:
         state = rebuild_state(found.texts["state"], found.tensors)
-        return Checkpoint(path, parse_manifest(found.texts["manifest"]), state)
+        return Checkpoint(path, parse_manifest(found.texts["manifest"]), state, damaged)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(explain(path, "a state and its manifest", got, "use another checkpoint")) from None
 
 
-def read_latest(folder: Path) -> Checkpoint:
-    """The newest checkpoint that can be read; what is damaged in newer ones is told with it."""
+def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
+    """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be."""
     damaged: list[str] = []
-    for path in list_checkpoints(folder):
+    for path in [place] if place.is_file() else list_checkpoints(place):
         try:
-            found = read_checkpoint(path)
+            stream, size = open_tensor_file(path)
+            with stream:
+                data = stream.read(size)
+            parse_checkpoint(io.BytesIO(data), len(data), path)
+            return path, data, tuple(damaged)
         except InputError as error:
             damaged.append(str(error))
-        else:
-            return Checkpoint(found.path, found.manifest, found.state, tuple(damaged))
     got = "; ".join(damaged) or "none"
-    raise InputError(explain(folder, "a checkpoint that can be read", got, "train again from the start"))
+    raise InputError(explain(place, "a checkpoint that can be read", got, "train again from the start"))
+
+
+def read_latest(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a folder that can be read; what is damaged in newer ones is told with it."""
+    path, data, damaged = find_readable(folder)
+    return parse_checkpoint(io.BytesIO(data), len(data), path, damaged)
 
 
 def remove_unfinished(folder: Path) -> None:

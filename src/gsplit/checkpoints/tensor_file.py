@@ -25,7 +25,7 @@ from torch import Tensor
 from gsplit.checkpoints.durable import write_whole
 from gsplit.errors import InputError, explain
 
-__all__ = ["TensorFile", "read_tensor_file", "write_tensor_file"]
+__all__ = ["TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -88,21 +88,26 @@ def _canonical(header: Mapping[str, object]) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
 
 
-def read_tensor_file(path: Path) -> TensorFile:
-    """Read and check all of a file; what is not as it was written is refused."""
+def open_tensor_file(path: Path) -> tuple[BinaryIO, int]:
+    """A file for reading, and its length; what is no regular file is refused. Close it after use."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a named pipe must not hang us
     except OSError as error:
         raise InputError(explain(path, "a readable file", error.strerror, "check the path")) from None
-    with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise InputError(explain(path, "a regular file", stat.filemode(found.st_mode), "check the path"))
-        try:
-            return _read(stream, found.st_size)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
-            got = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(explain(path, "tensors as they were written", got, _DAMAGED)) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise InputError(explain(path, "a regular file", stat.filemode(found.st_mode), "check the path"))
+    return os.fdopen(descriptor, "rb"), found.st_size
+
+
+def read_tensor_file(stream: BinaryIO, size: int, path: Path) -> TensorFile:
+    """Read and check all of a file, given its length and, for messages, its name."""
+    try:
+        return _read(stream, size)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(explain(path, "tensors as they were written", got, _DAMAGED)) from None
 
 
 def _read(stream: BinaryIO, size: int) -> TensorFile:

@@ -99,6 +99,21 @@ class TrainSettings(BaseModel):
         "no more than training, and after the last epoch]",
         json_schema_extra=_ONLY_TRAINING,
     )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="stop after so many evaluations without a better one on val",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    save_every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between checkpoints in --out; 0: none [default: one after every evaluation]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="newest checkpoints that are left, beside the best", json_schema_extra=_ONLY_TRAINING
+    )
     deterministic: bool = Field(
         False,
         description="sums of the shuffle in one order on GPUs too; on CPUs they always are",
@@ -128,12 +143,14 @@ def applies_to_verify(name: str) -> bool:
     return TrainSettings.model_fields[name].json_schema_extra != _ONLY_TRAINING
 
 
-def load_settings(path: Path | None, given: Mapping[str, object]) -> TrainSettings:
-    """Settings from a TOML file, overridden by what was given on the command line."""
-    table: dict[str, Any] = {}
+def load_settings(
+    path: Path | None, given: Mapping[str, object], resumed: TrainSettings | None = None
+) -> TrainSettings:
+    """Settings of a run that is resumed, overridden by a TOML file and by what was given on the command line."""
+    table: dict[str, Any] = {} if resumed is None else resumed.model_dump()
     if path is not None:
         try:
-            table = tomllib.loads(path.read_text())
+            table |= tomllib.loads(path.read_text())
         except OSError as error:
             raise InputError(explain(path, "a readable file", error.strerror, "check the path")) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

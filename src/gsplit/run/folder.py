@@ -53,6 +53,7 @@ __all__ = [
     "load_weights",
     "telemetry_files",
     "telemetry_path",
+    "write_settings",
 ]
 
 _FILES = ("settings.json", "weights.npz", "history.json")
@@ -150,6 +151,13 @@ def _is_before(line: bytes, position: tuple[int, int]) -> bool:
         return False
 
 
+def write_settings(run: Path, settings: TrainSettings, shape: ModelShape) -> None:
+    """Write what a training was asked for: when it begins, so that it can be resumed, and when it ends."""
+    document = {"settings": settings.model_dump(), "shape": asdict(shape)}
+    text = json.dumps(document, indent=1, allow_nan=False)
+    write_whole(training_folder(run) / "settings.json", [text.encode()])
+
+
 def finish_run(
     run: Path, settings: TrainSettings, shape: ModelShape, weights: Mapping[str, Tensor], history: History
 ) -> None:
@@ -160,8 +168,7 @@ def finish_run(
     np.savez(stream, **arrays)
     write_whole(training / "weights.npz", [stream.getbuffer()])
     write_whole(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
-    document = {"settings": settings.model_dump(), "shape": asdict(shape)}
-    write_whole(training / "settings.json", [json.dumps(document, indent=1, allow_nan=False).encode()])
+    write_settings(run, settings, shape)
     finish_training(training)
     for path in run.iterdir():
         if _is_file_of_run(path.name):  # of a run that had no numbered folder

@@ -14,6 +14,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.checkpoints.files import latest_file
@@ -101,7 +103,7 @@ def is_administration(name: str) -> bool:
 
 
 class RunLock:
-    """One training at a time writes into a run's folder; the lock goes with the process that holds it."""
+    """One training at a time writes into a run's folder. The lock goes at the end of the block, or with the process."""
 
     def __init__(self, run: Path) -> None:
         self._run, self._file = run, -1
@@ -118,8 +120,12 @@ class RunLock:
             raise InputError(explain(self._run, "nobody else writing here", "another training", fix)) from None
         self._file = file
 
-    def release(self) -> None:
-        """Let others write here."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

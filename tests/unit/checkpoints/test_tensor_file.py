@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gsplit.checkpoints.tensor_file import read_tensor_file, write_tensor_file
+from gsplit.checkpoints.tensor_file import TensorFile, open_tensor_file, read_tensor_file, write_tensor_file
 from gsplit.errors import InputError
 
 TENSORS = {
@@ -25,9 +25,15 @@ def _write(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _read(path: Path) -> TensorFile:
+    stream, size = open_tensor_file(path)
+    with stream:
+        return read_tensor_file(stream, size, path)
+
+
 def test_tensors_and_texts_come_back_and_nothing_else_is_left(tmp_path: Path) -> None:
     _write(tmp_path / "a")
-    found = read_tensor_file(tmp_path / "a")
+    found = _read(tmp_path / "a")
     assert found.texts == {"note": "é"}
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -55,14 +61,14 @@ def test_every_changed_byte_and_every_cut_is_refused(tmp_path: Path) -> None:
     for place in range(len(data)):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(InputError, match="a: expected tensors as they were written .*damaged"):
-            read_tensor_file(path)
+            _read(path)
     for length in range(len(data)):
         path.write_bytes(data[:length])
         with pytest.raises(InputError, match="a: expected tensors as they were written"):
-            read_tensor_file(path)
+            _read(path)
     path.write_bytes(data + b"x")
     with pytest.raises(InputError, match="do not fill"):
-        read_tensor_file(path)
+        _read(path)
 
 
 @pytest.mark.parametrize(
@@ -81,19 +87,19 @@ def test_headers_from_strangers_ask_for_nothing(tmp_path: Path, entry: object) -
     header = json.dumps({"a": entry, "__metadata__": {"sha256": ""}}).encode()
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(InputError, match="a: expected tensors as they were written"):
-        read_tensor_file(tmp_path / "a")
+        _read(tmp_path / "a")
 
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe: expected a regular file"):
-        read_tensor_file(tmp_path / "pipe")
+        _read(tmp_path / "pipe")
     with pytest.raises(InputError, match="none: expected a readable file .got No such file"):
-        read_tensor_file(tmp_path / "none")
+        _read(tmp_path / "none")
     deep = b"[" * 100_000
     (tmp_path / "deep").write_bytes(len(deep).to_bytes(8, "little") + deep)
     with pytest.raises(InputError, match="deep: expected tensors as they were written"):
-        read_tensor_file(tmp_path / "deep")
+        _read(tmp_path / "deep")
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

@@ -166,9 +166,9 @@ def test_one_training_at_a_time(tmp_path: Path) -> None:
     first.take()
     with pytest.raises(InputError, match="expected nobody else writing here .got another training"):
         second.take()
-    first.release()
+    first.__exit__(None, None, None)
     second.take()
-    second.release()
+    second.__exit__(None, None, None)
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
