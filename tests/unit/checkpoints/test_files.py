@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from forked_scripts import start_forked
 
 from gsplit.checkpoints.files import (
     checkpoint_path,
@@ -121,14 +120,15 @@ for step in range(1, 1_000_000):
 @pytest.mark.timeout(60)
 def test_a_kill_while_writing_never_costs_the_latest(tmp_path: Path) -> None:
     """benchmarks/resume.py does this fifty times."""
-    last = 0
+    last, script = 0, tmp_path / "saver.py"
+    script.write_text(SAVER)
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", SAVER, str(tmp_path)])
+        started = start_forked([str(script), str(tmp_path)], tmp_path)
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob("*.tmp")) or len(list_checkpoints(tmp_path)) < 2:
-            assert time.monotonic() < deadline
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+            assert time.monotonic() < deadline and started.process.is_alive(), started.err.read_text()
+        os.kill(started.pid, signal.SIGKILL)
+        started.wait()
         found = read_latest(tmp_path)
         number = int(found.path.name[5:13])
         assert found.damaged == () and found.state["w"].unique().tolist() == [number]
