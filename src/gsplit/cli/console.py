@@ -33,7 +33,7 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def command(
-    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: str = "nothing was written"
+    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: object = "nothing was written"
 ) -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 

@@ -117,6 +117,21 @@ class TrainSettings(BaseModel):
         "no more than training, and after the last epoch]",
         json_schema_extra=_ONLY_TRAINING,
     )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="stop after so many evaluations without a better one on val",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    save_every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between checkpoints in --out; 0: none [default: one after every evaluation]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="newest checkpoints that are left, beside the best", json_schema_extra=_ONLY_TRAINING
+    )
     deterministic: bool = Field(
         False,
         description="sums of the shuffle in one order on GPUs too; on CPUs they always are",
@@ -146,10 +161,14 @@ def applies_to_verify(name: str) -> bool:
     return TrainSettings.model_fields[name].json_schema_extra != _ONLY_TRAINING
 
 
-def load_settings(path: Path | None, given: Mapping[str, object]) -> TrainSettings:
-    """Settings from a TOML file, overridden by what was given on the command line."""
+def load_settings(
+    path: Path | None, given: Mapping[str, object], resumed: TrainSettings | None = None
+) -> TrainSettings:
+    """Settings of a run that is resumed, overridden by a TOML file and by what was given on the command line."""
+    before: dict[str, object] = {} if resumed is None else resumed.model_dump()
     table = {} if path is None else read_document(path, _SETTINGS_FILE, toml=True)
-    return check_settings({**table, **given}, lambda key: key if path is None or key in given else f"{path}: {key}")
+    values = {**before, **table, **given}
+    return check_settings(values, lambda key: f"{path}: {key}" if key in table and key not in given else key)
 
 
 def check_settings(values: Mapping[str, object], where: Callable[[str], str]) -> TrainSettings:
