@@ -6,6 +6,7 @@ was stopped, or ended as if all were done; and only then an error about a lost p
 """
 
 import json
+import re
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ _LASTING = {kind.__name__ for kind in (InputError, StoreError, MissingDependency
 
 @dataclass(frozen=True)
 class Report:
-    """An error that a rank reported: its type, its words, and when."""
+    """An error that a rank reported: its type, its words, when, and the innermost line of its traceback."""
 
     kind: str
     message: str
     time_s: float
+    line: str = ""
 
     @property
     def about_peer(self) -> bool:
@@ -32,8 +34,11 @@ class Report:
         return self.kind == CommError.__name__
 
     def __str__(self) -> str:
-        """Errors of ours speak for themselves; others go by their type."""
-        return self.message if self.kind in _OURS else f"{self.kind}: {self.message}" if self.message else self.kind
+        """Errors of ours speak for themselves; others go by their type and their place."""
+        if self.kind in _OURS:
+            return self.message
+        said = f"{self.kind}: {self.message}" if self.message else self.kind
+        return f"{said} ({self.line})" if self.line else said
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ def parse_report(text: str) -> Report | None:
         said = json.loads(text)["message"]
         details = said["extraInfo"]
         kind, _, message = str(said["message"]).partition(": ")
-        return Report(kind, message, float(details.get("time_s", details["timestamp"])))
+        lines = re.findall(r'File "(.*)", line (\d+), in (.*)', str(details.get("py_callstack", "")))
+        line = "{}:{}, in {}".format(*lines[-1]) if lines else ""
+        return Report(kind, message, float(details.get("time_s", details["timestamp"])), line)
     except (ValueError, KeyError, TypeError):
         return None
 

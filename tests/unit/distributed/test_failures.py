@@ -73,6 +73,15 @@ def test_an_error_of_others_is_named_by_its_type(tmp_path: Path, monkeypatch: py
         assert str(_report(error, path, monkeypatch)) == said
 
 
+def test_the_place_of_an_error_of_others_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        json.loads("{")
+    except ValueError as error:
+        said = str(_report(error, tmp_path / "error.json", monkeypatch))
+    assert said.startswith("JSONDecodeError: Expecting property name") and "decoder.py:" in said
+    assert said.endswith(", in raw_decode)")
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", '{"message": "old format"}', json.dumps({"message": {"message": "a"}}), "[]"]
 )
