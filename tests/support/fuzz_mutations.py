@@ -82,9 +82,8 @@ def strange_value(random: Random) -> Any:
     if kind == 5:
         return random.choice((None, True, False))
     if kind == 6:
-        if random.random() < 0.02:
-            return [strange_value(random)] * 3000
-        return [strange_value(random) for _ in range(random.choice((0, 1, 2, 3)))]
+        many = [random.choice(_INTEGERS)] * random.choice((65, 3000))
+        return many if random.random() < 0.02 else [strange_value(random) for _ in range(random.randrange(4))]
     if kind == 7:
         return {random.choice(_TEXTS): strange_value(random) for _ in range(random.randrange(3))}
     if kind == 8:
