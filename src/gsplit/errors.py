@@ -6,7 +6,16 @@ where a package is missing (``MissingDependencyError``). Our own bugs are assert
 puts the three parts of a message together.
 """
 
-__all__ = ["CommError", "GSplitError", "InputError", "MissingDependencyError", "StoreError", "Terminated", "explain"]
+__all__ = [
+    "CommError",
+    "GSplitError",
+    "InputError",
+    "MissingDependencyError",
+    "RankFaultError",
+    "StoreError",
+    "Terminated",
+    "explain",
+]
 
 
 class GSplitError(Exception):
@@ -23,6 +32,10 @@ class InputError(GSplitError, ValueError):
 
 class CommError(GSplitError, RuntimeError):
     """A collective between ranks failed: another rank ended, or the ranks did not do the same."""
+
+
+class RankFaultError(CommError):
+    """A collective failed, and the message names the rank that caused it: whoever reads it need look no further."""
 
 
 class MissingDependencyError(GSplitError, ImportError):

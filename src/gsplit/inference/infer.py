@@ -90,7 +90,9 @@ def _write_all(run: LayerwisePass, local: LocalGraph, partial: Path | None, mesh
 
 
 def _barrier(mesh: Mesh, what: str) -> None:
-    mesh.world.all_reduce(Call(what), torch.zeros(1, device=mesh.device)).wait()  # all ranks: before the rename
+    mesh.world.all_reduce(
+        Call(what, long_wait=True), torch.zeros(1, device=mesh.device)
+    ).wait()  # all ranks: before the rename
 
 
 def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any], mesh: Mesh) -> npt.NDArray[Any]:
