@@ -35,6 +35,8 @@ class LossGuard:
 
     def __init__(self) -> None:
         self._backward = -1
+        self.model = ""
+        """How the model stood that was called with the batch; the same on every rank."""
 
     def reduced(self) -> None:
         """Backward has come through the global sum of this batch."""
@@ -80,7 +82,7 @@ class BatchContext:
     """What a batch is part of: the ranks, the step, the graph, and the strategy that made it.
 
     ``each_vertex_once``: no vertex of the mini-batch is computed on two ranks, which is what BatchNorm needs.
-    ``arrays`` are the names of the stored arrays in the batch.
+    ``arrays`` are the names of the stored arrays in the batch. ``loader`` is the number of its loader on the mesh.
     """
 
     mesh: Mesh
@@ -89,6 +91,7 @@ class BatchContext:
     arrays: ArrayNames
     strategy: str
     each_vertex_once: bool
+    loader: int = 0
     telemetry: StepTelemetry = field(default_factory=StepTelemetry)
     guard: LossGuard = field(default_factory=LossGuard)
 
@@ -257,7 +260,10 @@ class Batch:
             fix = 'give one value per target of this rank, for example cross_entropy(..., reduction="none")'
             raise InputError(explain("values", f"shape [{self.num_targets}]", list(values.shape), fix))
         context = self.context
-        call = Call(name, context.key.step)
+        detail = f"epoch {context.key.epoch} of loader {context.loader}"
+        if context.guard.model:
+            detail += f", model: {context.guard.model}"
+        call = Call(name, context.key.step, detail=detail)
         total: Tensor = _GlobalSum.apply(values, context.mesh.world, call, context.guard)  # type: ignore[no-untyped-call]
         return total
 

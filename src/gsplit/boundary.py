@@ -75,7 +75,7 @@ def ask_owners(
         counts = torch.bincount(owners[others], minlength=ownership.num_ranks).tolist()  # device sync
         foreign = ids[received_places]
     with telemetry.span("exchange_ids"):  # all ranks: once per step, empty or not
-        asked_ids, asked_counts = exchange_ids(comm, key.step, layer, foreign, tuple(counts))
+        asked_ids, asked_counts = exchange_ids(comm, key, layer, foreign, tuple(counts))
     with telemetry.span("split"):
         frontier = sampler.start(ids[own_places])
         send_rows = frontier.locate(asked_ids)

@@ -11,6 +11,7 @@ __all__ = [
     "GSplitError",
     "InputError",
     "MissingDependencyError",
+    "RankFaultError",
     "StoreError",
     "Terminated",
     "explain",
@@ -32,6 +33,10 @@ class InputError(GSplitError, ValueError):
 
 class CommError(GSplitError, RuntimeError):
     """A collective between ranks failed: another rank ended, or the ranks did not do the same."""
+
+
+class RankFaultError(CommError):
+    """A collective failed, and the message names the rank that caused it: whoever reads it need look no further."""
 
 
 class MissingDependencyError(GSplitError, ImportError):

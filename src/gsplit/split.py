@@ -141,19 +141,20 @@ def split_below(
         with telemetry.span("split"):
             request = ask(drawn, ownership)
         with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
-            asked_ids, asked_counts = exchange_ids(comm, key.step, layer, request.ids, request.counts)
+            asked_ids, asked_counts = exchange_ids(comm, key, layer, request.ids, request.counts)
         with telemetry.span("split"):
             layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
     return Split(tuple(layers), frontier.ids(frontier.num_rows), num_targets)
 
 
 def exchange_ids(
-    comm: Comm, step: int, layer: int, ids: Tensor, counts: tuple[int, ...]
+    comm: Comm, key: StepKey, layer: int, ids: Tensor, counts: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Send ids to their owners, ``counts[p]`` of them to rank p; returns what was asked of this rank. A collective."""
-    asked_counts = comm.all_to_all_counts(Call("count ids", step, layer), counts)
+    detail = f"epoch {key.epoch}, seed {key.seed}"
+    asked_counts = comm.all_to_all_counts(Call("count ids", key.step, layer, detail), counts)
     asked_ids = ids.new_empty(sum(asked_counts))
-    comm.all_to_all(Call("exchange ids", step, layer), asked_ids, ids, asked_counts, counts).wait()
+    comm.all_to_all(Call("exchange ids", key.step, layer), asked_ids, ids, asked_counts, counts).wait()
     return asked_ids, asked_counts
 
 

@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ class _Stage:
         self._step, self._name, self._clock = step, name, clock
 
     def __enter__(self) -> None:
+        self._step.begin_stage(self._name)
         self._start_ns, self._start_cpu_s = time.perf_counter_ns(), time.thread_time()
         self._mark = None if self._clock is None else self._clock.mark()
 
@@ -117,12 +119,20 @@ class _Stage:
 
 
 class StepTelemetry:
-    """Collects one rank's numbers of one step. ``device`` is the model's, ``sample_device`` the loader's."""
+    """Collects one rank's numbers of one step. ``device`` is the model's, ``sample_device`` the loader's.
+
+    ``follow`` is told every stage that begins.
+    """
 
     def __init__(
-        self, epoch: int = 0, step: int = 0, device: torch.device = _CPU, sample_device: torch.device = _CPU
+        self,
+        epoch: int = 0,
+        step: int = 0,
+        device: torch.device = _CPU,
+        sample_device: torch.device = _CPU,
+        follow: Callable[[str], None] | None = None,
     ) -> None:
-        self.epoch, self.step = epoch, step
+        self.epoch, self.step, self._follow = epoch, step, follow
         self._device, self._sample_device = device, sample_device
         self._clocks: dict[torch.device, StageClock] = {}
         self._late_spans: list[tuple[Span, StageClock, Any, Any]] = []
@@ -138,6 +148,11 @@ class StepTelemetry:
     def span(self, name: Span, device: torch.device | None = None) -> "_Stage":
         """Add the time of a block to a stage, on the clock of a device: by default the one the stage belongs to."""
         return _Stage(self, name, self._clock(device or (self._sample_device if name in _LOADING else self._device)))
+
+    def begin_stage(self, name: Span) -> None:
+        """What ``span`` does at the beginning of a block."""
+        if self._follow is not None:
+            self._follow(f"{name} of epoch {self.epoch}, step {self.step}")
 
     def end_stage(self, name: Span, start_ns: int, start_cpu_s: float, clock: StageClock | None, mark: Any) -> None:
         """What ``span`` does at the end of a block."""

@@ -134,6 +134,6 @@ def verify(
         errors = _distance([losses], [wanted_losses]), _distance(gradients, wanted), _distance(buffers, wanted_buffers)
         largest = _distance(wanted, [torch.zeros_like(g) for g in wanted])
         found = torch.tensor([*errors, largest], dtype=torch.float64, device=ranks.device)
-    ranks.world.broadcast(Call("broadcast errors"), found)  # all ranks wait here for rank 0
+    ranks.world.broadcast(Call("broadcast errors", long_wait=True), found)  # all ranks wait here for rank 0
     loss_error, grad_error, buffer_error, largest = found.tolist()
     return Verification(loss_error, grad_error, buffer_error, largest, tolerance, steps, ranks.size, strategy)

@@ -167,14 +167,14 @@ def test_shared_memory_is_given_up_where_a_rank_cannot_be_opened() -> None:
 def test_ranks_that_do_not_do_the_same_are_told() -> None:
     """What they expected and what the other rank called."""
     called = {
-        "dtype": "mean of step 0 of torch.float64 [3]",
-        "width": "mean of step 0 of torch.float32 [4]",
-        "call": "sum of step 0 of torch.float32 [3]",
-        "kind": "mean of step 0 counts",
+        "dtype": "mean of step 0 (all-to-all of torch.float64 [3])",
+        "width": "mean of step 0 (all-to-all of torch.float32 [4])",
+        "call": "sum of step 0 (all-to-all of torch.float32 [3])",
+        "kind": "mean of step 0 (counts)",
         "count": "12 bytes",
     }
     one, two = run_ranks(mismatched, 2, list(called))
     for how, got in called.items():
         assert f"24 bytes of torch.float32 [3] from rank 1 for this call (got {got})" in one[how]
-        back = "24 bytes" if how == "count" else "mean of step 0 of torch.float32 [3]"
+        back = "24 bytes" if how == "count" else "mean of step 0 (all-to-all of torch.float32 [3])"
         assert f"from rank 0 for this call (got {back})" in two[how]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
+from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, RankFaultError, StoreError
 
 BUILT_IN = (ValueError, RuntimeError, ImportError)
 
@@ -13,6 +13,7 @@ BUILT_IN = (ValueError, RuntimeError, ImportError)
         (InputError, ValueError),
         (StoreError, ValueError),
         (CommError, RuntimeError),
+        (RankFaultError, RuntimeError),
         (MissingDependencyError, ImportError),
     ],
 )

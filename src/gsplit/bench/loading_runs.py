@@ -120,7 +120,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
         if run.source in _COLD:
             forget_features(store, arrays.features)
         telemetry = StepTelemetry(0, max(step, 0))
-        mesh.world.gather_text(Call("start together", step + 1), "")  # all ranks: before every step
+        mesh.world.gather_text(Call("start together", step + 1, long_wait=True), "")  # all ranks: before every step
         start, cpu = time.perf_counter(), time.process_time()
         strategy.load(strategy.sample(StepKey(run.seed, 0, max(step, 0)), telemetry))
         if step < 0:

@@ -37,11 +37,16 @@ _LEDGER_ENTRIES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a collective is for; the same on every rank."""
+    """What a collective is for; the same on every rank.
+
+    ``detail``: what else must be the same. ``long_wait``: a rank may work long before it while the others wait.
+    """
 
     name: str
     step: int = -1
     layer: int = -1
+    detail: str = ""
+    long_wait: bool = False
 
     def __str__(self) -> str:
         place = [f"step {self.step}"] * (self.step >= 0) + [f"layer {self.layer}"] * (self.layer >= 0)
@@ -76,6 +81,10 @@ class Comm(Protocol):
     size: int
     device: torch.device
     ledger: deque[LedgerEntry]
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for the others, all in all."""
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Send one number to every peer and receive one from each."""
@@ -128,6 +137,7 @@ class SoloComm:
         self.rank, self.size, self.device = 0, 1, torch.device(device)
         self.ledger = new_ledger()
         self.closed = False
+        self.waited_s = 0.0
 
     def _note(self, call: Call) -> None:
         if self.closed:
@@ -195,7 +205,7 @@ def run_on_rank_zero(comm: Comm, what: str, act: Callable[[], None]) -> None:
             act()
         except (GSplitError, OSError) as error:
             said = str(error) or type(error).__name__
-    if said := comm.gather_text(Call(what), said)[0]:
+    if said := comm.gather_text(Call(what, long_wait=True), said)[0]:
         raise InputError(said)
 
 

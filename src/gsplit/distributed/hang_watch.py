@@ -12,9 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
+from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.comm import Call
 from gsplit.errors import explain
 
@@ -35,23 +37,31 @@ def record_flight() -> None:
         os.environ.setdefault(name, value)
 
 
+class _Issued(NamedTuple):
+    call: Call
+    number: int
+    is_over: Callable[[], bool]
+    group: CollectiveWatch
+    since: float
+
+
 class HangWatch:
     """Looks at the collectives of one rank, over all its groups on a device."""
 
     def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
         self._rank, self._limit_s, self._device = rank, _REPORTED_AT * timeout_s, device
-        self._under_way: deque[tuple[Call, Callable[[], bool], float]] = deque()
+        self._under_way: deque[_Issued] = deque()
         self._last_ended, self._reported = "none", False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, args=(min(1.0, timeout_s / 20),), daemon=True)
         self._thread.start()
 
-    def add(self, call: Call, is_over: Callable[[], bool]) -> None:
-        """A collective has been issued.
+    def add(self, call: Call, number: int, is_over: Callable[[], bool], group: CollectiveWatch) -> None:
+        """A collective has been issued, with this number in its group.
 
         ``is_over`` asks a mark behind it in the device's queue, never torch's handle, which would keep its tensors.
         """
-        self._under_way.append((call, is_over, time.monotonic()))
+        self._under_way.append(_Issued(call, number, is_over, group, time.monotonic()))
 
     def close(self) -> None:
         """Look no more."""
@@ -64,24 +74,25 @@ class HangWatch:
             torch.get_device_module(self._device).set_device(self._device)  # or asking would use the first device
         while not self._stop.wait(interval_s):
             try:
-                while self._under_way and self._under_way[0][1]():
-                    self._last_ended, self._reported = str(self._under_way.popleft()[0]), False
+                while self._under_way and self._under_way[0].is_over():
+                    self._last_ended, self._reported = str(self._under_way.popleft().call), False
             except RuntimeError as error:  # the device has failed: every later question would fail too
-                _LOG.error("rank %d: %s: %s", self._rank, self._under_way[0][0], error)
+                _LOG.error("rank %d: %s: %s", self._rank, self._under_way[0].call, error)
                 return
-            if self._under_way and not self._reported and time.monotonic() - self._under_way[0][2] > self._limit_s:
+            if self._under_way and not self._reported and time.monotonic() - self._under_way[0].since > self._limit_s:
                 self._reported = True
                 self._report()
 
     def _report(self) -> None:
-        call, _, since = self._under_way[0]
+        oldest, num_later = self._under_way[0], len(self._under_way) - 1
         got = (
-            f"no end for {time.monotonic() - since:.0f} s; {len(self._under_way) - 1} later ones wait behind it, the "
-            f"last that ended is: {self._last_ended}"
+            f"no end for {time.monotonic() - oldest.since:.0f} s; {num_later} later ones wait behind it, the last that "
+            f"ended is: {self._last_ended}"
         )
         fix = (
             "look at the other ranks' errors: one of them ended, or did not call the same collective; on GPUs torch's "
             "flight recorder writes what every rank had under way (~/.cache/torch/comm_lib_trace_rank_*, in older "
             "versions /tmp/nccl_trace_rank_*)"
         )
-        _LOG.error(explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix))
+        _LOG.error(explain(f"rank {self._rank}: {oldest.call}", "all ranks to join", got, fix))
+        _LOG.error("%s", oldest.group.late(oldest.call, oldest.number))

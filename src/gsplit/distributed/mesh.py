@@ -20,12 +20,14 @@ from gsplit.devices import resolve_device
 from gsplit.distributed.comm import Comm, SoloComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import SharedComm, share_memory
+from gsplit.distributed.status_page import is_ahead
 from gsplit.errors import InputError, explain
 from gsplit.kernels.triton.availability import find_obstacle
 
 __all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 _LOG = logging.getLogger(__name__)
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,6 +56,8 @@ class Mesh:
     num_replicas: int = 1
     model_numbers: Iterator[int] = field(default_factory=count, compare=False)
     """A number for every model wrapped on this mesh; the same on every rank, as all wrap them in the same order."""
+    loader_numbers: Iterator[int] = field(default_factory=count, compare=False)
+    """The same for loaders."""
     connection: Connection | None = field(default=None, compare=False)
     """What closing the mesh leaves; None for one process."""
     more_groups: list[Comm] = field(default_factory=list, compare=False)
@@ -90,6 +94,22 @@ class Mesh:
             self.connection.leave()
         else:
             self.connection.abandon()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited in collectives, over all groups and threads."""
+        groups = (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.more_groups)
+        return sum(group.waited_s for group in dict.fromkeys(groups))
+
+    def note_stage(self, text: str) -> None:
+        """Let peers know what this rank does, should they have to ask; a loader's thread has a line of its own."""
+        if self.connection is not None:
+            self.connection.peers.page.note("loader" if is_ahead() else "stage", text)
+
+    def note_model(self, text: str) -> None:
+        """Let peers know how the model stands that this rank computes with."""
+        if self.connection is not None:
+            self.connection.peers.page.note("model", text)
 
     @property
     def host_samples(self) -> bool:
@@ -175,12 +195,25 @@ def _warn_of_slow_kernels(device: torch.device) -> None:
         _LOG.warning("%s", obstacle)
 
 
+def _patience_s(timeout_s: float | None) -> float:
+    """How long a rank waits for the others: as told, as the environment says, or a minute."""
+    said = os.environ.get("GSPLIT_TIMEOUT_S", str(_PATIENCE_S)) if timeout_s is None else timeout_s
+    try:
+        found = float(said)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        where = "GSPLIT_TIMEOUT_S" if timeout_s is None else "timeout_s"
+        raise InputError(explain(where, "seconds above 0", said, "say how long a rank may keep others waiting"))
+    return found
+
+
 def init(
     device: torch.device | str | None = None,
     sample_device: torch.device | str | None = None,
     *,
     replicas: int = 1,
-    timeout_s: float = 600.0,
+    timeout_s: float | None = None,
     shared_memory: bool = True,
 ) -> Mesh:
     """Join the ranks that torchrun started, or be the only one. The mesh closes itself when the program ends.
@@ -190,8 +223,9 @@ def init(
 
     Without ``device``: GPUs where there are any, the CPU otherwise; "cuda" alone means the rank's own, by LOCAL_RANK.
     Mini-batches are sampled on ``sample_device``, the CPU unless told otherwise (the other choice is ``device``). A
-    rank that waits longer than ``timeout_s`` in a collective gives up with an error. CPU ranks of one host exchange
-    rows through shared memory unless told not to.
+    rank that waits longer than ``timeout_s`` in a collective gives up with an error that names the missing rank; by
+    default that is what GSPLIT_TIMEOUT_S says, or a minute. CPU ranks of one host exchange rows through shared memory
+    unless told not to.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -211,7 +245,7 @@ def init(
         fix = "start the ranks with torchrun, which sets RANK, WORLD_SIZE and MASTER_ADDR"
         got = f"WORLD_SIZE={os.environ['WORLD_SIZE']} alone"
         raise InputError(explain("environment", "RANK beside WORLD_SIZE", got, fix))
-    groups = connect(device, sample_device, replicas, timeout_s)
+    groups = connect(device, sample_device, replicas, _patience_s(timeout_s))
     shuffles: Comm = groups.shuffles
     loading: Comm = groups.loading
     if shared_memory:

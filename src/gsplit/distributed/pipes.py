@@ -20,11 +20,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gsplit.distributed.collective_watch import CollectiveWatch, refuse_two_threads
 from gsplit.distributed.comm import Call, explain_closed
-from gsplit.errors import CommError, InputError, explain
+from gsplit.errors import InputError
 
 __all__ = ["Inbox", "Pipes", "open_inbox", "open_outbox"]
 
+_END = "rank {}, which has ended or closed its mesh"
 _LOOK_S = 1.0  # how often a waiting rank looks whether its mesh was closed meanwhile
 
 
@@ -55,63 +57,65 @@ def _close_in_child(pipes: "weakref.ref[Pipes]") -> None:
 class Pipes:
     """The pipes between this rank and its peers: ends to read from and to write into, by rank.
 
-    One exchange at a time; another thread may ``close`` them meanwhile.
+    One exchange at a time; another thread may ``close`` them meanwhile. ``watch`` knows what to say of a peer that does
+    not come.
     """
 
-    def __init__(self, rank: int, inboxes: dict[int, int], outboxes: dict[int, int], timeout_s: float) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
+    def __init__(self, rank: int, inboxes: dict[int, int], outboxes: dict[int, int], watch: CollectiveWatch) -> None:
+        self._rank, self._watch = rank, watch
         self._inboxes, self._outboxes = inboxes, outboxes
         self._in_use = threading.Lock()
         self._closed = False
         closing = functools.partial(_close_in_child, weakref.ref(self))
         os.register_at_fork(after_in_child=closing)  # or a child that outlives this rank would hide its end
 
-    def exchange(self, call: Call, messages: Sequence[bytes]) -> list[bytes]:
-        """Send ``messages[p]`` to rank p and return what each rank sent; all messages have the same length."""
-        with self._in_use:
-            try:
-                if self._closed:
-                    raise InputError(explain_closed(call))
-                for peer, outbox in self._outboxes.items():
-                    self._send(call, peer, outbox, messages[peer])
-                return self._receive(call, messages[self._rank])
-            finally:
-                self._close_if_asked()
+    def exchange(self, call: Call, number: int, messages: Sequence[bytes]) -> list[bytes]:
+        """Send ``messages[p]`` to rank p and return what each rank sent; all messages have the same length.
 
-    def _send(self, call: Call, peer: int, outbox: int, message: bytes) -> None:
+        ``number`` is the one that the watch gave to this collective.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise InputError(explain_closed(call)) if self._closed else refuse_two_threads(call)
+        try:
+            if self._closed:
+                raise InputError(explain_closed(call))
+            with self._watch.waiting(call, number):
+                for peer, outbox in self._outboxes.items():
+                    self._send(call, number, peer, outbox, messages[peer])
+                return self._receive(call, number, messages[self._rank])
+        finally:
+            self._close_if_asked()
+            self._in_use.release()
+
+    def _send(self, call: Call, number: int, peer: int, outbox: int, message: bytes) -> None:
         try:
             os.write(outbox, message)
         except BrokenPipeError:
-            raise CommError(self._explain_end(call, peer)) from None
+            raise self._watch.failed(call, number, _END.format(peer)) from None
 
-    def _receive(self, call: Call, own: bytes) -> list[bytes]:
+    def _receive(self, call: Call, number: int, own: bytes) -> list[bytes]:
         """One message of every peer, in whatever order they come."""
-        received, deadline = [own] * (1 + len(self._inboxes)), time.monotonic() + self._timeout_s
+        patience_s = self._watch.patience_s(call)
+        received, deadline = [own] * (1 + len(self._inboxes)), time.monotonic() + patience_s
         waiting = {inbox: peer for peer, inbox in self._inboxes.items()}
         poll = select.poll()
         for inbox in waiting:
             poll.register(inbox, select.POLLIN)
         while waiting:
-            ready = poll.poll(1000 * min(_LOOK_S, self._timeout_s))
+            ready = poll.poll(1000 * min(_LOOK_S, patience_s))
             for inbox, _ in ready:
                 poll.unregister(inbox)
                 peer = waiting.pop(inbox)
                 received[peer] = os.read(inbox, len(own))
                 if not received[peer]:
-                    raise CommError(self._explain_end(call, peer))
+                    raise self._watch.failed(call, number, _END.format(peer))
             if not ready and self._closed:
                 raise InputError(explain_closed(call))
+            if not ready:
+                self._watch.compare(call, number)
             if not ready and time.monotonic() > deadline:
-                got = f"nothing from rank {', '.join(map(str, waiting.values()))} for {self._timeout_s:.0f} s"
-                raise CommError(self._explain(call, got))
+                raise self._watch.late(call, number)
         return received
-
-    def _explain_end(self, call: Call, peer: int) -> str:
-        return self._explain(call, f"rank {peer}, which has ended or closed its mesh")
-
-    def _explain(self, call: Call, got: str) -> str:
-        fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
-        return explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix)
 
     def close(self) -> None:
         """Refuse every later exchange, and let peers that wait for this rank know. Waits for nobody."""

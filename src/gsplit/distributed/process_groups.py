@@ -1,7 +1,8 @@
-"""Process groups of torch.distributed behind ``Comm``: how they are made, used and left.
+"""Process groups of torch.distributed: how they are made and left.
 
-Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This is the only file that imports
-torch.distributed. Collectives on objects are never used: they unpickle what comes over the network.
+Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This and ``group_comm`` are the
+only files that import torch.distributed. Collectives on objects are never used: they unpickle what comes over the
+network.
 """
 
 import atexit
@@ -9,125 +10,23 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from gsplit.devices import QueueMark, identify
-from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
+from gsplit.devices import identify
+from gsplit.distributed.collective_watch import CollectiveWatch
+from gsplit.distributed.comm import Call
+from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.hang_watch import HangWatch, record_flight
 from gsplit.distributed.launched_rank import STORE, Status, end_with_launcher, set_status
-from gsplit.errors import CommError, InputError, explain
-from gsplit.kernels.buffers import BufferPool
+from gsplit.distributed.peers import Peers
+from gsplit.errors import InputError, explain
 
-__all__ = ["Connection", "GroupComm", "Groups", "connect", "is_connected", "num_connected_ranks"]
-
-
-class _GroupWork:
-    """An asynchronous collective and the tensor it writes."""
-
-    def __init__(self, comm: "GroupComm", call: Call, work: Any, out: Tensor) -> None:
-        self._comm, self._call, self._work, self._out = comm, call, work, out
-
-    def wait(self) -> None:
-        """Wait, then tell autograd that the tensor has changed."""
-        with self._comm._explained(self._call):
-            self._work.wait()
-        torch.autograd.graph.increment_version(self._out)
-        if self._comm.watch is not None:
-            self._comm.watch.add(self._call, QueueMark(self._comm.device).is_over)
-
-
-class GroupComm:
-    """A process group of torch.distributed."""
-
-    def __init__(self, group: Any, device: torch.device, timeout_s: float) -> None:
-        self._group, self.device, self.timeout_s = group, device, timeout_s
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.ledger = new_ledger()
-        self.watch: HangWatch | None = None
-        self._pool = BufferPool(device)
-
-    def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._pool.empty(shape, dtype)
-
-    @contextmanager
-    def _explained(self, call: Call) -> Iterator[None]:
-        if self.closed:
-            raise InputError(explain_closed(call))
-        try:
-            yield
-        except RuntimeError as error:
-            got = str(error).splitlines()[0]
-            fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
-            raise CommError(explain(f"rank {self.rank}: {call}", "all ranks to join", got, fix)) from error
-
-    def _note(self, call: Call, sent: Tensor, received: Tensor) -> None:
-        self.ledger.append(LedgerEntry(call, sent.nbytes, received.nbytes))
-
-    def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        ours = torch.tensor(counts, dtype=torch.int64, device=self.device)
-        theirs = torch.empty_like(ours)
-        self._note(call, ours, theirs)
-        with self._explained(call):  # all ranks: once per layer of every step
-            work = dist.all_to_all_single(theirs, ours, group=self._group, async_op=True)
-        _GroupWork(self, call, work, theirs).wait()
-        return tuple(theirs.tolist())  # device sync: sizes of what comes next
-
-    def all_to_all(
-        self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> Work:
-        self._note(call, rows, out)
-        assert out.is_contiguous() and rows.is_contiguous()
-        with self._explained(call):
-            work = dist.all_to_all_single(
-                out, rows, list(out_counts), list(row_counts), group=self._group, async_op=True
-            )  # all ranks: empty tensors where there is nothing to say
-        return _GroupWork(self, call, work, out)
-
-    def all_to_all_views(
-        self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
-    ) -> tuple[Tensor, ...]:
-        out = self._pool.empty((sum(out_counts), *rows.shape[1:]), rows.dtype)
-        self.all_to_all(call, out, rows, out_counts, row_counts).wait()
-        return tuple(out.split(out_counts))
-
-    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        self._note(call, tensor, tensor)
-        with self._explained(call):
-            work = dist.all_reduce(tensor, group=self._group, async_op=True)  # all ranks: callers are collectives
-        return _GroupWork(self, call, work, tensor)
-
-    def broadcast(self, call: Call, tensor: Tensor) -> None:
-        self._note(call, tensor, tensor)
-        with self._explained(call):  # all ranks: at start, parameter after parameter
-            work = dist.broadcast(tensor, group=self._group, group_src=0, async_op=True)
-        _GroupWork(self, call, work, tensor).wait()
-
-    def gather_text(self, call: Call, text: str) -> list[str]:
-        data = text.encode()
-        sizes = self.all_to_all_counts(call, (len(data),) * self.size)
-        ours = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
-        if data:
-            ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
-        theirs = [torch.empty_like(ours) for _ in range(self.size)]
-        with self._explained(call):
-            dist.all_gather(theirs, ours, group=self._group)  # all ranks: at start only
-        return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
-
-    @property
-    def closed(self) -> bool:
-        return self._group is None
-
-    def close(self) -> None:
-        """See ``Comm``. The process group itself goes with the one of all ranks."""
-        self._group = None
+__all__ = ["Connection", "Groups", "connect", "is_connected", "num_connected_ranks"]
 
 
 class Connection:
@@ -137,9 +36,10 @@ class Connection:
     must not: destroying a process group waits for the collectives under way in it, which its peers may never join.
     """
 
-    def __init__(self, joined_here: bool, timeout: timedelta) -> None:
+    def __init__(self, joined_here: bool, timeout_s: float) -> None:
         self._joined_here = joined_here  # or the program had joined before, and leaves by itself
-        self._timeout = timeout
+        self._timeout_s = timeout_s
+        self.peers = Peers(dist.get_rank())
         self._groups: list[Any] = []
         self._watch: HangWatch | None = None
         atexit.register(self._end)
@@ -149,10 +49,14 @@ class Connection:
         size, own = dist.get_world_size() // num_replicas, None
         for first in range(0, dist.get_world_size(), size):  # all ranks make all groups, in one order
             ranks = list(range(first, first + size))
-            group = dist.new_group(ranks, timeout=self._timeout, backend=_backend(device))
+            backend = _backend(device)
+            timeout_s = self._timeout_s if backend == "nccl" else _long(self._timeout_s)
+            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=backend)
             own = group if dist.get_rank() in ranks else own
+        slot = len(self._groups)  # the same on every rank: all make all groups
         self._groups.append(own)
-        return GroupComm(own, device, self._timeout.total_seconds())
+        self.peers.group_sizes.append(size)
+        return GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
 
     def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
         """Have collectives on devices that never end named before torch ends the process."""
@@ -169,6 +73,7 @@ class Connection:
         """Leave the process groups in good order, once all of this rank's collectives are done."""
         atexit.unregister(self._end)
         self._stop_watching()
+        self.peers.close()
         self._groups.clear()
         if self._joined_here and dist.is_initialized():
             dist.destroy_process_group()
@@ -201,6 +106,11 @@ class Groups:
     connection: Connection
 
 
+def _long(timeout_s: float) -> float:
+    """How long a process group waits by itself: while rank 0 works alone, and for ranks that start later."""
+    return max(600.0, timeout_s)
+
+
 def _backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
@@ -212,13 +122,15 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so that work on one can never
     pair with work on another.
     """
-    timeout = timedelta(seconds=timeout_s)
     joined_here = not dist.is_initialized()
     if joined_here:
-        _join(timeout)
-    connection = Connection(joined_here, timeout)
+        _join(timedelta(seconds=_long(timeout_s)))
+    connection = Connection(joined_here, timeout_s)
     size = dist.get_world_size()
-    _check_devices(connection, device, sample_device)
+    host = connection.new_comm(torch.device("cpu"))
+    connection.peers.meet(host.gather_text(Call("meet"), connection.peers.offer()))
+    connection.peers.follow_remote(_open_store, size)
+    _check_devices(host, device, sample_device)
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
@@ -244,14 +156,19 @@ def _join(timeout: timedelta) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
-def _check_devices(connection: Connection, device: torch.device, sample_device: torch.device) -> None:
+def _open_store() -> Any:
+    """The store that the ranks met at, over a connection of its own where torch can: others may wait in theirs."""
+    store = dist.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def _check_devices(host: GroupComm, device: torch.device, sample_device: torch.device) -> None:
     """Refuse ranks on different kinds of devices, and a device that two ranks share. A collective, on the host."""
     if device.type == "cuda":
         if not dist.is_nccl_available():
             fix = "install a CUDA build of torch"
             raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
         record_flight()
-    host = connection.new_comm(torch.device("cpu"))
     kind = device.type if sample_device.type == "cpu" else f"{device.type}, also for sampling"
     all_kinds = host.gather_text(Call("compare kinds of devices"), kind)
     if len(set(all_kinds)) > 1:

@@ -26,10 +26,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gsplit.distributed.collective_watch import DO_THE_SAME, describe_call
 from gsplit.distributed.comm import Call, Comm, CompletedWork, LedgerEntry, Work, explain_closed
+from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.pipes import Inbox, Pipes, open_inbox, open_outbox
-from gsplit.distributed.process_groups import GroupComm
-from gsplit.errors import CommError, InputError, explain
+from gsplit.errors import CommError, InputError, RankFaultError, explain
 
 __all__ = ["SharedComm", "share_memory"]
 
@@ -79,6 +80,10 @@ class SharedComm:
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
 
+    @property
+    def waited_s(self) -> float:
+        return self._group.waited_s
+
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         return self._group.all_reduce(call, tensor)
 
@@ -115,11 +120,11 @@ class SharedComm:
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         self._note(call, 8 * self.size, 8 * self.size)
-        purpose = f"{call} counts"
-        answers = self._tell(call, purpose, [(0, 0, 0, 0, 0, count) for count in counts])
+        purpose = describe_call(call, "counts")
+        answers = self._tell(call, "counts", purpose, [(0, 0, 0, 0, 0, count) for count in counts])
         for peer, (_, theirs) in enumerate(answers):
             if theirs != purpose:
-                raise CommError(self._explain(call, f"a count from rank {peer} for this call", theirs))
+                raise RankFaultError(self._explain(call, f"a count from rank {peer} for this call", theirs))
         return tuple(words[-1] for words, _ in answers)
 
     def all_to_all(
@@ -146,15 +151,18 @@ class SharedComm:
             segment.data[: rows.nbytes].copy_(rows.detach().reshape(-1).view(torch.uint8))
         held = (os.getpid(), segment.descriptor, segment.generation, segment.data.numel())
         begins = [row_bytes * sum(row_counts[:peer]) for peer in range(self.size)]
-        purpose = f"{call} of {rows.dtype} {list(rows.shape[1:])}"
+        rows_of = f"{rows.dtype} {list(rows.shape[1:])}"
+        what = f"all-to-all of {rows_of}"
+        purpose = describe_call(call, what)
         words = [(*held, begin, row_bytes * count) for begin, count in zip(begins, row_counts, strict=True)]
         pieces = []
-        for peer, (theirs, theirs_for) in enumerate(self._tell(call, purpose, words)):
+        for peer, (theirs, theirs_for) in enumerate(self._tell(call, what, purpose, words)):
             length = row_bytes * out_counts[peer]
             if theirs_for != purpose or theirs[-1] != length:
                 got = f"{theirs[-1]} bytes" if theirs_for == purpose else theirs_for
-                what = f"{length} bytes of {rows.dtype} {list(rows.shape[1:])} from rank {peer} for this call"
-                raise CommError(self._explain(call, what, got))
+                raise RankFaultError(
+                    self._explain(call, f"{length} bytes of {rows_of} from rank {peer} for this call", got)
+                )
             piece = self._peer(call, peer, theirs) if length else segment.data[:0]
             pieces.append(piece.view(rows.dtype).view(out_counts[peer], *rows.shape[1:]))
         self._turn ^= 1
@@ -165,17 +173,18 @@ class SharedComm:
             raise InputError(explain_closed(call))
         self.ledger.append(LedgerEntry(call, bytes_sent, bytes_received))
 
-    def _tell(self, call: Call, purpose: str, words: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], str]]:
+    def _tell(
+        self, call: Call, what: str, purpose: str, words: Sequence[tuple[int, ...]]
+    ) -> list[tuple[tuple[int, ...], str]]:
         """Send words to every rank, with what they are for; what every rank sent. All ranks: each exchange does."""
+        number = self._group.calls.begin(call, what, compare=False)  # the messages themselves are compared, by all
         text = purpose.encode()[:200]
-        answers = [
-            _MESSAGE.unpack(said) for said in self._pipes.exchange(call, [_MESSAGE.pack(*w, text) for w in words])
-        ]
+        messages = self._pipes.exchange(call, number, [_MESSAGE.pack(*w, text) for w in words])
+        answers = [_MESSAGE.unpack(said) for said in messages]
         return [(theirs[:-1], theirs[-1].rstrip(b"\0").decode(errors="replace")) for theirs in answers]
 
     def _explain(self, call: Call, expected: str, got: str) -> str:
-        fix = "make all ranks call the same collectives with the same types"
-        return explain(f"rank {self.rank}: {call}", expected, got, fix)
+        return explain(f"rank {self.rank}: {call}", expected, got, DO_THE_SAME)
 
     def _peer(self, call: Call, peer: int, words: tuple[int, ...]) -> Tensor:
         """A peer's piece; its segment of this turn is opened when it is first seen or has been made anew."""
@@ -239,7 +248,7 @@ def _share(group: GroupComm) -> Comm:
         if int(verdict):
             return group
         kept.pop_all()
-    return SharedComm(group, Pipes(group.rank, {p: i.reading for p, i in inboxes.items()}, outboxes, group.timeout_s))
+    return SharedComm(group, Pipes(group.rank, {p: i.reading for p, i in inboxes.items()}, outboxes, group.calls))
 
 
 def _make_offer(group: GroupComm, inboxes: dict[int, Inbox], during: ExitStack) -> _Offer:

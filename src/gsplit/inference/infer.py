@@ -92,7 +92,9 @@ def _write_all(run: LayerwisePass, local: LocalGraph, partial: Path | None, mesh
 
 
 def _barrier(mesh: Mesh, what: str) -> None:
-    mesh.world.all_reduce(Call(what), torch.zeros(1, device=mesh.device)).wait()  # all ranks: before the rename
+    mesh.world.all_reduce(
+        Call(what, long_wait=True), torch.zeros(1, device=mesh.device)
+    ).wait()  # all ranks: before the rename
 
 
 def _create(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

@@ -23,6 +23,7 @@ from gsplit.nn.function_mode import ForwardPassMode
 from gsplit.nn.gradients import GradientAverage
 from gsplit.nn.hooks import Hook
 from gsplit.nn.layers import layers_of
+from gsplit.nn.model_mode import ModelMode
 from gsplit.nn.wrappers import check_callers
 
 __all__ = ["Runtime", "install_hooks", "last_template", "remove_hooks", "runtime_of"]
@@ -41,6 +42,7 @@ class Runtime:
         """How training called the model last."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
+        self._mode = ModelMode()
         self.checks = LateChecks()
         """Of values on a device, which come later than the forward or backward that makes them."""
 
@@ -71,9 +73,16 @@ class Runtime:
             self.checks.begin_forward()
             forward_pass = ForwardPass(batch, self.plan, self.checks)
             self._watch_gradients(model, self.mesh)
+            self._note_mode(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (forward_pass, mode)
+
+    def _note_mode(self, model: Module, batch: Batch, mesh: Mesh) -> None:
+        """Have it compared between the ranks, with the loss, how the model stands."""
+        if mesh.size > 1:
+            batch.context.guard.model = self._mode.describe(model)
+            mesh.note_model(batch.context.guard.model)
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
         """Refuse a batch of other ranks: gradients would be averaged over ranks that do not share it."""

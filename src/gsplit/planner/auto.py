@@ -66,7 +66,7 @@ def resolve_strategy(name: str, store: GraphStore, mesh: Mesh, steps: PlannedSte
             said = {"strategy": choice.strategy, "reason": choice.reason, "error": ""}
         except (GSplitError, OSError) as error:
             said["error"] = str(error) or type(error).__name__
-    heard = json.loads(mesh.world.gather_text(Call("choose strategy"), json.dumps(said))[0])
+    heard = json.loads(mesh.world.gather_text(Call("choose strategy", long_wait=True), json.dumps(said))[0])
     if heard["error"]:
         raise InputError(heard["error"])
     return Choice(heard["strategy"], heard["reason"])

@@ -89,7 +89,9 @@ def _main(folder: Path, scale: float, kernels: bool) -> None:
     threads = 0.0
     if kernels and mesh.rank == 0:
         threads = measure_thread_gain(len(os.sched_getaffinity(0)), max(1000, int(40_000 * scale)))
-    mesh.world.gather_text(Call("probes done"), "")  # all ranks: the others wait while one measures its threads
+    mesh.world.gather_text(
+        Call("probes done", long_wait=True), ""
+    )  # all ranks: the others wait while one measures its threads
     found = {"kernels": asdict(rates) if rates else None, "comm": asdict(comm), "thread_gain": threads}
     (folder / f"rank-{mesh.rank}.json").write_text(json.dumps(found))
     mesh.close()

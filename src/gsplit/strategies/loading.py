@@ -55,6 +55,7 @@ class StepLoader:
         num_ahead: int = 0,
     ) -> None:
         self._graph, self._mesh, self._arrays = graph, mesh, arrays
+        self._number = next(mesh.loader_numbers)
         self._labels = graph.rows("y") if labels and "y" in graph.store.names else None
         self._edge_attr = None if arrays.edge_attr is None else graph.edge_rows(arrays.edge_attr)
         self._edge_weight = None if arrays.edge_weight is None else graph.edge_rows(arrays.edge_weight)
@@ -111,6 +112,7 @@ class StepLoader:
             arrays=self._arrays,
             strategy=strategy,
             each_vertex_once=each_vertex_once,
+            loader=self._number,
             telemetry=telemetry,
         )
         return Batch(

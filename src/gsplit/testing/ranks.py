@@ -20,7 +20,7 @@ from typing import Any
 
 from gsplit.distributed.launched_rank import STORE
 from gsplit.distributed.mesh import init
-from gsplit.errors import CommError
+from gsplit.errors import CommError, RankFaultError
 
 __all__ = ["IMPORTED_BEFORE", "RankFailedError", "run_ranks"]
 
@@ -54,7 +54,9 @@ def _run(
         mesh = init(timeout_s=60.0, **options)
         result = program(mesh, *args)
     except BaseException as error:
-        pipe.send((False, (isinstance(error, CommError), traceback.format_exc())))
+        pipe.send(
+            (False, (isinstance(error, CommError) and not isinstance(error, RankFaultError), traceback.format_exc()))
+        )
         os._exit(1)  # not the orderly way: peers wait in a collective, and leaving it politely would wait for them
     pipe.send((True, result))
     pipe.close()

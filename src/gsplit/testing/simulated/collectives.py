@@ -93,6 +93,10 @@ class CheckedComm:
         self.rank, self.size, self.device = comm.rank, comm.size, comm.device
         self.ledger: deque[LedgerEntry] = comm.ledger
 
+    @property
+    def waited_s(self) -> float:
+        return self._comm.waited_s
+
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._comm.send_buffer(shape, dtype)
 

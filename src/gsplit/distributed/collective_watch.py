@@ -1,0 +1,135 @@
+"""Every collective of a group, watched: written down before it begins, compared with the peers', and named if it hangs.
+
+- Before a rank joins a collective it writes down what it is about to do (``status_page``), then looks whether the peers
+  that are there already do the same: gloo would end the process (SIGABRT) on a mismatch. Whoever comes last sees all.
+- Two threads that use one group at once are refused: the order of their collectives is left to chance.
+- A rank that waits longer than the patience gives up with an error that says which rank is missing, what that one does
+  instead, and where in the code it is.
+
+Where rank 0 works alone while the others wait (``Call.long_wait``), the long patience of the process group holds.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gsplit.distributed.comm import Call
+from gsplit.distributed.peers import Peers, join_differences
+from gsplit.distributed.status_page import MOST_GROUPS
+from gsplit.errors import CommError, InputError, RankFaultError, explain
+
+__all__ = ["DO_THE_SAME", "CollectiveWatch", "describe_call", "refuse_two_threads"]
+
+_ENDING_S = 0.5  # a process whose connections are closed may take this long to be gone
+DO_THE_SAME = "make all ranks call the same collectives with the same types, in the same order, from one thread"
+_MORE_TIME = "if it is only slow, give it more time: gsplit.init(timeout_s=...) or GSPLIT_TIMEOUT_S"
+
+
+def describe_call(call: Call, what: str) -> str:
+    """A collective with everything about it that must be the same on every rank."""
+    return f"{call} ({what}; {call.detail})" if call.detail else f"{call} ({what})"
+
+
+def refuse_two_threads(call: Call) -> InputError:
+    """What a thread is told that uses a group while another does."""
+    got = f"{threading.current_thread().name}, while another is in a collective"
+    fix = "use a mesh from one thread at a time; only a loader's prefetch has groups of its own"
+    return InputError(explain(call, "one thread that uses the mesh", got, fix))
+
+
+class CollectiveWatch:
+    """The collectives of one group on one rank. ``slot``: the group's place in the status page."""
+
+    def __init__(self, peers: Peers, slot: int, timeout_s: float, long_timeout_s: float) -> None:
+        self._peers, self._slot = peers, slot
+        self._timeout_s, self._long_timeout_s = timeout_s, max(timeout_s, long_timeout_s)
+        self._is_kept = slot < MOST_GROUPS
+        self._number = 0
+        self._thread: int | None = None  # that waits
+        self.waited_s = 0.0
+        """Seconds that this rank has waited in the group's collectives, all in all."""
+
+    def begin(self, call: Call, what: str, *, compare: bool = True) -> int:
+        """Note that this rank is about to join a collective; its number. Refused if the peers do another one."""
+        if self._thread not in (None, threading.get_ident()):
+            raise refuse_two_threads(call)
+        self._number += 1
+        if self._is_kept:
+            self._peers.page.begin(self._slot, self._number, describe_call(call, what))
+            if compare:
+                self.compare(call, self._number)
+        return self._number
+
+    def compare(self, call: Call, number: int) -> None:
+        """Raise if a collective is another one at a peer that has begun it."""
+        found = self._peers.differences(self._slot, number) if self._is_kept else {}
+        if not found:
+            return
+        got = join_differences(found)
+        models = self._peers.models(list(found))
+        if any(model not in got for model in models.values()):
+            got += f"; their models: {join_differences(models)}"
+        raise RankFaultError(explain(self._where(call), "the same collective on every rank", got, DO_THE_SAME))
+
+    def patience_s(self, call: Call) -> float:
+        """How long to wait for the others in a collective."""
+        return self._long_timeout_s if call.long_wait else self._timeout_s
+
+    @contextmanager
+    def waiting(self, call: Call, number: int) -> Iterator[None]:
+        """While this rank waits in a collective."""
+        if self._thread not in (None, threading.get_ident()):
+            raise refuse_two_threads(call)
+        start_s, self._thread = time.monotonic(), threading.get_ident()
+        if self._is_kept:
+            self._peers.page.wait(self._slot, number)
+        try:
+            yield
+        finally:
+            self._thread = None
+            self.waited_s += time.monotonic() - start_s
+        if self._is_kept:
+            self._peers.page.wait(self._slot, 0)  # not after an error: then peers see what it failed in
+
+    def late(self, call: Call, number: int) -> CommError:
+        """What to raise where the patience is over: who is missing, what it does instead, and its stack."""
+        expected = f"all ranks to join within {self.patience_s(call):.0f} s"
+        causes = self._peers.causes(self._slot, number) if self._is_kept else []
+        if not causes:
+            return self._late_elsewhere(call, number, expected)
+        got = "; ".join(self._peers.describe(rank, self._slot) for rank in causes)
+        if models := self._peers.models([self._peers.rank, *causes]):
+            got += f"; their models: {join_differences(models)}"
+        stopped = [rank for rank in causes if self._peers.stopped(rank)]
+        fix = f"see what rank {causes[0]} does; {_MORE_TIME}"
+        if stopped:
+            fix = f"let rank {stopped[0]} go on (kill -CONT), or start again; {_MORE_TIME}"
+        stacks = [(rank, self._peers.stack(rank)) for rank in causes]
+        shown = "".join(f"\nrank {rank}, {text}" for rank, text in stacks if text)
+        return RankFaultError(explain(self._where(call), expected, got, fix) + shown)
+
+    def _late_elsewhere(self, call: Call, number: int, expected: str) -> CommError:
+        """No rank of this host is missing."""
+        causes = self._peers.remote_causes(self._slot, number) if self._is_kept else {}
+        fix = f"look at the other ranks' errors, and at the network between the hosts; {_MORE_TIME}"
+        if causes:
+            return RankFaultError(explain(self._where(call), expected, "; ".join(causes.values()), fix))
+        return CommError(explain(self._where(call), expected, "all of them, and no end of it", fix))
+
+    def failed(self, call: Call, number: int, error: Exception | str) -> CommError:
+        """What to raise where a collective fails: which rank has ended, or does another one."""
+        deadline = time.monotonic() + _ENDING_S
+        while self._is_kept:
+            self.compare(call, number)
+            if ended := self._peers.ended(self._slot):
+                got = "; ".join(self._peers.describe(rank, self._slot) for rank in ended)
+                return CommError(explain(self._where(call), "all ranks to join", got, f"see why rank {ended[0]} ended"))
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        fix = "look at the other ranks' errors: one of them ended, or did not call the same collective"
+        return CommError(explain(self._where(call), "all ranks to join", str(error).splitlines()[0], fix))
+
+    def _where(self, call: Call) -> str:
+        return f"rank {self._peers.rank}: {call}"

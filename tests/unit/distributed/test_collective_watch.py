@@ -1,0 +1,177 @@
+"""A collective that a peer does not join, or joins as another one, is named: the rank, what it does, where it is."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from watched import meet, watch_pair
+
+from gsplit.distributed.collective_watch import CollectiveWatch
+from gsplit.distributed.comm import Call
+from gsplit.distributed.peers import Peers
+from gsplit.distributed.processes import RankProcess, StackFile, own_process, read_stack
+from gsplit.distributed.remote_status import RemoteStatus
+from gsplit.distributed.status_page import MOST_GROUPS, new_page
+from gsplit.errors import InputError, RankFaultError
+
+MEAN, SUM = Call("mean", 3), Call("sum", 3)
+
+
+def test_the_last_one_sees_that_another_does_something_else() -> None:
+    one, two = watch_pair()
+    assert (one.begin(MEAN, "sum of float32 []"), two.begin(MEAN, "sum of float32 []")) == (1, 1)
+    one.begin(MEAN, "sum of float32 []")
+    message = "rank 1: sum of step 3: expected the same collective on every rank .got rank 0: mean.*; rank 1: sum"
+    with pytest.raises(RankFaultError, match=message):
+        two.begin(SUM, "sum of float32 []")
+    with pytest.raises(RankFaultError, match="rank 0: mean of step 3 .sum of float32 ...; rank 1: sum of step 3"):
+        one.compare(MEAN, 2)  # who waits sees it too, a second later
+
+
+def test_the_odd_one_out_is_named() -> None:
+    watches = watch_pair(num_ranks=4)
+    for watch in watches[:3]:
+        watch.begin(MEAN, "of float32")
+    with pytest.raises(
+        RankFaultError, match="got rank 3: mean of step 3 .of float64.; the others: mean of step 3 .of f"
+    ):
+        watches[3].begin(MEAN, "of float64")
+
+
+def test_what_must_be_the_same_besides_is_compared() -> None:
+    peers = meet()
+    one, two = (CollectiveWatch(rank, 0, 1.0, 1.0) for rank in peers)
+    peers[0].page.note("model", "training")
+    peers[1].page.note("model", "evaluating")
+    one.begin(Call("mean", 3, detail="epoch 0"), "")
+    with pytest.raises(RankFaultError, match=r"epoch 0.*epoch 1.*their models: rank 0: training; rank 1: evaluating"):
+        two.begin(Call("mean", 3, detail="epoch 1"), "")
+
+
+def test_only_the_last_collectives_are_kept_and_more_groups_are_not() -> None:
+    peers = meet()
+    for number in range(1, 101):
+        peers[0].page.begin(0, number, str(number))
+    assert [peers[0].page.description(0, number) for number in (36, 37, 100, 101)] == [None, "37", "100", None]
+    beyond = CollectiveWatch(peers[0], MOST_GROUPS, 0.1, 0.1)
+    number = beyond.begin(MEAN, "")
+    with beyond.waiting(MEAN, number):
+        assert peers[0].page.waits() == []
+    assert "all of them, and no end of it" in str(beyond.late(MEAN, number))
+
+
+def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
+    """Rank 0 waits for rank 1, which waits in another group for rank 2, which computes; and for rank 2 itself."""
+    ranks = meet(3)
+    for rank in ranks:
+        rank.group_sizes.append(3)
+    shuffles, gradients = ([CollectiveWatch(rank, slot, 1.0, 1.0) for rank in ranks] for slot in range(2))
+    number = shuffles[0].begin(Call("shuffle", 5, 1), "")
+    with gradients[1].waiting(MEAN, gradients[1].begin(MEAN, "")):
+        ranks[2].page.note("stage", "sample of epoch 0, step 5")
+        said = str(shuffles[0].late(Call("shuffle", 5, 1), number))
+    assert said.startswith("rank 0: shuffle of step 5, layer 1: expected all ranks to join within 1 s (got rank 2 (")
+    assert "its last collective here: none; its last stage: sample of epoch 0, step 5, 0 s ago" in said
+    assert "rank 1" not in said.partition("\n")[0]
+    assert "rank 2, main thread, innermost call first:" in said and "in test_the_missing_rank_is" in said
+
+
+def test_two_threads_in_one_group_are_refused() -> None:
+    watch = watch_pair()[0]
+    number = watch.begin(MEAN, "")
+    with watch.waiting(MEAN, number):
+        refused: list[str] = []
+
+        def use() -> None:
+            with pytest.raises(InputError, match="one thread that uses the mesh .got second, while another is in") as e:
+                watch.begin(SUM, "")
+            refused.append(str(e.value))
+
+        thread = threading.Thread(target=use, name="second")
+        thread.start()
+        thread.join()
+    assert refused
+    assert watch.waited_s > 0
+
+
+def test_a_stopped_process_is_told_from_one_that_runs_and_one_that_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        seen = RankProcess(child.pid, stat[19], -1)
+        assert seen.state() == "running"
+        child.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while seen.state() != "stopped" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen.state() == "stopped"
+        assert RankProcess(child.pid, "0", -1).state() == "ended"  # another process has got its number
+    finally:
+        child.kill()
+        child.wait()
+    assert seen.state() == "ended"
+
+
+def test_a_process_writes_its_own_stack() -> None:
+    release = threading.Event()
+    waiting = threading.Thread(target=_wait_here, args=(release,))
+    waiting.start()
+    said = read_stack(own_process(StackFile()))
+    release.set()
+    waiting.join()
+    assert said is not None
+    assert "in test_a_process_writes_its_own_stack" in said and "in _wait_here" in said
+    assert read_stack(RankProcess(own_process(StackFile()).number, "0", 3)) is None
+
+
+def _wait_here(release: threading.Event) -> None:
+    release.wait(30)
+
+
+class _Store:
+    """A store in this process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsplit.distributed.remote_status._BEAT_S", 0.1)
+    store, here = _Store(), Peers(0)
+    here.group_sizes.append(3)
+    here.follow_remote(lambda: store, 3)
+    page = new_page()[0]
+    page.note("stage", "forward of epoch 0, step 7")
+    page.begin(0, 4, "shuffle of step 7, layer 1")
+    there = RemoteStatus(store, 1, page, [3])
+    slow = CollectiveWatch(here, 0, 1.0, 1.0)
+    for _ in range(5):
+        number = slow.begin(MEAN, "")
+    said = str(slow.late(MEAN, number))
+    assert "(got rank 2 is silent: it is stopped, or its host or link is down)" in said
+    store.values["gsplit/status/2"] = store.values["gsplit/status/1"]
+    there.close()
+    assert here.remote_causes(0, 4).keys() == {1, 2}  # neither tells any more
+    again = [RemoteStatus(store, rank, page, [3]) for rank in (1, 2)]
+    known = here.remote_causes(0, 5)
+    assert known[1] == (
+        "rank 1 has not come; its last collective here: shuffle of step 7, layer 1; "
+        "its last stage: forward of epoch 0, step 7"
+    )
+    assert here.remote_causes(0, 4) == {}
+    for rank in again:
+        rank.close()
+    here.close()
