@@ -21,7 +21,8 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.testing.fault_trials import Fault, Outcome, run_command, run_mismatched
 
-KINDS = ("SIGKILL", "SIGSEGV", "exception", "exit 0", "out of memory", "SIGSTOP")
+KINDS = ("SIGKILL", "exception", "exit 0", "SIGSTOP")
+MORE_KINDS = {"sampling": ("out of memory",), "backward": ("out of memory", "SIGSEGV")}
 OF_LAUNCHER = ("SIGTERM to the launcher", "SIGTERM to the launcher, SIGSTOP", "SIGKILL of the launcher")
 PLACES = ("start", "sampling", "prefetch", "backward", "evaluation", "saving", "inference")
 MODEL = ("--hidden", "16", "--fanout", "5,5", "--batch-size", "256")
@@ -52,12 +53,12 @@ def make_material(folder: Path) -> Material:
     trained = folder / "trained"
     done = run_command(("train", stores[0], *MODEL, "--steps", "3", "--out", str(trained)), None, folder / "training")
     assert done.exit_codes == [0] and done.clean, done
-    return Material(*stores, str(trained))
+    return Material(stores[0], stores[1], str(trained))
 
 
 def all_trials(material: Material) -> Iterator[Trial]:
     for place in PLACES:
-        for kind in (*KINDS, *OF_LAUNCHER):
+        for kind in (*KINDS, *MORE_KINDS.get(place, ()), *OF_LAUNCHER):
             fault = Fault(
                 "sampling" if place == "prefetch" else place,
                 kind,

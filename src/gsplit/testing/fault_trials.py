@@ -129,7 +129,7 @@ class _Trial:
 
 
 def _listening_ports(pids: Sequence[int]) -> list[int]:
-    sockets = set()
+    sockets: set[str] = set()
     for pid in pids:
         with suppress(OSError):
             sockets.update(str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir())
