@@ -40,12 +40,13 @@ _OF_OTHERS = ("torch_geometric.", "torchinductor_")
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in which rank, at which call of the function of a place."""
+    """What happens in which rank, at which call of a place; ``repeat``: in every process of that rank."""
 
     place: str
     kind: str
     rank: int = 1
     call: int = 1
+    repeat: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,9 @@ class _Trial:
                 self._segments.update(link for link in links if link.startswith("/dev/shm/"))
 
     def _said(self) -> str:
-        """The errors that the processes said, one line each."""
+        """The errors and restarts that the processes told of, one line each."""
         lines = [line for file in sorted(self.folder.glob("err-*")) for line in file.read_text().splitlines()]
-        return "\n".join(line for line in lines if line.startswith("error: "))
+        return "\n".join(line for line in lines if line.startswith(("error: ", "restart ")))
 
 
 def _listening_ports(pids: Sequence[int]) -> list[int]:
