@@ -42,6 +42,8 @@ def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | 
     if rank is not None and restarts:
         fix = "use torchrun's --max-restarts, and --resume RUN where it is to go on"
         raise InputError(explain("--max-restarts", "ranks that this command starts", "those of a launcher", fix))
+    if rank is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        task = task.restarted()
     if not task.as_json and not rank:
         task.announce(int(os.environ["WORLD_SIZE"]) if rank == 0 else nproc)
     if rank is not None or (nproc == 1 and not restarts):

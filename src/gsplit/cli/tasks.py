@@ -48,6 +48,10 @@ class _Task(BaseModel):
         """What goes on after a failure: from the start, unless there is a newer checkpoint than ``before``."""
         return self
 
+    def restarted(self) -> Self:
+        """What goes on if a launcher has started its ranks again with the same words."""
+        return self
+
 
 class _SettingsTask(_Task):
     settings: TrainSettings
@@ -89,6 +93,10 @@ class TrainTask(_SettingsTask):
         if latest is None or (latest == before and not self.resume):
             return self
         return self.model_copy(update={"resume": True})
+
+    def restarted(self) -> Self:
+        """See the base class. With --overwrite, a checkpoint may be of the run that is to be replaced."""
+        return self if self.overwrite else self.resumed(None)
 
     def announce(self, num_ranks: int) -> None:
         """Say what is being started."""

@@ -51,6 +51,13 @@ def test_a_resumed_run_is_resumed_again(tmp_path: Path) -> None:
     assert task.resumed(kept).resume
 
 
+def test_what_torchrun_has_started_again_goes_on_unless_that_might_be_another_run(tmp_path: Path) -> None:
+    assert not _task(tmp_path).restarted().resume
+    _save(tmp_path, "1", 30)
+    assert _task(tmp_path).restarted().resume
+    assert not _task(tmp_path, overwrite=True).restarted().resume
+
+
 def test_ranks_have_time_to_save_where_there_is_something_to_save_into(tmp_path: Path) -> None:
     assert _task(tmp_path).grace_s > _task(None).grace_s
 
