@@ -138,7 +138,7 @@ def _listening_ports(pids: Sequence[int]) -> list[int]:
     return sorted({int(w[1].split(":")[1], 16) for w in lines if w[3] == "0A" and f"socket:[{w[9]}]" in sockets})
 
 
-def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, timeout_s: float = 150.0) -> Outcome:
+def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, timeout_s: float = 240.0) -> Outcome:
     """Run ``gsplit`` with these words and a fault in one of the ranks that it starts."""
     trial = _Trial(folder)
     variables = {}
@@ -149,7 +149,7 @@ def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, time
     return trial.wait(timeout_s)
 
 
-def run_mismatched(commands: Sequence[Sequence[str]], port: int, folder: Path, *, timeout_s: float = 150.0) -> Outcome:
+def run_mismatched(commands: Sequence[Sequence[str]], port: int, folder: Path, *, timeout_s: float = 240.0) -> Outcome:
     """Run one ``gsplit`` per rank, as a launcher would that gives every rank another command."""
     trial = _Trial(folder)
     for rank, words in enumerate(commands):
