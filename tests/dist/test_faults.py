@@ -1,9 +1,12 @@
 """A few of the trials of benchmarks/faults.py: real commands, with a fault in one of their ranks."""
 
+import json
 from pathlib import Path
 
 import pytest
+from forked_scripts import run_forked
 
+from gsplit.run.folder import history_path
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.testing.fault_trials import Fault, run_command
@@ -41,3 +44,22 @@ def test_without_a_fault_a_command_ends_well(store: str, tmp_path: Path) -> None
     """And a trial sees that it does: what it would call left is not always there."""
     outcome = run_command(["inspect", store], None, tmp_path / "trial", timeout_s=100)
     assert (outcome.exit_codes, outcome.reached, outcome.message, outcome.left) == ([0], False, "", [])
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_after_its_ranks_were_killed_in_the_end_with_fewer(store: str, tmp_path: Path) -> None:
+    """Two ranks, killed twice at their 12th mini-batch, then one: the losses are those of one process."""
+    steps = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--steps", "30", "--evaluate-every", "0"]
+    words = ["train", store, *steps, "--save-every", "5", "--nproc", "2", "--max-restarts", "1", "--min-ranks", "1"]
+    fault = Fault("sampling", "SIGKILL", call=12, repeat=True)
+    outcome = run_command([*words, "--out", str(tmp_path / "run")], fault, tmp_path / "trial", timeout_s=250)
+    assert outcome.exit_codes == [0], outcome
+    first, second = outcome.message.splitlines()
+    assert first.startswith("restart 1 of at most 3, 2 rank(s), from ") and "10" in first.rpartition("/")[2], outcome
+    assert second.startswith("restart 2 of at most 3, 1 rank(s), from "), outcome
+    assert outcome.left == []
+    whole = run_forked(["-m", "gsplit", "train", store, *steps, "--json"], tmp_path)
+    expected = json.loads(whole.stdout)["losses"]
+    found = json.loads(history_path(tmp_path / "run").read_text())["losses"]
+    assert len(found) == 30
+    assert found == pytest.approx(expected, abs=1e-4)

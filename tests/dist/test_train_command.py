@@ -134,7 +134,7 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     done = started.wait(60)
     assert done.returncode == code, done.stderr
     said = json.loads(done.stdout)["error"]
-    assert ("expected to finish (got signal 9)" if how == "kill a rank" else "no weights were kept") in said
+    assert ("expected to finish (got signal 9 (SIGKILL)" if how == "kill a rank" else "no weights were kept") in said
     assert "Traceback" not in done.stderr
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not (out / "current").exists()  # not a finished run

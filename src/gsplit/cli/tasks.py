@@ -6,7 +6,7 @@ A task says what is being started (``announce``, before torch is imported), chec
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.console import Console
@@ -30,6 +30,28 @@ class _Task(BaseModel):
     as_json: bool
     device: str | None
 
+    @property
+    def grace_s(self) -> float:
+        """Seconds that ranks have to end when they are told to."""
+        return 5.0
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint of what it makes."""
+        return None
+
+    @property
+    def origin(self) -> str:
+        """Where it starts."""
+        return "the start"
+
+    def resumed(self, before: Path | None) -> Self:
+        """What goes on after a failure: from the start, unless there is a newer checkpoint than ``before``."""
+        return self
+
+    def restarted(self) -> Self:
+        """What goes on if a launcher has started its ranks again with the same words."""
+        return self
+
 
 class _SettingsTask(_Task):
     settings: TrainSettings
@@ -48,6 +70,33 @@ class TrainTask(_SettingsTask):
     overwrite: bool
     resume: bool = False
     """Go on from the latest checkpoint of ``out``."""
+
+    @property
+    def grace_s(self) -> float:
+        """Time to finish a step and to save, if there is something to save into."""
+        return 5.0 if self.out is None else 30.0
+
+    def latest(self) -> Path | None:
+        """See the base class."""
+        from gsplit.run.checkpoint import latest_checkpoint
+
+        return None if self.out is None else latest_checkpoint(self.out)
+
+    @property
+    def origin(self) -> str:
+        """See the base class."""
+        return str(self.latest()) if self.resume else "the start"
+
+    def resumed(self, before: Path | None) -> Self:
+        """See the base class. An older run at this place is not what goes on, unless that was asked for."""
+        latest = self.latest()
+        if latest is None or (latest == before and not self.resume):
+            return self
+        return self.model_copy(update={"resume": True})
+
+    def restarted(self) -> Self:
+        """See the base class. With --overwrite, a checkpoint may be of the run that is to be replaced."""
+        return self if self.overwrite else self.resumed(None)
 
     def announce(self, num_ranks: int) -> None:
         """Say what is being started."""

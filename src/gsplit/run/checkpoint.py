@@ -4,14 +4,12 @@ from collections.abc import Mapping
 
 from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.manifest import Manifest
+from gsplit.distributed.launch import REQUEUE
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import latest_checkpoint
 from gsplit.store.reader import Store
 
 __all__ = ["REQUEUE", "check_run", "describe_run", "latest_checkpoint"]
-
-REQUEUE = 75
-"""Exit code of a run that was told to stop, has saved its state and wants to be started again (EX_TEMPFAIL)."""
 
 _FREE = frozenset(
     {
