@@ -126,7 +126,9 @@ def test_a_run_is_kept_and_the_default_evaluation_costs_no_more_than_training(st
     document = json.loads(_run("train", *words, "--out", str(run)).stdout)
     assert len(document["step_seconds"]) == len(document["losses"]) == document["steps"]
     assert document["run"] == str(run) and document["best"] in document["evaluations"]
-    edges = sum(json.loads(line)["counts"]["edges"] for line in (run / "1" / "steps-rank-0.jsonl").read_text().splitlines())
+    edges = sum(
+        json.loads(line)["counts"]["edges"] for line in (run / "1" / "steps-rank-0.jsonl").read_text().splitlines()
+    )
     assert 1 <= len(document["evaluations"]) < 4
     cost = count_evaluation_edges(store, ["val", "test"], solo_mesh(), 2)
     assert 0 < (len(document["evaluations"]) - 1) * cost <= edges  # all but the last
