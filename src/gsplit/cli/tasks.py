@@ -5,6 +5,7 @@ A task says what is being started (``announce``, before torch is imported), chec
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -117,15 +118,15 @@ class TrainTask(_SettingsTask):
         from gsplit.run.checkpoint import REQUEUE
         from gsplit.run.training import train_run
 
-        store, how = open_store(self.store), {"overwrite": self.overwrite, "resume": self.resume}
-        if mesh.rank or self.as_json:
-            result = train_run(self.settings, store, mesh, self.out, **how)
-            if mesh.rank == 0:
-                emit_json(result.as_dict())
-        else:
-            with TrainingView(mesh.size) as view:
-                result = train_run(self.settings, store, mesh, self.out, **how, view=view)
+        store, view = open_store(self.store), None if mesh.rank or self.as_json else TrainingView(mesh.size)
+        with nullcontext() if view is None else view:
+            result = train_run(
+                self.settings, store, mesh, self.out, overwrite=self.overwrite, resume=self.resume, view=view
+            )
+        if view is not None:
             show_result(result, self.store, Console())
+        elif mesh.rank == 0:
+            emit_json(result.as_dict())
         return 0 if result.finished else REQUEUE
 
 
