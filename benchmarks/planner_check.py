@@ -112,11 +112,13 @@ def check_points(records: Iterable[Record], predict: Predictor, by: str = "wall_
 def _check_system(
     record: Record, estimates: dict[str, StepEstimate], predicted: dict[str, float], seconds: dict[str, float]
 ) -> SystemCheck:
-    name, ranks = record["system"], estimates[record["system"]].ranks
+    name, step = record["system"], estimates[record["system"]]
     stages = {
-        stage: (sum(rank.by_name().get(stage, 0.0) for rank in ranks) / len(ranks), taken)
+        stage: (sum(rank.by_name().get(stage, 0.0) for rank in step.ranks) / len(step.ranks), taken)
         for stage, taken in _stages_of(record).items()
     }
+    if record["features"] == "disk":  # all ranks wait for it
+        stages["load"] = (step.stages.load, stages["load"][1])
     where = (record["graph"], record["model"], record["ranks"], record["batch_size"], record["features"])
     return SystemCheck(*where, name, predicted[name], seconds[name], stages)
 

@@ -15,6 +15,7 @@ __all__ = [
     "StoreError",
     "Terminated",
     "explain",
+    "printable",
 ]
 
 
@@ -52,4 +53,15 @@ def explain(where: object, expected: str, got: object, fix: str) -> str:
     >>> explain("x.npy", "128 columns", 64, "import it again")
     'x.npy: expected 128 columns (got 64). Fix: import it again.'
     """
-    return f"{where}: expected {expected} (got {got}). Fix: {fix}."
+    return printable(f"{where}: expected {expected} (got {got}). Fix: {fix}.")
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may show it: what a file says must not move the cursor or begin a line of its own.
+
+    >>> printable("two\\nlines, \\x1b[31mred"), printable("fünf ≠ 5")
+    ('two\\\\nlines, \\\\x1b[31mred', 'fünf ≠ 5')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

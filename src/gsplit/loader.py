@@ -111,37 +111,43 @@ class NeighborLoader:
         rows = row_options(self._spec, self.mesh, cache, device_cache, copies, features_on_disk, self._prefetch)
         views = view_graph(store, self.mesh, make_ownership(store, self.mesh, ownership), self._kind)
         targets = views.targets(self._spec, input_nodes)
-        self._compare_ranks(views.owned, targets, num_neighbors, input_nodes, shuffle, rows.copies)
+        self._describe(views.owned, targets, num_neighbors, input_nodes, shuffle)
+        self._compare_ranks(views.owned, rows.copies)
         how = MiniBatchOptions(list(num_neighbors), self._batch_size, shuffle, deterministic)
         self._strategy = make_strategy(self._spec, views, self.arrays, self.mesh, targets, rows, how)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
-    def _compare_ranks(
+    def _describe(
         self,
         local: LocalGraph,
         targets: LocalTargets,
         num_neighbors: list[int],
         input_nodes: str | Tensor | None,
         shuffle: bool,
-        copies: int,
     ) -> None:
+        self.description = {
+            "graph": local.store.fingerprint,
+            "num_vertices": str(local.store.num_vertices),
+            "input_nodes": fingerprint(input_nodes),
+            "num_targets": str(targets.num_targets),
+            "num_neighbors": str(num_neighbors),
+            "batch_size": str(self._batch_size),
+            "shuffle": str(shuffle),
+            "drop_last": str(self._drop_last),
+            "seed": str(self._seed),
+            "arrays": str(self.arrays),
+        }
+        """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
+
+    def _compare_ranks(self, local: LocalGraph, copies: int) -> None:
         """Refuse ranks that would not make the same mini-batches, before anything else is a collective."""
         settings = {
-            "num_neighbors": num_neighbors,
-            "batch_size": self._batch_size,
-            "shuffle": shuffle,
-            "drop_last": self._drop_last,
+            **self.description,
             "prefetch": self._prefetch,
-            "strategy": self._spec.name,
-            "seed": self._seed,
-            "arrays": str(self.arrays),
+            "strategy": self.strategy,
             "copies": copies,
             "boundaries": local.ownership.boundaries,
-            "num_vertices": local.store.num_vertices,
-            "num_targets": targets.num_targets,
-            "graph": local.store.fingerprint,
-            "input_nodes": fingerprint(input_nodes),
         }
         assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", settings)
 
@@ -160,6 +166,16 @@ class NeighborLoader:
             _LOG.warning(
                 "the graph is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)"
             )
+
+    @property
+    def strategy(self) -> str:
+        """How the ranks share a mini-batch."""
+        return self._spec.name
+
+    @property
+    def prefetch(self) -> int:
+        """Batches that are made ahead."""
+        return self._prefetch
 
     @property
     def num_targets(self) -> int:

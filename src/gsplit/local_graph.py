@@ -19,14 +19,14 @@ from torch import Tensor
 from gsplit.degrees import gcn_degrees
 from gsplit.distributed.comm import Comm
 from gsplit.distributed.mesh import Mesh
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.copies import ForeignCopies, choose_prefixes, fetch_copies
 from gsplit.features.held import HeldRows
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import RowSource
 from gsplit.graph import Graph
 from gsplit.ownership import Ownership, own_parts
-from gsplit.sampling.targets import LocalTargets, all_local_vertices, local_listed_targets, local_stored_targets
+from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore
 
 __all__ = ["ArrayNames", "FeatureNames", "GcnRows", "LocalGraph", "make_ownership"]
@@ -113,7 +113,11 @@ class LocalGraph:
         """Original ids of the vertices held; empty where the store's ids are original."""
         if not self.store.is_renumbered:
             return np.empty(0, np.int64)
-        return np.asarray(self.store.original_ids(self.first, self.stop))
+        ids, count = np.asarray(self.store.original_ids(self.first, self.stop)), self.store.num_vertices
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            got, fix = f"{ids.min()}..{ids.max()}", "run gsplit inspect --verify, then restore the store"
+            raise StoreError(explain("original_ids", f"ids in 0..{count - 1}", got, fix))
+        return ids
 
     def rows(self, name: str) -> RowSource:
         """A per-vertex array by name, rows by vertex."""
@@ -170,8 +174,9 @@ class LocalGraph:
         """The targets held: of a stored list by name, of a tensor of original ids or a mask, or every vertex."""
         store = self.store
         if isinstance(input_nodes, str):
-            return local_stored_targets(*store.stored_targets(input_nodes), self.first, self.stop)
-        original = np.asarray(store.original_ids(self.first, self.stop))
+            listed = StoredTargets(input_nodes, *store.stored_targets(input_nodes), store.vertex_range)
+            return listed.local(self.first, self.stop, self.original_ids)
+        original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
         if input_nodes is None:
             return all_local_vertices(original, self.first, store.num_vertices)
         wanted = _as_ids(input_nodes, store.num_vertices)

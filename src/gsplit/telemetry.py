@@ -15,10 +15,12 @@ a device's span stands in time is when the host launched it.
 """
 
 import json
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +30,11 @@ import torch
 from torch import Tensor
 
 from gsplit.devices import LateTensor, StageClock
+from gsplit.errors import explain
 
 __all__ = ["Counter", "Gauge", "KEPT_SPANS", "Span", "StepRecord", "StepTelemetry", "Telemetry", "TimedSpan", "Value"]
+
+_LOG = logging.getLogger(__name__)
 
 Span = Literal[
     "sample",
@@ -254,13 +259,28 @@ class Telemetry:
         )
         self._records.append(record)
         if self._stream is not None:
-            self._stream.write(json.dumps(vars(record)) + "\n")
+            self._write(json.dumps(vars(record)) + "\n")
+
+    def _write(self, line: str) -> None:
+        """Add a line to the file. A disk that is full ends the file, not the training."""
+        assert self._stream is not None
+        try:
+            self._stream.write(line)
+        except OSError as error:
+            fix = "free space; the steps so far are kept, later ones are not written"
+            _LOG.warning(explain(self._stream.name, "room for telemetry", error.strerror, fix))
+            self._drop_file()
+
+    def _drop_file(self) -> None:
+        stream, self._stream = self._stream, None
+        with suppress(OSError):  # what it still holds cannot be written, either
+            if stream is not None:
+                stream.close()
 
     def close(self) -> None:
         """Finish the file."""
         self._close_steps(0)
-        if self._stream is not None:
-            self._stream.close()
+        self._drop_file()
 
     def __enter__(self) -> Self:
         return self

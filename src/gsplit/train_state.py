@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
 
-__all__ = ["Best", "Evaluation", "History", "LRScheduler", "TrainState"]
+__all__ = ["Best", "Evaluation", "History", "LRScheduler", "TrainState", "history_of"]
 
 
 class LRScheduler(Protocol):
@@ -33,17 +33,19 @@ class LRScheduler(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies by the targets' names; ``epoch`` is the number of epochs begun."""
+    """Accuracies by the targets' names, and when: ``epoch`` is the number of epochs begun."""
 
     epoch: int
+    num_steps: int
     scores: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, and a copy of the weights that gave it."""
+    """The best evaluation so far, after how many steps it was, and a copy of the weights that gave it."""
 
     epoch: int
+    num_steps: int
     scores: dict[str, float]
     weights: dict[str, Tensor]
 
@@ -55,6 +57,13 @@ class History:
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def history_of(state: dict[str, Any]) -> History:
+    """The history in what ``TrainState.state_dict`` returned."""
+    history = state["history"]
+    evaluations = [Evaluation(**evaluation) for evaluation in history["evaluations"]]
+    return History(list(history["losses"]), list(history["step_seconds"]), evaluations)
 
 
 class TrainState:
@@ -86,12 +95,18 @@ class TrainState:
         position = self.loader.state_dict()
         return position["epoch"] + (1 if position["step"] > 0 else 0)
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the last step was followed by an evaluation."""
+        evaluations = self.history.evaluations
+        return bool(evaluations) and evaluations[-1].num_steps == self.num_steps
+
     def record_evaluation(self, scores: dict[str, float], keep_best: str | None) -> None:
         """Keep the scores; copy the weights if the score named ``keep_best`` is the highest so far."""
-        self.history.evaluations.append(Evaluation(self.epoch, scores))
+        self.history.evaluations.append(Evaluation(self.epoch, self.num_steps, scores))
         if keep_best is not None and (self.best is None or scores[keep_best] > self.best.scores[keep_best]):
             weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-            self.best = Best(self.epoch, scores, weights)
+            self.best = Best(self.epoch, self.num_steps, scores, weights)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state in numbers, strings, lists, dictionaries and tensors."""
@@ -102,7 +117,7 @@ class TrainState:
             "lr_scheduler": None if self.lr_scheduler is None else self.lr_scheduler.state_dict(),
             "loader": self.loader.state_dict(),
             "history": asdict(self.history),
-            "best": None if best is None else {"epoch": best.epoch, "scores": best.scores, "weights": best.weights},
+            "best": None if best is None else dict(vars(best)),
             "train_edges": self.train_edges,
             "evaluation_edges": self.evaluation_edges,
         }
@@ -122,8 +137,7 @@ class TrainState:
         if self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(state["lr_scheduler"])
         self.loader.load_state_dict(state["loader"])
-        history, best = state["history"], state["best"]
-        evaluations = [Evaluation(**evaluation) for evaluation in history["evaluations"]]
-        self.history = History(list(history["losses"]), list(history["step_seconds"]), evaluations)
+        best = state["best"]
+        self.history = history_of(state)
         self.best = None if best is None else Best(**best)
         self.train_edges, self.evaluation_edges = state["train_edges"], state["evaluation_edges"]

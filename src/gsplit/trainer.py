@@ -2,16 +2,18 @@
 
 Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
 arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule. What a run
-is at a step lies in ``Trainer.state`` and nowhere else. On a device the loss of a step is read when the next one has
-been launched, so that the device is never left without work; callbacks come that much later, and ``Trainer.state`` is
-that of a step only when ``train_epoch`` has returned.
+is at a step lies in ``Trainer.state`` and nowhere else; ``save`` and ``load`` are for it. On a device the loss of a
+step is read when the next one has been launched, so that the device is never left without work; callbacks come that
+much later, and ``Trainer.state`` is that of a step only when ``train_epoch`` has returned.
 """
 
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -21,6 +23,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from gsplit.batch import Batch
+from gsplit.checkpoints.files import Checkpoint
+from gsplit.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
 from gsplit.devices import LateTensor
 from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
@@ -28,9 +32,12 @@ from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
 from gsplit.nn.calls import dtype_of
 from gsplit.nn.parallelize import call_wrapped, finish_checks
+from gsplit.stop_vote import StopVote
 from gsplit.train_state import LRScheduler, TrainState
 
 __all__ = ["StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,15 @@ def check_finite(loss: float, batch: Batch) -> None:
         raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
 
 
+@dataclass(frozen=True)
+class _LaunchedStep:
+    """A step whose loss has not been read yet."""
+
+    batch: Batch
+    loss: LateTensor
+    vote: StopVote | None
+
+
 class Trainer:
     """Trains a wrapped model. Every rank makes one and calls the same methods."""
 
@@ -72,17 +88,44 @@ class Trainer:
         lr_scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
         callback: Callable[[StepReport], None] | None = None,
+        save_to: str | Path | None = None,
+        save_every: int | None = None,
+        keep_checkpoints: int = 2,
+        description: Mapping[str, str] | None = None,
     ) -> None:
         """``loss_fn(out, y)`` gives one value per target. ``lr_scheduler`` steps after every training step.
 
         ``max_grad_norm`` bounds the norm of the whole gradient. ``callback`` is called after every step.
+
+        ``save_to``: a folder for checkpoints, made every ``save_every`` steps while training goes on and whenever
+        ``save`` is called; the newest ``keep_checkpoints`` and the best are left (docs/checkpoints.md).
+        ``description``: what else must be equal when training goes on from them, such as {"dropout": "0.5"}.
         """
         if max_grad_norm is not None and max_grad_norm <= 0:
             fix = "leave it out to clip nothing"
             raise InputError(explain("max_grad_norm", "a positive number", max_grad_norm, fix))
+        if save_every is not None and (save_every < 1 or save_to is None):
+            got, fix = f"save_every={save_every}, save_to={save_to}", "give both, or leave save_every out"
+            raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
         self._previous = 0.0  # when the last step ended
+        self._num_edges = 0  # of this rank, not yet in the state
+        self._save_every, self._keep = save_every, keep_checkpoints
+        self._description = {"max_grad_norm": str(max_grad_norm), **(description or {})}
+        self._saver: StateSaver | None = None
+        if save_to is not None:
+            self._saver = StateSaver(self.state, Path(save_to), keep_checkpoints, self._description)
+        self._wants_to_stop = False
+        self.stopped = False
+        """Whether training was left early because some rank had called ``request_stop``."""
+
+    def request_stop(self) -> None:
+        """Have all ranks leave ``train_epoch`` after the same step, soon; only where ``save_to`` is given.
+
+        On any rank, from a signal's handler or another thread.
+        """
+        self._wants_to_stop = True
 
     def train_step(self, batch: Batch) -> float:
         """One step on one mini-batch; returns its loss, the same on every rank. A collective."""
@@ -123,37 +166,47 @@ class Trainer:
         state, history = self.state, self.state.history
         state.model.train()
         state.loader.load_state_dict(state.loader.state_dict())  # not a new epoch before the last one has ended
-        first, edges = state.num_steps, 0
+        first, self.stopped = state.num_steps, False
         self._previous = time.perf_counter()
-        under_way: deque[tuple[Batch, LateTensor]] = deque()
+        under_way: deque[_LaunchedStep] = deque()
         num_late = 0 if state.loader.mesh.device.type == "cpu" else 1
         try:
             for number, batch in enumerate(state.loader, 1):
-                under_way.append((batch, self._launch_step(batch)))
-                edges += sum(block.num_edges for block in batch.blocks)
-                if len(under_way) > num_late:
-                    self._finish_step(*under_way.popleft())
-                if number == max_steps:
+                vote = None if self._saver is None else StopVote(state.loader.mesh.world, self._wants_to_stop)
+                under_way.append(_LaunchedStep(batch, self._launch_step(batch), vote))
+                self._num_edges += sum(block.num_edges for block in batch.blocks)
+                is_due = self._save_every is not None and (first + number) % self._save_every == 0
+                while len(under_way) > (0 if is_due else num_late):
+                    self._finish_step(under_way.popleft())
+                if is_due:
+                    self.save_in_background()
+                if number == max_steps or self.stopped:
                     break
             while under_way:
-                self._finish_step(*under_way.popleft())
+                self._finish_step(under_way.popleft())
             finish_checks(state.model)
         finally:  # after an error: steps that are in the weights are in the history too
-            history.losses += [float(loss) for _, loss in under_way]
+            history.losses += [float(step.loss) for step in under_way]
             history.step_seconds += [0.0] * len(under_way)
-        total = torch.tensor([edges], dtype=torch.int64, device=state.loader.mesh.device)
-        state.loader.mesh.world.all_reduce(Call("sum edges"), total).wait()  # all ranks: after the same steps
-        state.train_edges += int(total)
+        self._sum_edges()
         return history.losses[first:]
 
-    def _finish_step(self, batch: Batch, loss: LateTensor) -> None:
+    def _sum_edges(self) -> None:
+        """Count the edges of the last steps over all ranks. A collective: after the same steps on every rank."""
+        total = torch.tensor([self._num_edges], dtype=torch.int64, device=self.state.loader.mesh.device)
+        self.state.loader.mesh.world.all_reduce(Call("sum edges"), total).wait()
+        self.state.train_edges += int(total)
+        self._num_edges = 0
+
+    def _finish_step(self, step: "_LaunchedStep") -> None:
         """Read a step's loss, put it into the history and report the step."""
         history = self.state.history
-        value, now = self._read_loss(batch, loss), time.perf_counter()
+        value, now = self._read_loss(step.batch, step.loss), time.perf_counter()
+        self.stopped |= step.vote is not None and step.vote.count()
         history.losses.append(value)
         history.step_seconds.append(now - self._previous)
         self._previous = now
-        self._report(batch)
+        self._report(step.batch)
 
     def _report(self, batch: Batch) -> None:
         if self._callback is not None:
@@ -180,3 +233,37 @@ class Trainer:
         self.state.evaluation_edges += found.num_edges
         self.state.record_evaluation(found.scores, keep_best)
         return found.scores
+
+    def save_in_background(self) -> None:
+        """Copy the state and have it written into ``save_to`` while training goes on. A collective."""
+        self._sum_edges()
+        self._checked_saver().save()
+
+    def _checked_saver(self) -> StateSaver:
+        if self._saver is None:
+            fix = "trainer.save(FOLDER), or Trainer(..., save_to=FOLDER)"
+            raise InputError(explain("save", "a folder for checkpoints", "none", fix))
+        return self._saver
+
+    def save(self, folder: str | Path | None = None) -> None:
+        """Save the state and wait until it is on the disk: into ``save_to``, or another folder. A collective."""
+        if folder is None:
+            saver = self._checked_saver()
+        else:
+            saver = StateSaver(self.state, Path(folder), self._keep, self._description)
+        saver.save()
+        saver.finish()
+
+    def load(self, place: str | Path) -> None:
+        """Go on from a checkpoint, or from the newest of a folder. A collective.
+
+        The model, the optimizer, the loader and the scheduler are made as they were; ranks, strategy, replicas, caches
+        and prefetching may differ. The steps that follow are those that would have followed.
+        """
+        self.restore(read_on_all_ranks(self.state.loader.mesh.world, Path(place)))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint that was read."""
+        restore_state(self.state, checkpoint, self._description)
+        for text in checkpoint.damaged:
+            _LOG.warning("not used: %s", text)

@@ -45,7 +45,7 @@ def test_train_infer_and_evaluate_do_not_depend_on_the_ranks(store: str, tmp_pat
     one = _json(run_forked([*train, "--json", "--out", str(tmp_path / "one")], tmp_path))
     shown = run_forked([*train, "--nproc", "2", "--out", str(tmp_path / "two")], tmp_path)
     _people_see_epochs_and_a_summary(shown)
-    two = json.loads((tmp_path / "two" / "history.json").read_text())
+    two = json.loads((tmp_path / "two" / "1" / "history.json").read_text())
     data = _json_of_ranks(2, tmp_path, *train[2:], "--strategy", "data", "--json")
     assert (one["ranks"], one["strategy"], data["ranks"], data["strategy"]) == (1, "split", 2, "data")
     assert len(one["losses"]) == one["steps"] > 10
@@ -56,7 +56,7 @@ def test_train_infer_and_evaluate_do_not_depend_on_the_ranks(store: str, tmp_pat
     )
     assert one["best"]["test"] > 0.2  # sixteen classes
     for rank in (0, 1):
-        lines = (tmp_path / "two" / f"steps-rank-{rank}.jsonl").read_text().splitlines()
+        lines = (tmp_path / "two" / "1" / f"steps-rank-{rank}.jsonl").read_text().splitlines()
         assert [json.loads(line)["rank"] for line in lines] == [rank] * one["steps"]
     outs = []
     for nproc in ("1", "2"):
@@ -121,7 +121,7 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     out = tmp_path / "run"
     started = start_forked([*command, "--evaluate-every", "0", "--out", str(out), "--json"], tmp_path)
     deadline = time.monotonic() + 100
-    steps = tmp_path / "run.partial" / "steps-rank-1.jsonl"
+    steps = out / "1" / "steps-rank-1.jsonl"
     while not (steps.exists() and steps.read_text().count("\n") > 3):
         assert time.monotonic() < deadline and started.process.is_alive()
         time.sleep(0.1)
@@ -137,4 +137,4 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     assert ("expected to finish (got signal 9)" if how == "kill a rank" else "no weights were kept") in said
     assert "Traceback" not in done.stderr
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
-    assert not out.exists()
+    assert not (out / "current").exists()  # not a finished run

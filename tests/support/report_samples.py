@@ -160,7 +160,9 @@ def save_run(folder: Path, *, ranks: int = 2, steps: int = 4, prefetch: bool = T
     for rank in range(ranks):
         lines = [_step(rank, number, prefetch, spans) for number in range(steps)]
         telemetry_path(folder, rank).write_text("".join(json.dumps(vars(line)) + "\n" for line in lines))
-    history = History([2.0 / (1 + n) for n in range(steps)], [0.1] * steps, [Evaluation(1, {"val": 0.5, "test": 0.4})])
+    history = History(
+        [2.0 / (1 + n) for n in range(steps)], [0.1] * steps, [Evaluation(1, steps, {"val": 0.5, "test": 0.4})]
+    )
     settings = TrainSettings(hidden=8, fanout=[3, 3], batch_size=32)
     weights = {"w": torch.zeros(1)}
     finish_run(folder, settings, ModelShape(num_features=4, num_classes=2), weights, history)

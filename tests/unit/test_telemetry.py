@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_disk import small_disk
 
 from gsplit.telemetry import KEPT_SPANS, StepTelemetry, Telemetry
 
@@ -122,3 +123,16 @@ def test_spans_of_a_step_are_bounded_and_its_seconds_are_not() -> None:
     kept = sum(span.end_ns - span.start_ns for span in step.spans) * 1e-9
     assert len(step.spans) == KEPT_SPANS
     assert step.seconds["split"] > kept
+
+
+def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        with Telemetry(0, disk / "steps.jsonl") as log:
+            for number in range(2000):
+                log.end_step(StepTelemetry(0, number))
+        assert log.records[-1].step == 1999
+        lines = (disk / "steps.jsonl").read_text().splitlines()
+        assert 10 < len(lines) < 2000 and json.loads(lines[0])["step"] == 0
+    assert [record.message.count("room for telemetry (got No space left on device)") for record in caplog.records] == [
+        1
+    ]

@@ -70,7 +70,7 @@ def test_some_steps_only_and_evaluations_are_kept() -> None:
     trainer = Trainer(model, torch.optim.Adam(model.parameters()), _loader())
     assert len(trainer.train_epoch(max_steps=2)) == 2
     scores = trainer.evaluate(small_store("random", 1)[0], ["train"])
-    assert trainer.state.history.evaluations == [Evaluation(1, scores)]
+    assert trainer.state.history.evaluations == [Evaluation(1, trainer.state.num_steps, scores)]
     assert trainer.state.best is None
     assert model.training
     assert len(trainer.train_epoch()) == 3  # the rest of the epoch, not the next one

@@ -27,7 +27,7 @@ from gsplit.bench.train_accuracy import EpochResult, train_epochs
 from gsplit.bench.train_study import Scenario
 from gsplit.bench.train_systems import check_store, is_ours, make_system, touch_pages
 from gsplit.distributed.comm import Call
-from gsplit.distributed.launch import report_failure
+from gsplit.distributed.launched_rank import fail
 from gsplit.distributed.mesh import Mesh, init
 from gsplit.errors import GSplitError, InputError, MissingDependencyError, explain
 from gsplit.store.reader import Store, open_store
@@ -177,9 +177,7 @@ def _main(folder: Path, rank: int) -> None:
     except Exception as error:
         if not isinstance(error, GSplitError):
             traceback.print_exc()
-        report_failure(error)
-        sys.stderr.flush()
-        os._exit(2)  # not the orderly way: others may wait in a collective
+        fail(error, 2)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -32,7 +33,7 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def command(
-    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: str = "nothing was written"
+    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: object = "nothing was written"
 ) -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 
@@ -70,19 +71,22 @@ def command(
 @contextmanager
 def _as_rank(rank: int, launched: bool) -> Iterator[None]:
     """A rank's part of a command: signals end it at once, errors go to whoever started it."""
-    from gsplit.distributed.launch import report_failure
+    from gsplit.distributed.launched_rank import fail
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not unwound: it may be deep in a collective
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
+    except typer.Exit:
+        raise
     except (GSplitError, OSError, MemoryError) as error:
-        report_failure(error)
         if not launched:
             message = f"rank {rank}: {str(error) or type(error).__name__}"
             Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
-        sys.stderr.flush()
-        os._exit(2)  # not the orderly way: others wait in a collective, and leaving it politely would wait for them
+        fail(error, 2)
+    except Exception as error:  # a bug: whoever mends it wants to see where
+        traceback.print_exception(error)
+        fail(error, 1)
 
 
 def _fail(message: str, code: int, as_json: bool) -> NoReturn:

@@ -1,25 +1,26 @@
 """How a command runs on ranks: in this process, in those that a launcher started, or in ones that it starts itself.
 
-The process that the user starts resolves everything into one task, checks what can be checked without ranks, writes the
-task into a file and starts ranks that read exactly that: ``python -m gsplit.cli.ranks TASK.json``. Under torchrun every
-rank is started by the user and resolves the same command line.
+The process that the user starts resolves everything into one task, checks what can be checked without ranks, and
+starts ranks (``python -m gsplit.cli.ranks``) that find exactly that task, as JSON, in their environment. Under torchrun
+every rank is started by the user and resolves the same command line.
 """
 
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import typer
 
 from gsplit.cli.console import command
 from gsplit.cli.tasks import Task, parse_task
+from gsplit.distributed.launched_rank import end_with_launcher
 from gsplit.errors import InputError, explain
 
 __all__ = ["default_ranks", "rank_of_environment", "run_task"]
+
+_TASK = "GSPLIT_TASK"
 
 
 def rank_of_environment() -> int | None:
@@ -44,10 +45,7 @@ def run_task(task: Task, nproc: int) -> None:
     task.check(nproc)
     from gsplit.distributed.launch import launch
 
-    with tempfile.TemporaryDirectory(prefix="gsplit-task-") as folder:
-        path = Path(folder) / "task.json"
-        path.write_text(task.model_dump_json())
-        code = launch([sys.executable, "-P", "-m", "gsplit.cli.ranks", str(path)], nproc)
+    code = launch([sys.executable, "-P", "-m", "gsplit.cli.ranks"], nproc, variables={_TASK: task.model_dump_json()})
     if code:
         raise typer.Exit(code)
 
@@ -79,9 +77,10 @@ def _run_here(task: Task, nproc: int) -> None:
         raise typer.Exit(code)
 
 
-def _main(path: Path) -> int:
+def _main() -> int:
     """A rank that ``run_task`` has started."""
-    task = parse_task(path.read_text())
+    end_with_launcher()
+    task = parse_task(os.environ[_TASK])
     try:
         with command(task.as_json, rank=rank_of_environment(), launched=True):
             _run_here(task, 1)
@@ -91,4 +90,4 @@ def _main(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Path(sys.argv[1])))
+    sys.exit(_main())

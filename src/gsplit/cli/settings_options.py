@@ -30,12 +30,14 @@ class Flags:
     config: Path | None
     given: Mapping[str, object]
 
-    def settings(self) -> TrainSettings:
-        """The settings that these mean; flags come before the file."""
+    def settings(self, resumed: TrainSettings | None = None) -> TrainSettings:
+        """The settings that these mean; flags come before the file, and that before those of a resumed run."""
         given = dict(self.given)
         if isinstance(given.get("fanout"), str):
             given["fanout"] = parse_fanout(str(given["fanout"]))
-        return load_settings(self.config, given)
+        if resumed is not None and "epochs" in given:  # longer than it was: its number of steps goes
+            given = {"steps": None, **given}
+        return load_settings(self.config, given, resumed)
 
 
 def settings_options(*, for_verify: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:

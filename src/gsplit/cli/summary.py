@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gsplit.cli.console import human
+from gsplit.errors import printable
 from gsplit.store.reader import Store
 from gsplit.store.statistics import UNLABELLED, degree_bin_labels, not_finite_key
 
@@ -70,7 +71,8 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
         return
     console.print(Text(f"\n{document['num_parts']} parts", style="bold"), end="")
     names = ("objective", "solver", "targets", "num_neighbors", "batch_size")
-    objective, solver, targets, fanout, size = (found["settings"].get(name, "?") for name in names)
+    said = [printable(str(found["settings"].get(name, "?"))[:80]) for name in names]
+    objective, solver, targets, fanout, size = said
     how = f" by {objective} with {solver}, for {targets} targets, fanout {fanout}, batch {size}"
     console.print(Text(how), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -94,8 +96,8 @@ def show(document: dict[str, Any], console: Console) -> None:
     table.add_column(style="bold")
     table.add_column()
     for name, value in _lines(document):
-        table.add_row(Text(name, style="bold"), Text(value))
-    console.print(Text(document["path"], style="bold cyan"), soft_wrap=True)
+        table.add_row(Text(printable(name), style="bold"), Text(printable(value)))
+    console.print(Text(printable(document["path"]), style="bold cyan"), soft_wrap=True)
     console.print(table)
     console.print(Text("\nin-degrees", style="bold"))
     histogram = document["in_degree_histogram"]
@@ -148,5 +150,5 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
     for step in document["provenance"]:
         lines.append(("made by", f"{step['step']}, {step['time']}, gsplit {step['gsplit_version']}"))
         changes = {k: v for k, v in step["counts"].items() if v and k.endswith(("dropped", "added"))}
-        lines += [(what.replace("_", " "), f"{count:,}") for what, count in changes.items()]
+        lines += [(what.replace("_", " ")[:80], f"{count:,}") for what, count in changes.items()]
     return lines

@@ -46,6 +46,8 @@ class TrainTask(_SettingsTask):
     kind: Literal["train"] = "train"
     out: Path | None
     overwrite: bool
+    resume: bool = False
+    """Go on from the latest checkpoint of ``out``."""
 
     def announce(self, num_ranks: int) -> None:
         """Say what is being started."""
@@ -55,7 +57,7 @@ class TrainTask(_SettingsTask):
         """Whether the run has a place and its model can be built and wrapped."""
         from gsplit.run.folder import check_new_run
 
-        if self.out is not None:
+        if self.out is not None and not self.resume:
             check_new_run(self.out, overwrite=self.overwrite)
         if nproc > 1:
             _check_model(self.settings, self.store, nproc)
@@ -63,18 +65,19 @@ class TrainTask(_SettingsTask):
     def run(self, mesh: "Mesh") -> int:
         """Train; rank 0 shows it."""
         from gsplit.cli.training_view import TrainingView, show_result
-        from gsplit.run.recipe import train_run
+        from gsplit.run.checkpoint import REQUEUE
+        from gsplit.run.training import train_run
 
-        store = open_store(self.store)
+        store, how = open_store(self.store), {"overwrite": self.overwrite, "resume": self.resume}
         if mesh.rank or self.as_json:
-            result = train_run(self.settings, store, mesh, self.out, overwrite=self.overwrite)
+            result = train_run(self.settings, store, mesh, self.out, **how)
             if mesh.rank == 0:
                 emit_json(result.as_dict())
-            return 0
-        with TrainingView(mesh.size) as view:
-            result = train_run(self.settings, store, mesh, self.out, overwrite=self.overwrite, view=view)
-        show_result(result, Console())
-        return 0
+        else:
+            with TrainingView(mesh.size) as view:
+                result = train_run(self.settings, store, mesh, self.out, **how, view=view)
+            show_result(result, self.store, Console())
+        return 0 if result.finished else REQUEUE
 
 
 class InferTask(_Task):

@@ -10,6 +10,8 @@ from gsplit.cli.options import Json
 from gsplit.cli.ranks import default_ranks, rank_of_environment, run_task
 from gsplit.cli.settings_options import Flags, settings_options
 from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
+from gsplit.errors import InputError, explain
+from gsplit.run.config import TrainSettings
 from gsplit.store.reader import open_store
 
 __all__ = ["infer", "train", "verify"]
@@ -29,6 +31,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", help="folder for weights, history and telemetry; left out: not kept")
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="go on with this run, with its settings but for those given here"),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
     device: Device = None,
     flags: Flags,
@@ -36,15 +42,53 @@ def train(
 ) -> None:
     """Train a stock model on a store, on one process or several.
 
-    The losses do not depend on the strategy or on the number of ranks.
+    The losses do not depend on the strategy or on the number of ranks. SIGTERM and Ctrl-C save a run that has an --out
+    and end with exit code 75.
     """
-    with command(as_json, rank=rank_of_environment(), lost="no weights were kept"):
-        settings = flags.settings()
+    run = out if resume is None else resume
+    with command(as_json, rank=rank_of_environment(), lost=_Kept(run)):
+        settings = flags.settings(None if resume is None else _resumed_settings(resume, out))
+        if run is None and settings.save_every:
+            raise InputError(explain("--save-every", "a run to save", "no --out", "add --out RUN, or leave it out"))
         open_store(store)
-        run_task(
-            TrainTask(store=store, as_json=as_json, device=device, settings=settings, out=out, overwrite=overwrite),
-            nproc,
+        task = TrainTask(
+            store=store,
+            as_json=as_json,
+            device=device,
+            settings=settings,
+            out=run,
+            overwrite=overwrite,
+            resume=resume is not None,
         )
+        run_task(task, nproc)
+
+
+class _Kept:
+    """What a user should know of a run that was ended: how to go on with it, if that can be."""
+
+    def __init__(self, run: Path | None) -> None:
+        self._run = run
+
+    def __str__(self) -> str:
+        from gsplit.run.checkpoint import latest_checkpoint
+
+        latest = None if self._run is None else latest_checkpoint(self._run)
+        if latest is None:
+            return "no weights were kept"
+        return f"{latest} is kept; to go on: --resume {self._run}"
+
+
+def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
+    from gsplit.run.checkpoint import latest_checkpoint
+    from gsplit.run.folder import load_run
+    from gsplit.run.layout import training_folder
+
+    if out not in (None, run):
+        raise InputError(explain("--out", f"{run}, the run that is resumed", out, "leave it out"))
+    if latest_checkpoint(run) is None:
+        fix = "train it from the start, with --out"
+        raise InputError(explain(f"--resume {run}", "a run with a checkpoint", "none", fix))
+    return load_run(training_folder(run))[0]
 
 
 def infer(

@@ -1,6 +1,7 @@
 """What a user sees of training: a live line with loss, rate and stage times, a line per epoch, a table at the end."""
 
 from collections import deque
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -45,10 +46,10 @@ class TrainingView:
     ) -> None:
         self._bars.stop()
 
-    def begin(self, total_steps: int) -> None:
+    def begin(self, total_steps: int, done_steps: int) -> None:
         """Draw the line of a run whose ranks are up."""
         self.note(f"{self._num_ranks} rank(s) started; compiling kernels in the first step ...")
-        self._task = self._bars.add_task("train", total=total_steps, epoch=1, shown="")
+        self._task = self._bars.add_task("train", total=total_steps, completed=done_steps, epoch=1, shown="")
 
     def step(self, report: StepReport) -> None:
         """Draw a step."""
@@ -76,8 +77,13 @@ class TrainingView:
         self._console.print(text, highlight=False, markup=False)
 
 
-def show_result(result: TrainResult, console: Console) -> None:
-    """The table at the end of a run."""
+def show_result(result: TrainResult, store: Path, console: Console) -> None:
+    """The table at the end of a run, or how to go on with it."""
+    if not result.finished:
+        steps = len(result.history.losses)
+        text = f"stopped after {steps} steps, all kept; to go on: gsplit train {store} --resume {result.out}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
     history = result.history
     table.add_row("steps", f"{len(history.losses)} on {result.ranks} rank(s), {result.strategy}")

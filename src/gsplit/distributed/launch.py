@@ -1,29 +1,28 @@
-"""Starting ranks on this host with torch's elastic launcher, the engine behind ``torchrun``.
+"""Starting ranks on this host and waiting for them: what ``--nproc`` does.
 
 Ranks on the CPU get one share of the cores each and an allocator that keeps its memory: glibc otherwise gives large
 blocks back to the kernel after every step, and page faults on fresh memory then cost about a third of the time
 (at up to 1.8 times the memory). Under torchrun, and with one process, nothing is started.
 
-A rank reports its failure through TorchElastic's error file, so torchrun shows it too. Not with the decorator
-``@record``: it lets the exception unwind, which waits for the others in their collectives; and what it calls the root
-cause is the earliest by whole seconds, mostly a rank that only missed another. ``launch`` looks for the cause itself.
+A launcher of our own, not TorchElastic's, whose rendezvous unpickles what any user of the machine can write into it
+(docs/decisions/0011). If one rank fails, the others are ended, and the error names the one that was the cause.
 """
 
 import logging
 import os
-import secrets
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, get_error_handler
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from gsplit.distributed.failures import Cause, find_cause
+from gsplit.distributed.rank_processes import RankProcesses
+from gsplit.errors import CommError, Terminated
 
-from gsplit.errors import CommError, Terminated, explain
+__all__ = ["ALLOCATOR", "DIFFERS", "REQUEUE", "GroupFailedError", "launch"]
 
-__all__ = ["ALLOCATOR", "DIFFERS", "launch", "report_failure"]
+_LOG = logging.getLogger("gsplit")
 
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
@@ -31,107 +30,132 @@ ALLOCATOR = {
     "MALLOC_TOP_PAD_": "268435456",
 }
 
-
 DIFFERS = 3
 """Exit code of ranks that did their work and found that results differ."""
+REQUEUE = os.EX_TEMPFAIL
+"""Exit code (75) of ranks that saved their work when they were told to end; schedulers can start them again."""
+
+_LOOK_S = 0.1
+_NOTICE_S = 1.5  # for the others to notice that a rank has failed, and to say where
+_FAILED_GRACE_S = 1.0  # there is nothing to save: a rank is missing
+_STOPPED_SAID_S, _STOPPED_S = 3.0, 30.0
 
 
-def report_failure(error: Exception) -> None:
-    """Tell the launcher that started this rank why it fails, before the process ends."""
-    get_error_handler().record_exception(error)
+class GroupFailedError(CommError):
+    """A rank failed, and with it all; ``cause`` says which."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
 
 
-def _silence_elastic() -> None:
-    """What failed, or that the user stopped it, is said once, by us. Every logger of TorchElastic has its own level."""
-    for name in ("torch.distributed.elastic", *logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+class _Signals:
+    """SIGTERM and SIGINT, kept for the loop that watches the ranks; in the main thread, where they can be caught."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.received.append(signum)
+
+    def __enter__(self) -> "_Signals":
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._note) for each in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
 
 
-@contextmanager
-def _environment_of_ranks(nproc: int, *, tuned_allocator: bool, threads: int | None) -> Iterator[None]:
-    """The environment that ranks start with. What the user has set stays, and afterwards all is as it was."""
-    before = dict(os.environ)
+def launch(
+    command: Sequence[str],
+    nproc: int,
+    *,
+    tuned_allocator: bool = True,
+    threads: int | None = None,
+    variables: Mapping[str, str] | None = None,
+    grace_s: float = 5.0,
+) -> int:
+    """Run a command as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
+
+    The command's process is the rank itself (not a shell's child) and calls ``gsplit.init``. ``variables`` are added
+    to its environment. Measurements say ``threads`` per rank, whatever the environment says, and may leave the
+    allocator as it is. SIGTERM and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed.
+
+    Returns 0, or what all ranks ended with if that is DIFFERS or REQUEUE. What a rank could not do is this call's
+    error, ``GroupFailedError``.
+    """
+    environment = _environment_of_ranks(nproc, tuned_allocator=tuned_allocator, threads=threads)
+    with _Signals() as signals:
+        ranks = RankProcesses(command, nproc, {**environment, **(variables or {})})
+        try:
+            return _wait(ranks, signals, grace_s)
+        finally:
+            ranks.end(0.0)
+            ranks.close()
+
+
+def _environment_of_ranks(nproc: int, *, tuned_allocator: bool, threads: int | None) -> dict[str, str]:
+    """The environment that ranks start with. What the user has set stays."""
     cores = len(os.sched_getaffinity(0))
     settings = {
         "OMP_NUM_THREADS": str(max(1, cores // nproc)),
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         **ALLOCATOR,
+        **os.environ,
     }
-    os.environ.update({name: value for name, value in settings.items() if name not in before})
     if threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-    if not tuned_allocator:
-        for name in ALLOCATOR:
-            del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+        settings["OMP_NUM_THREADS"] = str(threads)
+    return {name: value for name, value in settings.items() if tuned_allocator or name not in ALLOCATOR}
 
 
-def launch(command: Sequence[str], nproc: int, *, tuned_allocator: bool = True, threads: int | None = None) -> int:
-    """Run a command as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
-
-    Measurements say ``threads`` per rank, whatever the environment says, and may leave the allocator as it is.
-    Returns 0, or DIFFERS if that is what the ranks ended with. What a rank could not do is this call's error.
-    """
-    _silence_elastic()
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=nproc,
-        run_id=secrets.token_hex(8),
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        rdzv_configs={"timeout": timedelta(seconds=60).seconds},
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
-    try:
-        with _environment_of_ranks(nproc, tuned_allocator=tuned_allocator, threads=threads):
-            elastic_launch(config, command[0])(*command[1:])
-        return 0
-    except SignalException as stopped:
-        raise (KeyboardInterrupt if stopped.sigval == signal.SIGINT else Terminated) from stopped
-    except ChildFailedError as error:
-        if error.get_first_failure()[1].exitcode == DIFFERS:
-            return DIFFERS
-        raise CommError(_cause(error.failures)) from error
+def _wait(ranks: RankProcesses, signals: _Signals, grace_s: float) -> int:
+    """Until all ranks have ended, one fails, or a signal comes; what came of it."""
+    stopped = _Stopped(ranks)
+    while not ranks.wait(0.0) and not signals.received:
+        if any(end.code for end in ranks.ends) or ranks.find_absent() or stopped.look():
+            break
+        time.sleep(_LOOK_S)
+    verdict = next((end.code for end in ranks.ends if end.code), 0)
+    if verdict and not signals.received:  # let the rest come to the same verdict, or notice what has happened
+        ranks.wait(grace_s if verdict in (DIFFERS, REQUEUE) else _NOTICE_S)
+    if signals.received:
+        return _pass_on(ranks, signals, grace_s)
+    if not ranks.running and verdict in (0, DIFFERS, REQUEUE) and all(end.code in (0, verdict) for end in ranks.ends):
+        return verdict
+    stopped_ranks = ranks.find_stopped()
+    ranks.end(_FAILED_GRACE_S)
+    raise GroupFailedError(find_cause(ranks.ends, stopped_ranks))
 
 
-def _cause(failures: dict[int, ProcessFailure]) -> str:
-    """Which rank failed first and why: one that said so, one that was killed, or any.
-
-    A failed collective is mostly the consequence of another rank's end, which is the better story.
-    """
-    told = {rank: said for rank in sorted(failures) if (said := _told(failures[rank])) is not None}
-    for rank, (kind, message) in told.items():
-        if kind != CommError.__name__:
-            return f"rank {rank}: {message or kind}"
-    killed = [r for r, failure in failures.items() if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM]
-    silent = [rank for rank in failures if rank not in told]
-    if not killed and not silent:
-        rank, (_, message) = next(iter(told.items()))
-        return f"rank {rank}: {message}"
-    rank = min(killed or silent)
-    code = failures[rank].exitcode
-    end = f"signal {-code}" if code < 0 else f"exit code {code}"
-    fix = "see what the ranks printed above"
-    if code == -signal.SIGKILL:
-        fix = (
-            "somebody killed it, or the kernel did when memory ran out (dmesg says so); then take a smaller mini-batch"
-        )
-    return explain(f"rank {rank}", "to finish", end, fix)
+def _pass_on(ranks: RankProcesses, signals: _Signals, grace_s: float) -> int:
+    """End the ranks because the user or a scheduler says so; a second signal ends the grace."""
+    ranks.ask_to_end()
+    deadline = time.monotonic() + grace_s
+    while not ranks.wait(_LOOK_S) and time.monotonic() < deadline and len(signals.received) == 1:
+        pass
+    ranks.end(0.0)
+    if {end.code for end in ranks.ends} == {REQUEUE}:
+        return REQUEUE
+    raise KeyboardInterrupt if signals.received[0] == signal.SIGINT else Terminated
 
 
-def _told(failure: ProcessFailure) -> tuple[str, str] | None:
-    """The type of the error that a rank reported, and its message."""
-    said = failure.error_file_data.get("message")
-    if not isinstance(said, dict):  # a rank that reported nothing
-        return None
-    kind, _, message = str(said["message"]).partition(": ")
-    return kind, message
+class _Stopped:
+    """How long ranks have been seen stopped (by SIGSTOP, not with this process as by Ctrl-Z)."""
+
+    def __init__(self, ranks: RankProcesses) -> None:
+        self._ranks, self._looks = ranks, dict[int, int]()
+
+    def look(self) -> bool:
+        """Whether a rank has been stopped for too long. Looks are counted, not seconds: this process may stop too."""
+        self._looks = {rank: self._looks.get(rank, 0) + 1 for rank in self._ranks.find_stopped()}
+        for rank, looks in self._looks.items():
+            if looks == round(_STOPPED_SAID_S / _LOOK_S):
+                pid, limit = self._ranks.pid(rank), _STOPPED_S
+                _LOG.warning("rank %d is stopped; kill -CONT %d lets it go on, or all end in %.0f s", rank, pid, limit)
+        return any(looks > _STOPPED_S / _LOOK_S for looks in self._looks.values())

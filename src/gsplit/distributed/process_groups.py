@@ -1,11 +1,13 @@
 """Process groups of torch.distributed: how they are made and left.
 
-Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This, ``group_comm`` and
-``launch`` are the only files that import torch.distributed.
+Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This and ``group_comm`` are the
+only files that import torch.distributed. Collectives on objects are never used: they unpickle what comes over the
+network.
 """
 
 import atexit
 import ctypes
+import os
 import socket
 import sys
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.comm import Call
 from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.hang_watch import HangWatch, record_flight
+from gsplit.distributed.launched_rank import STORE, Status, end_with_launcher, set_status
 from gsplit.distributed.peers import Peers
 from gsplit.errors import InputError, explain
 
@@ -121,7 +124,7 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     """
     joined_here = not dist.is_initialized()
     if joined_here:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=_long(timeout_s)))
+        _join(timedelta(seconds=_long(timeout_s)))
     connection = Connection(joined_here, timeout_s)
     size = dist.get_world_size()
     host = connection.new_comm(torch.device("cpu"))
@@ -136,7 +139,21 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     gradients, world = connection.new_comm(device), connection.new_comm(device)
     comms = (shuffles, loading, inputs, gradients, world)
     connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
+    set_status(Status.JOINED)
     return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, connection)
+
+
+def _join(timeout: timedelta) -> None:
+    """Join the ranks of ``launch``, through a file that only they can open, or those that torchrun's variables name."""
+    end_with_launcher()
+    set_status(Status.JOINING)
+    if STORE not in os.environ:
+        dist.init_process_group("gloo", timeout=timeout)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.environ[STORE], size)
+    store.set_timeout(timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _open_store() -> Any:

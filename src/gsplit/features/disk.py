@@ -24,12 +24,12 @@ from gsplit.features.host import check_ids, flat_rows, read_to_device
 from gsplit.features.protocol import RowsRead
 from gsplit.kernels.file_rows import read_rows
 
-__all__ = ["GAP_BYTES", "THREADS", "DiskRows"]
+__all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows"]
 
 Ids = npt.NDArray[np.int64]
 THREADS = 16
 GAP_BYTES = 4096  # a page comes anyway
-_READ_BYTES = 256 << 10  # the largest read of several rows: what it passes through stays in a core's cache
+READ_BYTES = 256 << 10  # the largest read of several rows: what it passes through stays in a core's cache
 _PIECES_PER_THREAD = 4
 _ROWS_PER_PIECE = 64
 
@@ -92,7 +92,7 @@ class DiskRows:
         return RowsRead(ids.size, ids.size * self._row_bytes)
 
     def _read_piece(self, read: "_Read", first: int, stop: int) -> None:
-        size, gap, most = self._row_bytes, GAP_BYTES // self._row_bytes, max(1, _READ_BYTES // self._row_bytes)
+        size, gap, most = self._row_bytes, GAP_BYTES // self._row_bytes, max(1, READ_BYTES // self._row_bytes)
         while first < stop:
             first = read_rows(
                 self._file, self._offset, size, gap, most, read.rows, read.places, first, stop, read.flat, read.stride

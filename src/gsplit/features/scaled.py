@@ -13,6 +13,7 @@ from gsplit.features.host import check_ids, flat_rows, kernel_places, read_to_de
 from gsplit.features.protocol import HostSource, RowsRead
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.rows import scale_rows
+from gsplit.mapped_files import check_files, files_behind
 
 __all__ = ["ScaledRows"]
 
@@ -25,6 +26,7 @@ class ScaledRows:
     def __init__(self, name: str, source: HostSource, scales: npt.NDArray[np.float32], first_id: int) -> None:
         assert source.dtype == torch.int8 and scales.dtype == np.float32, (source.dtype, scales.dtype)
         self._name, self._source, self._scales, self._first = name, source, scales, first_id
+        self._files = files_behind(scales)
         self._pool = BufferPool(torch.device("cpu"))
         self.row_shape, self.dtype = source.row_shape, torch.float32
 
@@ -33,6 +35,7 @@ class ScaledRows:
 
     def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
         check_ids(self._name, ids, self._first, self._scales.size)
+        check_files(self._files)
         stored = self._pool.empty((ids.size, *self.row_shape), torch.int8)
         read = self._source.place(ids, None, stored)
         flat, stride = flat_rows(out, np.dtype(np.float32))

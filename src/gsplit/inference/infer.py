@@ -14,10 +14,12 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.closure import all_vertices
 from gsplit.inference.layerwise import LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
+from gsplit.mapped_files import create_mapped
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.store.conversion import as_graph_store
+from gsplit.store.files import plain_header
 
 __all__ = ["infer"]
 
@@ -95,10 +97,14 @@ def _barrier(mesh: Mesh, what: str) -> None:
     ).wait()  # all ranks: before the rename
 
 
+def _create(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    path.unlink(missing_ok=True)  # what a run that was killed left
+    create_mapped(path, dtype, shape, plain_header(dtype, shape))
+
+
 def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any], mesh: Mesh) -> npt.NDArray[Any]:
     """Where results go: an array, or a file that rank 0 makes and all open. A collective."""
     if path is None:
         return np.empty(shape, dtype)
-    make = lambda: np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape).flush()  # noqa: E731
-    run_on_rank_zero(mesh.world, "make output", make)
+    run_on_rank_zero(mesh.world, "make output", lambda: _create(path, dtype, shape))
     return np.load(path, mmap_mode="r+", allow_pickle=False)  # type: ignore[no-any-return]

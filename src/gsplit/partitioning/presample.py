@@ -61,6 +61,10 @@ class Workload:
             got = f"{self.targets.min()}..{self.targets.max()}"
             fix = "run gsplit inspect --verify"
             raise StoreError(explain("targets", f"ids in 0..{self.graph.num_vertices - 1}", got, fix))
+        order = self.original_ids[self.targets] if self.original_ids.size else self.targets
+        if (order[1:] <= order[:-1]).any():
+            fix = "run gsplit inspect --verify"
+            raise StoreError(explain("targets", "every target once, ordered by original id", "another order", fix))
         if self.targets.size == 0:
             raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
         if not isinstance(self.batch_size, int) or self.batch_size < 1:

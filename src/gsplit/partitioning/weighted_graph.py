@@ -3,13 +3,15 @@
 A solver runs in a process of its own, so this module loads fast: no torch.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from gsplit.mapped_files import create_mapped
+from gsplit.store.files import plain_header
 
 __all__ = ["WeightedGraph", "open_weighted", "place_array"]
 
@@ -36,14 +38,7 @@ class WeightedGraph:
 
 def place_array(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
     """A new array in the folder, as a map."""
-    if 0 in shape:  # an empty file cannot be mapped
-        np.save(folder / f"{name}.npy", np.empty(shape, dtype))
-        return np.empty(shape, dtype)
-    path = folder / f"{name}.npy"
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    with path.open("r+b") as stream:
-        os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)  # a full disk shows here, not as SIGBUS
-    return array
+    return create_mapped(folder / f"{name}.npy", dtype, shape, plain_header(np.dtype(dtype), shape))
 
 
 def open_weighted(folder: Path) -> WeightedGraph:

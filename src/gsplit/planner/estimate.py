@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from math import sqrt
 
 from gsplit.planner.counts import RankCounts, StrategyCounts
+from gsplit.planner.disk_reads import DiskReads
 from gsplit.planner.hardware import Hardware
 from gsplit.planner.shapes import LayerWork, PlannedModel, layer_work
 
@@ -21,12 +22,13 @@ _OPTIMIZER_PASSES = 10  # of every weight: Adam reads and writes weight, gradien
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a step finds its rows. ``hit_rate``: share of them that the cache answers; the rest is in the host's memory
-    or on disk. ``near_graph``: edges are in the memory of the rank's device. ``row_bytes``: of a stored row.
+    """Where a step finds its rows. ``hit_rate``: share of them that the cache answers; the rest is in the host's
+    memory, or, with ``disk``, read from there. ``near_graph``: edges are in the memory of the rank's device.
+    ``row_bytes``: of a stored row.
     """
 
     row_bytes: float
-    on_disk: bool = False
+    disk: DiskReads | None = None
     hit_rate: float = 0.0
     near_graph: bool = False
 
@@ -82,6 +84,7 @@ def estimate_step(
     if hardware.cores is not None:  # between processes of a host a collective's latency is work of its cores
         ranks = tuple(StageSeconds(**{name: rank.by_name()[name] + waits[name] for name in waits}) for rank in ranks)
         waits = dict.fromkeys(waits, 0.0)
+    waits["load"] += _disk_wait(hardware, placement)
     by_stage = {name: pace.wall([rank.by_name()[name] for rank in ranks]) + wait for name, wait in waits.items()}
     stages, totals = StageSeconds(**by_stage), [rank.total for rank in ranks]
     meets = bool(counts.layout.exchanged_levels(shape.num_layers)) and len(ranks) > 1
@@ -144,16 +147,15 @@ def _estimate_rank(
     ids = rank.ids_sent + rank.ids_received
     return StageSeconds(
         sample=rank.edges_drawn / edges_per_s + hardware.sample_s,
-        split=ids / hardware.split_ids_per_s,
+        split=ids / hardware.split_ids_per_s + (hardware.split_s if levels and pace.num_ranks > 1 else 0.0),
         exchange_ids=ids / 2 * _ID_BYTES / hardware.exchange_bytes_per_s if pace.num_ranks > 1 else 0.0,
-        load=_load(rank.rows_loaded, placement.row_bytes / counts.slices, hardware, placement, pace.num_ranks),
-        exchange_features=pace.exchange(rank.rows_sent[0], rank.rows_received[0], _FLOAT_BYTES * shape.num_features)
-        if 0 in levels
-        else 0.0,
+        load=_load(rank.rows_loaded, placement.row_bytes / counts.slices, hardware, placement),
+        exchange_features=_exchange_features(rank, counts, shape, pace) if 0 in levels else 0.0,
         shuffle=shuffle,
         forward=forward + fixed / 3,
         backward=backward + shuffle + _gradients(shape, pace) + fixed * 2 / 3,
-        optimizer=_OPTIMIZER_PASSES * _FLOAT_BYTES * shape.num_parameters / hardware.row_bytes_per_s,
+        optimizer=_OPTIMIZER_PASSES * _FLOAT_BYTES * shape.num_parameters / hardware.row_bytes_per_s
+        + hardware.optimizer_s,
     )
 
 
@@ -168,8 +170,15 @@ def _compute(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace
     return forward, backward
 
 
+def _exchange_features(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace: _Pace) -> float:
+    """Input rows. A split loads own rows to their place; those of a micro-batch are copied from what was loaded."""
+    if counts.layout.split_layers == 0:
+        return _shuffle(rank, 0, shape, pace)
+    return pace.exchange(rank.rows_sent[0], rank.rows_received[0], _FLOAT_BYTES * shape.num_features)
+
+
 def _shuffle(rank: RankCounts, level: int, shape: PlannedModel, pace: _Pace) -> float:
-    """Hidden rows of one layer, one way. Own rows are copied into the mixed tensor too."""
+    """Rows of one layer, one way. Own rows are copied into the mixed tensor too."""
     if pace.num_ranks == 1:
         return 0.0
     row_bytes = _FLOAT_BYTES * shape.widths[level]
@@ -180,13 +189,20 @@ def _shuffle(rank: RankCounts, level: int, shape: PlannedModel, pace: _Pace) -> 
     )
 
 
-def _load(rows: float, row_bytes: float, hardware: Hardware, placement: Placement, num_ranks: int) -> float:
-    """Rows from the cache, and the others from memory, or from the one disk that all ranks read."""
+def _load(rows: float, row_bytes: float, hardware: Hardware, placement: Placement) -> float:
+    """Rows from the cache, and the others from memory; those of a disk are copied out of the kernel's page cache."""
     cost, missed = row_bytes + hardware.row_overhead_bytes, 1.0 - placement.hit_rate
     memory = hardware.load_bytes_per_s * hardware.reach(rows * row_bytes)
-    far = num_ranks / hardware.disk_bytes_per_s if placement.on_disk else 1.0 / memory
     near = placement.hit_rate / hardware.cache_bytes_per_s
-    return rows * cost * (near + missed * far) + hardware.load_s * missed
+    return rows * cost * (near + missed / memory) + hardware.load_s * missed
+
+
+def _disk_wait(hardware: Hardware, placement: Placement) -> float:
+    """What all ranks wait for the one disk, which brings every page that they need once."""
+    if placement.disk is None:
+        return 0.0
+    disk = placement.disk.reads / hardware.disk_reads_per_s + placement.disk.num_bytes / hardware.disk_bytes_per_s
+    return disk * (1.0 - placement.hit_rate)
 
 
 def _gradients(shape: PlannedModel, pace: _Pace) -> float:

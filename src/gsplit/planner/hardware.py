@@ -9,16 +9,30 @@ the V100's shares of the published peaks, and its fixed costs as they are.
 """
 
 import json
-import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from gsplit.errors import InputError, explain
+from gsplit.untrusted import Expected, read_document
 
 __all__ = ["PRESETS", "Hardware", "read_hardware", "write_hardware"]
 
 
 _REACH_BYTES = 1e8
+
+
+def _check_kind(name: str, value: object) -> None:
+    """Refuse what is no number, and numbers with which formulas would overflow."""
+    if name == "name" or (name == "cores" and value is None):
+        expected, sound = "a name", name == "cores" or (isinstance(value, str) and len(value) <= 200)
+    elif name == "cores":
+        expected, sound = "a whole number of cores", type(value) is int and 1 <= value <= 1 << 20
+    else:
+        most = 10.0 if name in ("crowding", "thread_gain") else 1e30
+        expected = f"a number up to {most:g}"
+        sound = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most
+    if not sound:
+        raise InputError(explain(f"hardware: {name}", expected, str(value)[:80], "correct the file"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +52,10 @@ class Hardware:
     """Input rows gathered from the rank's cache."""
     row_overhead_bytes: float
     """Bytes that a gathered row costs beside its own: narrow rows are read at a lower rate."""
+    disk_reads_per_s: float
+    """Reads of single pages from disk, many at once, of all ranks of the host together."""
     disk_bytes_per_s: float
-    """Random rows from disk, of all ranks of the host together."""
+    """Bytes of long reads from disk, of all ranks of the host together."""
     flops_per_s: float
     """Dense products."""
     aggregate_bytes_per_s: float
@@ -61,12 +77,16 @@ class Hardware:
     """Latency that every further rank adds."""
     sample_s: float
     """Fixed cost of sampling a step."""
+    split_s: float
+    """Fixed cost of splitting a step."""
     load_s: float
     """Fixed cost of loading a step, uncached."""
     step_s: float
     """Fixed cost of forward and backward: launches and host work of a step without attention."""
     attention_step_s: float
     """The same of a step with attention."""
+    optimizer_s: float
+    """Fixed cost of the optimizer's step."""
     memory_bytes: float
     """Memory of a rank, or, with ``cores``, of the host."""
     cores: int | None = None
@@ -76,6 +96,7 @@ class Hardware:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            _check_kind(field.name, value)
             optional = field.name in ("cores", "thread_gain", "row_overhead_bytes", "crowding") or field.name.endswith(
                 "_s"
             )
@@ -126,6 +147,7 @@ _V100 = Hardware(
     load_bytes_per_s=6.7e9,
     cache_bytes_per_s=_SHARE_BYTES * _V100_BYTES / 2,
     row_overhead_bytes=40,
+    disk_reads_per_s=400e3,
     disk_bytes_per_s=1.5e9,
     flops_per_s=_SHARE_FLOPS * _V100_FLOPS,
     aggregate_bytes_per_s=_SHARE_BYTES * _V100_BYTES,
@@ -137,9 +159,11 @@ _V100 = Hardware(
     collective_s=30e-6,
     collective_per_rank_s=5e-6,
     sample_s=1.1e-3,
+    split_s=0.0,
     load_s=2.5e-3,
     step_s=8.4e-3,
     attention_step_s=23.8e-3,
+    optimizer_s=0.0,
     memory_bytes=16e9,
 )
 
@@ -175,25 +199,25 @@ PRESETS: dict[str, Hardware] = {
 """Machines with a GPU per rank; nothing of this project has run on one."""
 
 
+_FILE = Expected(
+    "the constants of docs/planner.md in JSON, or TOML in a .toml file",
+    f"give a file, this, or one of {', '.join(PRESETS)}",
+)
+
+
 def read_hardware(path: Path) -> Hardware:
     """Constants from a JSON or TOML file: every field of ``Hardware`` by its name, or some and ``base``, a preset."""
-    try:
-        text = path.read_text()
-        table = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        fix = f"give a file, this, or one of {', '.join(PRESETS)}"
-        raise InputError(explain(f"hardware {path}", "a readable file", error.strerror, fix)) from error
-    except ValueError as error:
-        raise InputError(explain(f"hardware {path}", "JSON, or TOML in a .toml file", error, "correct it")) from error
+    table = read_document(path, _FILE, toml=path.suffix == ".toml")
     names = {field.name for field in fields(Hardware)}
     base = table.pop("base", None)
     given = table.pop("constants", table)  # a calibration's file has more beside them
+    start = asdict(PRESETS[base]) if isinstance(base, str) and base in PRESETS else {}
+    if not isinstance(given, dict) or (base is not None and not start):
+        raise _FILE.refuse(path, f"base {base!r}" if isinstance(given, dict) else "constants that are no table")
     unknown = sorted(set(given) - names)
-    start = {} if base not in PRESETS else asdict(PRESETS[base])
     missing = sorted(names - set(start) - set(given) - {"cores", "thread_gain"})
-    if unknown or missing or (base is not None and not start):
-        got = f"unknown {unknown}, missing {missing}, base {base}"
-        raise InputError(explain(f"hardware {path}", "the constants of docs/planner.md", got, "correct the file"))
+    if unknown or missing:
+        raise _FILE.refuse(path, f"unknown {unknown}, missing {missing}")
     return Hardware(**{**start, **given})
 
 

@@ -12,6 +12,7 @@ from gsplit.features.hot_order import expected_hit_rate
 from gsplit.ownership import Ownership, own_equally, own_parts
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies
+from gsplit.planner.disk_reads import DiskReads, count_reads
 from gsplit.planner.estimate import Placement, StepEstimate, estimate_step
 from gsplit.planner.hardware import Hardware
 from gsplit.planner.layouts import Layout, all_layouts
@@ -99,9 +100,10 @@ def make_plan(
     size = GraphSize(
         store.num_vertices, store.num_edges, store.graph.indices.itemsize, stored_row_bytes(store, features)
     )
+    reads = count_reads(workload, size.row_bytes, steps=min(steps, workload.steps_per_epoch)) if on_disk else None
     candidates = []
     for counts, ownership in counted:
-        placement = _place(store, counts.layout, ownership, size, hardware, features, on_disk, cache_bytes)
+        placement = _place(store, counts.layout, ownership, size, hardware, features, reads, cache_bytes)
         step = estimate_step(counts, shape, hardware, placement, threads=threads)
         memory = rank_bytes(counts, shape, size, ownership, cache_bytes=cache_bytes)
         candidates.append(_candidate(counts, step, memory, hardware))
@@ -191,13 +193,13 @@ def _place(
     size: GraphSize,
     hardware: Hardware,
     features: tuple[str, ...],
-    on_disk: bool,
+    disk: DiskReads | None,
     cache_bytes: int,
 ) -> Placement:
     """Where rows come from; a cache holds the hottest of the rows that the rank reads."""
     near = hardware.cores is None and size.graph_bytes < _NEAR_GRAPH_SHARE * hardware.memory_bytes
     if not cache_bytes:
-        return Placement(size.row_bytes, on_disk, 0.0, near)
+        return Placement(size.row_bytes, disk, 0.0, near)
     ranges = [(0, store.num_vertices)]
     if layout.split_layers is not None:
         ranges = [ownership.range_of(rank) for rank in range(ownership.num_ranks)]
@@ -207,7 +209,7 @@ def _place(
         reads = float(heat.sum())
         hits += reads * expected_hit_rate(heat, cached_order(store, first, stop, features, cache_bytes))
         total += reads
-    return Placement(size.row_bytes, on_disk, hits / total if total else 0.0, near)
+    return Placement(size.row_bytes, disk, hits / total if total else 0.0, near)
 
 
 def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, hardware: Hardware) -> Candidate:

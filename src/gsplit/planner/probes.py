@@ -5,23 +5,19 @@ count; the least of some repeats is taken, for the same reason.
 Blocks are sampled from a random graph with hubs: rows of a real block lie in the order in which they were first drawn.
 """
 
-import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from math import log
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gsplit.blocks import Block
-from gsplit.features.disk import DiskRows
+from gsplit.features.mapped import MappedRows
 from gsplit.graph import Graph
 from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_options import AttentionOptions
@@ -33,7 +29,7 @@ from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.split import ask
 
-__all__ = ["KernelRates", "measure_disk", "measure_kernels", "measure_sampling", "measure_thread_gain"]
+__all__ = ["KernelRates", "measure_kernels", "measure_sampling", "measure_thread_gain"]
 
 _WIDTH, _HEADS = 128, 4
 _FANOUT = [15, 15]
@@ -54,6 +50,7 @@ class KernelRates:
     attention_values_per_s: float
     crowding: float
     row_bytes_per_s: float
+    optimizer_s: float
 
 
 def _seconds(run: Callable[[], object], repeats: int) -> float:
@@ -102,6 +99,7 @@ def measure_kernels(scale: float = 1.0, repeats: int = 5) -> KernelRates:
         attention_values_per_s=attention / (_REACH_BYTES / reach) ** (crowding / 2),
         crowding=crowding,
         row_bytes_per_s=_rows(max(1000, int(40_000 * scale)), repeats),
+        optimizer_s=_optimizer(repeats),
     )
 
 
@@ -147,10 +145,12 @@ def _attention(block: Block, repeats: int) -> float:
 
 
 def _gather(num_rows: int, width: int, repeats: int) -> tuple[float, float]:
-    """Bytes of a row, and seconds per row."""
-    table, out = torch.randn(2 * num_rows, width), torch.empty(num_rows, width)
-    rows = torch.randint(2 * num_rows, (num_rows,), generator=torch.Generator().manual_seed(2))
-    return 4 * width, _seconds(lambda: torch.index_select(table, 0, rows, out=out), repeats) / num_rows
+    """Bytes of a row, and seconds per row, through the source of rows in memory; other rows every time."""
+    rng = np.random.default_rng(2)
+    source = MappedRows("probe", rng.random((2 * num_rows, width), np.float32), torch.float32, 0)
+    chosen = iter([torch.from_numpy(rng.integers(2 * num_rows, size=num_rows)) for _ in range(repeats + 1)])
+    out = torch.empty(num_rows, width)
+    return 4 * width, _seconds(lambda: source.read(next(chosen), out), repeats) / num_rows
 
 
 def _overhead(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -181,6 +181,15 @@ def _rows(num_rows: int, repeats: int) -> float:
     """Bytes read and written by an activation."""
     h = torch.randn(num_rows, 2 * _WIDTH)
     return 2 * h.nbytes / _seconds(lambda: torch.relu(h), repeats)
+
+
+def _optimizer(repeats: int) -> float:
+    """Adam on the nine tensors of a model of three layers, too small to take time themselves."""
+    weights = [torch.zeros(8, 8, requires_grad=True) for _ in range(9)]
+    optimizer = torch.optim.Adam(weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    return _seconds(optimizer.step, repeats)
 
 
 def _split(graph: Graph, num_vertices: int, num_targets: int, repeats: int) -> float:
@@ -217,29 +226,6 @@ def measure_thread_gain(threads: int, num_rows: int = 40_000) -> float:
         seconds.append(min(found))
     torch.set_num_threads(1)
     return min(1.0, max(0.0, (seconds[0] / seconds[1] - 1) / (threads - 1)))
-
-
-def measure_disk(folder: Path, num_rows: int = 200_000) -> float:
-    """Random rows of a new file in a folder, which the kernel was asked to forget; bytes per second by the clock."""
-    width, num_read = 128, min(10_000, num_rows // 4)
-    with TemporaryDirectory(dir=folder) as place:
-        path = Path(place) / "rows.bin"
-        with path.open("wb") as file:
-            file.write(np.random.default_rng(0).random((num_rows, width), np.float32).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        handle = os.open(path, os.O_RDONLY)
-        source = DiskRows(
-            str(path), handle, offset=0, num_rows=num_rows, row_shape=(width,), dtype=torch.float32, first_id=0
-        )
-        with closing(source):
-            ids = torch.randperm(num_rows, generator=torch.Generator().manual_seed(4))[:num_read]
-            out = torch.empty(num_read, width)
-            source.read(ids[:1], out[:1])  # compiles
-            start = time.perf_counter()
-            source.read(ids[1:], out[1:])
-            return out[1:].nbytes / (time.perf_counter() - start)
 
 
 def measure_sampling(workload: Workload, steps: int = 3) -> float:

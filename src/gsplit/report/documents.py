@@ -22,8 +22,11 @@ __all__ = [
     "TrainRecord",
 ]
 
-Amount = Annotated[float, Field(ge=0.0)]
-Ranks = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0.0, le=1e30)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Ranks = Annotated[int, Field(ge=1, le=1 << 20)]
+Whole = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
+Positive = Annotated[float, Field(gt=1e-30, le=1e30)]
 
 
 class _Document(BaseModel):
@@ -41,9 +44,9 @@ class Spread(_Document):
 class Epoch(_Document):
     """What an epoch of a study of accuracy came to."""
 
-    epoch: int
-    loss: float
-    accuracies: dict[str, float] = {}
+    epoch: Whole
+    loss: Number
+    accuracies: dict[str, Number] = {}
 
 
 class TrainRecord(_Document):
@@ -56,23 +59,23 @@ class TrainRecord(_Document):
     replicas: Ranks = 1
     allocator: str = "tuned"
     features: str = "memory"
-    batch_size: int
-    hidden: int
-    fanout: list[int]
+    batch_size: Whole
+    hidden: Whole
+    fanout: list[Whole]
     partition: str | None = None
-    steps: int
-    repeats: int = 1
+    steps: Whole
+    repeats: Whole = 1
     wall_s: Spread
     cpu_s: Spread
     cpu_s_per_rank: list[Amount] = []
-    stages_s: dict[str, float] = {}
+    stages_s: dict[str, Number] = {}
     edges: Amount = 0.0
     input_rows: Amount = 0.0
     rows_loaded: Amount = 0.0
     rows_sent: Amount = 0.0
     bytes_sent: Amount = 0.0
     peak_bytes_per_rank: list[Amount] = []
-    losses: list[float] = []
+    losses: list[Number] = []
     epochs: list[Epoch] = []
 
 
@@ -82,8 +85,8 @@ class Count(_Document):
     graph: str
     strategy: str
     ranks: Ranks
-    batch_size: int
-    fanout: list[int]
+    batch_size: Whole
+    fanout: list[Whole]
     edges_per_rank: list[Amount]
     rows_loaded_per_rank: list[Amount]
     bytes_sent_per_rank: list[Amount] = []
@@ -106,7 +109,7 @@ class BenchTrain(_Document):
 class PartitionRow(_Document):
     """A partition by one objective and solver; one that failed has its error instead of figures."""
 
-    parts: int
+    parts: Whole
     objective: str
     solver: str
     cross_edge_share: Amount | None = None
@@ -118,10 +121,10 @@ class PartitionRow(_Document):
 class BenchPartition(_Document):
     """A document of ``gsplit bench partition``: one graph."""
 
-    num_vertices: int
-    num_edges: int
-    batch_size: int
-    held_out_batches: int
+    num_vertices: Whole
+    num_edges: Whole
+    batch_size: Whole
+    held_out_batches: Whole
     rows: list[PartitionRow]
 
 
@@ -131,11 +134,11 @@ class PlannerPoint(_Document):
     graph: str
     model: str
     ranks: Ranks
-    batch_size: int
+    batch_size: Whole
     features: str
     system: str
-    predicted_s: Annotated[float, Field(gt=0.0)]
-    measured_s: Annotated[float, Field(gt=0.0)]
+    predicted_s: Positive
+    measured_s: Positive
     stages: dict[str, tuple[Amount, Amount]] = {}
 
 
@@ -150,18 +153,18 @@ class PlannerCheck(_Document):
 class RunHistory(_Document):
     """``history.json`` of a run: every step, and every evaluation with its epoch."""
 
-    losses: list[float]
+    losses: list[Number]
     step_seconds: list[Amount]
-    evaluations: list[dict[str, float]]
+    evaluations: list[dict[str, Number]]
 
 
 class StepLine(_Document):
     """A line of telemetry: what one rank did in one step; a span is (stage, thread, start, end) in nanoseconds."""
 
-    rank: Annotated[int, Field(ge=0)]
-    epoch: int
-    step: int
+    rank: Annotated[int, Field(ge=0, le=1 << 20)]
+    epoch: Whole
+    step: Whole
     cpu_seconds: Amount
     seconds: dict[str, Amount]
-    counts: dict[str, int]
-    spans: list[tuple[str, str, int, int]] = []
+    counts: dict[str, Whole]
+    spans: list[tuple[str, str, Whole, Whole]] = []

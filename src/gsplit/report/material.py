@@ -4,7 +4,7 @@ A file is told by its ``kind``, a folder by its settings. Nothing is guessed: wh
 is refused with its name. Telemetry is read line by line, and only the newest steps are kept.
 """
 
-import json
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,13 +17,16 @@ from gsplit.errors import InputError, explain
 from gsplit.report.documents import BenchPartition, BenchTrain, PlannerCheck, RunHistory, StepLine
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run, telemetry_files
+from gsplit.untrusted import Expected, open_regular, parse_json, read_bounded
 
 __all__ = ["Material", "Run", "read_material"]
 
-_MAX_BYTES = 256 << 20  # of a document
+_MAX_BYTES = 32 << 20  # of a document
 _MAX_LINE_BYTES = 1 << 20  # of telemetry
 _KEPT_STEPS = 1024  # of every rank
 _KINDS = "a document of gsplit bench train, gsplit bench partition or the planner's check, or a folder of gsplit train"
+
+_DOCUMENT = Expected(f"JSON: {_KINDS}", "check the path, or leave it out")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -74,26 +77,18 @@ def read_material(paths: Sequence[Path]) -> Material:
 
 def _read_text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise InputError(explain(path, f"at most {_MAX_BYTES >> 20} MB", f"{size >> 20} MB", "give fewer records"))
-        return path.read_text()
-    except OSError as error:
-        raise InputError(explain(path, _KINDS, error.strerror, "check the path")) from error
-    except UnicodeDecodeError as error:
-        raise InputError(explain(path, "JSON", "bytes that are no text", f"give {_KINDS}")) from error
+        return read_bounded(path, _MAX_BYTES, _DOCUMENT).decode()
+    except UnicodeDecodeError:
+        raise _DOCUMENT.refuse(path, "bytes that are no text") from None
 
 
 def _kind(path: Path, text: str) -> str:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(explain(path, "JSON", f"{type(error).__name__}: {error}", f"give {_KINDS}")) from error
+    document = parse_json(text, path, _DOCUMENT)
     if not isinstance(document, dict):
         raise InputError(explain(path, _KINDS, f"a JSON {type(document).__name__}", "leave it out"))
     if "held_out_batches" in document:  # its documents are older than kinds
         return "bench partition"
-    return str(document.get("kind", "none"))
+    return str(document.get("kind", "none"))[:80]
 
 
 def _parse(model: type[Model], text: str, where: object) -> Model:
@@ -121,7 +116,11 @@ def _read_run(folder: Path) -> Run:
 def _read_steps(path: Path) -> list[StepLine]:
     """The newest steps of a rank. A line that is cut off, such as the last of a killed run, is refused."""
     newest: deque[tuple[int, str]] = deque(maxlen=_KEPT_STEPS)
-    with path.open() as stream:
+    try:
+        file = open_regular(path, follow=False)
+    except OSError as error:
+        raise InputError(explain(path, "telemetry of a run", error.strerror, "remove the file")) from None
+    with os.fdopen(file, errors="replace") as stream:
         number = 0
         while line := stream.readline(_MAX_LINE_BYTES):
             number += 1

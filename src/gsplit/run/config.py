@@ -4,53 +4,69 @@
 from its fields. Settings exist only at the edge: classes below take plain arguments. Errors name the key.
 """
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from gsplit.errors import InputError, explain
+from gsplit.untrusted import Expected, read_document
 
-__all__ = ["MODELS", "TrainSettings", "applies_to_verify", "load_settings"]
+__all__ = ["MAX_LAYERS", "MODELS", "TrainSettings", "applies_to_verify", "check_settings", "load_settings"]
 
 MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn", "gine")
 """Names of the stock models; ``run.models`` makes them."""
 
+MAX_LAYERS = 64
+"""Layers of a model from settings: more take minutes to build and train nothing."""
+_MOST = 1 << 40  # steps, targets: what 64-bit arithmetic is safe with
+_LARGEST_RATE = 1e6  # float32 has room for it, squared too
+
 _ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
 """Marks what ``gsplit verify`` does not take: it compares some steps and trains nothing to the end."""
+_SETTINGS_FILE = Expected("settings in TOML", "check the path; docs/training.md has an example")
 
 
 class TrainSettings(BaseModel):
     """Everything that decides what a run computes, but not on how many ranks: that does not change the result."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=1000)
 
     model: str = Field("sage", description=f"{', '.join(MODELS[:-1])} or {MODELS[-1]}")
-    hidden: int = Field(256, ge=1, description="width of the hidden layers")
-    heads: int = Field(4, ge=1, description="attention heads of gat, gatv2 and transformer")
+    hidden: int = Field(256, ge=1, le=1 << 20, description="width of the hidden layers")
+    heads: int = Field(4, ge=1, le=1 << 12, description="attention heads of gat, gatv2 and transformer")
     dropout: float = Field(0.5, ge=0.0, lt=1.0, description="probability of dropping a hidden value")
     norm: Literal["batch_norm", "layer_norm"] | None = Field(None, description="normalisation between layers")
     jk: Literal["cat", "max", "lstm"] | None = Field(None, description="jumping knowledge over all layers")
     fanout: list[int] = Field(
-        [15, 15, 15], min_length=1, description="neighbours per layer, the targets' own first; -1: all"
+        [15, 15, 15],
+        min_length=1,
+        max_length=MAX_LAYERS,
+        description="neighbours per layer, the targets' own first; -1: all",
     )
-    batch_size: int = Field(1024, ge=1, description="targets of the GLOBAL mini-batch, over all ranks")
-    epochs: int = Field(10, ge=1, description="passes over the targets", json_schema_extra=_ONLY_TRAINING)
+    batch_size: int = Field(1024, ge=1, le=_MOST, description="targets of the GLOBAL mini-batch, over all ranks")
+    epochs: int = Field(10, ge=1, le=_MOST, description="passes over the targets", json_schema_extra=_ONLY_TRAINING)
     steps: int | None = Field(
-        None, ge=1, description="stop after so many steps, whatever --epochs says", json_schema_extra=_ONLY_TRAINING
+        None,
+        ge=1,
+        le=_MOST,
+        description="stop after so many steps, whatever --epochs says",
+        json_schema_extra=_ONLY_TRAINING,
     )
-    lr: float = Field(1e-3, gt=0.0, description="learning rate of Adam")
-    weight_decay: float = Field(0.0, ge=0.0, description="weight decay of Adam", json_schema_extra=_ONLY_TRAINING)
+    lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")
+    weight_decay: float = Field(
+        0.0, ge=0.0, le=_LARGEST_RATE, description="weight decay of Adam", json_schema_extra=_ONLY_TRAINING
+    )
     lr_scheduler: Literal["constant", "cosine"] = Field(
         "constant", description="course of the learning rate after the warm-up", json_schema_extra=_ONLY_TRAINING
     )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear increase to --lr", json_schema_extra=_ONLY_TRAINING)
+    warmup_steps: int = Field(
+        0, ge=0, le=_MOST, description="steps of linear increase to --lr", json_schema_extra=_ONLY_TRAINING
+    )
     max_grad_norm: float | None = Field(
-        None, gt=0.0, description="clip the gradient to this norm", json_schema_extra=_ONLY_TRAINING
+        None, gt=0.0, le=1e30, description="clip the gradient to this norm", json_schema_extra=_ONLY_TRAINING
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="of the mini-batches, the dropout and the first weights")
     targets: str = Field("train", description="stored targets to train on")
@@ -85,19 +101,36 @@ class TrainSettings(BaseModel):
         description="how ranks share a mini-batch: split, data, data_cached, push_pull, hybrid(k), or auto, the "
         "fastest by the planner",
     )
-    replicas: int = Field(1, ge=1, description="groups of ranks; each takes its cut of every mini-batch")
+    replicas: int = Field(1, ge=1, le=1 << 20, description="groups of ranks; each takes its cut of every mini-batch")
     prefetch: int = Field(
         0,
         ge=0,
+        le=1 << 10,
         description="batches made ahead in a thread, beside training; 0: none",
         json_schema_extra=_ONLY_TRAINING,
     )
     evaluate_every: int | None = Field(
         None,
         ge=0,
+        le=_MOST,
         description="epochs between exact evaluations on val and test; 0: never [default: as often as evaluation costs "
         "no more than training, and after the last epoch]",
         json_schema_extra=_ONLY_TRAINING,
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="stop after so many evaluations without a better one on val",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    save_every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between checkpoints in --out; 0: none [default: one after every evaluation]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="newest checkpoints that are left, beside the best", json_schema_extra=_ONLY_TRAINING
     )
     deterministic: bool = Field(
         False,
@@ -128,23 +161,24 @@ def applies_to_verify(name: str) -> bool:
     return TrainSettings.model_fields[name].json_schema_extra != _ONLY_TRAINING
 
 
-def load_settings(path: Path | None, given: Mapping[str, object]) -> TrainSettings:
-    """Settings from a TOML file, overridden by what was given on the command line."""
-    table: dict[str, Any] = {}
-    if path is not None:
-        try:
-            table = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise InputError(explain(path, "a readable file", error.strerror, "check the path")) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(explain(path, "TOML", error, "see docs/training.md for an example")) from error
+def load_settings(
+    path: Path | None, given: Mapping[str, object], resumed: TrainSettings | None = None
+) -> TrainSettings:
+    """Settings of a run that is resumed, overridden by a TOML file and by what was given on the command line."""
+    before: dict[str, object] = {} if resumed is None else resumed.model_dump()
+    table = {} if path is None else read_document(path, _SETTINGS_FILE, toml=True)
+    values = {**before, **table, **given}
+    return check_settings(values, lambda key: f"{path}: {key}" if key in table and key not in given else key)
+
+
+def check_settings(values: Mapping[str, object], where: Callable[[str], str]) -> TrainSettings:
+    """Settings from any values; ``where`` names the place of a key in messages."""
     try:
-        return TrainSettings(**{**table, **given})
+        return TrainSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        where = f"{path}: {key}" if path is not None and key not in given else key
+        key = ".".join(str(part)[:80] for part in first["loc"])
         unknown = first["type"] == "extra_forbidden"
         expected = "a setting that exists" if unknown else first["msg"].removeprefix("Input should be ")
         fix = f"use one of {', '.join(TrainSettings.model_fields)}" if unknown else "change this setting"
-        raise InputError(explain(where, expected, first.get("input"), fix)) from error
+        raise Expected(expected, fix).refuse(where(key), first.get("input")) from error

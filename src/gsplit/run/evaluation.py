@@ -4,11 +4,12 @@ Both costs are counted in edges, over all layers and ranks: those that training 
 evaluation computes. Counts are the same on every rank, so all ranks decide the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gsplit.train_state import TrainState
+from gsplit.train_state import Evaluation, TrainState
 
-__all__ = ["EvaluationSchedule"]
+__all__ = ["EvaluationSchedule", "has_stalled"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +36,11 @@ class EvaluationSchedule:
         when = "after every epoch" if each == 1 else f"after about every {each} epochs, and after the last"
         why = f"one computes {self.cost:,} edges, an epoch of training {state.train_edges:,}"
         return f"exact evaluation {when}: {why}" + ("" if each == 1 else " (--evaluate-every N to choose)")
+
+
+def has_stalled(evaluations: Sequence[Evaluation], patience: int | None) -> bool:
+    """Whether the last ``patience`` evaluations were no better on val than one before; a function of the history."""
+    scores = [evaluation.scores["val"] for evaluation in evaluations if "val" in evaluation.scores]
+    if patience is None or len(scores) <= patience:
+        return False
+    return max(scores[-patience:]) <= max(scores[:-patience])

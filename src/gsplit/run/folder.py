@@ -1,135 +1,182 @@
 """A training run on disk: its settings and history as JSON, the model's weights as arrays. No pickles (law 8).
 
-RUN/settings.json  what was asked for, and the shape of the graph's input and output
-RUN/weights.npz    the state dict, array by array
-RUN/history.json   losses and seconds of every step, accuracies of every evaluation
-RUN/steps-rank-R.jsonl   telemetry, a line per step
+RUN/1/settings.json  what was asked for, and the shape of the graph's input and output
+RUN/1/weights.npz    the state dict, array by array
+RUN/1/history.json   losses and seconds of every step, accuracies of every evaluation
+RUN/1/steps-rank-R.jsonl   telemetry, a line per step
+RUN/1/checkpoints/   states to go on from
 
-All of it is made in RUN.partial, which takes RUN's place when it is whole: an older run stays until then, and a run
-that is cut off leaves its telemetry there, until the next one begins.
+``run.layout`` says which numbered folder is the run: an older one stays until the new one is whole. A folder that holds
+these files itself is a run, too.
 """
 
+import io
 import json
 import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import Module
 
+from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
+from gsplit.checkpoints.files import list_checkpoints
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings
+from gsplit.run.layout import (
+    checkpoint_folder,
+    finish_training,
+    finished_folder,
+    is_administration,
+    latest_checkpoint,
+    list_trainings,
+    new_training,
+    remove_trainings,
+    training_folder,
+)
 from gsplit.run.results import ModelShape, history_as_dict
+from gsplit.run.saved_files import read_settings, read_weights
 from gsplit.train_state import History
 
 __all__ = [
     "begin_run",
     "check_new_run",
+    "continue_run",
     "finish_run",
     "history_path",
     "load_run",
     "load_weights",
     "telemetry_files",
     "telemetry_path",
+    "write_settings",
 ]
 
 _FILES = ("settings.json", "weights.npz", "history.json")
-_FIX = "train again with gsplit train --out"
 
 
 def telemetry_path(run: Path, rank: int) -> Path:
     """Where a rank writes its steps while the run is on."""
-    return _partial(run) / f"steps-rank-{rank}.jsonl"
+    return training_folder(run) / f"steps-rank-{rank}.jsonl"
 
 
 def telemetry_files(run: Path) -> list[Path]:
     """The telemetry of a finished run, a file per rank."""
-    return sorted(run.glob("steps-rank-*.jsonl"))
+    return sorted(finished_folder(run).glob("steps-rank-*.jsonl"))
 
 
 def history_path(run: Path) -> Path:
     """Losses, seconds and evaluations of a finished run."""
-    return run / "history.json"
-
-
-def _partial(run: Path) -> Path:
-    return run.with_name(f"{run.name}.partial")
+    return finished_folder(run) / "history.json"
 
 
 def check_new_run(run: Path, *, overwrite: bool) -> None:
-    """Refuse a place that holds a run, unless it may be replaced, or anything else."""
-    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+    """Refuse a place that holds a run, finished or not, unless it may be replaced, or anything else."""
+    if not run.exists():
         return
-    kind = "a run" if run.is_dir() and _is_run(run) else "other files" if run.is_dir() else "a file"
-    if not (kind == "a run" and overwrite):
-        fix = "choose another --out" + (", or pass --overwrite" if kind == "a run" else "")
-        raise InputError(explain(run, "an empty or new folder", kind, fix))
+    kind = _kind(run)
+    if kind == "nothing" or (overwrite and kind in (_FINISHED, _UNFINISHED)):
+        return
+    fixes = {
+        _FINISHED: "choose another --out, or pass --overwrite",
+        _UNFINISHED: f"go on with --resume {run}, choose another --out, or pass --overwrite",
+    }
+    raise InputError(explain(run, "an empty or new folder", kind, fixes.get(kind, "choose another --out")))
 
 
-def _is_run(folder: Path) -> bool:
-    return all(path.name in _FILES or path.name.startswith("steps-rank-") for path in folder.iterdir())
+_FINISHED, _UNFINISHED = "a run", "an unfinished run with checkpoints"
+
+
+def _kind(run: Path) -> str:
+    """What lies at the place of a run; a training that was cut off without a checkpoint is nothing."""
+    if not run.is_dir():
+        return "a file"
+    if not all(_is_ours(path) for path in run.iterdir()):
+        return "other files"
+    if finished_folder(run) != run or (run / _FILES[0]).exists():
+        return _FINISHED
+    return "nothing" if latest_checkpoint(run) is None else _UNFINISHED
+
+
+def _is_ours(path: Path) -> bool:
+    if path in list_trainings(path.parent):
+        return all(_is_file_of_run(inner.name) or inner == checkpoint_folder(path) for inner in path.iterdir())
+    return _is_file_of_run(path.name) or is_administration(path.name)
+
+
+def _is_file_of_run(name: str) -> bool:
+    name = name.removesuffix(TEMPORARY_SUFFIX)  # of a training that was killed while writing it
+    return name in _FILES or name.startswith("steps-rank-")
 
 
 def begin_run(run: Path) -> None:
-    """Make the folder that a run is made in; what an earlier one left there goes."""
-    partial = _partial(run)
-    if partial.exists():
-        if not (partial.is_dir() and _is_run(partial)):
-            raise InputError(explain(partial, "nothing, or what a run left", "other files", "choose another --out"))
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    """Make the folder of a new training; what a training that was cut off left goes."""
+    run.mkdir(parents=True, exist_ok=True)
+    remove_trainings(run, keep=finished_folder(run))
+    new_training(run)
+
+
+def continue_run(run: Path, position: tuple[int, int]) -> None:
+    """Make a run ready to go on from its latest checkpoint, at (epoch, step): telemetry behind it goes.
+
+    A finished run stays as it is until it has been finished again: it goes on in another folder.
+    """
+    training = training_folder(run)
+    if training == finished_folder(run):
+        training = new_training(run, lambda folder: _copy_training(training, folder))
+    for path in training.glob("steps-rank-*.jsonl"):
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_before(line, position)]
+        write_whole(path, kept)
+
+
+def _copy_training(source: Path, folder: Path) -> None:
+    for path in source.glob("steps-rank-*.jsonl"):
+        shutil.copyfile(path, folder / path.name)
+    checkpoint_folder(folder).mkdir()
+    for path in list_checkpoints(checkpoint_folder(source)):
+        shutil.copyfile(path, checkpoint_folder(folder) / path.name)
+
+
+def _is_before(line: bytes, position: tuple[int, int]) -> bool:
+    """Whether a line of telemetry is whole and of a step before this one."""
+    try:
+        record = json.loads(line)
+        return (record["epoch"], record["step"]) < position
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def write_settings(run: Path, settings: TrainSettings, shape: ModelShape) -> None:
+    """Write what a training was asked for: when it begins, so that it can be resumed, and when it ends."""
+    document = {"settings": settings.model_dump(), "shape": asdict(shape)}
+    text = json.dumps(document, indent=1, allow_nan=False)
+    write_whole(training_folder(run) / "settings.json", [text.encode()])
 
 
 def finish_run(
     run: Path, settings: TrainSettings, shape: ModelShape, weights: Mapping[str, Tensor], history: History
 ) -> None:
-    """Write the trained model and put the run in its place."""
-    partial = _partial(run)
+    """Write the trained model and make it the run, in one step."""
+    training = training_folder(run)
     arrays: dict[str, Any] = {name: value.numpy(force=True) for name, value in weights.items()}
-    np.savez(partial / "weights.npz", **arrays)
-    (partial / "history.json").write_text(json.dumps(history_as_dict(history), allow_nan=False))
-    document = {"settings": settings.model_dump(), "shape": asdict(shape)}
-    (partial / "settings.json").write_text(json.dumps(document, indent=1, allow_nan=False))
-    old = run.with_name(f"{run.name}.old")  # whenever we are killed, one whole run has a name
-    shutil.rmtree(old, ignore_errors=True)
-    if run.exists():
-        run.rename(old)
-    partial.rename(run)
-    shutil.rmtree(old, ignore_errors=True)
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    write_whole(training / "weights.npz", [stream.getbuffer()])
+    write_whole(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
+    write_settings(run, settings, shape)
+    finish_training(training)
+    for path in run.iterdir():
+        if _is_file_of_run(path.name):  # of a run that had no numbered folder
+            path.unlink()
 
 
 def load_run(run: Path) -> tuple[TrainSettings, ModelShape]:
     """The settings of a run and the shape of its graph."""
-    path = run / "settings.json"
-    try:
-        document = json.loads(path.read_text())
-        sizes, edges = document["shape"], document["shape"]["num_edge_features"]
-        shape = ModelShape(int(sizes["num_features"]), int(sizes["num_classes"]), None if edges is None else int(edges))
-        return TrainSettings(**document["settings"]), shape
-    except OSError as error:
-        raise InputError(explain(path, "the settings of a run", error.strerror, _FIX)) from error
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise InputError(explain(path, "the settings of a run", _first_line(error), _FIX)) from error
+    return read_settings(finished_folder(run) / "settings.json")
 
 
 def load_weights(run: Path, model: Module) -> None:
     """Put a run's weights into its model."""
-    path = run / "weights.npz"
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            state = {name: torch.from_numpy(np.array(arrays[name])) for name in arrays.files}
-        model.load_state_dict(state)
-    except OSError as error:
-        raise InputError(explain(path, "the weights of a run", error.strerror or error, _FIX)) from error
-    except (ValueError, RuntimeError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(explain(path, "weights of this model", _first_line(error), _FIX)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+    read_weights(finished_folder(run) / "weights.npz", model)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from gsplit.features.hot_order import expected_hit_rate
 from gsplit.kernels.buffers import SLACK
 from gsplit.ownership import Ownership, own_parts
 from gsplit.partitioning.weights import work_scale
+from gsplit.run.recorded_partition import RecordedPartition, recorded_partition
 from gsplit.store.manifest import PartStatistics
 from gsplit.store.reader import Store
 
@@ -128,22 +128,18 @@ def _own_targets(store: Store, name: str, first: int, stop: int) -> int:
 
 def _batch_size(store: Store, plan: MemoryPlan, ownership: Ownership, rank: int) -> _BatchSize:
     statistics = store.manifest.part_statistics
-    steps = [step.settings for step in store.manifest.provenance if step.step == "partition"]
-    found: dict[str, Any] = steps[-1] if steps else {}
-    fanouts = found.get("num_neighbors") if plan.num_neighbors is None else list(plan.num_neighbors)
-    batch = found.get("batch_size") if plan.batch_size is None else plan.batch_size
+    found = recorded_partition(store)
+    usual = ([15, 15, 15], 1024) if found is None else (found.num_neighbors, found.batch_size)
+    fanouts = usual[0] if plan.num_neighbors is None else list(plan.num_neighbors)
+    batch = usual[1] if plan.batch_size is None else plan.batch_size
     whole_parts = set(ownership.boundaries) <= set(store.part_boundaries)
-    if (
-        statistics is not None
-        and whole_parts
-        and (fanouts, batch) == (found.get("num_neighbors"), found.get("batch_size"))
-    ):
+    if statistics is not None and found is not None and whole_parts and (fanouts, batch) == usual:
         return _counted(store, statistics, found, ownership, rank)
-    return _bounded(store, fanouts or [15, 15, 15], batch or 1024, ownership, rank)
+    return _bounded(store, fanouts, batch, ownership, rank)
 
 
 def _counted(
-    store: Store, statistics: PartStatistics, found: dict[str, Any], ownership: Ownership, rank: int
+    store: Store, statistics: PartStatistics, found: RecordedPartition, ownership: Ownership, rank: int
 ) -> _BatchSize:
     """From what presampling counted; the mean of its mini-batches."""
     first, stop = ownership.range_of(rank)
@@ -155,9 +151,8 @@ def _counted(
     foreign = links[np.ix_(own, others)].sum() / batches
     local, total = (float(hotness_of(store, a, b).sum()) / batches for a, b in ((first, stop), (0, store.num_vertices)))
     received = (total - local) * -math.expm1(-foreign / (total - local)) if total > local else 0.0
-    c_v, c_e = float(found["c_v"]), float(found["c_e"])
-    work = sum(statistics.loads[p] for p in own) / batches / work_scale(c_v, c_e)
-    computed = (work - c_e * edges) / c_v if c_v else local
+    work = sum(statistics.loads[p] for p in own) / batches / work_scale(found.c_v, found.c_e)
+    computed = (work - found.c_e * edges) / found.c_v if found.c_v else local
     basis = f"counted over {batches} mini-batches by gsplit partition"
     return _BatchSize(local, received, float(edges), float(computed), basis)
 

@@ -8,6 +8,7 @@ from torch_geometric.nn import GAT, GCN, GIN, MLP, PNA, EdgeCNN, GINEConv, Graph
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gsplit.errors import InputError, explain
+from gsplit.free_memory import free_bytes
 from gsplit.run.config import MODELS
 
 __all__ = ["EDGE_FEATURE_MODELS", "EDGE_WEIGHT_MODELS", "MODELS", "make_model"]
@@ -105,6 +106,20 @@ def make_model(
         "gine": (GINE, {}),
     }
     model_class, options = classes[kind]
-    edges = {} if edge_dim is None else {"edge_dim": edge_dim}
-    model: Module = model_class(**common, **options, **edges)
+    options = {**common, **options} if edge_dim is None else {**common, **options, "edge_dim": edge_dim}
+    _check_fits(model_class, options)
+    model: Module = model_class(**options)
     return model
+
+
+def _check_fits(model_class: Any, options: dict[str, Any]) -> None:
+    """Refuse a model whose weights this machine cannot hold, before it allocates them."""
+    free, fix = free_bytes(), "take fewer or narrower layers, or labels with fewer classes"
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no random numbers of the model's are used up
+            needed = sum(value.nbytes for value in model_class(**options).state_dict().values())
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
+        got = str(error).splitlines()[0]
+        raise InputError(explain("the model", "weights that fit into memory", got, fix)) from error
+    if needed > free:
+        raise InputError(explain("the model", f"at most {free} bytes of weights, as are free", needed, fix))

@@ -35,8 +35,8 @@ class EpochReport:
 class RunView(Protocol):
     """Follows a training run on rank 0."""
 
-    def begin(self, total_steps: int) -> None:
-        """Everything is set up; the first step begins, and with it compilation."""
+    def begin(self, total_steps: int, done_steps: int) -> None:
+        """Everything is set up; the first step begins, and with it compilation. Some may be done by an earlier run."""
 
     def step(self, report: StepReport) -> None:
         """A step has been done."""
@@ -51,7 +51,7 @@ class RunView(Protocol):
 class SilentView:
     """Shows nothing."""
 
-    def begin(self, total_steps: int) -> None:
+    def begin(self, total_steps: int, done_steps: int) -> None:
         """Nothing."""
 
     def step(self, report: StepReport) -> None:
@@ -76,7 +76,10 @@ def history_as_dict(history: History) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished training run. ``best`` is None if nothing was evaluated, ``out`` if nothing was kept."""
+    """A training run. ``best`` is None if nothing was evaluated, ``out`` if nothing was kept.
+
+    ``finished`` is False if it was told to stop; it can be resumed then.
+    """
 
     ranks: int
     replicas: int
@@ -84,6 +87,7 @@ class TrainResult:
     history: History
     best: Evaluation | None
     out: Path | None
+    finished: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -95,6 +99,7 @@ class TrainResult:
             **history_as_dict(self.history),
             "best": None if self.best is None else _flat(self.best),
             "run": None if self.out is None else str(self.out),
+            "finished": self.finished,
         }
 
 

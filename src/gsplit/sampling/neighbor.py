@@ -14,6 +14,7 @@ from torch import Tensor
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
 from gsplit.kernels.dispatch import kernel_for
+from gsplit.mapped_files import check_files, files_behind
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling import kernels_torch as device
 from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
@@ -58,6 +59,7 @@ class HostNeighborSampler:
 
     def __init__(self, graph: Graph, original_ids: npt.NDArray[np.int64], *, edge_ids: bool = False) -> None:
         self._graph, self._original, self._edge_ids = graph, original_ids, edge_ids
+        self._files = files_behind(graph.indptr, graph.indices, original_ids)
         self._row_of = np.full(graph.stop_vertex - graph.first_vertex, -1, np.int32)
         self._ids = np.empty(1 << 10, np.int64)
         self._open: HostFrontier | None = None
@@ -66,6 +68,7 @@ class HostNeighborSampler:
         """Begin a mini-batch from distinct own vertices."""
         if self._open is not None:
             self._open.close()  # left by an error
+        check_files(self._files)
         self._open = HostFrontier(self, targets.numpy())
         return self._open
 

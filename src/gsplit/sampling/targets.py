@@ -5,15 +5,18 @@ for any number of ranks (law 1). A rank keeps only the targets it owns (law 6): 
 and, of the epoch that is running, their positions in its order.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.sampling.minibatch import epoch_positions
 
-__all__ = ["LocalTargets", "all_local_vertices", "local_listed_targets", "local_stored_targets"]
+__all__ = ["LocalTargets", "all_local_vertices", "local_listed_targets", "StoredTargets"]
 
 Ids = npt.NDArray[np.int64]
 _PIECE = 1 << 20
@@ -57,6 +60,9 @@ class LocalTargets:
             positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
             order = np.argsort(positions)
             self._epoch_positions, self._epoch_ids = positions[order], self._ids[order]
+            if (self._epoch_positions[1:] == self._epoch_positions[:-1]).any():  # every vertex, by its original id
+                fix = "run gsplit inspect --verify, then restore the store"
+                raise StoreError(explain("original_ids", "every id once", "one that comes twice", fix))
             self._epoch = (seed, epoch, shuffle)
         first, stop = np.searchsorted(self._epoch_positions, [step * batch_size, (step + 1) * batch_size])
         kept = (self._epoch_positions[first:stop] - step * batch_size) % cut[1] == cut[0]
@@ -67,18 +73,50 @@ class LocalTargets:
         return min((step + 1) * batch_size, self.num_targets) - step * batch_size
 
 
-def local_stored_targets(targets: Ids, positions: Ids | None, num_targets: int, first: int, stop: int) -> LocalTargets:
-    """The own part of a stored target list (internal ids, ordered by original id), read in pieces.
+@dataclass(frozen=True)
+class StoredTargets:
+    """A target list as a store keeps it: internal ids of vertices that it holds, ordered by original id.
 
-    ``positions`` are those of ``targets`` in the whole list of ``num_targets``; None if this is the whole list.
+    ``positions`` are those of ``ids`` in the whole list of ``num_targets``; None if this is the whole list. ``held`` is
+    the store's range of vertices. Nobody may have read the whole list before: what is read here is checked.
     """
-    own, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for start in range(0, targets.size, _PIECE):
-        piece = np.asarray(targets[start : start + _PIECE])
-        mine = start + np.flatnonzero((piece >= first) & (piece < stop))
-        own.append(mine if positions is None else positions[mine])
-        ids.append(piece[mine - start])
-    return LocalTargets(np.concatenate(own), np.concatenate(ids), num_targets)
+
+    name: str
+    ids: Ids
+    positions: Ids | None
+    num_targets: int
+    held: tuple[int, int]
+
+    def pieces(self) -> Iterator[tuple[int, Ids]]:
+        """The ids in pieces, each with the place where it begins."""
+        first, stop = self.held
+        for start in range(0, self.ids.size, _PIECE):
+            piece = np.asarray(self.ids[start : start + _PIECE])
+            if not first <= int(piece.min()) <= int(piece.max()) < stop:
+                raise self._damaged(f"ids in {first}..{stop - 1}", f"{piece.min()}..{piece.max()}")
+            yield start, piece
+
+    def local(self, first: int, stop: int, original_ids: Ids) -> LocalTargets:
+        """The part of the vertices ``first .. stop - 1``; ``original_ids`` are theirs, empty where ids are original."""
+        own, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for start, piece in self.pieces():
+            mine = start + np.flatnonzero((piece >= first) & (piece < stop))
+            own.append(mine if self.positions is None else self.positions[mine])
+            ids.append(piece[mine - start])
+        positions, targets = np.concatenate(own), np.concatenate(ids)
+        order = original_ids[targets - first] if original_ids.size else targets
+        for what, values in (("every target once, ordered by original id", order), ("rising positions", positions)):
+            falls = np.flatnonzero(values[1:] <= values[:-1])
+            if falls.size:
+                raise self._damaged(what, f"{values[falls[0]]} then {values[falls[0] + 1]}")
+        if positions.size and not 0 <= int(positions[0]) <= int(positions[-1]) < self.num_targets:
+            got = f"{positions[0]}..{positions[-1]}"
+            raise self._damaged(f"positions in the list of {self.num_targets}", got)
+        return LocalTargets(positions, targets, self.num_targets)
+
+    def _damaged(self, expected: str, got: str) -> StoreError:
+        fix = "run gsplit inspect --verify, then restore the store or import it again"
+        return StoreError(explain(f"targets/{self.name}", expected, got, fix))
 
 
 def local_listed_targets(original_targets: Ids, original_ids: Ids, first: int) -> LocalTargets:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
+from gsplit.free_memory import free_bytes
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.edge_sort import EdgeSorter
@@ -57,6 +58,10 @@ def _check_source(source: GraphSource) -> None:
     if not 0 <= source.num_vertices <= MAX_VERTICES:
         fix = "split the graph; this version takes no more"
         raise InputError(explain("num_vertices", f"0 to {MAX_VERTICES}", source.num_vertices, fix))
+    free = free_bytes()
+    if source.num_vertices > free:
+        got, fix = f"{source.num_vertices} vertices", "use a larger machine, or correct the number of vertices"
+        raise InputError(explain("num_vertices", f"at most {free}: a byte of free memory each", got, fix))
     try:
         for folder, words in (
             ("features", source.features),

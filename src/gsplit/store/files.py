@@ -8,9 +8,7 @@ leads out of it.
 """
 
 import io
-import mmap
 import os
-import stat
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import StoreError, explain
+from gsplit.mapped_files import map_file
+from gsplit.untrusted import open_regular
 
 __all__ = [
     "DTYPES",
@@ -28,6 +28,7 @@ __all__ = [
     "npy_header",
     "ordered_bits",
     "open_inside",
+    "plain_header",
     "raw_bytes",
     "read_exactly",
     "read_inside",
@@ -54,8 +55,13 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     >>> len(npy_header("int32", (7,))), len(npy_header("int32", (2**40,)))
     (128, 128)
     """
+    return plain_header(storage_dtype(dtype), shape)
+
+
+def plain_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The same for any numpy dtype."""
     stream = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(storage_dtype(dtype))
+    descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
     return stream.getvalue()
 
@@ -113,20 +119,13 @@ def open_inside(root: int, relative: str) -> int:
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             os.close(directory)
             directory = below
-        # O_NONBLOCK: a named pipe in place of the file must not hang us
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.open(parts[-1], flags, dir_fd=directory)
+        return open_regular(parts[-1], directory=directory, follow=False)
     except OSError as error:
-        expected = "a regular file inside the store, no link"
-        raise StoreError(explain(relative, expected, error.strerror, _AGAIN)) from None
+        raise StoreError(
+            explain(relative, "a regular file inside the store, no link", error.strerror, _AGAIN)
+        ) from None
     finally:
         os.close(directory)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        kind = stat.filemode(os.fstat(file).st_mode)[0]
-        os.close(file)
-        what = {"d": "a directory", "p": "a named pipe"}.get(kind, "a device")
-        raise StoreError(explain(relative, "a regular file", what, _AGAIN))
-    return file
 
 
 _AGAIN = "restore the file from a copy, or import the graph again"
@@ -179,9 +178,9 @@ class ArrayFile:
             begin += len(pieces[-1])
         return np.frombuffer(b"".join(pieces), self._dtype)
 
-    def map(self) -> Array:
-        """The whole array as a read-only memory map, which outlives this object."""
-        buffer = mmap.mmap(self._file, self._length, access=mmap.ACCESS_READ)
+    def map(self, directory: Path) -> Array:
+        """The whole array as a read-only memory map, which outlives this object; ``directory`` is that of the store."""
+        buffer = map_file(self._file, self._length, directory / self._relative)
         return np.frombuffer(buffer, self._dtype, self.size, self._offset).reshape(self._shape)
 
     def detach(self) -> tuple[int, int]:

@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from gsplit.errors import StoreError, explain
 from gsplit.store.statistics import Statistics
+from gsplit.untrusted import describe_fault
 
 __all__ = [
     "INPUT_POSITION",
     "MAX_EDGES",
+    "MAX_MANIFEST_BYTES",
     "MAX_VERTICES",
     "VERSION",
     "ArrayEntry",
@@ -37,6 +39,7 @@ VERSION = 2
 MAX_VERTICES = 1 << 35
 MAX_EDGES = 1 << 40
 MAX_COLUMNS = 1 << 24
+MAX_MANIFEST_BYTES = 64 << 20
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -106,14 +109,24 @@ class ArrayEntry(_Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+Word = Annotated[str, Field(max_length=1000)]
+
+
 class ProvenanceStep(_Strict):
     """One step that made the store: what was run, when, with which settings, and what it counted."""
 
-    step: str
-    time: str
-    gsplit_version: str
+    step: Word
+    time: Word
+    gsplit_version: Word
     settings: dict[str, Any] = {}
     counts: dict[str, Annotated[int, Field(ge=0, le=1 << 62)]] = {}
+
+    @field_validator("settings")
+    @classmethod
+    def _are_values(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if fault := describe_fault(settings):
+            raise ValueError(f"settings hold {fault}")
+        return settings
 
 
 def new_step(step: str, settings: dict[str, Any], counts: dict[str, int]) -> ProvenanceStep:
@@ -130,7 +143,7 @@ class PartStatistics(_Strict):
     ``loads`` is the work of each part, ``links[p][q]`` how often an edge from part q into part p was drawn.
     """
 
-    num_batches: Annotated[int, Field(ge=1)]
+    num_batches: Annotated[int, Field(ge=1, le=1 << 40)]
     loads: list[Extent]
     links: list[list[Extent]]
 
@@ -151,7 +164,7 @@ class Manifest(_Strict):
     num_edges: Annotated[int, Field(ge=0, le=MAX_EDGES)]
     vertex_range: tuple[Extent, Extent]
     part_boundaries: Annotated[list[Extent], Field(min_length=2, max_length=1 << 20)]
-    num_classes: Annotated[int, Field(ge=0)] = 0
+    num_classes: Annotated[int, Field(ge=0, le=1 << 63)] = 0
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
     part_statistics: PartStatistics | None = None

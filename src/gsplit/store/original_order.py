@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.store.files import Array
 from gsplit.store.manifest import role_of
 from gsplit.store.protocol import GraphStore
@@ -41,6 +41,9 @@ class OriginalOrder:
         if not store.is_renumbered:
             return stored
         if name.startswith("targets/"):
+            if stored.size and not 0 <= int(stored.min()) <= int(stored.max()) < store.num_vertices:
+                got, fix = f"{stored.min()}..{stored.max()}", "run gsplit inspect --verify, then restore the store"
+                raise StoreError(explain(f"{self._where}: {name}", f"ids in 0..{store.num_vertices - 1}", got, fix))
             return np.asarray(store.original_ids()[stored])
         if role_of(name).rows == "vertex":
             return np.asarray(stored[self._held_rows])

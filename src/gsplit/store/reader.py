@@ -16,13 +16,12 @@ import numpy.typing as npt
 from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
 from gsplit.store.files import Array, ArrayFile, read_inside
-from gsplit.store.manifest import Manifest, file_of, parse_manifest
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, parse_manifest
 from gsplit.store.original_order import OriginalOrder
 from gsplit.store.protocol import edge_value_names, missing_array
 
 __all__ = ["Store", "open_store"]
 
-MAX_MANIFEST_BYTES = 64 << 20
 _DAMAGED = "the file is damaged: restore it from a copy, or import the graph again"
 
 
@@ -182,7 +181,7 @@ def open_store(path: str | Path) -> Store:
         for name, entry in manifest.arrays.items():
             files[name] = ArrayFile(root, file_of(name), entry.dtype, entry.shape)
         _check_samples(manifest, files)
-        return Store(path, manifest, {name: file.map() for name, file in files.items()})
+        return Store(path, manifest, {name: file.map(path) for name, file in files.items()})
     except StoreError as error:
         raise StoreError(f"{path}: {error}") from None
     finally:

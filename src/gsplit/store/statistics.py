@@ -21,7 +21,7 @@ __all__ = [
 UNLABELLED = "unlabelled_vertices"
 """The count of vertices without a label in the provenance of an import."""
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class Statistics(BaseModel):
@@ -48,7 +48,7 @@ def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
 
 def count_classes(y: npt.NDArray[Any], dtype: str) -> int:
     """Largest label plus one, for one integer label per vertex; else 0."""
-    return int(y.max()) + 1 if y.size and y.ndim == 1 and dtype.startswith(("int", "uint")) else 0
+    return max(0, int(y.max()) + 1) if y.size and y.ndim == 1 and dtype.startswith(("int", "uint")) else 0
 
 
 def not_finite_key(feature: str) -> str:

@@ -8,7 +8,6 @@ for the instants in which siblings are made, swept and renamed.
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -17,18 +16,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-
-from gsplit.errors import StoreError, explain
-from gsplit.store.files import Array, expected_bytes, npy_header, raw_bytes, storage_dtype, write_bytes
-from gsplit.store.manifest import ArrayEntry, Manifest, file_of
+from gsplit.errors import InputError, StoreError, explain
+from gsplit.mapped_files import create_mapped, flush
+from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, write_bytes
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
+from gsplit.untrusted import Expected, read_document
 
 __all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store"]
 
 LOCK = "lock"
 SPILL = "spill"
+_MANIFEST = Expected("the manifest of a store", "choose another name")
 
 
 class ArrayAppender:
@@ -69,7 +69,7 @@ class StoreWriter:
         self.path = path.resolve() if path.is_symlink() else path
         self._overwrite = overwrite
         self._appenders: dict[str, ArrayAppender] = {}
-        self._placed: dict[str, tuple[str, np.memmap[Any, np.dtype[Any]]]] = {}
+        self._placed: dict[str, tuple[str, Array]] = {}
 
     def __enter__(self) -> Self:
         check_output(self.path, overwrite=self._overwrite)
@@ -136,12 +136,7 @@ class StoreWriter:
         """Start an array of known shape that is written in any order, through a memory map; zeros until then."""
         header = npy_header(dtype, shape)
         file = self._file(name)
-        with file.open("xb") as stream:
-            stream.write(header)
-            os.posix_fallocate(
-                stream.fileno(), 0, expected_bytes(dtype, shape)
-            )  # a full disk shows here, not as SIGBUS
-        mapped = np.memmap(file, storage_dtype(dtype), "r+", len(header), shape)
+        mapped = create_mapped(file, storage_dtype(dtype), shape, header)
         self._placed[name] = (dtype, mapped)
         return mapped
 
@@ -149,7 +144,7 @@ class StoreWriter:
         """Complete every array and describe it."""
         entries = {name: appender.finish() for name, appender in self._appenders.items()}
         for name, (dtype, mapped) in self._placed.items():
-            mapped.flush()
+            flush(mapped)
             digest = hashlib.sha256(raw_bytes(mapped)).hexdigest()
             entries[name] = ArrayEntry(dtype=dtype, shape=mapped.shape, sha256=digest)
         return dict(sorted(entries.items()))
@@ -186,10 +181,10 @@ class StoreWriter:
 def is_store(path: Path) -> bool:
     """Whether a directory has the manifest of a store, of any version."""
     try:
-        found = json.loads((path / "manifest.json").read_bytes())
-    except (OSError, ValueError):
+        found = read_document(path / "manifest.json", _MANIFEST, limit=MAX_MANIFEST_BYTES, follow=False)
+    except InputError:
         return False
-    return isinstance(found, dict) and found.get("format") == "gsplit-store"
+    return found.get("format") == "gsplit-store"
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""Real ranks on one machine: processes joined by gloo on the loopback address.
+"""Real ranks on one machine: processes joined by gloo on the loopback address, through a file in a private folder.
 
 The first rank that fails ends the others, and its traceback is what the caller sees. A rank that is killed, and a rank
 that never returns, are failures too.
@@ -9,7 +9,7 @@ process group and no state of the caller. The imports take 5 to 8 s of a core; s
 
 import multiprocessing
 import os
-import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from gsplit.distributed.launched_rank import STORE
 from gsplit.distributed.mesh import init
 from gsplit.errors import CommError, RankFaultError
 
@@ -31,13 +32,6 @@ IMPORTED_BEFORE = ["torch_geometric.nn", "gsplit.nn.parallelize", "gsplit.loader
 
 class RankFailedError(AssertionError):
     """A rank raised, was killed or did not finish; the message holds its traceback."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _run(
@@ -94,8 +88,9 @@ def run_ranks(
     }
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
-    rendezvous = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    shared = os.environ | rendezvous  # the server has the environment of its own start
+    folder = tempfile.TemporaryDirectory(prefix="gsplit-ranks-")
+    rendezvous = {"WORLD_SIZE": str(world_size), STORE: f"{folder.name}/store"}
+    shared = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | rendezvous  # the server has the environment of its own start
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -119,6 +114,7 @@ def run_ranks(
             process.join()
         for pipe in pipes:
             pipe.close()
+        folder.cleanup()
 
 
 def _collect(processes: list[BaseProcess], pipes: list[Connection], timeout_s: float) -> list[Any]:

@@ -139,7 +139,7 @@ def test_a_run_is_kept_and_the_default_evaluation_costs_no_more_than_training(st
 
 
 def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    history = History([1.5], [3.0], [Evaluation(1, {"val": 0.5})])
+    history = History([1.5], [3.0], [Evaluation(1, 1, {"val": 0.5})])
     show_result(TrainResult(2, 1, "split", history, history.evaluations[0], tmp_path / "run"), Console(width=400))
     said = capsys.readouterr().out
     assert "3.0 (the first, which compiles)" in said

@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "xadj.npy").write_bytes(b"damaged")
     with pytest.raises(InputError, match="metis: expected a partition .got exit code 1"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
-    monkeypatch.setattr(run, "_free_bytes", lambda: 1000)
+    monkeypatch.setattr(run, "free_bytes", lambda: 1000)
     with pytest.raises(InputError, match="metis: expected about .* of memory .*use --solver restream"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
 
@@ -182,12 +182,3 @@ def _state(pid: str) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
-
-
-def test_a_container_with_less_memory_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    monkeypatch.setattr(run, "_CGROUP", tmp_path)
-    assert run._free_bytes() == 4000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert run._free_bytes() > 1 << 20

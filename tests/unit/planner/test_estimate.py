@@ -8,6 +8,7 @@ import pytest
 
 from gsplit.errors import InputError
 from gsplit.planner.counts import RankCounts, StrategyCounts
+from gsplit.planner.disk_reads import DiskReads
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
 from gsplit.planner.layouts import parse_layout
@@ -71,16 +72,17 @@ def test_rows_that_cross_cost_time_and_bytes() -> None:
     assert busy.bytes_sent - quiet.bytes_sent == 500 * 400 + 2 * 500 * 64 * 4 + 500 * 8
 
 
-def test_a_cache_spares_the_disk_which_all_ranks_share() -> None:
-    counts = _counts("data", *(_rank(),) * 2)
-    host = replace(HOST, load_s=0.0)
-    loads = [
-        estimate_step(counts, SHAPE, host, place).ranks[0].load
-        for place in (PLACE, replace(PLACE, on_disk=True), replace(PLACE, on_disk=True, hit_rate=0.9))
-    ]
-    assert loads[2] < 0.2 * loads[1] and loads[0] < loads[1]
-    alone = estimate_step(_counts("data", _rank()), SHAPE, host, replace(PLACE, on_disk=True)).ranks[0].load
-    assert loads[1] == pytest.approx(2 * alone)
+def test_a_cache_spares_the_disk_which_brings_a_page_once_for_all_ranks() -> None:
+    host, on_disk = replace(HOST, load_s=0.0), replace(PLACE, disk=DiskReads(1000, 4e6))
+    memory, disk, cached = (
+        estimate_step(_counts("data", *(_rank(),) * 2), SHAPE, host, place)
+        for place in (PLACE, on_disk, replace(on_disk, hit_rate=0.9))
+    )
+    wait = 1000 / host.disk_reads_per_s + 4e6 / host.disk_bytes_per_s
+    assert disk.wall_s == pytest.approx(memory.wall_s + wait) and disk.cpu_s == memory.cpu_s
+    assert cached.stages.load < 0.2 * disk.stages.load
+    alone, without = (estimate_step(_counts("data", _rank()), SHAPE, host, place) for place in (on_disk, PLACE))
+    assert alone.wall_s - without.wall_s == pytest.approx(wait)
 
 
 def test_slices_are_read_at_a_lower_rate() -> None:
@@ -130,14 +132,31 @@ def test_hardware_files_are_read_and_checked(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             read_hardware(path)
-    with pytest.raises(InputError, match="a readable file"):
+    with pytest.raises(InputError, match="No such file"):
         read_hardware(tmp_path / "nothing.json")
 
 
 @pytest.mark.parametrize("newer", ["a100", "h100"])
 def test_newer_devices_are_faster_but_for_fixed_costs(newer: str) -> None:
     old, new = PRESETS["v100-nvlink"], PRESETS[newer]
-    rates = [name for name in asdict(old) if name.endswith("_per_s") and name != "disk_bytes_per_s"]
+    rates = [name for name in asdict(old) if name.endswith("_per_s") and not name.startswith("disk")]
     assert all(getattr(new, name) > getattr(old, name) for name in rates)
     assert (new.step_s, new.collective_s) == (old.step_s, old.collective_s)
     assert isinstance(new, Hardware) and new.threads(4) == 1
+
+
+def test_fixed_costs_fall_on_their_stage_and_only_where_there_is_one() -> None:
+    dear = replace(HOST, split_s=1.0, optimizer_s=2.0)
+    for name, splits in (("split", 1.0), ("data_cached", 1.0), ("data", 0.0)):
+        plain, more = (estimate_step(_counts(name, *(_rank(),) * 2), SHAPE, machine, PLACE) for machine in (HOST, dear))
+        assert more.ranks[0].split - plain.ranks[0].split == pytest.approx(splits)
+        assert more.ranks[0].optimizer - plain.ranks[0].optimizer == pytest.approx(2.0)
+
+
+def test_a_micro_batch_copies_the_rows_that_its_rank_loaded_itself() -> None:
+    split, cached = (
+        estimate_step(_counts(name, *(_rank(),) * 2), SHAPE, HOST, PLACE).ranks[0].exchange_features
+        for name in ("split", "data_cached")
+    )
+    own = _rank().sources[0] - _rank().rows_received[0]
+    assert cached - split == pytest.approx(2 * own * 4 * SHAPE.num_features / HOST.row_bytes_per_s)

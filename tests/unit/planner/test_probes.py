@@ -10,19 +10,22 @@ import pytest
 from gsplit.graph import Graph
 from gsplit.partitioning.presample import Workload
 from gsplit.planner import calibration
+from gsplit.planner.disk_probe import measure_disk
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware
-from gsplit.planner.probes import measure_disk, measure_kernels, measure_sampling, measure_thread_gain
+from gsplit.planner.probes import measure_kernels, measure_sampling, measure_thread_gain
 
 
 def test_kernels_have_rates_at_toy_size() -> None:
     rates = asdict(measure_kernels(scale=0.01, repeats=1))
     for name, value in rates.items():
-        assert value >= 0 if name in ("crowding", "row_overhead_bytes") else value > 1e4, name
+        least = 1e4 if name.endswith("_per_s") else 1e-6 if name == "optimizer_s" else 0
+        assert value >= least, name
     assert 1e8 < rates["flops_per_s"] < 1e13
 
 
 def test_disk_threads_and_sampling_are_measured(tmp_path: Path) -> None:
-    assert measure_disk(tmp_path, 2000) > 1e4 and list(tmp_path.iterdir()) == []
+    disk = measure_disk(tmp_path, 2000)
+    assert disk.reads_per_s > 10 and disk.bytes_per_s > 1e5 and list(tmp_path.iterdir()) == []
     assert measure_thread_gain(1) == 0.0 and 0 <= measure_thread_gain(2, 1000) <= 1
     ring = Graph(np.arange(101), (np.arange(100) + 1) % 100, 100)
     workload = Workload(ring, np.empty(0, np.int64), np.arange(100), [1, 1], 10)

@@ -1,14 +1,29 @@
 """A run on disk: round trip, refusals, and nothing overwritten by accident."""
 
+import json
+import os
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+from gsplit.checkpoints.files import checkpoint_path
+from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
-from gsplit.run.folder import begin_run, check_new_run, finish_run, load_run, load_weights, telemetry_path
+from gsplit.run.folder import (
+    begin_run,
+    check_new_run,
+    continue_run,
+    finish_run,
+    load_run,
+    load_weights,
+    telemetry_files,
+    telemetry_path,
+)
+from gsplit.run.layout import RunLock, checkpoint_folder, latest_checkpoint, list_trainings, training_folder
 from gsplit.run.results import ModelShape
 from gsplit.train_state import History
 
@@ -37,7 +52,9 @@ def test_a_run_comes_back(tmp_path: Path) -> None:
         torch.equal(a, b) for a, b in zip(saved.state_dict().values(), loaded.state_dict().values(), strict=True)
     )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert (tmp_path / "run" / "steps-rank-0.jsonl").exists()
+    assert [path.name for path in telemetry_files(tmp_path / "run")] == ["steps-rank-0.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["1", "current"]
+    load_run(tmp_path / "run" / "1")  # the folder itself can be handed on
 
 
 def test_nothing_is_overwritten_by_accident(tmp_path: Path) -> None:
@@ -48,40 +65,106 @@ def test_nothing_is_overwritten_by_accident(tmp_path: Path) -> None:
     check_new_run(run, overwrite=True)
     begin_run(run)
     load_run(run)  # still there while the next one is being made
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.partial"]
     begin_run(run)  # what was cut off is swept away
+    assert sorted(path.name for path in run.iterdir()) == ["1", "2", "current"]
     finish_run(run, TrainSettings(model="sage"), SHAPE, _model().state_dict(), History())
     assert load_run(run)[0].model == "sage"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert sorted(path.name for path in run.iterdir()) == ["2", "current"]
     (tmp_path / "thesis.tex").write_text("text")
     with pytest.raises(InputError, match=r"expected an empty or new folder .got other files.*choose another --out\."):
         check_new_run(tmp_path, overwrite=True)
     with pytest.raises(InputError, match="got a file"):
         check_new_run(tmp_path / "thesis.tex", overwrite=True)
-    (tmp_path / "book.partial").mkdir()
-    (tmp_path / "book.partial" / "chapter.tex").write_text("text")
-    with pytest.raises(InputError, match="book.partial: expected nothing, or what a run left"):
-        begin_run(tmp_path / "book")
+    (run / "2" / "notes.txt").write_text("text")
+    with pytest.raises(InputError, match="got other files"):
+        check_new_run(run, overwrite=True)
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="settings.json: expected the settings of a run"):
-        load_run(tmp_path)
-    _save(tmp_path / "run")
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", torch.nn.Linear(4, 3))
-    (tmp_path / "run" / "weights.npz").write_bytes(b"")
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", _model())
-    (tmp_path / "run" / "weights.npz").write_bytes(b"no zip")
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", _model())
-    (tmp_path / "run" / "weights.npz").unlink()
-    with pytest.raises(InputError, match="weights.npz: expected the weights of a run"):
-        load_weights(tmp_path / "run", _model())
-    np.savez(tmp_path / "run" / "weights.npz", a=np.array([{}], object))
-    with pytest.raises(InputError, match="weights.npz: expected weights of this model"):
-        load_weights(tmp_path / "run", _model())  # pickles are not read
-    (tmp_path / "run" / "settings.json").write_text("{}")
-    with pytest.raises(InputError, match=r"settings.json: expected the settings of a run .got KeyError: .shape"):
-        load_run(tmp_path / "run")
+def test_an_unfinished_run_is_nothing_until_it_has_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin_run(run)
+    check_new_run(run, overwrite=False)
+    assert latest_checkpoint(run) is None
+    checkpoint = _add_checkpoint(run, 3)
+    assert latest_checkpoint(run) == checkpoint
+    with pytest.raises(InputError, match="got an unfinished run with checkpoints.*--resume .*run, choose another"):
+        check_new_run(run, overwrite=False)
+    check_new_run(run, overwrite=True)
+
+
+def _add_checkpoint(run: Path, step: int) -> Path:
+    writer = CheckpointWriter(checkpoint_folder(training_folder(run)), 2)
+    writer.save(step, {}, Manifest({}))
+    writer.finish()
+    return checkpoint_path(checkpoint_folder(training_folder(run)), step)
+
+
+def test_going_on_keeps_the_telemetry_before_the_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin_run(run)
+    lines = [json.dumps({"epoch": epoch, "step": step}) + "\n" for epoch in (0, 1) for step in range(4)]
+    telemetry_path(run, 0).write_text("".join(lines) + '{"epoch": 2, "st')
+    checkpoint = _add_checkpoint(run, 6)
+    continue_run(run, (1, 2))
+    assert telemetry_path(run, 0).read_text() == "".join(lines[:6])
+    finish_run(run, TrainSettings(), SHAPE, {}, History([1.0]))
+    continue_run(run, (1, 0))  # once more: the finished one stays until this is finished, too
+    assert latest_checkpoint(run) == run / "2" / "checkpoints" / checkpoint.name
+    assert telemetry_path(run, 0).read_text() == "".join(lines[:4])
+    assert telemetry_files(run)[0].read_text() == "".join(lines[:6])
+    finish_run(run, TrainSettings(), SHAPE, {}, History([1.0, 2.0]))
+    assert sorted(path.name for path in run.iterdir()) == ["2", "current"]
+
+
+def test_a_kill_at_any_call_of_the_system_leaves_a_whole_run(tmp_path: Path) -> None:
+    """A process that finishes a second run ends at its n-th change of the disk, for every n until it gets through."""
+    for number in range(1, 100):
+        run = tmp_path / str(number) / "run"
+        _save(run)
+        child = os.fork()
+        if child == 0:
+            _finish_until(run, number)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        settings, _ = load_run(run)
+        load_weights(run, _model())
+        check_new_run(run, overwrite=True)
+        begin_run(run)  # and the next one finds its way
+        finish_run(run, TrainSettings(model="gat"), SHAPE, _model().state_dict(), History())
+        assert load_run(run)[0].model == "gat"
+        assert len(list_trainings(run)) == 1
+        if ended == 0:
+            assert settings.model == "sage" and number > 8
+            return
+        assert settings.model in ("gin", "sage")
+    pytest.fail("it never got through")
+
+
+def _finish_until(run: Path, number: int) -> None:
+    """In a process of its own: count what changes the disk, and end before the n-th."""
+    left = number
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and isinstance(args[1], str) and args[1].startswith(("w", "a"))
+        if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"):
+            left -= 1
+            if left == 0:
+                os._exit(1)
+
+    try:
+        sys.addaudithook(watch)
+        begin_run(run)
+        finish_run(run, TrainSettings(model="sage"), SHAPE, _model().state_dict(), History())
+    except BaseException:
+        os._exit(2)
+    os._exit(0)
+
+
+def test_one_training_at_a_time(tmp_path: Path) -> None:
+    first, second = RunLock(tmp_path), RunLock(tmp_path)
+    first.take()
+    with pytest.raises(InputError, match="expected nobody else writing here .got another training"):
+        second.take()
+    first.__exit__(None, None, None)
+    second.take()
+    second.__exit__(None, None, None)

@@ -10,8 +10,9 @@ from gsplit.bench.exactness import run_exactness
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.run.config import TrainSettings
-from gsplit.run.recipe import _hint_at_partitioning, build_model, shape_of, train_run
+from gsplit.run.recipe import build_model, shape_of
 from gsplit.run.results import SilentView
+from gsplit.run.training import _hint_at_partitioning, train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import GSplitError, InputError, explain
+from gsplit.free_memory import free_bytes
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
 __all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "run_solver", "solver_module"]
@@ -29,7 +30,6 @@ SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", 
 _PARTS, _ERRORS = "parts.npy", "errors.txt"
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
-_CGROUP = Path("/sys/fs/cgroup")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _SAID_WHY = 3  # exit code of a solver whose last words are the whole message
 
@@ -68,21 +68,11 @@ def solver_module(solver: str) -> Solver:
     return cast(Solver, import_module(f"gsplit.partitioning.solvers.{SOLVERS[solver]}"))
 
 
-def _free_bytes() -> int:
-    """What the machine has left, or the container where that is less."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with suppress(OSError, ValueError):  # no such limit
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
-    return free
-
-
 def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tolerance: float, seed: int) -> Solution:
     """Solve the problem that lies in ``folder``; ``graph`` is the same, opened."""
     module = solver_module(solver)
     estimate = int(module.estimate_bytes(graph.num_vertices, graph.adjncy.size, graph.vertex_weights.shape[1]))
-    free = _free_bytes()
+    free = free_bytes()
     if estimate > free:
         got = f"{free / 1e9:.1f} GB free"
         fix = "use --solver restream, which needs little, or a larger machine"

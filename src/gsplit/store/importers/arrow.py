@@ -68,6 +68,10 @@ class Table:
         files = [self.path]
         if self.path.is_dir():  # as Spark and others write them, with marker files beside the data
             files = sorted(p for p in self.path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+            outside = [p for p in files if not p.resolve().is_relative_to(self.path.resolve())]
+            if outside:
+                got, fix = f"a link that leads out, {outside[0].name}", "put the file itself there"
+                raise InputError(explain(self.path, "a folder of tables", got, fix))
         self._files = files
         if not self._files or not self._files[0].is_file():
             got = "a folder without files" if self.path.is_dir() else "no such file"

@@ -3,10 +3,14 @@
 Pickled (object) members are refused by their header; damage inside the archive is an ``InputError``.
 """
 
+import lzma
+import os
+import struct
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,12 +19,27 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.errors import InputError, explain
+from gsplit.errors import GSplitError, InputError, explain
+from gsplit.free_memory import free_bytes
 from gsplit.store.files import Array
 from gsplit.store.source import RowChunk, RowStream, ValueType, row_slices
+from gsplit.untrusted import open_regular
 
 __all__ = ["NpzMember", "npz_members"]
 
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+)
+"""What the zip reader raises for archives that are damaged, encrypted or packed in a way it does not know."""
+_MOST_PACKED = 1100  # bytes that deflate can make of one
 _SAVE_AGAIN = "write it again with numpy.savez from plain arrays"
 
 
@@ -42,7 +61,7 @@ class NpzMember:
     def elements(self, first: int, count: int, step: int) -> Iterator[Array]:
         """``count`` elements in file order from ``first`` on, at most ``step`` at a time."""
         try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.name}.npy") as stream:
+            with _open_archive(self.path) as archive, archive.open(f"{self.name}.npy") as stream:
                 _read_header(stream, self.where)
                 stream.seek(first * self.dtype.itemsize, 1)
                 for start in range(0, count, step):
@@ -52,12 +71,17 @@ class NpzMember:
                         found = start + len(data) // self.dtype.itemsize
                         raise InputError(explain(self.where, f"{count} elements", found, _SAVE_AGAIN))
                     yield np.frombuffer(data, self.dtype)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        except GSplitError:
+            raise
+        except _DAMAGE as error:
             raise InputError(explain(self.where, "a sound zip member", error, _SAVE_AGAIN)) from None
 
     def read(self) -> Array:
         """The whole array, for small members."""
-        count = prod(self.shape)
+        count, free = prod(self.shape), free_bytes()
+        if count * self.dtype.itemsize > free // 2:
+            got, fix = f"{count * self.dtype.itemsize} bytes", "save fewer elements, or use a larger machine"
+            raise InputError(explain(self.where, f"at most half of the {free} bytes of memory free", got, fix))
         flat = np.concatenate([np.empty(0, self.dtype), *self.elements(0, count, max(count, 1))])
         return flat.reshape(self.shape, order="F" if self.fortran_order else "C")
 
@@ -90,20 +114,41 @@ class NpzMember:
         return RowStream(ValueType(dtype, self.shape[1:]), chunks)
 
 
-def npz_members(path: Path) -> dict[str, NpzMember]:
-    """The headers of all members of a ``.npz`` file."""
+@contextmanager
+def _open_archive(path: Path, *, follow: bool = True) -> Iterator[zipfile.ZipFile]:
+    with os.fdopen(open_regular(path, follow=follow), "rb") as file, zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def npz_members(path: Path, *, follow: bool = True) -> dict[str, NpzMember]:
+    """The headers of all members of a ``.npz`` file; without ``follow``, a link is refused."""
     members = {}
     try:
-        with zipfile.ZipFile(path) as archive:
-            for file in archive.namelist():
-                if not file.endswith(".npy"):
-                    raise InputError(explain(path, "members ending in .npy", file, _SAVE_AGAIN))
-                name = file.removesuffix(".npy")
-                with archive.open(file) as stream:
-                    members[name] = NpzMember(path, name, *_read_header(stream, f"{path}: {name}"))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        with _open_archive(path, follow=follow) as archive:
+            for info in archive.infolist():
+                if not info.filename.endswith(".npy"):
+                    raise InputError(explain(path, "members ending in .npy", info.filename[:80], _SAVE_AGAIN))
+                name = info.filename.removesuffix(".npy")
+                with archive.open(info) as stream:
+                    member = NpzMember(path, name, *_read_header(stream, f"{path}: {name}"))
+                    _check_size(member, stream.tell(), info)
+                members[name] = member
+    except GSplitError:
+        raise
+    except _DAMAGE as error:
         raise InputError(explain(path, "a .npz file", error, f"check the path, or {_SAVE_AGAIN}")) from None
     return members
+
+
+def _check_size(member: NpzMember, header_bytes: int, info: zipfile.ZipInfo) -> None:
+    """Refuse an array larger than its bytes in the archive can be: nothing is allocated for what is not there."""
+    num_bytes = header_bytes + prod(member.shape) * member.dtype.itemsize
+    most = info.compress_size * (_MOST_PACKED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
+    known = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    if not known or num_bytes != info.file_size or num_bytes > most:
+        expected = f"{num_bytes} bytes, for {member.dtype} {list(member.shape)}"
+        got = f"{info.file_size}, packed into {info.compress_size}"
+        raise InputError(explain(member.where, expected, got, _SAVE_AGAIN))
 
 
 def _read_header(stream: IO[bytes], where: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:

@@ -18,7 +18,8 @@ from gsplit.store.files import Array
 from gsplit.store.importers.arrow import csv_columns, number_column
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
-from gsplit.store.importers.npz_file import npz_members
+from gsplit.store.importers.npz_file import NpzMember, npz_members
+from gsplit.store.manifest import MAX_EDGES
 from gsplit.store.source import (
     EdgeChunk,
     GraphSource,
@@ -32,6 +33,7 @@ from gsplit.store.source import (
 
 __all__ = ["ogb_source"]
 
+_MOST_NUMBERS = 1 << 30
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
 
@@ -64,9 +66,23 @@ def _targets(folder: Path, split: str | None) -> dict[str, npt.NDArray[np.int64]
     return {name: _csv_integers(where / f"{file}.csv.gz") for file, name in _SPLITS.items()}
 
 
-def _csv_integers(path: Path) -> npt.NDArray[np.int64]:
-    parts = [_integers(path, columns[0]) for columns in csv_columns(path)]
-    return np.concatenate([np.empty(0, np.int64), *parts])
+def _csv_integers(path: Path, most: int = _MOST_NUMBERS) -> npt.NDArray[np.int64]:
+    """A column of numbers; more than ``most`` are not read: a small archive may hold any number of them."""
+    parts, count = [np.empty(0, np.int64)], 0
+    for columns in csv_columns(path):
+        parts.append(_integers(path, columns[0]))
+        count += parts[-1].size
+        if count > most:
+            raise InputError(explain(path, f"at most {most} numbers", "more", "download the set again"))
+    return np.concatenate(parts)
+
+
+def _total(path: Path) -> int:
+    """The sum of a column of counts."""
+    counts = _csv_integers(path)
+    if counts.size and (int(counts.min()) < 0 or int(counts.max()) > MAX_EDGES):
+        raise InputError(explain(path, "counts", f"{counts.min()}..{counts.max()}", "download the set again"))
+    return int(counts.sum())
 
 
 def _integers(path: Path, column: Any) -> npt.NDArray[np.int64]:
@@ -83,8 +99,7 @@ def _labels(raw: Array) -> Labels:
 
 def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
     raw = folder / "raw"
-    num_vertices = int(_csv_integers(raw / "num-node-list.csv.gz").sum())
-    num_edges = int(_csv_integers(raw / "num-edge-list.csv.gz").sum())
+    num_vertices, num_edges = _total(raw / "num-node-list.csv.gz"), _total(raw / "num-edge-list.csv.gz")
 
     def edges() -> Iterator[EdgeChunk]:
         file, found = raw / "edge.csv.gz", 0
@@ -103,7 +118,7 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
     if (raw / "node-feat.csv.gz").is_file():
         features["x"] = _csv_features(raw / "node-feat.csv.gz")
     if (raw / "node-label.csv.gz").is_file():
-        labels = _labels(_csv_matrix(raw / "node-label.csv.gz"))
+        labels = _labels(_csv_matrix(raw / "node-label.csv.gz", num_vertices))
     return GraphSource(
         kind="ogb",
         num_vertices=num_vertices,
@@ -117,10 +132,18 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
     )
 
 
-def _csv_matrix(path: Path) -> Array:
-    blocks = [_matrix(path, columns) for columns in csv_columns(path, floats=True)]
+def _csv_matrix(path: Path, num_rows: int) -> Array:
+    blocks, count = list[Array](), 0
+    for columns in csv_columns(path, floats=True):
+        blocks.append(_matrix(path, columns))
+        count += blocks[-1].shape[0]
+        if count > num_rows:
+            break
     if not blocks:
         raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
+    if count != num_rows:
+        got = "more" if count > num_rows else f"{count} rows"
+        raise InputError(explain(path, f"{num_rows} rows, one per vertex", got, "download the set again"))
     return np.concatenate(blocks)
 
 
@@ -143,6 +166,13 @@ def _csv_features(path: Path) -> RowStream:
     return RowStream(ValueType("float32", (len(first),)), chunks)
 
 
+def _binary_total(member: NpzMember) -> int:
+    counts = member.integers()
+    if counts.size and (int(counts.min()) < 0 or int(counts.max()) > MAX_EDGES):
+        raise InputError(explain(member.where, "counts", f"{counts.min()}..{counts.max()}", "download the set again"))
+    return int(counts.sum())
+
+
 def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
     files = folder / "raw" / "data.npz", folder / "raw" / "node-label.npz"
     data, second = (npz_members(file) for file in files)
@@ -158,7 +188,7 @@ def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> G
     check_edge_index(edges.where, edges.dtype, edges.shape)
     return GraphSource(
         kind="ogb",
-        num_vertices=int(data["num_nodes_list"].read().sum()),
+        num_vertices=_binary_total(data["num_nodes_list"]),
         num_edges=edges.shape[1],
         edges=lambda: edge_index_chunks(edges, {}),
         features={"x": feature_rows(data["node_feat"])} if "node_feat" in data else {},

@@ -36,6 +36,7 @@ from gsplit.store.source import (
     dtype_name,
     rows_of,
 )
+from gsplit.store.verify import verify_store
 
 __all__ = ["from_pyg", "memory_store", "pyg_source", "to_pyg"]
 
@@ -207,10 +208,11 @@ def _loaded(store: Store, name: str) -> Tensor:
 
 
 def to_pyg(store: Store) -> Data:
-    """The whole store as a PyG ``Data`` object in original ids. Everything is copied into memory."""
+    """The whole store as a PyG ``Data`` object in original ids. Everything is checked and copied into memory."""
     if store.vertex_range != (0, store.num_vertices):
         fix = "open the whole store"
         raise InputError(explain(store.path, "all vertices", f"a shard, {store.vertex_range}", fix))
+    verify_store(store)  # ids are about to be used as places
     original = torch.from_numpy(np.array(store.original_ids()))
     place = torch.argsort(original)  # row of each original id
     graph = store.graph

@@ -1,0 +1,250 @@
+"""A million damaged inputs on every surface that reads files: each is read or refused, nothing else may happen.
+
+python benchmarks/fuzz.py --inputs 1000000 --out benchmarks/results/DATE-fuzz
+python benchmarks/fuzz.py --again "run settings" 4711        # one input, with what it does
+
+Surfaces, mutations and what counts as a finding are those of tests/fuzz. Here every worker is a process of its own with
+a bound on its memory; one that crashes or makes no progress is a finding, too, and the input after it goes on.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARES = {"manifest": 25, "array": 15, "run settings": 20, "hardware": 14, "settings": 8, "records": 8}
+SHARES |= {
+    "run weights": 4,
+    "npz": 1.5,
+    "csv": 1,
+    "parquet": 1,
+    "ogb csv": 0.5,
+    "ogb npz": 0.5,
+    "store": 1,
+    "shard": 0.5,
+}
+"""Of all inputs, in percent: what is cheap gets many."""
+JOB_SECONDS = 60.0
+STALLED_S = 120.0
+MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Job:
+    """Inputs ``first .. first + count - 1`` of a surface."""
+
+    surface: str
+    first: int
+    count: int
+
+
+@dataclass
+class Result:
+    """What came of some inputs of a surface."""
+
+    inputs: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    def add(self, other: "Result") -> None:
+        self.inputs, self.refused = self.inputs + other.inputs, self.refused + other.refused
+        self.seconds, self.peak_bytes = self.seconds + other.seconds, max(self.peak_bytes, other.peak_bytes)
+
+
+def work(job: Job, progress: Path) -> None:
+    """In a process of its own: try inputs for a while; print what came of them and where the next one is."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from fuzz_guard import Guard, attempt, limit_memory
+    from fuzz_surfaces import SURFACES
+
+    guard, findings, result = Guard(), [], Result()
+    with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-") as folder, progress.open("wb", buffering=0) as note:
+        surface = SURFACES[job.surface](Path(folder))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        limit_memory(MEMORY_BYTES)
+        start = time.perf_counter()
+        for number in range(job.first, job.first + job.count):
+            os.pwrite(note.fileno(), struct.pack("<q", number), 0)
+            refused, finding = attempt(job.surface, surface, number, guard, Path(folder))
+            result.inputs += 1
+            result.refused += refused
+            if finding is not None:
+                findings.append(asdict(finding))
+            if time.perf_counter() - start > JOB_SECONDS:
+                break
+        result.seconds = time.perf_counter() - start
+        result.peak_bytes = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(json.dumps({"result": asdict(result), "findings": findings}))
+
+
+class Worker:
+    """A job that is running."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job, self._note = job, folder / f"{job.surface}-{job.first}.note"
+        command = [sys.executable, __file__, "--worker", job.surface, str(job.first), str(job.count), str(self._note)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=self._output, stderr=self._errors, env=environment)
+        self._seen, self._since = -1, time.monotonic()
+
+    @property
+    def number(self) -> int:
+        """The input that is being tried."""
+        data = self._note.read_bytes() if self._note.exists() else b""
+        return int(struct.unpack("<q", data)[0]) if len(data) == 8 else self.job.first
+
+    def is_done(self) -> bool:
+        """Whether it has ended; one that stands still is ended."""
+        if self.process.poll() is not None:
+            return True
+        if self.number != self._seen:
+            self._seen, self._since = self.number, time.monotonic()
+        if time.monotonic() - self._since > STALLED_S:
+            self.process.kill()
+            self.process.wait()
+            return True
+        return False
+
+    def collect(self) -> tuple[Result, list[dict[str, Any]], int]:
+        """What came of it, and the first input that is still to be tried."""
+        self._output.seek(0)
+        self._errors.seek(0)
+        if self.process.returncode == 0:
+            said = json.loads(self._output.read())
+            result = Result(**said["result"])
+            return result, said["findings"], self.job.first + result.inputs
+        what = (
+            f"the process ended with {self.process.returncode}\n{self._errors.read().decode(errors='replace')[-3000:]}"
+        )
+        number = self.number
+        done = Result(inputs=number - self.job.first + 1)
+        return done, [{"surface": self.job.surface, "number": number, "what": what}], number + 1
+
+
+def jobs(num_inputs: int, first: int) -> Iterator[Job]:
+    for surface, share in SHARES.items():
+        yield Job(surface, first, max(1, round(num_inputs * share / sum(SHARES.values()))))
+
+
+def run(num_inputs: int, first: int, num_workers: int) -> tuple[dict[str, Result], list[dict[str, Any]]]:
+    """All surfaces, several at a time; a job that was cut short is continued behind the others."""
+    pending, running = list(jobs(num_inputs, first)), list[Worker]()
+    results, findings = {name: Result() for name in SHARES}, list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-notes-") as folder:
+        while pending or running:
+            while pending and len(running) < num_workers:
+                running.append(Worker(pending.pop(0), Path(folder)))
+            time.sleep(0.2)
+            for worker in [worker for worker in running if worker.is_done()]:
+                running.remove(worker)
+                result, found, following = worker.collect()
+                job = worker.job
+                results[job.surface].add(result)
+                findings += found
+                left = job.first + job.count - following
+                if left > 0:
+                    pending.append(Job(job.surface, following, left))
+                total = sum(r.inputs for r in results.values())
+                print(f"{total:>9,} inputs, {len(findings)} findings; {job.surface}", file=sys.stderr, flush=True)
+    return results, findings
+
+
+def table(results: dict[str, Result], findings: list[dict[str, Any]]) -> str:
+    found = Counter(finding["surface"] for finding in findings)
+    lines = [
+        "| surface | inputs | refused | findings | inputs/s of a process | memory it grew by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        rate, grown = result.inputs / max(result.seconds, 1e-9), result.peak_bytes / 1e6
+        share = result.refused / max(1, result.inputs)
+        lines.append(f"| {name} | {result.inputs:,} | {share:.0%} | {found[name]} | {rate:,.0f} | {grown:.0f} MB |")
+    total = sum(result.inputs for result in results.values())
+    lines.append(f"| all | {total:,} | | {len(findings)} | | |")
+    return "\n".join(lines)
+
+
+def again(name: str, number: int) -> int:
+    """Try one input and show what it does."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from fuzz_guard import Guard, attempt
+    from fuzz_surfaces import SURFACES
+
+    with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-") as folder:
+        surface = SURFACES[name](Path(folder))
+        refused, finding = attempt(name, surface, number, Guard(), Path(folder))
+    print(finding.what if finding else "refused" if refused else "read")
+    return finding is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0, help="the first number; others make other inputs")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
+    parser.add_argument("--again", nargs=2, metavar=("SURFACE", "NUMBER"))
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        surface, first, count, note = options.worker
+        work(Job(surface, int(first), int(count)), Path(note))
+        return 0
+    if options.again:
+        return again(options.again[0], int(options.again[1]))
+    start = time.perf_counter()
+    results, findings = run(options.inputs, options.first, options.workers)
+    seconds = time.perf_counter() - start
+    print(table(results, findings))
+    for finding in findings[:20]:
+        print(f"\n{finding['surface']} {finding['number']}:\n{finding['what']}", file=sys.stderr)
+    if options.out is not None:
+        write_record(options.out, results, findings, seconds, options.workers)
+    return 1 if findings else 0
+
+
+def write_record(
+    out: Path, results: dict[str, Result], findings: list[dict[str, Any]], seconds: float, workers: int
+) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+    document = {
+        "kind": "fuzz",
+        "command": " ".join(["python", "benchmarks/fuzz.py", *sys.argv[1:]]),
+        "commit": commit.stdout.strip(),
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": round(seconds),
+        "workers": workers,
+        "bounds": {"memory_bytes": MEMORY_BYTES, "seconds_per_input": 20},
+        "versions": {name: version(name) for name in ("gsplit", "numpy", "pydantic", "pyarrow", "torch")},
+        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "surfaces": {name: asdict(result) for name, result in results.items()},
+        "findings": findings,
+    }
+    out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    text = (
+        f"# Fuzzing, {document['date']}\n\n`{document['command']}` at commit {document['commit'][:10]}, {workers} processes, "
+        f"{seconds / 60:.0f} minutes, machine shared.\n\n{table(results, findings)}\n\n"
+        "A finding is an error that is not ours, a refusal in another form, more than 20 s or 1 GiB for an input, a file "
+        "opened outside the given folder, or the end of the process. Refused: the share of inputs with an error of ours; "
+        "the others were read, changed but valid.\n"
+    )
+    out.with_suffix(".md").write_text(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

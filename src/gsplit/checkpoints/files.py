@@ -1,0 +1,144 @@
+"""The checkpoints of a folder: a file per saved step, the newest of which is the latest.
+
+    FOLDER/step-00000120.safetensors
+
+A file has that name only when it is whole (``tensor_file``), so nothing has to point at the latest one, and nothing can
+point at half of one. What a killed process was writing has another name and is removed by the next one that saves.
+"""
+
+import io
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gsplit.checkpoints.durable import TEMPORARY_SUFFIX
+from gsplit.checkpoints.manifest import Manifest, parse_manifest
+from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
+from gsplit.checkpoints.tensor_file import open_tensor_file, read_tensor_file, write_tensor_file
+from gsplit.errors import InputError, explain
+
+__all__ = [
+    "Checkpoint",
+    "checkpoint_path",
+    "find_readable",
+    "latest_file",
+    "list_checkpoints",
+    "parse_checkpoint",
+    "read_checkpoint",
+    "read_latest",
+    "remove_newer",
+    "remove_old",
+    "remove_unfinished",
+    "write_checkpoint",
+]
+
+_NAME = re.compile(r"step-(\d{8,12})\.safetensors")
+_FORMAT = "gsplit checkpoint 1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A state that was read, and what it was saved from. ``damaged``: newer files that could not be read, and why."""
+
+    path: Path
+    manifest: Manifest
+    state: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+
+
+def checkpoint_path(folder: Path, num_steps: int) -> Path:
+    """Where the state after so many steps is kept."""
+    return folder / f"step-{num_steps:08d}.safetensors"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first; none if there is no such folder."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in sorted(names, key=_num_steps, reverse=True)]
+
+
+def _num_steps(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return int(found[1])
+
+
+def latest_file(folder: Path) -> Path | None:
+    """The newest checkpoint of a folder, None if there is none."""
+    return next(iter(list_checkpoints(folder)), None)
+
+
+def write_checkpoint(path: Path, snapshot: Snapshot, manifest: Manifest) -> None:
+    """Write a state; the file is there with all of it, or not at all."""
+    texts = {"format": _FORMAT, "manifest": manifest.text, "state": snapshot.text}
+    write_tensor_file(path, snapshot.tensors, texts)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check a checkpoint."""
+    stream, size = open_tensor_file(path)
+    with stream:
+        return parse_checkpoint(stream, size, path)
+
+
+def parse_checkpoint(stream: BinaryIO, size: int, path: Path, damaged: tuple[str, ...] = ()) -> Checkpoint:
+    """A checkpoint from its bytes."""
+    found = read_tensor_file(stream, size, path)
+    if found.texts.get("format") != _FORMAT:
+        fix = "give a checkpoint, or save it again with this version"
+        raise InputError(explain(path, _FORMAT, found.texts.get("format", "none"), fix))
+    try:
+        state = rebuild_state(found.texts["state"], found.tensors)
+        return Checkpoint(path, parse_manifest(found.texts["manifest"]), state, damaged)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(explain(path, "a state and its manifest", got, "use another checkpoint")) from None
+
+
+def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
+    """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be."""
+    damaged: list[str] = []
+    for path in [place] if place.is_file() else list_checkpoints(place):
+        try:
+            stream, size = open_tensor_file(path)
+            with stream:
+                data = stream.read(size)
+            parse_checkpoint(io.BytesIO(data), len(data), path)
+            return path, data, tuple(damaged)
+        except InputError as error:
+            damaged.append(str(error))
+    got = "; ".join(damaged) or "none"
+    raise InputError(explain(place, "a checkpoint that can be read", got, "train again from the start"))
+
+
+def read_latest(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a folder that can be read; what is damaged in newer ones is told with it."""
+    path, data, damaged = find_readable(folder)
+    return parse_checkpoint(io.BytesIO(data), len(data), path, damaged)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process was writing; only for whoever saves here."""
+    for entry in os.scandir(folder):
+        if _NAME.fullmatch(entry.name.removesuffix(TEMPORARY_SUFFIX)) and entry.name.endswith(TEMPORARY_SUFFIX):
+            Path(entry.path).unlink()
+
+
+def remove_old(folder: Path, *, keep: int, best: Path | None) -> None:
+    """Leave the newest ``keep`` checkpoints, and the best one."""
+    for path in list_checkpoints(folder)[keep:]:
+        if path != best:
+            path.unlink(missing_ok=True)
+
+
+def remove_newer(path: Path) -> None:
+    """Remove what is newer than a checkpoint that training goes on from: it could not be read."""
+    for newer in list_checkpoints(path.parent):
+        if newer == path:
+            return
+        newer.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""Named tensors and some text in one file: the safetensors format, with a checksum over all of it.
+
+    8 bytes   length of the header, little-endian
+    header    JSON: {"__metadata__": {name: text}, tensor: {"dtype", "shape", "data_offsets"}}, padded with blanks
+    data      the tensors' bytes, one after the other, without gaps
+
+Any reader of safetensors opens it. ``sha256`` in the metadata is that of the header without it, as canonical JSON, and
+of the data. A file is written under another name, flushed to the disk and renamed: under its own name it is whole.
+Reading trusts nothing: sizes are compared with the file's length before memory is taken, and the sum at the end.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from gsplit.checkpoints.durable import write_whole
+from gsplit.errors import InputError, explain
+
+__all__ = ["TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
+
+_DTYPES = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MAX_HEADER_BYTES = 100 << 20  # safetensors' own bound
+_DAMAGED = "use another checkpoint: this file is damaged"
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """What a file holds."""
+
+    tensors: dict[str, Tensor]
+    texts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
+    """Write tensors of the CPU and texts; ``path`` is there with all of it, or is what it was before."""
+    header: dict[str, object] = {}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # each one aligned
+    start = 0
+    for name, tensor in ordered:
+        stop = start + tensor.numel() * tensor.element_size()
+        dtype, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    pieces = [_bytes_of(tensor) for _, tensor in ordered]
+    total = hashlib.sha256(_canonical({**header, "__metadata__": dict(texts)}))
+    for piece in pieces:
+        total.update(piece)
+    head = _canonical({**header, "__metadata__": {**texts, "sha256": total.hexdigest()}})
+    head += b" " * (-len(head) % 8)
+    write_whole(path, [len(head).to_bytes(8, "little"), head, *pieces])
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _canonical(header: Mapping[str, object]) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+
+
+def open_tensor_file(path: Path) -> tuple[BinaryIO, int]:
+    """A file for reading, and its length; what is no regular file is refused. Close it after use."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a named pipe must not hang us
+    except OSError as error:
+        raise InputError(explain(path, "a readable file", error.strerror, "check the path")) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise InputError(explain(path, "a regular file", stat.filemode(found.st_mode), "check the path"))
+    return os.fdopen(descriptor, "rb"), found.st_size
+
+
+def read_tensor_file(stream: BinaryIO, size: int, path: Path) -> TensorFile:
+    """Read and check all of a file, given its length and, for messages, its name."""
+    try:
+        return _read(stream, size)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(explain(path, "tensors as they were written", got, _DAMAGED)) from None
+
+
+def _read(stream: BinaryIO, size: int) -> TensorFile:
+    length = int.from_bytes(stream.read(8), "little")
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    header = json.loads(stream.read(length))
+    texts = header.pop("__metadata__")
+    declared = texts.pop("sha256")
+    total = hashlib.sha256(_canonical({**header, "__metadata__": texts}))
+    tensors = {}
+    for entry in _entries(header, size - 8 - length):
+        tensors[entry.name] = _read_tensor(stream, entry)
+        total.update(_bytes_of(tensors[entry.name]))
+    if total.hexdigest() != declared:
+        raise ValueError("the checksum differs")
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise ValueError("metadata that is no text")
+    return TensorFile(tensors, texts)
+
+
+def _entries(header: dict[str, dict[str, object]], num_bytes: int) -> list[_Entry]:
+    """The tensors in the order of the file; they must fill the data without gaps, whatever the header says."""
+    entries = []
+    for name, entry in header.items():
+        dtype, shape, (start, stop) = _DTYPES[str(entry["dtype"])], entry["shape"], _pair(entry["data_offsets"])
+        if not isinstance(shape, list) or not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise ValueError(f"{name}: a shape of {shape}")
+        if stop - start != prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name}: {stop - start} bytes for {dtype} {shape}")
+        entries.append(_Entry(name, dtype, tuple(shape), start, stop))
+    entries.sort(key=lambda entry: (entry.start, entry.stop))
+    ends = [0, *(entry.stop for entry in entries)]
+    if [entry.start for entry in entries] != ends[:-1] or ends[-1] != num_bytes:
+        raise ValueError(f"tensors that do not fill the {num_bytes} bytes behind the header")
+    return entries
+
+
+def _pair(offsets: object) -> tuple[int, int]:
+    if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(place) is int for place in offsets)):
+        raise ValueError(f"offsets of {offsets}")
+    return offsets[0], offsets[1]
+
+
+def _read_tensor(stream: BinaryIO, entry: _Entry) -> Tensor:
+    raw = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
+    if stream.readinto(raw.numpy()) != raw.numel():  # type: ignore[attr-defined]
+        raise ValueError(f"{entry.name}: the file ends within it")
+    return raw.view(entry.dtype).reshape(entry.shape)

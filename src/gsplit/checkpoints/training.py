@@ -1,0 +1,96 @@
+"""Saving and restoring what ``Trainer`` trains: which state goes into a checkpoint, and what must be equal to go on.
+
+Every rank has the whole state, so rank 0 saves alone. It also reads alone, and the others get the bytes from it: ranks
+that go on have the same state, also on hosts that do not share a file system.
+"""
+
+import importlib.metadata
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from gsplit.checkpoints.files import Checkpoint, find_readable, parse_checkpoint
+from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.distributed.comm import Call, Comm, run_on_rank_zero
+from gsplit.errors import InputError, explain
+from gsplit.train_state import TrainState
+
+__all__ = ["StateSaver", "describe_training", "read_on_all_ranks", "restore_state"]
+
+
+class StateSaver:
+    """Saves the states of one training into a folder. Every rank makes one."""
+
+    def __init__(self, state: TrainState, folder: Path, keep: int, description: Mapping[str, str]) -> None:
+        """``keep``: checkpoints that are left. ``description``: what else must be equal to go on from them."""
+        self._state, self._comm, self._description = state, state.loader.mesh.world, description
+        self._writers: list[CheckpointWriter] = []
+        run_on_rank_zero(self._comm, "open checkpoints", lambda: self._writers.append(CheckpointWriter(folder, keep)))
+
+    def save(self) -> None:
+        """Copy the state and have it written while training goes on. Only rank 0 does anything."""
+        for writer in self._writers:
+            best = self._state.best
+            manifest = describe_training(self._state, self._description)
+            best_steps = None if best is None else best.num_steps
+            writer.save(self._state.num_steps, self._state.state_dict(), manifest, best_steps)
+
+    def finish(self) -> None:
+        """Wait until what was saved is on the disk. A collective."""
+        run_on_rank_zero(self._comm, "finish checkpoints", lambda: [writer.finish() for writer in self._writers])
+
+
+def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
+    """What decides the steps of a training, and how it is run."""
+    loader, optimizer = state.loader, state.optimizer
+    scheduler = "none" if state.lr_scheduler is None else type(state.lr_scheduler).__name__
+    fixed = {**loader.description, "optimizer": type(optimizer).__name__, "lr_scheduler": scheduler, **more}
+    fixed |= {f"optimizer {name}": str(value) for name, value in optimizer.defaults.items()}
+    for name, value in state.model.state_dict().items():
+        fixed[f"model {name}"] = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    free = {
+        "ranks": str(loader.mesh.size),
+        "replicas": str(loader.mesh.num_replicas),
+        "strategy": loader.strategy,
+        "prefetch": str(loader.prefetch),
+        "gsplit": importlib.metadata.version("gsplit"),
+        "torch": torch.__version__,
+    }
+    return Manifest(fixed, free)
+
+
+def restore_state(state: TrainState, checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
+    """Put a checkpoint into a training that is made as it was for it; what differs is listed."""
+    checkpoint.manifest.compare(describe_training(state, description), checkpoint.path)
+    try:
+        state.load_state_dict(checkpoint.state)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            explain(checkpoint.path, "the state of this training", got, "use another checkpoint")
+        ) from None
+
+
+def read_on_all_ranks(comm: Comm, place: Path) -> Checkpoint:
+    """A checkpoint, or the newest of a folder that can be read, from rank 0's disk. A collective."""
+    found: list[tuple[Path, bytes, tuple[str, ...]]] = []
+    run_on_rank_zero(comm, "read a checkpoint", lambda: found.append(find_readable(place)))
+    path, data, damaged = found[0] if found else (place, b"", ())
+    data = _broadcast(comm, data)
+    names = comm.gather_text(Call("name the checkpoint"), str(path))
+    return parse_checkpoint(io.BytesIO(data), len(data), Path(names[0]), damaged)
+
+
+def _broadcast(comm: Comm, data: bytes) -> bytes:
+    if comm.size == 1:
+        return data
+    length = torch.tensor([len(data)], device=comm.device)
+    comm.broadcast(Call("length of the checkpoint"), length)
+    raw = torch.empty(int(length), dtype=torch.uint8, device=comm.device)
+    if comm.rank == 0:
+        raw.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    comm.broadcast(Call("the checkpoint"), raw)
+    return raw.numpy(force=True).tobytes()

@@ -1,0 +1,88 @@
+"""A rank's side of the launcher: what it reports, and that it ends when the launcher does.
+
+A rank reports its failure through TorchElastic's error file, so torchrun shows it too. Not with torch's decorator
+``@record``: it lets the exception unwind, which waits for the others in their collectives. The rest is for ``launch``
+alone, which says by environment variables where ranks rendezvous and where they write how far they are.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from enum import StrEnum
+from pathlib import Path
+from typing import NoReturn
+
+__all__ = [
+    "ERROR_FILE",
+    "LAUNCHER",
+    "STATUS",
+    "STATUS_BYTES",
+    "STORE",
+    "Status",
+    "end_with_launcher",
+    "fail",
+    "report_failure",
+    "set_status",
+]
+
+STORE = "GSPLIT_RENDEZVOUS"
+"""A file that only the user's own processes can open, in which ranks of one host find each other (a FileStore)."""
+STATUS = "GSPLIT_STATUS"
+"""Descriptor of a file with ``STATUS_BYTES`` bytes for every rank."""
+STATUS_BYTES = 8
+LAUNCHER = "GSPLIT_LAUNCHER"
+"""Process id of the launcher."""
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where TorchElastic, and ``launch``, look for a rank's error."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Status(StrEnum):
+    """How far a rank is with joining the others."""
+
+    STARTING = ""
+    JOINING = "joining"
+    JOINED = "joined"
+
+
+def set_status(status: Status) -> None:
+    """Tell the launcher how far this rank is, if ``launch`` started it."""
+    if STATUS in os.environ:
+        text = status.encode().ljust(STATUS_BYTES)
+        os.pwrite(int(os.environ[STATUS]), text, STATUS_BYTES * int(os.environ["RANK"]))
+
+
+def end_with_launcher() -> None:
+    """Have the kernel kill this process when the launcher ends, however that happens; nothing without ``launch``."""
+    if LAUNCHER not in os.environ:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[LAUNCHER]):  # it had ended before the kernel was asked
+        os._exit(1)
+
+
+def report_failure(error: BaseException) -> None:
+    """Tell the launcher why this rank fails, before the process ends. The format is TorchElastic's."""
+    path = os.environ.get(ERROR_FILE)
+    if not path:
+        return
+    stack = "".join(traceback.format_exception(error))
+    details = {"py_callstack": stack, "timestamp": str(int(time.time())), "time_s": time.time()}
+    said = {"message": f"{type(error).__name__}: {error}", "extraInfo": details}
+    Path(path).write_text(json.dumps({"message": said}))
+
+
+def fail(error: BaseException, exit_code: int) -> NoReturn:
+    """Report an error and end the process at once.
+
+    Not the orderly way: others may wait in a collective, and leaving it politely would wait for them.
+    """
+    report_failure(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

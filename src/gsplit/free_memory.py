@@ -1,0 +1,18 @@
+"""How much memory this machine has left, or the container where that is less."""
+
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["free_bytes"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes() -> int:
+    """Bytes that can be allocated before something is swapped out or killed."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError):  # no such limit
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return free

@@ -1,0 +1,46 @@
+"""The checkpoints of a run: what must be equal to go on from one, where the latest is, and how a stopped run ends."""
+
+from collections.abc import Mapping
+
+from gsplit.checkpoints.files import Checkpoint
+from gsplit.checkpoints.manifest import Manifest
+from gsplit.run.config import TrainSettings
+from gsplit.run.layout import latest_checkpoint
+from gsplit.store.reader import Store
+
+__all__ = ["REQUEUE", "check_run", "describe_run", "latest_checkpoint"]
+
+REQUEUE = 75
+"""Exit code of a run that was told to stop, has saved its state and wants to be started again (EX_TEMPFAIL)."""
+
+_FREE = frozenset(
+    {
+        *("epochs", "steps", "patience", "evaluate_every", "save_every", "keep_checkpoints"),
+        *("strategy", "replicas", "prefetch", "cache", "device_cache", "copies", "features_on_disk", "deterministic"),
+    }
+)
+"""Settings that decide how long or how fast a run is, not what its steps compute."""
+
+
+def describe_run(settings: TrainSettings, store: Store, num_steps: int) -> dict[str, str]:
+    """What must be equal for a run to go on exactly, beside what its loader, model and optimizer are."""
+    found = {name: str(value) for name, value in settings.model_dump().items() if name not in _FREE}
+    if settings.lr_scheduler != "constant":
+        found["steps of the schedule"] = str(num_steps)
+    if store.manifest.shard is None:  # every host has another shard; its graph is in the loader's description
+        found["store parts"] = str(len(store.part_boundaries) - 1)
+        found |= {f"store {name}": store.manifest.arrays[name].sha256[:16] for name in _arrays(settings, store)}
+    return found
+
+
+def check_run(checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
+    """Refuse to go on with another run than the checkpoint's, before anything of it is touched."""
+    saved = checkpoint.manifest
+    saved.compare(Manifest({**saved.fixed, **description}), checkpoint.path)
+
+
+def _arrays(settings: TrainSettings, store: Store) -> list[str]:
+    names = ["indptr", "indices", "original_ids", "y", *(f"features/{name}" for name in settings.feature_names)]
+    names += [f"targets/{name}" for name in (settings.targets, "val", "test")]
+    names += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight)]
+    return [name for name in dict.fromkeys(names) if name in store.manifest.arrays]

@@ -1,0 +1,252 @@
+"""A training run from settings to a trained model: what ``gsplit train`` does on every rank.
+
+``Trainer`` knows steps; a run is what stands around them: its folder, when it evaluates, saves and ends. A run that is
+resumed builds the same objects, takes its state from the latest checkpoint and goes through the same loop.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gsplit.checkpoints.files import Checkpoint, remove_newer
+from gsplit.checkpoints.training import read_on_all_ranks
+from gsplit.distributed.comm import run_on_rank_zero
+from gsplit.distributed.mesh import Mesh
+from gsplit.errors import InputError, explain
+from gsplit.inference.evaluate import count_evaluation_edges
+from gsplit.loader import NeighborLoader
+from gsplit.nn.parallelize import parallelize
+from gsplit.run.checkpoint import check_run, describe_run
+from gsplit.run.config import TrainSettings
+from gsplit.run.evaluation import EvaluationSchedule, has_stalled
+from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
+from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, training_folder
+from gsplit.run.recipe import array_names, build_model, shape_of
+from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
+from gsplit.run.stop_signals import stop_on_signals
+from gsplit.run.store_checks import check_labels
+from gsplit.run.strategy_choice import choose_strategy
+from gsplit.store.reader import Store
+from gsplit.strategies.registry import strategy_class
+from gsplit.strategies.spec import parse_strategy
+from gsplit.train_state import Evaluation, History, TrainState, history_of
+from gsplit.trainer import Trainer
+
+__all__ = ["learning_rate", "train_run"]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run is made from. ``out`` is None if nothing is kept."""
+
+    settings: TrainSettings
+    shape: ModelShape
+    store: Store
+    mesh: Mesh
+    out: Path | None
+
+    @property
+    def saves(self) -> bool:
+        """Whether it makes checkpoints."""
+        return self.out is not None and self.settings.save_every != 0
+
+    @property
+    def evaluated(self) -> list[str]:
+        """The targets that are evaluated."""
+        found = ((name, f"targets/{name}") for name in ("val", "test"))
+        return [name for name, array in found if array in self.store.names and self.store.stored_array(array).size]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run, if it does not end earlier."""
+        num_targets = self.store.stored_targets(self.settings.targets)[2]
+        return self.settings.steps or self.settings.epochs * -(-num_targets // self.settings.batch_size)
+
+    @property
+    def description(self) -> dict[str, str]:
+        """What must be equal to go on with it."""
+        return describe_run(self.settings, self.store, self.num_steps)
+
+    def is_over(self, history: History) -> bool:
+        """Whether all steps are done, or no evaluation has been better for too long."""
+        return len(history.losses) >= self.num_steps or has_stalled(history.evaluations, self.settings.patience)
+
+
+def train_run(
+    settings: TrainSettings,
+    store: Store,
+    mesh: Mesh,
+    out: Path | None,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    view: RunView | None = None,
+) -> TrainResult:
+    """Train, evaluate exactly, and keep the weights of the best epoch on the validation targets. A collective.
+
+    Without an evaluation the last weights are kept. ``resume``: go on from the latest checkpoint of ``out``. A run that
+    is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished.
+    """
+    view = view or SilentView()
+    shape = shape_of(store, settings)
+    run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out)
+    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets))
+    schedule = _make_schedule(run)
+    checkpoint = None
+    if out is not None and resume:
+        checkpoint = read_on_all_ranks(mesh.world, checkpoint_folder(training_folder(out)))
+        check_run(checkpoint, run.description)
+        if finished_folder(out) == training_folder(out) and run.is_over(history_of(checkpoint.state)):
+            return _result(run, _make_trainer(run, view, checkpoint, writes=False))
+    with RunLock(out) if out is not None else nullcontext() as lock:
+        if out is not None and lock is not None:
+            run_on_rank_zero(mesh.world, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
+        trainer = _make_trainer(run, view, checkpoint)
+        _hint_at_partitioning(store, run.settings, mesh, view)
+        view.begin(run.num_steps, trainer.state.num_steps)
+        with trainer.state.loader.telemetry, stop_on_signals(trainer.request_stop) if run.saves else nullcontext():
+            _train(trainer, run, schedule, view)
+            if run.saves:
+                trainer.save()
+        if out is not None and not trainer.stopped:
+            run_on_rank_zero(mesh.world, "finish run", lambda: _finish(run, out, trainer.state))
+    return _result(run, trainer)
+
+
+def _train(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
+    """From wherever the state stands to the end of the run, or until it is told to stop."""
+    state = trainer.state
+    if state.num_steps and not state.is_evaluated:  # resumed between an epoch and its evaluation, perhaps
+        _end_epoch(trainer, run, schedule, view)
+    while not run.is_over(state.history):
+        begun = state.num_steps
+        trainer.train_epoch(run.num_steps - begun)
+        if trainer.stopped:
+            return
+        if schedule.every is None and begun == 0 and not run.is_over(state.history):
+            view.note(schedule.describe(state))
+        _end_epoch(trainer, run, schedule, view)
+
+
+def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
+    """Evaluate if that is due, and report, where an epoch or the run has ended; elsewhere nothing."""
+    state, steps_per_epoch = trainer.state, len(trainer.state.loader)
+    is_over = run.is_over(state.history)
+    if state.num_steps % steps_per_epoch and not is_over:
+        return
+    scores = None
+    if schedule.is_due(state, last=is_over):
+        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **array_names(run.settings))
+        if run.saves:
+            trainer.save_in_background()
+    first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch
+    losses, seconds = state.history.losses[first:], state.history.step_seconds[first:]
+    view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores))
+
+
+def _result(run: _Run, trainer: Trainer) -> TrainResult:
+    best, history = trainer.state.best, trainer.state.history
+    kept = None if best is None else Evaluation(best.epoch, best.num_steps, best.scores)
+    how = (run.mesh.size, run.mesh.num_replicas, run.settings.strategy)
+    return TrainResult(*how, history, kept, run.out, finished=not trainer.stopped)
+
+
+def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoint: Checkpoint | None) -> None:
+    """Make the folder ready to be written, for a new run or one that goes on. On rank 0."""
+    if checkpoint is None:
+        check_new_run(out, overwrite=overwrite)
+        lock.take()
+        begin_run(out)
+    else:
+        lock.take()
+        position = checkpoint.state["loader"]
+        continue_run(out, (position["epoch"], position["step"]))
+        remove_newer(checkpoint_folder(training_folder(out)) / checkpoint.path.name)
+    write_settings(out, run.settings, run.shape)
+
+
+def _finish(run: _Run, out: Path, state: TrainState) -> None:
+    weights = state.model.state_dict() if state.best is None else state.best.weights
+    finish_run(out, run.settings, run.shape, weights, state.history)
+
+
+def _make_schedule(run: _Run) -> EvaluationSchedule:
+    settings, names = run.settings, run.evaluated
+    if (settings.evaluate_every or settings.patience) and "val" not in names:
+        key = "evaluate_every" if settings.evaluate_every else "patience"
+        fix = "import the store with val targets, or leave the option out"
+        raise InputError(explain(key, "val targets to evaluate on", "a store without", fix))
+    every = settings.evaluate_every if "val" in names else 0
+    cost = 0 if every is not None else count_evaluation_edges(run.store, names, run.mesh, settings.num_layers)
+    return EvaluationSchedule(every, cost)
+
+
+def _make_trainer(run: _Run, view: RunView, checkpoint: Checkpoint | None, *, writes: bool = True) -> Trainer:
+    """The trainer of a run, where its checkpoint left it. A collective."""
+    settings, mesh, out = run.settings, run.mesh, run.out if writes else None
+    model = parallelize(build_model(settings, run.shape, run.store), mesh)
+    loader = NeighborLoader(
+        run.store,
+        settings.fanout,
+        settings.targets,
+        batch_size=settings.batch_size,
+        strategy=settings.strategy,
+        seed=settings.seed,
+        mesh=mesh,
+        deterministic=settings.deterministic,
+        prefetch=settings.prefetch,
+        cache=settings.cache,
+        device_cache=settings.device_cache,
+        copies=settings.copies,
+        features_on_disk=settings.features_on_disk,
+        telemetry=None if out is None else telemetry_path(out, mesh.rank),
+        **array_names(settings),
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, run.num_steps))
+    trainer = Trainer(
+        model,
+        optimizer,
+        loader,
+        lr_scheduler=scheduler,
+        max_grad_norm=settings.max_grad_norm,
+        callback=view.step,
+        save_to=checkpoint_folder(training_folder(out)) if out is not None and run.saves else None,
+        save_every=settings.save_every if out is not None and settings.save_every else None,
+        keep_checkpoints=settings.keep_checkpoints,
+        description=run.description,
+    )
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+    return trainer
+
+
+def learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
+    """The factor of the learning rate at every step: a linear start, then constant or half a cosine."""
+
+    def factor(step: int) -> float:
+        if step < settings.warmup_steps:
+            return (step + 1) / settings.warmup_steps
+        if settings.lr_scheduler == "constant":
+            return 1.0
+        done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
+
+
+def _hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
+    """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
+    reads = strategy_class(parse_strategy(settings.strategy)).reads
+    if mesh.num_splits == 1 or reads != "own rows" or len(store.part_boundaries) > 2:
+        return
+    fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
+    options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
+    view.note(
+        "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
+        f"  gsplit partition {store.path} {made} {options}"
+    )

@@ -1,0 +1,83 @@
+"""Thousands of damaged inputs on every surface: each is read or refused in the usual form, and nothing else happens.
+
+``python benchmarks/fuzz.py --inputs 1000000`` runs the same on more of them, with bounds on memory.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from fuzz_guard import Guard, attempt
+from fuzz_mutations import mutate_array, mutate_bytes, mutate_document
+from fuzz_surfaces import SURFACES
+
+from gsplit.errors import InputError
+
+NUMBERS = {"manifest": 2000, "array": 1500, "settings": 800, "run settings": 1500, "run weights": 500}
+NUMBERS |= {"hardware": 1500, "records": 800, "npz": 250, "csv": 200, "parquet": 200, "ogb csv": 120, "ogb npz": 150}
+NUMBERS |= {"store": 500, "shard": 400}
+
+
+@cache
+def _guard() -> Guard:
+    return Guard()  # a hook stays, so there is one
+
+
+@pytest.mark.parametrize("name", list(SURFACES))
+def test_damaged_inputs_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    surface, refusals = SURFACES[name](tmp_path), 0
+    for number in range(NUMBERS[name]):
+        refused, finding = attempt(name, surface, number, _guard(), tmp_path)
+        assert finding is None, f"{name} {number}: {finding.what}"
+        refusals += refused
+    assert refusals > NUMBERS[name] // 10  # mutants are damaged, not only different
+
+
+class _Wrong:
+    """A surface that does what none may."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+
+    def attempt(self, random: Random) -> None:
+        if self._kind == "another error":
+            raise KeyError(self._kind)
+        if self._kind == "another form":
+            raise InputError("something is wrong")
+        if self._kind == "a file outside":
+            os.close(os.open("/etc/hostname", os.O_RDONLY))
+        if self._kind == "a link that leads out":
+            (self._folder / "link").symlink_to("/etc/hostname")
+            (self._folder / "link").read_text()
+        if self._kind == "a warning":
+            np.float32(1e30) * np.float32(1e30)
+
+
+@pytest.mark.parametrize(
+    "kind, what",
+    [
+        ("another error", "KeyError"),
+        ("another form", "another form"),
+        ("a file outside", "opened"),
+        ("a link that leads out", "opened"),
+        ("a warning", "RuntimeWarning"),
+        ("nothing", None),
+    ],
+)
+def test_what_must_not_happen_is_noticed(tmp_path: Path, kind: str, what: str | None) -> None:
+    _, finding = attempt("wrong", _Wrong(tmp_path, kind), 0, _guard(), tmp_path)
+    assert (finding is None) == (what is None)
+    assert finding is None or (what is not None and what in finding.what)
+
+
+def test_a_number_is_an_input() -> None:
+    document = {"a": [1, 2, {"b": "c"}], "d": 0.5}
+    for number in range(50):
+        first, second = Random(number), Random(number)
+        assert mutate_bytes(first, b"some bytes") == mutate_bytes(second, b"some bytes")
+        assert repr(mutate_document(first, document)) == repr(mutate_document(second, document))
+        assert mutate_array(first, np.arange(9)).tolist() == mutate_array(second, np.arange(9)).tolist()
+    assert document == {"a": [1, 2, {"b": "c"}], "d": 0.5}

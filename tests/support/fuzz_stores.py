@@ -1,0 +1,224 @@
+"""Whole stores and shards: a file or the manifest is damaged, with checksums that fit or not, and the store is used."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from fuzz_mutations import mutate_array, mutate_bytes, mutate_document, mutate_text
+from graphs import sample_store
+from rich.console import Console
+
+import gsplit
+from gsplit.cli.memory_view import describe_memory, show_memory
+from gsplit.cli.summary import describe, show, show_partition
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.errors import GSplitError
+from gsplit.local_graph import LocalGraph
+from gsplit.ownership import Ownership
+from gsplit.partitioning.presample import Workload, presample
+from gsplit.run.config import TrainSettings
+from gsplit.run.memory import MemoryPlan, forecast_memory
+from gsplit.run.recipe import shape_of
+from gsplit.run.store_checks import check_degrees, check_labels
+from gsplit.store.conversion import as_graph_store
+from gsplit.store.feature_types import write_with_features
+from gsplit.store.importers.pyg import to_pyg
+from gsplit.store.reader import Store, open_store
+from gsplit.store.shard import write_shard
+from gsplit.store.verify import verify_store
+
+__all__ = ["STORES"]
+
+
+def _inspect(store: Store) -> None:
+    document = describe(store)
+    json.dumps(document, allow_nan=False)
+    console = Console(file=io.StringIO(), width=80)
+    show(document, console)
+    show_partition(document, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b" not in text and "\0" not in text, text
+
+
+def _forecast(store: Store) -> None:
+    for plan in (MemoryPlan(), MemoryPlan(ranks=2, cache_bytes=200, copies_bytes=100, hidden=8)):
+        found = forecast_memory(store, plan)
+        json.dumps(describe_memory(found), allow_nan=False)
+        show_memory(found, Console(file=io.StringIO()))
+
+
+def _load(store: Store, **options: Any) -> None:
+    targets = options.pop("targets", "train")
+    loader = gsplit.NeighborLoader(store, [3, 2], targets, batch_size=6, mesh=solo_mesh(), **options)
+    for batch in loader:
+        assert batch.x.size(0) >= batch.num_targets
+
+
+def _train(store: Store) -> None:
+    shape = shape_of(store, TrainSettings(features="x"))
+    check_labels(store, "train")
+    check_degrees(store.graph)
+    for batch in gsplit.NeighborLoader(store, [2], "train", batch_size=8, mesh=solo_mesh()):
+        labels = batch.y
+        assert int(labels.min()) >= 0 and int(labels.max()) < shape.num_classes
+        torch.nn.functional.one_hot(labels.long(), min(shape.num_classes, 100)) if shape.num_classes <= 100 else None
+
+
+def _read(store: Store) -> None:
+    for name in store.names:
+        for act in (store.array, store.stored_array, lambda name: store.rows(name, [0, 3])):
+            try:
+                np.asarray(act(name)).sum()
+            except GSplitError:
+                continue
+    if "name_bytes" in store.names:
+        assert len(store.vertex_names()) == store.num_vertices
+
+
+def _write(store: Store, act: Callable[[Path], object]) -> None:
+    path = store.path.with_name("written.gsplit")
+    try:
+        act(path)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _presample(store: Store) -> None:
+    presample(Workload.of_store(store, "train", [2, 2], 4), epochs=1, threads=1)
+
+
+USES: tuple[Callable[[Store], object], ...] = (
+    verify_store,
+    _inspect,
+    _inspect,
+    _forecast,
+    _load,
+    lambda store: _load(store, targets=None),
+    lambda store: _load(store, features_on_disk=True, edge_attr="weight"),
+    lambda store: _load(store, cache=100),
+    lambda store: _load(store, shuffle=False, strategy="data"),
+    _train,
+    _read,
+    to_pyg,
+    _presample,
+    lambda store: _write(store, lambda path: write_shard(store, path, 0, 20)),
+    lambda store: _write(store, lambda path: write_with_features(store, path, "float16")),
+)
+
+
+class Stores:
+    """A partitioned store, damaged in one or two places, opened, and used in one way."""
+
+    def __init__(self, folder: Path) -> None:
+        plain = sample_store(folder / "plain.gsplit", 40, 200)
+        partitioned = folder / "s.gsplit"
+        gsplit.partition(
+            plain, partitioned, 4, [2, 2], "train", batch_size=8, solver="random", objective="random", epochs=2
+        )
+        self.begin(folder, partitioned)
+
+    def begin(self, folder: Path, sound: Path) -> None:
+        """Keep what is sound, and use it in every way once."""
+        self._folder, self._path, self._outside = folder, sound, folder / "outside.npy"
+        self._outside.write_bytes((sound / "indptr.npy").read_bytes())
+        self._sound = {path: path.read_bytes() for path in sorted(sound.rglob("*")) if path.is_file()}
+        self._manifest = json.loads((sound / "manifest.json").read_text())
+        for use in self.uses():
+            use(open_store(sound))
+
+    def uses(self) -> tuple[Callable[[Store], object], ...]:
+        """What is done to a store that could be opened."""
+        return USES
+
+    def attempt(self, random: Random) -> None:
+        try:
+            for _ in range(random.choice((1, 1, 2))):
+                self._damage(random)
+            random.choice(self.uses())(open_store(self._path))
+        finally:
+            self._restore()
+
+    def _damage(self, random: Random) -> None:
+        kind = random.randrange(10)
+        if kind < 3:
+            self._write_manifest(mutate_text(random, self._manifest))
+            return
+        path = random.choice([path for path in self._sound if path.suffix == ".npy"])
+        if kind == 3:
+            path.write_bytes(mutate_bytes(random, self._sound[path]))
+        elif kind == 4:
+            self._replace(random, path)
+        else:
+            self._change_values(random, path, honest=kind == 5)
+
+    def _change_values(self, random: Random, path: Path, *, honest: bool) -> None:
+        """Other elements, mostly with a checksum that fits: only the meaning is wrong."""
+        array = mutate_array(random, np.load(io.BytesIO(self._sound[path])))
+        path.write_bytes(self._sound[path][:128] + array.tobytes())
+        if not honest:
+            manifest = json.loads(json.dumps(self._manifest))
+            name = str(path.relative_to(self._path).with_suffix(""))
+            manifest["arrays"][name]["sha256"] = hashlib.sha256(array.tobytes()).hexdigest()
+            if random.random() < 0.2:
+                manifest["statistics"] = mutate_document(random, manifest["statistics"])
+            self._write_manifest(json.dumps(manifest).encode("utf-8", "surrogatepass"))
+
+    def _write_manifest(self, data: bytes) -> None:
+        (self._path / "manifest.json").unlink(missing_ok=True)
+        (self._path / "manifest.json").write_bytes(data)
+
+    def _replace(self, random: Random, path: Path) -> None:
+        path = random.choice((path, self._path / "manifest.json"))
+        path.unlink(missing_ok=True)
+        kind = random.randrange(5)
+        if kind == 0:
+            os.mkfifo(path)
+        elif kind == 1:
+            path.symlink_to(self._outside)
+        elif kind == 2:
+            path.mkdir()
+        elif kind == 3:
+            path.symlink_to("/dev/zero")
+
+    def _restore(self) -> None:
+        for path, data in self._sound.items():
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            if path.is_symlink() or path.is_fifo() or not path.exists() or path.read_bytes() != data:
+                path.unlink(missing_ok=True)
+                path.write_bytes(data)
+
+
+class Shards(Stores):
+    """A host's shard of it."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "whole").mkdir()
+        plain = sample_store(folder / "whole" / "plain.gsplit", 40, 200)
+        shard = folder / "shard.gsplit"
+        write_shard(plain, shard, 0, 20)
+        self.begin(folder, shard)
+
+    def uses(self) -> tuple[Callable[[Store], object], ...]:
+        """What can be done to a shard."""
+        return (verify_store, _inspect, _use_shard, _use_shard)
+
+
+def _use_shard(store: Store) -> None:
+    """Targets and rows of its vertices, as the rank that owns them would read them."""
+    local = LocalGraph(as_graph_store(store), solo_mesh(), Ownership((0, 20, 40)))
+    targets = local.targets("train")
+    for step in range(3):
+        ids = targets.for_step(0, 0, step, 8, shuffle=True)
+        local.rows("y").read(ids, torch.empty(ids.numel(), dtype=torch.int64))
+
+
+STORES = {"store": Stores, "shard": Shards}

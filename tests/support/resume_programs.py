@@ -1,0 +1,79 @@
+"""What ranks run in the tests of exact resume: the same training, in pieces, on other ranks and in other ways."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit.bench.exactness import CLASSES, WIDTH, small_store
+from gsplit.distributed.mesh import Mesh
+
+__all__ = ["Piece", "Trained", "train_piece", "train_pieces"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Steps of a training, from a checkpoint or from the start, to a checkpoint."""
+
+    stop: int
+    begin_from: Path | None = None
+    save_to: Path | None = None
+    save_every: int | None = None
+    strategy: str = "split"
+    prefetch: int = 0
+    norm: str | None = "batch_norm"
+    stop_by_rank: int | None = None
+    """Instead of by number, after step ``stop`` this rank asks all to stop."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of it."""
+
+    losses: list[float]
+    edges: int
+    weights: dict[str, Tensor]
+    stopped: bool
+
+
+def train_piece(mesh: Mesh, piece: Piece) -> Trained:
+    """Train one piece; everything is made anew."""
+    store, ownership = small_store("random", mesh.num_splits)
+    own = ownership if piece.strategy == "split" else None
+    options = {"strategy": piece.strategy, "prefetch": piece.prefetch, "ownership": own}
+    loader = gsplit.NeighborLoader(store, [3, 3], "train", batch_size=6, mesh=mesh, **options)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    model = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES, dropout=0.5, norm=piece.norm).double(), mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+    trainer = gsplit.Trainer(
+        model,
+        optimizer,
+        loader,
+        lr_scheduler=scheduler,
+        max_grad_norm=1.0,
+        save_to=piece.save_to,
+        save_every=piece.save_every,
+        callback=lambda report: _stop(trainer, mesh, piece),
+    )
+    if piece.begin_from is not None:
+        trainer.load(piece.begin_from)
+    while trainer.state.num_steps < piece.stop + (piece.stop_by_rank is not None) and not trainer.stopped:
+        trainer.train_epoch(piece.stop + 99 * (piece.stop_by_rank is not None) - trainer.state.num_steps)
+    if piece.save_to is not None:
+        trainer.save()
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return Trained(trainer.state.history.losses, trainer.state.train_edges, weights, trainer.stopped)
+
+
+def _stop(trainer: gsplit.Trainer, mesh: Mesh, piece: Piece) -> None:
+    if piece.stop_by_rank == mesh.rank and trainer.state.num_steps == piece.stop:
+        trainer.request_stop()
+
+
+def train_pieces(mesh: Mesh, pieces: list[Piece]) -> list[Trained]:
+    """Train several pieces, one after the other."""
+    return [train_piece(mesh, piece) for piece in pieces]
