@@ -4,19 +4,29 @@ Ranks meet in every collective, so the slowest waits hardly at all and the other
 waited, over a stretch of training that took all ranks equally long, tells which one that is and what it costs.
 """
 
+import time
 from collections.abc import Sequence
 
-from gsplit.distributed.comm import Call, Comm
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh
 
-__all__ = ["LEAST_SHARE", "compare_waits", "name_straggler"]
+__all__ = ["LEAST_SHARE", "WaitClock", "name_straggler"]
 
 LEAST_SHARE = 0.2
 """Of the time: where the others wait that much longer than one rank, it is named."""
 
 
-def compare_waits(comm: Comm, waited_s: float) -> list[float]:
-    """What every rank has waited. A collective."""
-    return [float(text) for text in comm.gather_text(Call("compare waits"), repr(waited_s))]
+class WaitClock:
+    """Counts, from now on, what this rank waits."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._waited_s, self._start = mesh, mesh.waited_s, time.monotonic()
+
+    def name_straggler(self) -> str | None:
+        """The rank that the others have waited for since, if there is one. A collective."""
+        seconds, own = time.monotonic() - self._start, self._mesh.waited_s - self._waited_s
+        waited = self._mesh.world.gather_text(Call("compare waits"), repr(own))
+        return name_straggler([float(text) for text in waited], seconds)
 
 
 def name_straggler(waited_s: Sequence[float], seconds: float) -> str | None:
