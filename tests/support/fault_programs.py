@@ -131,7 +131,7 @@ def _train(mesh: Mesh, model: Module, loader: NeighborLoader, reduce: str = "mea
     for batch in loader:
         rows = F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none")
         loss = batch.mean(rows) if reduce == "mean" else batch.sum(rows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     return float(loss.detach())
 
 

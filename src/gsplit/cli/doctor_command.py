@@ -46,11 +46,12 @@ def doctor(
 
 def _show(found: "Diagnosis", console: Console) -> None:
     table = Table.grid(padding=(0, 2))
-    for style in ("", "bold", ""):
-        table.add_column(style=style, overflow="fold", no_wrap=style != "" or None)
+    table.add_column(min_width=len("warning"))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for line in found.lines:
         told = Text(line.found)
         if line.fix:
             told.append(f"\n{'fix' if line.verdict != 'ok' else 'note'}: {line.fix}", style="italic")
-        table.add_row(Text(line.verdict, style=_STYLES[line.verdict]), Text(line.check, no_wrap=True), told)
+        table.add_row(Text(line.verdict, style=_STYLES[line.verdict]), Text(line.check), told)
     console.print(table, highlight=False)

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import resource
 import shutil
 import socket
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
+from gsplit.distributed.launch import ALLOCATOR
 from gsplit.doctor import examine, machine, network, stores
 from gsplit.doctor.line import Line
 from gsplit.store.build import build_store
@@ -57,7 +59,7 @@ def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch, t
 
 def test_limits_that_are_too_low_come_with_the_command_that_raises_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 256))
-    monkeypatch.setattr(machine.os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=16384))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=16384))
     lines = machine.check_limits()
     assert _told(lines, "open files") == ("warning", "256 per process", "ulimit -n 1024")
     assert _told(lines, "/dev/shm")[:2] == ("warning", "64 MiB; GSplit itself needs none of it")
@@ -70,7 +72,7 @@ def test_limits_that_are_too_low_come_with_the_command_that_raises_them(monkeypa
 def test_more_threads_than_cores_are_warned_of(
     nproc: int, threads: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     found = machine.check_threads(nproc)
     assert found.verdict == verdict and bool(found.fix) == (verdict == "warning")
@@ -80,10 +82,10 @@ def test_the_allocator_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "/lib/libjemalloc.so.2")
     assert machine.check_allocator().found == "preloaded: /lib/libjemalloc.so.2"
     monkeypatch.delenv("LD_PRELOAD")
-    for name in machine.ALLOCATOR:
+    for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     assert "export MALLOC_MMAP_MAX_=0 " in machine.check_allocator().fix
-    for name in machine.ALLOCATOR:
+    for name in ALLOCATOR:
         monkeypatch.setenv(name, "1")
     assert machine.check_allocator().found == "glibc, tuned to keep its memory"
 
