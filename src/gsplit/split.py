@@ -154,7 +154,7 @@ def exchange_ids(
     detail = f"epoch {key.epoch}, seed {key.seed}"
     asked_counts = comm.all_to_all_counts(Call("count ids", key.step, layer, detail), counts)
     asked_ids = ids.new_empty(sum(asked_counts))
-    comm.all_to_all(Call("exchange ids", key.step, layer), asked_ids, ids, asked_counts, counts).wait()
+    comm.all_to_all(Call("exchange ids", key.step, layer, detail), asked_ids, ids, asked_counts, counts).wait()
     return asked_ids, asked_counts
 
 

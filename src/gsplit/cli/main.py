@@ -7,6 +7,7 @@ import typer
 
 from gsplit.cli.bench_commands import bench_app
 from gsplit.cli.convert_command import convert
+from gsplit.cli.doctor_command import doctor
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.inspect_command import inspect
 from gsplit.cli.partition_commands import partition, shard
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(import_app, name="import")
 app.add_typer(bench_app, name="bench")
-for verb in (inspect, convert, partition, shard, plan, train, infer, verify, report, selftest):
+for verb in (inspect, convert, partition, shard, plan, train, infer, verify, report, selftest, doctor):
     app.command()(verb)
 
 

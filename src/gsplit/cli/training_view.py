@@ -97,6 +97,8 @@ def show_result(result: TrainResult, store: Path, console: Console) -> None:
     if result.best:
         scores = ", ".join(f"{name} {100 * value:.2f}%" for name, value in result.best.scores.items())
         table.add_row("best epoch", f"{result.best.epoch}: {scores} (exact, all neighbours)")
+    if result.straggler:
+        table.add_row("straggler", result.straggler)
     kept = "not kept (--out RUN keeps them)" if result.out is None else f"{result.out}, for gsplit infer"
     table.add_row("weights", kept)
     console.print(table, highlight=False)

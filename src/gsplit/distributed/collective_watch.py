@@ -3,6 +3,7 @@
 - Before a rank joins a collective it writes down what it is about to do (``status_page``), then looks whether the peers
   that are there already do the same: gloo would end the process (SIGABRT) on a mismatch. Whoever comes last sees all.
 - Two threads that use one group at once are refused: the order of their collectives is left to chance.
+- A group in which a collective has failed is of no use any more: its ranks no longer count alike.
 - A rank that waits longer than the patience gives up with an error that says which rank is missing, what that one does
   instead, and where in the code it is.
 
@@ -46,20 +47,28 @@ class CollectiveWatch:
         self._timeout_s, self._long_timeout_s = timeout_s, max(timeout_s, long_timeout_s)
         self._is_kept = slot < MOST_GROUPS
         self._number = 0
-        self._thread: int | None = None  # that waits
+        self._lock = threading.Lock()
+        self._thread, self._num_open = 0, 0  # who has collectives under way, and how many
+        self._broken = ""  # what the first failure was
         self.waited_s = 0.0
         """Seconds that this rank has waited in the group's collectives, all in all."""
 
     def begin(self, call: Call, what: str, *, compare: bool = True) -> int:
         """Note that this rank is about to join a collective; its number. Refused if the peers do another one."""
-        if self._thread not in (None, threading.get_ident()):
-            raise refuse_two_threads(call)
-        self._number += 1
+        with self._lock:
+            if self._broken:
+                fix = "start the ranks again"
+                raise CommError(explain(self._where(call), "ranks that have not lost each other", self._broken, fix))
+            if self._num_open and self._thread != threading.get_ident():
+                self._broken = f"two threads in a collective, one of them in: {call}"
+                raise refuse_two_threads(call)
+            self._thread, self._num_open, self._number = threading.get_ident(), self._num_open + 1, self._number + 1
+            number = self._number
         if self._is_kept:
-            self._peers.page.begin(self._slot, self._number, describe_call(call, what))
+            self._peers.page.begin(self._slot, number, describe_call(call, what))
             if compare:
-                self.compare(call, self._number)
-        return self._number
+                self.compare(call, number)
+        return number
 
     def compare(self, call: Call, number: int) -> None:
         """Raise if a collective is another one at a peer that has begun it."""
@@ -70,6 +79,7 @@ class CollectiveWatch:
         models = self._peers.models(list(found))
         if any(model not in got for model in models.values()):
             got += f"; their models: {join_differences(models)}"
+        self._broken = f"a collective that was not the same: {call}"
         raise RankFaultError(explain(self._where(call), "the same collective on every rank", got, DO_THE_SAME))
 
     def patience_s(self, call: Call) -> float:
@@ -79,15 +89,16 @@ class CollectiveWatch:
     @contextmanager
     def waiting(self, call: Call, number: int) -> Iterator[None]:
         """While this rank waits in a collective."""
-        if self._thread not in (None, threading.get_ident()):
-            raise refuse_two_threads(call)
-        start_s, self._thread = time.monotonic(), threading.get_ident()
+        start_s = time.monotonic()
         if self._is_kept:
             self._peers.page.wait(self._slot, number)
         try:
             yield
+        except BaseException:
+            self._broken = f"a collective that did not end: {call}"
+            raise
         finally:
-            self._thread = None
+            self._num_open -= 1
             self.waited_s += time.monotonic() - start_s
         if self._is_kept:
             self._peers.page.wait(self._slot, 0)  # not after an error: then peers see what it failed in

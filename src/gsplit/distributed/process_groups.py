@@ -26,7 +26,7 @@ from gsplit.distributed.launched_rank import STORE, Status, end_with_launcher, s
 from gsplit.distributed.peers import Peers
 from gsplit.errors import InputError, explain
 
-__all__ = ["Connection", "Groups", "connect", "is_connected", "num_connected_ranks"]
+__all__ = ["Connection", "Groups", "available_backends", "connect", "is_connected", "num_connected_ranks"]
 
 
 class Connection:
@@ -181,6 +181,12 @@ def _check_devices(host: GroupComm, device: torch.device, sample_device: torch.d
             got = f"ranks {seen[name]} and {rank} both on {name}"
             fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
             raise InputError(explain("device", "a device of its own for every rank", got, fix))
+
+
+def available_backends() -> list[str]:
+    """What the installed torch can send over."""
+    found = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    return [name for name, is_there in found.items() if is_there]
 
 
 def is_connected() -> bool:

@@ -123,6 +123,8 @@ def shorten_stack(text: str) -> str:
             threads.append([])
         elif line.startswith('  File "') and threads:
             file, _, rest = line[8:].partition('", line ')
+            if not threads[-1] and ("/gsplit/distributed/" in file or "/torch/distributed/" in file):
+                continue  # how a collective waits is no news
             number, _, function = rest.partition(" in ")
             threads[-1].append(f"  {'/'.join(PurePath(file).parts[-2:])}:{number} in {function}")
     threads = [frames for frames in reversed(threads) if frames]  # the newest thread is written first

@@ -78,7 +78,8 @@ def history_as_dict(history: History) -> dict[str, Any]:
 class TrainResult:
     """A training run. ``best`` is None if nothing was evaluated, ``out`` if nothing was kept.
 
-    ``finished`` is False if it was told to stop; it can be resumed then.
+    ``finished`` is False if it was told to stop; it can be resumed then. ``straggler``: which rank kept the others
+    waiting, if one did.
     """
 
     ranks: int
@@ -88,6 +89,7 @@ class TrainResult:
     best: Evaluation | None
     out: Path | None
     finished: bool = True
+    straggler: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -100,6 +102,7 @@ class TrainResult:
             "best": None if self.best is None else _flat(self.best),
             "run": None if self.out is None else str(self.out),
             "finished": self.finished,
+            "straggler": self.straggler,
         }
 
 

@@ -16,6 +16,7 @@ from gsplit.checkpoints.files import Checkpoint, remove_newer
 from gsplit.checkpoints.training import read_on_all_ranks
 from gsplit.distributed.comm import run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.stragglers import WaitClock
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.loader import NeighborLoader
@@ -111,12 +112,14 @@ def train_run(
         _hint_at_partitioning(store, run.settings, mesh, view)
         view.begin(run.num_steps, trainer.state.num_steps)
         with trainer.state.loader.telemetry, stop_on_signals(trainer.request_stop) if run.saves else nullcontext():
+            waits = WaitClock(mesh)
             _train(trainer, run, schedule, view)
+            straggler = waits.name_straggler()  # all ranks: they stop after the same step
             if run.saves:
                 trainer.save()
         if out is not None and not trainer.stopped:
             run_on_rank_zero(mesh.world, "finish run", lambda: _finish(run, out, trainer.state))
-    return _result(run, trainer)
+    return _result(run, trainer, straggler)
 
 
 def _train(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
@@ -150,11 +153,11 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
     view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores))
 
 
-def _result(run: _Run, trainer: Trainer) -> TrainResult:
+def _result(run: _Run, trainer: Trainer, straggler: str | None = None) -> TrainResult:
     best, history = trainer.state.best, trainer.state.history
     kept = None if best is None else Evaluation(best.epoch, best.num_steps, best.scores)
     how = (run.mesh.size, run.mesh.num_replicas, run.settings.strategy)
-    return TrainResult(*how, history, kept, run.out, finished=not trainer.stopped)
+    return TrainResult(*how, history, kept, run.out, finished=not trainer.stopped, straggler=straggler)
 
 
 def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoint: Checkpoint | None) -> None:

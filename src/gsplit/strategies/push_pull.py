@@ -38,18 +38,18 @@ class PushPullStrategy(StrategyBase):
         self._sampler = setup.make_sampler(setup.views.sampled)
         self._pool = setup.loader.pool if mesh.sample_device == mesh.device else BufferPool(mesh.device)
 
-    def _gather_ids(self, ids: Tensor, step: int, telemetry: StepTelemetry) -> tuple[Tensor, tuple[int, ...]]:
+    def _gather_ids(self, ids: Tensor, key: StepKey, telemetry: StepTelemetry) -> tuple[Tensor, tuple[int, ...]]:
         """The level-1 vertices of all ranks of the replica, rank after rank. A collective."""
         comm = self._setup.groups.ids
         with telemetry.span("exchange_ids"):  # all ranks: once per step, empty or not
-            return exchange_ids(comm, step, 0, ids.repeat(comm.size), (ids.numel(),) * comm.size)
+            return exchange_ids(comm, key, 0, ids.repeat(comm.size), (ids.numel(),) * comm.size)
 
     def sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         setup, mesh = self._setup, self._mesh
         targets, global_batch_size = self._own_targets(key, telemetry)
         with telemetry.span("sample"):
             upper = sample_minibatch(self._sampler, targets, setup.num_neighbors[:-1], key, bottom_layer=1)
-        ids, counts = self._gather_ids(upper.input_ids, key.step, telemetry)
+        ids, counts = self._gather_ids(upper.input_ids, key, telemetry)
         with telemetry.span("sample"), closing(self._sampler.start(upper.input_ids)) as frontier:
             send_rows = frontier.locate(ids)
             drawn = frontier.sample_layer(key.layer(0), setup.num_neighbors[-1])

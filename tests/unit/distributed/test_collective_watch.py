@@ -16,7 +16,7 @@ from gsplit.distributed.peers import Peers
 from gsplit.distributed.processes import RankProcess, StackFile, own_process, read_stack
 from gsplit.distributed.remote_status import RemoteStatus
 from gsplit.distributed.status_page import MOST_GROUPS, new_page
-from gsplit.errors import InputError, RankFaultError
+from gsplit.errors import CommError, InputError, RankFaultError
 
 MEAN, SUM = Call("mean", 3), Call("sum", 3)
 
@@ -96,6 +96,10 @@ def test_two_threads_in_one_group_are_refused() -> None:
         thread.join()
     assert refused
     assert watch.waited_s > 0
+    with pytest.raises(
+        CommError, match="expected ranks that have not lost each other .got two threads in a collective"
+    ):
+        watch.begin(MEAN, "")
 
 
 def test_a_stopped_process_is_told_from_one_that_runs_and_one_that_has_ended() -> None:

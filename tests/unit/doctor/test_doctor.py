@@ -1,0 +1,153 @@
+"""Every line of the doctor can say that something is wrong, and what to do. Real ranks: tests/dist/test_doctor.py."""
+
+import importlib.metadata
+import json
+import os
+import resource
+import shutil
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from gsplit.cli.main import app
+from gsplit.distributed.launch import ALLOCATOR
+from gsplit.doctor import examine, machine, network, stores
+from gsplit.doctor.line import Line
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = PlantedGraph(200, 1000, num_features=4)
+    return build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit").path
+
+
+def _told(lines: list[Line], check: str) -> tuple[str, str, str]:
+    (line,) = (line for line in lines if line.check == check)
+    return line.verdict, line.found, line.fix
+
+
+def test_a_package_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.check_versions().verdict == "ok"
+    version = importlib.metadata.version
+
+    def without_numba(name: str) -> str:
+        if name in ("numba", "pyarrow"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without_numba)
+    found = machine.check_versions()
+    assert found.verdict == "error" and found.found.endswith("not installed: numba")  # pyarrow is optional
+
+
+def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "free_bytes", lambda: 1 << 30)
+    found = machine.check_memory()
+    assert found.verdict == "warning" and found.found.startswith("1 GiB free of ")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 20))
+    assert machine.check_disk(tmp_path) == Line(
+        "disk", "warning", f"1 MiB free at {tmp_path}", "free space, or give --out another place", {"free_bytes": 2**20}
+    )
+    monkeypatch.undo()
+    assert machine.check_disk(tmp_path / "nothing").verdict == "error"
+
+
+def test_limits_that_are_too_low_come_with_the_command_that_raises_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 256))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=16384))
+    lines = machine.check_limits()
+    assert _told(lines, "open files") == ("warning", "256 per process", "ulimit -n 1024")
+    assert _told(lines, "/dev/shm")[:2] == ("warning", "64 MiB; GSplit itself needs none of it")
+
+
+@pytest.mark.parametrize(
+    "nproc, threads, verdict",
+    [(1, "", "ok"), (2, "1", "ok"), (2, "2", "warning"), (3, "", "warning"), (2, "many", "ok")],
+)
+def test_more_threads_than_cores_are_warned_of(
+    nproc: int, threads: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    found = machine.check_threads(nproc)
+    assert found.verdict == verdict and bool(found.fix) == (verdict == "warning")
+
+
+def test_the_allocator_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/lib/libjemalloc.so.2")
+    assert machine.check_allocator().found == "preloaded: /lib/libjemalloc.so.2"
+    monkeypatch.delenv("LD_PRELOAD")
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    assert "export MALLOC_MMAP_MAX_=0 " in machine.check_allocator().fix
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "1")
+    assert machine.check_allocator().found == "glibc, tuned to keep its memory"
+
+
+def test_backends_and_interfaces_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert network.check_backends().verdict == "ok"
+    monkeypatch.setattr(network, "available_backends", list)
+    assert network.check_backends().verdict == "error"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert network.check_interfaces().verdict == "ok"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nothing0")
+    found = network.check_interfaces()
+    assert found.verdict == "error" and "GLOO_SOCKET_IFNAME=lo,nothing0" in found.found
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+
+    def fail(host: str) -> str:
+        raise OSError("unknown")
+
+    monkeypatch.setattr(socket, "gethostbyname", fail)
+    assert network.check_interfaces().verdict == "warning"
+
+
+def test_a_slow_exchange_and_one_without_shared_memory_are_warned_of() -> None:
+    figures = {"gloo latency_s": 0.5, "gloo bytes_per_s": 1e9}
+    assert network._describe("gloo", figures).verdict == "warning"
+    assert network._describe("gloo", figures | {"gloo latency_s": 1e-4}).found == "100 us and 1.00 GB/s from each rank"
+    assert network._describe("shared memory", figures).verdict == "warning"
+
+
+def test_a_store_is_opened_and_read_if_asked_for(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = stores.check_store(store, 2, full=True)
+    assert _told(lines, "parts")[0] == "warning" and "--parts 2" in _told(lines, "parts")[2]
+    assert _told(lines, "checksums")[:2] == ("ok", "every checksum, every id and every order is right")
+    assert _told(stores.check_store(store, 1, full=False), "checksums")[2] == "--full reads all"
+    damaged = shutil.copytree(store, tmp_path / "damaged.gsplit")
+    data = bytearray((damaged / "features" / "x.npy").read_bytes())
+    data[len(data) // 2] ^= 1
+    (damaged / "features" / "x.npy").write_bytes(data)
+    verdict, found, _ = _told(stores.check_store(damaged, 1, full=True), "checksums")
+    assert verdict == "error" and "x.npy" in found
+    assert stores.check_store(tmp_path, 1, full=False)[0].verdict == "error"
+    monkeypatch.setattr(stores, "free_bytes", lambda: 100)
+    assert _told(stores.check_store(store, 1, full=False), "store in memory")[0] == "warning"
+
+
+def test_a_check_that_fails_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Line:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr("gsplit.doctor.examination.check_memory", fail)
+    found = examine(None, 1)
+    assert not found.is_fit
+    assert _told(found.lines, "memory")[:2] == ("error", "on purpose")
+    assert _told(found.lines, "ranks")[0] == "ok"
+
+
+def test_the_screen_fits_80_columns_and_the_exit_code_tells(store: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["doctor", str(store), "--nproc", "1"], env={"COLUMNS": "80"})
+    assert run.exit_code == 0, run.output
+    assert all(len(line) <= 80 for line in run.stdout.splitlines())
+    assert "ok       versions " in run.stdout and "200 vertices, 1,000 edges" in run.stdout
+    run = CliRunner().invoke(app, ["doctor", str(tmp_path / "nothing.gsplit"), "--nproc", "1", "--json"])
+    document = json.loads(run.stdout)
+    assert run.exit_code == 1 and document["ok"] is False
+    assert [line["verdict"] for line in document["lines"] if line["check"] == "store"] == ["error"]
