@@ -110,7 +110,7 @@ def try_kills(store: Path, folder: Path, plan: Plan, seed: int) -> dict[str, Any
     """One run undisturbed, one killed many times; both on two ranks."""
     rng, whole, killed = random.Random(seed), folder / "whole", folder / "killed"
     want = json.loads(subprocess.run(_command(store, whole, plan.steps), capture_output=True, check=True).stdout)
-    kills = []
+    kills: list[Any] = []
     while len(kills) < plan.kills and finished_folder(killed) == killed:
         kills.append(_kill_once(store, killed, plan, rng))
         print(f"kill {len(kills)}: {kills[-1]}", file=sys.stderr)
