@@ -97,6 +97,7 @@ def _quiet_library() -> Iterator[None]:
 
 
 def _run_here(task: Task, nproc: int) -> None:
+    from gsplit.distributed.comm import assert_same_on_all_ranks
     from gsplit.distributed.mesh import init
 
     if nproc == 1 and rank_of_environment() is None:
@@ -104,6 +105,7 @@ def _run_here(task: Task, nproc: int) -> None:
     mesh = init(task.device, replicas=task.replicas)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
+    assert_same_on_all_ranks(mesh.world, "command", task.agreement())  # ranks may have been started by hand
     with _quiet_library():
         code = task.run(mesh)
     mesh.close()

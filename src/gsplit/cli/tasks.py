@@ -31,6 +31,15 @@ class _Task(BaseModel):
     as_json: bool
     device: str | None
 
+    def agreement(self) -> dict[str, object]:
+        """What must be the same on every rank; paths may differ between hosts, and what is shown."""
+        said = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights"})
+        manifest = open_store(self.store).manifest
+        said |= {"vertices of the store": manifest.num_vertices, "parts of the store": manifest.part_boundaries}
+        if manifest.shard is None:
+            said["edges of the store"] = manifest.arrays["indices"].sha256
+        return said
+
     @property
     def grace_s(self) -> float:
         """Seconds that ranks have to end when they are told to."""
@@ -56,6 +65,10 @@ class _Task(BaseModel):
 
 class _SettingsTask(_Task):
     settings: TrainSettings
+
+    def agreement(self) -> dict[str, object]:
+        """See the base class."""
+        return super().agreement() | self.settings.model_dump()
 
     @property
     def replicas(self) -> int:
