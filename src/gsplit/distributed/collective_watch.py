@@ -12,8 +12,6 @@ Where rank 0 works alone while the others wait (``Call.long_wait``), the long pa
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gsplit.distributed.comm import Call
 from gsplit.distributed.peers import Peers, join_differences
@@ -37,6 +35,22 @@ def refuse_two_threads(call: Call) -> InputError:
     got = f"{threading.current_thread().name}, while another is in a collective"
     fix = "use a mesh from one thread at a time; only a loader's prefetch has groups of its own"
     return InputError(explain(call, "one thread that uses the mesh", got, fix))
+
+
+class _Waiting:
+    """See ``CollectiveWatch.waiting``; a class, because a generator would cost more than what it does."""
+
+    __slots__ = ("_call", "_number", "_start_s", "_watch")
+
+    def __init__(self, watch: "CollectiveWatch", call: Call, number: int) -> None:
+        self._watch, self._call, self._number = watch, call, number
+
+    def __enter__(self) -> None:
+        self._start_s = time.monotonic()
+        self._watch.begin_wait(self._number)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._watch.end_wait(self._call, time.monotonic() - self._start_s, failed=kind is not None)
 
 
 class CollectiveWatch:
@@ -86,21 +100,22 @@ class CollectiveWatch:
         """How long to wait for the others in a collective."""
         return self._long_timeout_s if call.long_wait else self._timeout_s
 
-    @contextmanager
-    def waiting(self, call: Call, number: int) -> Iterator[None]:
-        """While this rank waits in a collective."""
-        start_s = time.monotonic()
+    def waiting(self, call: Call, number: int) -> "_Waiting":
+        """While this rank waits in a collective: a context."""
+        return _Waiting(self, call, number)
+
+    def begin_wait(self, number: int) -> None:
+        """What ``waiting`` does at its beginning."""
         if self._is_kept:
             self._peers.page.wait(self._slot, number)
-        try:
-            yield
-        except BaseException:
+
+    def end_wait(self, call: Call, seconds: float, *, failed: bool) -> None:
+        """What ``waiting`` does at its end."""
+        self._num_open -= 1
+        self.waited_s += seconds
+        if failed:
             self._broken = f"a collective that did not end: {call}"
-            raise
-        finally:
-            self._num_open -= 1
-            self.waited_s += time.monotonic() - start_s
-        if self._is_kept:
+        elif self._is_kept:
             self._peers.page.wait(self._slot, 0)  # not after an error: then peers see what it failed in
 
     def late(self, call: Call, number: int) -> CommError:

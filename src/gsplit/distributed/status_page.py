@@ -26,6 +26,7 @@ _KEPT = 64
 _LINES = ("token", "stage", "loader", "model")
 _LINE = struct.Struct("d248s")  # since when, text
 _GROUP = struct.Struct("qqqd")  # last collective begun, the one waited in (0: none), by a loader's thread?, since when
+_WAIT, _WAIT_AT = struct.Struct("qqd"), 8  # the last three of them
 _RECORD = struct.Struct("q248s")  # number of a collective, its description
 _FIRST_GROUP = len(_LINES) * _LINE.size
 _GROUP_BYTES = _GROUP.size + _KEPT * _RECORD.size
@@ -65,8 +66,7 @@ class StatusPage:
     def wait(self, group: int, number: int) -> None:
         """The owner waits in a collective; 0: in none any more."""
         start = _FIRST_GROUP + group * _GROUP_BYTES
-        begun = _GROUP.unpack_from(self._memory, start)[0]
-        _GROUP.pack_into(self._memory, start, begun, number, is_ahead(), time.monotonic())
+        _WAIT.pack_into(self._memory, start + _WAIT_AT, number, is_ahead(), time.monotonic())
 
     def line(self, line: Line) -> tuple[str, float]:
         """A line, and since when it is so."""
@@ -86,10 +86,14 @@ class StatusPage:
                 found.append(Waiting(group, number, bool(ahead), since_s))
         return found
 
+    def record(self, group: int, number: int) -> bytes:
+        """What is written where a collective has its place: itself, or an older one."""
+        place = _FIRST_GROUP + group * _GROUP_BYTES + _GROUP.size + number % _KEPT * _RECORD.size
+        return self._memory[place : place + _RECORD.size]
+
     def description(self, group: int, number: int) -> str | None:
         """What a collective is at the owner; None if it has not begun it, or long ago."""
-        place = _FIRST_GROUP + group * _GROUP_BYTES + _GROUP.size + number % _KEPT * _RECORD.size
-        held, text = _RECORD.unpack_from(self._memory, place)
+        held, text = _RECORD.unpack(self.record(group, number))
         return _decode(text) if held == number else None
 
 

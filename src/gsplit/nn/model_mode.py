@@ -5,24 +5,31 @@ made here travels with the collective of every loss (``batch.mean``, ``batch.sum
 """
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 __all__ = ["ModelMode"]
 
 _MOST_NAMES = 3
+_LIST_EVERY = 50  # forwards: walking a model takes longer than looking at its flags
 
 
 class ModelMode:
-    """Says how one model stands; looks at every module in every forward, and makes the text anew if it has changed."""
+    """Says how one model stands; looks at every flag in every forward, and makes the text anew if one has changed."""
 
     def __init__(self) -> None:
         self._seen: tuple[object, ...] = ()
         self._text = ""
+        self._modules: list[Module] = []
+        self._parameters: list[Parameter] = []
+        self._num_forwards = 0
 
     def describe(self, model: Module) -> str:
         """Such as ``training, 4 of 6 parameters trained, not convs.0.lin_l.weight, convs.0.lin_l.bias``."""
-        training = [module.training for module in model.modules()]
-        trained = [parameter.requires_grad for parameter in model.parameters()]
+        if self._num_forwards % _LIST_EVERY == 0:
+            self._modules, self._parameters = list(model.modules()), list(model.parameters())
+        self._num_forwards += 1
+        training = [module.training for module in self._modules]
+        trained = [parameter.requires_grad for parameter in self._parameters]
         seen = (training, trained, torch.is_grad_enabled())
         if seen != self._seen:
             self._seen, self._text = seen, _text(model, training, trained)
