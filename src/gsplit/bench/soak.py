@@ -23,7 +23,6 @@ from gsplit.run.layout import latest_checkpoint
 __all__ = ["SoakPlan", "SoakReport", "Trial", "run_soak"]
 
 _LIFE_S = 4 * 3600.0  # longer than any life is meant to take
-_SHARED = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class SoakPlan:
 class Trial:
     """One fault. ``gone_s``: seconds until all processes were gone; None if the run went on.
 
-    ``left``: processes, shared memory and temporary files of it that were still there.
+    ``left``: processes and temporary files of it that were still there; shared memory has no names and goes with them.
     """
 
     fault: str
@@ -122,7 +121,7 @@ class _Soak:
 
     def __init__(self, plan: SoakPlan, folder: Path, rng: random.Random) -> None:
         self._plan, self._folder, self._rng = plan, folder, rng
-        self._run, self._things = folder / "run", _things()
+        self._run = folder / "run"
         self._life: tuple[Life, AbstractContextManager[TwoHosts | None], TwoHosts | None] | None = None
         self.trials: list[Trial] = []
         self.lives = 0
@@ -150,8 +149,7 @@ class _Soak:
         left = tuple(f"process {pid}" for pid in members if lives(pid))
         life.end(members)
         self._bury()
-        left += tuple(sorted(_things() - self._things))
-        self._things |= set(left)
+        left += life.left_files()
         self._note(fault, did, life, took, left, in_time and not left)
 
     def finish(self) -> Life:
@@ -189,11 +187,6 @@ class _Soak:
     ) -> None:
         message = "" if gone is None else life.message()
         self.trials.append(Trial(fault.name, did, gone, life.exit_codes, message, left, as_it_should))
-
-
-def _things() -> set[str]:
-    """Shared memory and temporary files with our names."""
-    return {str(path) for folder in _SHARED if folder.is_dir() for path in folder.glob("*gsplit*")}
 
 
 def _wait_gone(members: list[int], seconds: float) -> bool:

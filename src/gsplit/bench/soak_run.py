@@ -80,6 +80,10 @@ class Life:
             raise CommError(explain("soak", "a finished run", self.message(), "see what the run printed")) from error
         return found
 
+    def left_files(self) -> tuple[str, ...]:
+        """Temporary files that nobody took away."""
+        return tuple(sorted(path.name for path in (self.folder / "tmp").iterdir()))
+
     def message(self) -> str:
         """The line that says most about why it ended."""
         lines = [
@@ -102,17 +106,16 @@ class Life:
 
 def start(train: Sequence[str], num_ranks: int, folder: Path, network: TwoHosts | None) -> Life:
     """``train``: the arguments of ``gsplit train``."""
-    folder.mkdir(parents=True)
+    (folder / "tmp").mkdir(parents=True)
     if network is None:
         commands = [[sys.executable, "-m", "gsplit", "train", *train, "--nproc", str(num_ranks)]]
-        environments = [dict(os.environ)]
+        environments: list[dict[str, str]] = [{}]
     else:
         commands = [network.command(host, _torchrun(host, num_ranks // 2, network, train)) for host in (0, 1)]
-        environments = [
-            {**os.environ, "GLOO_SOCKET_IFNAME": name, "OMP_NUM_THREADS": "1"} for name in network.interfaces
-        ]
+        environments = [{"GLOO_SOCKET_IFNAME": name, "OMP_NUM_THREADS": "1"} for name in network.interfaces]
     processes = []
-    for place, (command, environment) in enumerate(zip(commands, environments, strict=True)):
+    for place, (command, more) in enumerate(zip(commands, environments, strict=True)):
+        environment = {**os.environ, "TMPDIR": str(folder / "tmp"), **more}
         with (folder / f"out-{place}").open("wb") as out, (folder / f"err-{place}").open("wb") as err:
             processes.append(
                 subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment)

@@ -10,7 +10,7 @@ import psutil
 
 __all__ = ["Slope", "Usage", "find_ranks", "fit_slope", "lives", "processes_of", "slopes_of", "usage_of"]
 
-_WARM_UP_S = 20.0  # imports, first steps, buffers that reach their size
+_WARM_UP_S, _WARM_UP_SHARE = 20.0, 0.3  # at least, and of a run: imports, first steps, buffers that reach their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ def fit_slope(times: list[float], values: list[float]) -> Slope:
 def slopes_of(usages: list[Usage]) -> dict[str, Slope]:
     """Of an uninterrupted run; empty if it was too short to say. The moments of starting and ending are left out."""
     full = max((usage.processes for usage in usages), default=0)
-    steady = [usage for usage in usages if usage.at_s >= _WARM_UP_S and usage.processes == full]
+    begin = max(_WARM_UP_S, _WARM_UP_SHARE * usages[-1].at_s) if usages else 0.0
+    steady = [usage for usage in usages if usage.at_s >= begin and usage.processes == full]
     if len(steady) < 5:
         return {}
     times = [usage.at_s for usage in steady]
