@@ -2,18 +2,21 @@
 
     python benchmarks/faults.py --out benchmarks/results/DATE-faults
 
-Two ranks of ``gsplit train`` and ``gsplit infer`` on a small graph; about a quarter of an hour. Each trial has a limit in
-seconds from the fault until no process is left: 10 for exceptions, kills and signals, 60 for a rank that is stopped
-and for ranks that disagree. Written after every trial; ``--only TEXT`` runs those whose name has it.
+Two ranks of ``gsplit train`` and ``gsplit infer`` on a small graph; a quarter of an hour on two idle cores. Each trial has
+a limit in seconds from the fault until no process is left: 10 for exceptions, kills and signals, 60 for a rank that is
+stopped and for ranks that disagree. Written after every trial; ``--only TEXT`` runs those whose name has it, ``--jobs N``
+so many at a time.
 """
 
 import argparse
 import json
+import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 
 from gsplit.bench.provenance import current_commit, describe_machine, installed_versions
@@ -21,8 +24,13 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.testing.fault_trials import Fault, Outcome, run_command, run_mismatched
 
-KINDS = ("SIGKILL", "SIGSEGV", "exception", "exit 0", "out of memory", "SIGSTOP")
 OF_LAUNCHER = ("SIGTERM to the launcher", "SIGTERM to the launcher, SIGSTOP", "SIGKILL of the launcher")
+KINDS = ("SIGKILL", "exception", "exit 0", OF_LAUNCHER[0], "SIGSTOP")
+MORE_KINDS = {
+    "start": OF_LAUNCHER[2:],
+    "sampling": ("out of memory",),
+    "backward": ("out of memory", "SIGSEGV", *OF_LAUNCHER[1:]),
+}
 PLACES = ("start", "sampling", "prefetch", "backward", "evaluation", "saving", "inference")
 MODEL = ("--hidden", "16", "--fanout", "5,5", "--batch-size", "256")
 
@@ -52,29 +60,36 @@ def make_material(folder: Path) -> Material:
     trained = folder / "trained"
     done = run_command(("train", stores[0], *MODEL, "--steps", "3", "--out", str(trained)), None, folder / "training")
     assert done.exit_codes == [0] and done.clean, done
-    return Material(*stores, str(trained))
+    return Material(stores[0], stores[1], str(trained))
 
 
-def all_trials(material: Material) -> Iterator[Trial]:
-    for place in PLACES:
-        for kind in (*KINDS, *OF_LAUNCHER):
-            fault = Fault(
-                "sampling" if place == "prefetch" else place,
-                kind,
-                rank=0 if place == "saving" else 1,
-                call={"sampling": 4, "prefetch": 4, "backward": 4, "evaluation": 2, "inference": 2}.get(place, 1),
-            )
-            limit_s = 60.0 if kind == "SIGSTOP" else 10.0
-            yield Trial(f"{place}: {kind}", limit_s, fault, (words_of(place, material),))
+def all_trials(material: Material) -> list[Trial]:
+    """Every trial; in an order in which a run that is cut short has seen many places and kinds."""
+    table = [
+        (row + column, fault_trial(place, kind, material))
+        for row, place in enumerate(PLACES)
+        for column, kind in enumerate((*KINDS, *MORE_KINDS.get(place, ())))
+    ]
+    diagonals = [trial for _, trial in sorted(table, key=lambda entry: entry[0] % len(PLACES))]
+    return [trial for pair in zip_longest(diagonals, mismatches(material)) for trial in pair if trial is not None]
+
+
+def fault_trial(place: str, kind: str, material: Material) -> Trial:
+    call = {"sampling": 4, "prefetch": 4, "backward": 4, "evaluation": 2, "inference": 2}.get(place, 1)
+    fault = Fault("sampling" if place == "prefetch" else place, kind, rank=0 if place == "saving" else 1, call=call)
+    return Trial(f"{place}: {kind}", 60.0 if kind == "SIGSTOP" else 10.0, fault, (words_of(place, material),))
+
+
+def mismatches(material: Material) -> list[Trial]:
     train = ("train", material.store, *MODEL, "--epochs", "2")
-    for name, changed in {
+    changed = {
         "settings": (*train, "--lr", "0.5"),
         "seed": (*train, "--seed", "7"),
         "model": (*train, "--model", "gat"),
         "store": ("train", material.other, *MODEL, "--epochs", "2"),
         "steps": (*train[:-1], "3"),
-    }.items():
-        yield Trial(f"mismatched {name}", 60.0, None, (train, changed))
+    }
+    return [Trial(f"mismatched {name}", 60.0, None, (train, words)) for name, words in changed.items()]
 
 
 def words_of(place: str, material: Material) -> tuple[str, ...]:
@@ -133,38 +148,53 @@ def as_markdown(records: list[dict[str, object]], command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(out: Path, records: list[dict[str, object]], command: str, folder: str) -> None:
+    out.with_suffix(".md").write_text(as_markdown(records, command).replace(folder, "FOLDER"))
+    document = {
+        "kind": "faults",
+        "command": command,
+        "commit": current_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": installed_versions(),
+        "machine": describe_machine(),
+        "records": records,
+    }
+    out.with_suffix(".json").write_text(json.dumps(document, indent=1).replace(folder, "FOLDER") + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="results are written to OUT.json and OUT.md")
     parser.add_argument("--only", default="", help="run the trials whose name has this text")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     options = parser.parse_args()
-    command = "python benchmarks/faults.py" + (f" --only '{options.only}'" if options.only else "")
+    command = (
+        "python benchmarks/faults.py"
+        + (f" --only '{options.only}'" if options.only else "")
+        + (f" --jobs {options.jobs}" if options.jobs > 1 else "")
+    )
     records: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(prefix="gsplit-faults-") as name:
+    with tempfile.TemporaryDirectory(prefix="gsplit-faults-") as name, ThreadPoolExecutor(options.jobs) as pool:
         material = make_material(Path(name))
-        for number, trial in enumerate(t for t in all_trials(material) if options.only in t.name):
-            outcome = run_trial(trial, Path(name) / f"trial-{number}")
+        trials = [trial for trial in all_trials(material) if options.only in trial.name]
+        folders = [Path(name) / f"trial-{number}" for number in range(len(trials))]
+        for trial, outcome in zip(trials, pool.map(run_trial, trials, folders), strict=True):
+            load = round(os.getloadavg()[0], 1)
             records.append(
-                {"trial": trial.name, "limit_s": trial.limit_s, "verdict": verdict(trial, outcome), **asdict(outcome)}
+                {
+                    "trial": trial.name,
+                    "limit_s": trial.limit_s,
+                    "verdict": verdict(trial, outcome),
+                    "load": load,
+                    **asdict(outcome),
+                }
             )
             print(
                 f"{trial.name:48} {records[-1]['verdict']:14} {outcome.seconds} s  {outcome.exit_codes}  {outcome.left}  {outcome.message}",
                 flush=True,
             )
             if options.out is not None:
-                options.out.with_suffix(".md").write_text(as_markdown(records, command))
-                document = {
-                    "kind": "faults",
-                    "command": command,
-                    "commit": current_commit(),
-                    "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "versions": installed_versions(),
-                    "machine": describe_machine(),
-                    "records": records,
-                }
-                options.out.with_suffix(".json").write_text(
-                    json.dumps(document, indent=1).replace(name, "FOLDER") + "\n"
-                )
+                write(options.out, records, command, name)
     print(f"{sum(record['verdict'] == 'ok' for record in records)} of {len(records)} ok")
 
 

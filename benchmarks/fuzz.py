@@ -1,14 +1,15 @@
 """A million damaged inputs on every surface that reads files: each is read or refused, nothing else may happen.
 
-python benchmarks/fuzz.py --inputs 1000000 --out benchmarks/results/DATE-fuzz
+TMPDIR=/dev/shm python benchmarks/fuzz.py --inputs 1000000 --out benchmarks/results/DATE-fuzz
 python benchmarks/fuzz.py --again "run settings" 4711        # one input, with what it does
 
-Surfaces, mutations and what counts as a finding are those of tests/fuzz. Here every worker is a process of its own with
-a bound on its memory; one that crashes or makes no progress is a finding, too, and the input after it goes on.
+Surfaces, mutations and what counts as a finding are those of tests/fuzz. Here inputs are tried in processes of their
+own with a bound on memory; one that crashes or makes no progress is a finding, too, and the input after it goes on.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import resource
@@ -18,26 +19,30 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARES = {"manifest": 25, "array": 15, "run settings": 20, "hardware": 14, "settings": 8, "records": 8}
-SHARES |= {
-    "run weights": 4,
-    "npz": 1.5,
-    "csv": 1,
-    "parquet": 1,
-    "ogb csv": 0.5,
-    "ogb npz": 0.5,
-    "store": 1,
-    "shard": 0.5,
+SHARES: dict[str, float] = {
+    "manifest": 27,
+    "array": 24,
+    "run settings": 20,
+    "hardware": 13,
+    "settings": 5,
+    "records": 4,
+    "run weights": 2,
+    "npz": 0.8,
+    "csv": 0.6,
+    "parquet": 0.6,
+    "ogb csv": 0.4,
+    "ogb npz": 0.4,
+    "store": 1.2,
+    "shard": 1,
 }
 """Of all inputs, in percent: what is cheap gets many."""
-JOB_SECONDS = 60.0
+SLICE_SECONDS = 30.0
 STALLED_S = 120.0
 MEMORY_BYTES = 1 << 30
 
@@ -65,41 +70,54 @@ class Result:
         self.seconds, self.peak_bytes = self.seconds + other.seconds, max(self.peak_bytes, other.peak_bytes)
 
 
-def work(job: Job, progress: Path) -> None:
-    """In a process of its own: try inputs for a while; print what came of them and where the next one is."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from fuzz_guard import Guard, attempt, limit_memory
-    from fuzz_surfaces import SURFACES
+class Campaign:
+    """All surfaces, set up once in this process; inputs are tried in children that are forked from it."""
 
-    guard, findings, result = Guard(), [], Result()
-    with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-") as folder, progress.open("wb", buffering=0) as note:
-        surface = SURFACES[job.surface](Path(folder))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(ROOT / "tests" / "support"))
+        from fuzz_guard import Guard
+        from fuzz_surfaces import SURFACES
+
+        self.folder, self._guard, self._surfaces = folder, Guard(), {}
+        for name in SHARES:
+            (folder / name).mkdir()
+            self._surfaces[name] = SURFACES[name](folder / name)
+
+    def work(self, job: Job, note: Path, results: Path) -> None:
+        """In a child: try inputs for a while, and leave what came of them."""
+        from fuzz_guard import attempt, limit_memory
+
+        findings, result, surface = list[dict[str, Any]](), Result(), self._surfaces[job.surface]
+        before = Path("/proc/self/statm").read_text().split()
         limit_memory(MEMORY_BYTES)
         start = time.perf_counter()
-        for number in range(job.first, job.first + job.count):
-            os.pwrite(note.fileno(), struct.pack("<q", number), 0)
-            refused, finding = attempt(job.surface, surface, number, guard, Path(folder))
-            result.inputs += 1
-            result.refused += refused
-            if finding is not None:
-                findings.append(asdict(finding))
-            if time.perf_counter() - start > JOB_SECONDS:
-                break
+        with note.open("wb", buffering=0) as stream, self._guard.watch(self.folder / job.surface):
+            for number in range(job.first, job.first + job.count):
+                os.pwrite(stream.fileno(), struct.pack("<q", number), 0)
+                refused, finding = attempt(job.surface, surface, number, self._guard)
+                result.inputs += 1
+                result.refused += refused
+                if finding is not None:
+                    findings.append(asdict(finding))
+                if time.perf_counter() - start > SLICE_SECONDS:
+                    break
         result.seconds = time.perf_counter() - start
-        result.peak_bytes = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    print(json.dumps({"result": asdict(result), "findings": findings}))
+        resident = resource.getpagesize() * int(before[1])
+        result.peak_bytes = max(0, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident)
+        results.write_text(json.dumps({"result": asdict(result), "findings": findings}))
 
 
 class Worker:
-    """A job that is running."""
+    """A job that is running in a child."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        self.job, self._note = job, folder / f"{job.surface}-{job.first}.note"
-        command = [sys.executable, __file__, "--worker", job.surface, str(job.first), str(job.count), str(self._note)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(command, stdout=self._output, stderr=self._errors, env=environment)
+    def __init__(self, job: Job, campaign: Campaign) -> None:
+        self.job = job
+        self._note, self._results = (campaign.folder / f"{job.surface}.{kind}" for kind in ("note", "results"))
+        for path in (self._note, self._results):
+            path.unlink(missing_ok=True)
+        fork = multiprocessing.get_context("fork")
+        self.process = fork.Process(target=campaign.work, args=(job, self._note, self._results))
+        self.process.start()
         self._seen, self._since = -1, time.monotonic()
 
     @property
@@ -110,45 +128,39 @@ class Worker:
 
     def is_done(self) -> bool:
         """Whether it has ended; one that stands still is ended."""
-        if self.process.poll() is not None:
+        if self.process.exitcode is not None:
             return True
         if self.number != self._seen:
             self._seen, self._since = self.number, time.monotonic()
         if time.monotonic() - self._since > STALLED_S:
             self.process.kill()
-            self.process.wait()
+            self.process.join()
             return True
         return False
 
     def collect(self) -> tuple[Result, list[dict[str, Any]], int]:
         """What came of it, and the first input that is still to be tried."""
-        self._output.seek(0)
-        self._errors.seek(0)
-        if self.process.returncode == 0:
-            said = json.loads(self._output.read())
+        if self.process.exitcode == 0:
+            said = json.loads(self._results.read_text())
             result = Result(**said["result"])
             return result, said["findings"], self.job.first + result.inputs
-        what = (
-            f"the process ended with {self.process.returncode}\n{self._errors.read().decode(errors='replace')[-3000:]}"
-        )
-        number = self.number
+        number, what = self.number, f"the process ended with {self.process.exitcode}"
         done = Result(inputs=number - self.job.first + 1)
         return done, [{"surface": self.job.surface, "number": number, "what": what}], number + 1
 
 
-def jobs(num_inputs: int, first: int) -> Iterator[Job]:
-    for surface, share in SHARES.items():
-        yield Job(surface, first, max(1, round(num_inputs * share / sum(SHARES.values()))))
-
-
-def run(num_inputs: int, first: int, num_workers: int) -> tuple[dict[str, Result], list[dict[str, Any]]]:
-    """All surfaces, several at a time; a job that was cut short is continued behind the others."""
-    pending, running = list(jobs(num_inputs, first)), list[Worker]()
-    results, findings = {name: Result() for name in SHARES}, list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-notes-") as folder:
-        while pending or running:
-            while pending and len(running) < num_workers:
-                running.append(Worker(pending.pop(0), Path(folder)))
+def run(
+    num_inputs: int, first: int, num_workers: int, seconds: float
+) -> tuple[dict[str, Result], list[dict[str, Any]]]:
+    """All surfaces by turns, several at a time, until all inputs are tried or the time is over."""
+    shares = sum(SHARES.values())
+    pending = [Job(name, first, max(1, round(num_inputs * share / shares))) for name, share in SHARES.items()]
+    running, results, findings = list[Worker](), {name: Result() for name in SHARES}, list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-") as folder:
+        campaign, start = Campaign(Path(folder)), time.monotonic()
+        while (pending and time.monotonic() - start < seconds) or running:
+            while pending and len(running) < num_workers and time.monotonic() - start < seconds:
+                running.append(Worker(pending.pop(0), campaign))
             time.sleep(0.2)
             for worker in [worker for worker in running if worker.is_done()]:
                 running.remove(worker)
@@ -156,6 +168,8 @@ def run(num_inputs: int, first: int, num_workers: int) -> tuple[dict[str, Result
                 job = worker.job
                 results[job.surface].add(result)
                 findings += found
+                for finding in found:
+                    print(f"{finding['surface']} {finding['number']}:\n{finding['what']}", file=sys.stderr)
                 left = job.first + job.count - following
                 if left > 0:
                     pending.append(Job(job.surface, following, left))
@@ -187,7 +201,9 @@ def again(name: str, number: int) -> int:
 
     with tempfile.TemporaryDirectory(prefix="gsplit-fuzz-") as folder:
         surface = SURFACES[name](Path(folder))
-        refused, finding = attempt(name, surface, number, Guard(), Path(folder))
+        guard = Guard()
+        with guard.watch(Path(folder)):
+            refused, finding = attempt(name, surface, number, guard)
     print(finding.what if finding else "refused" if refused else "read")
     return finding is not None
 
@@ -199,20 +215,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     parser.add_argument("--again", nargs=2, metavar=("SURFACE", "NUMBER"))
-    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop then, whatever is left")
     options = parser.parse_args()
-    if options.worker:
-        surface, first, count, note = options.worker
-        work(Job(surface, int(first), int(count)), Path(note))
-        return 0
     if options.again:
         return again(options.again[0], int(options.again[1]))
     start = time.perf_counter()
-    results, findings = run(options.inputs, options.first, options.workers)
+    results, findings = run(options.inputs, options.first, options.workers, 60 * options.minutes)
     seconds = time.perf_counter() - start
     print(table(results, findings))
-    for finding in findings[:20]:
-        print(f"\n{finding['surface']} {finding['number']}:\n{finding['what']}", file=sys.stderr)
     if options.out is not None:
         write_record(options.out, results, findings, seconds, options.workers)
     return 1 if findings else 0
@@ -222,7 +232,7 @@ def write_record(
     out: Path, results: dict[str, Result], findings: list[dict[str, Any]], seconds: float, workers: int
 ) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
-    document = {
+    document: dict[str, Any] = {
         "kind": "fuzz",
         "command": " ".join(["python", "benchmarks/fuzz.py", *sys.argv[1:]]),
         "commit": commit.stdout.strip(),

@@ -23,7 +23,7 @@ from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.loader_options import check_options, check_prefetch, fingerprint, row_options
+from gsplit.loader_options import check_options, check_prefetch, fingerprint, row_options, stored_checksums
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
@@ -126,6 +126,8 @@ class NeighborLoader:
         input_nodes: str | Tensor | None,
         shuffle: bool,
     ) -> None:
+        names = [f"features/{name}" for name in self.arrays.features]
+        names += [f"edges/{name}" for name in (self.arrays.edge_attr, self.arrays.edge_weight)]
         self.description = {
             "graph": local.store.fingerprint,
             "num_vertices": str(local.store.num_vertices),
@@ -137,6 +139,7 @@ class NeighborLoader:
             "drop_last": str(self._drop_last),
             "seed": str(self._seed),
             "arrays": str(self.arrays),
+            **stored_checksums(local.store, ["y", *names, f"targets/{input_nodes}"]),
         }
         """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
 

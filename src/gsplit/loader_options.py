@@ -1,6 +1,7 @@
 """What the loader takes, what it will, and what it cannot: options of PyG's loader are refused with the reason."""
 
 import hashlib
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -8,10 +9,12 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
 from gsplit.sampling.neighbor import check_fanouts
+from gsplit.store.protocol import GraphStore
+from gsplit.store.reader import Store
 from gsplit.strategies.assembly import RowOptions
 from gsplit.strategies.spec import StrategySpec
 
-__all__ = ["check_options", "check_prefetch", "fingerprint", "row_options"]
+__all__ = ["check_options", "check_prefetch", "fingerprint", "row_options", "stored_checksums"]
 
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
@@ -94,3 +97,11 @@ def fingerprint(nodes: str | Tensor | None) -> str:
     if nodes is None or isinstance(nodes, str):
         return str(nodes)
     return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def stored_checksums(store: GraphStore, names: Iterable[str]) -> dict[str, str]:
+    """What arrays of a store on disk hold, in short; nothing of shards, which differ between hosts."""
+    if not isinstance(store, Store) or store.manifest.shard is not None:
+        return {}
+    arrays = store.manifest.arrays
+    return {f"store {name}": arrays[name].sha256[:16] for name in dict.fromkeys(names) if name in arrays}

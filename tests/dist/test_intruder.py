@@ -34,7 +34,7 @@ while not last:
 def test_the_attack_works_on_the_rendezvous_of_torchelastic(tmp_path: Path) -> None:
     """Why ``launch`` has none of it, and that this file's attack is one."""
     warnings.simplefilter("ignore", DeprecationWarning)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     handler = DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 1)
     assert write_everywhere([store.port], payload(tmp_path / "executed"), ["torch.rendezvous.run"]) == [f"port {store.port}"]
     with pytest.raises(Exception, match="."):  # what it makes of the rest does not matter

@@ -7,8 +7,8 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from forked_scripts import ForkedProcess, run_forked, start_forked
 from resume_programs import Piece, Trained, train_piece, train_pieces
 
@@ -25,7 +25,7 @@ def _differ(one: Trained, two: Trained) -> float:
     """The largest difference of a loss or a weight."""
     assert len(one.losses) == len(two.losses) and one.weights.keys() == two.weights.keys()
     losses = [abs(a - b) for a, b in zip(one.losses, two.losses, strict=True)]
-    return max(*losses, *(float((one.weights[name] - two.weights[name]).abs().max()) for name in one.weights))
+    return max(*losses, *(float(np.abs(one.weights[name] - two.weights[name]).max()) for name in one.weights))
 
 
 @pytest.mark.timeout(240)
@@ -70,7 +70,6 @@ def test_one_process_goes_on_bit_for_bit(tmp_path: Path) -> None:
         found = train_piece(solo_mesh(), Piece(stop, begin_from=begun, save_to=tmp_path, prefetch=stop % 3))
         begun = tmp_path
     assert _differ(found, want) == 0.0 and found.edges == want.edges
-    assert all(torch.equal(found.weights[name], want.weights[name]) for name in want.weights)
 
 
 SMALL = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--evaluate-every", "0", "--json"]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from forked_scripts import run_forked, run_ranks_forked, start_forked
 
+from gsplit.run.checkpoint import latest_checkpoint
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
@@ -115,7 +116,7 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.timeout(240)  # starting three processes on a busy machine
-@pytest.mark.parametrize("how, code", [("kill a rank", 2), ("interrupt", 130), ("terminate", 143)])
+@pytest.mark.parametrize("how, code", [("kill a rank", 2), ("interrupt", 75), ("terminate", 75)])
 def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Path, how: str, code: int) -> None:
     command = ["-m", "gsplit", "train", store, *SMALL, "--epochs", "10000", "--nproc", "2"]
     out = tmp_path / "run"
@@ -133,8 +134,13 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
         os.kill(started.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
     done = started.wait(60)
     assert done.returncode == code, done.stderr
-    said = json.loads(done.stdout)["error"]
-    assert ("expected to finish (got signal 9)" if how == "kill a rank" else "no weights were kept") in said
+    document = json.loads(done.stdout)
+    if how == "kill a rank":
+        assert "expected to finish (got signal 9 (SIGKILL))" in document["error"]
+    else:  # all that was trained is kept
+        latest = latest_checkpoint(out)
+        assert latest is not None and int(latest.name[5:13]) == document["steps"] > 3
+        assert document["finished"] is False
     assert "Traceback" not in done.stderr
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not (out / "current").exists()  # not a finished run

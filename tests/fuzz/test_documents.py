@@ -49,7 +49,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", list(READERS))
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(text=DOCUMENTS)
 @example(text="[" * 20_000)
 @example(text='{"settings": ' * 200 + "1" + "}" * 200)
@@ -65,7 +65,7 @@ def test_any_document_is_read_or_refused(tmp_path: Path, name: str, text: str) -
         assert ": expected " in message and ". Fix: " in message and message.isprintable() and len(message) < 8000
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(given_values=st.dictionaries(st.sampled_from(list(TrainSettings.model_fields)), st.one_of(NUMBERS, VALUES)))
 def test_settings_that_pass_can_be_kept(given_values: dict[str, Any]) -> None:
     try:

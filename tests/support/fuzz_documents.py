@@ -2,7 +2,7 @@
 
 import json
 import os
-import tomllib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fuzz_guard import Surface
 from fuzz_mutations import mutate_bytes, mutate_document, mutate_text
 from graphs import sample_store
 from report_samples import bench_document, count, partition_document, planner_document, record, save_run
@@ -24,9 +25,11 @@ from gsplit.store.manifest import parse_manifest
 __all__ = ["DOCUMENTS"]
 
 
-def _toml(random: Random, table: dict[str, Any]) -> bytes:
+def _toml(random: Random, table: Any) -> bytes:
     """A table as TOML, as far as its values can be written; else its JSON, which mostly is none."""
     lines = []
+    if not isinstance(table, dict):
+        return json.dumps(table).encode("utf-8", "surrogatepass")
     for key, value in table.items():
         text = json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
         lines.append(f"{key if key.isidentifier() else json.dumps(key)} = {text}")
@@ -39,13 +42,14 @@ class Manifests:
 
     def __init__(self, folder: Path) -> None:
         sample_store(folder / "s.gsplit", 40, 200)
-        self._document = json.loads((folder / "s.gsplit" / "manifest.json").read_text())
-        self._document["part_boundaries"] = [0, 20, 40]
-        self._document["part_statistics"] = {"num_batches": 2, "loads": [3, 4], "links": [[1, 2], [3, 4]]}
-        parse_manifest(json.dumps(self._document).encode())
+        document = json.loads((folder / "s.gsplit" / "manifest.json").read_text())
+        document["part_boundaries"] = [0, 20, 40]
+        document["part_statistics"] = {"num_batches": 2, "loads": [3, 4], "links": [[1, 2], [3, 4]]}
+        self._text = json.dumps(document)
+        parse_manifest(self._text.encode())
 
     def attempt(self, random: Random) -> None:
-        parse_manifest(mutate_text(random, self._document))
+        parse_manifest(mutate_text(random, self._text))
 
 
 class Arrays:
@@ -76,12 +80,13 @@ class Settings:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "run.toml"
-        self._table = {key: value for key, value in TrainSettings().model_dump().items() if value is not None}
-        self._path.write_bytes(_toml(Random(1), self._table))
-        tomllib.loads("a = 1")
+        table = {key: value for key, value in TrainSettings().model_dump().items() if value is not None}
+        self._text = json.dumps(table)
+        self._path.write_bytes(b"lr = 0.5")
+        load_settings(self._path, {})
 
     def attempt(self, random: Random) -> None:
-        table = self._table if random.random() < 0.2 else mutate_document(random, self._table)
+        table = mutate_document(random, self._text)
         self._path.write_bytes(_toml(random, table))
         load_settings(self._path, {})
 
@@ -92,10 +97,10 @@ class RunSettings:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "settings.json"
         shape = {"num_features": 4, "num_classes": 2, "num_edge_features": None}
-        self._document = {"settings": TrainSettings().model_dump(), "shape": shape}
+        self._text = json.dumps({"settings": TrainSettings().model_dump(), "shape": shape})
 
     def attempt(self, random: Random) -> None:
-        self._path.write_bytes(mutate_text(random, self._document))
+        self._path.write_bytes(mutate_text(random, self._text))
         read_settings(self._path)
 
 
@@ -125,16 +130,13 @@ class HardwareFiles:
     def __init__(self, folder: Path) -> None:
         self._folder, whole = folder, asdict(PRESETS["v100-nvlink"])
         del whole["cores"]
-        self._documents: list[dict[str, Any]] = [
-            {"base": "a100", "step_s": 0.1},
-            whole,
-            {"notes": {}, "constants": whole},
-        ]
+        documents = [{"base": "a100", "step_s": 0.1}, whole, {"notes": {}, "constants": whole}]
+        self._texts = [json.dumps(document) for document in documents]
 
     def attempt(self, random: Random) -> None:
-        document, toml = random.choice(self._documents), random.random() < 0.3
+        text, toml = random.choice(self._texts), random.random() < 0.3
         path = self._folder / ("h.toml" if toml else "h.json")
-        path.write_bytes(_toml(random, mutate_document(random, document)) if toml else mutate_text(random, document))
+        path.write_bytes(_toml(random, mutate_document(random, text)) if toml else mutate_text(random, text))
         read_hardware(path).latency(4)
 
 
@@ -144,17 +146,17 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder, self._run = folder, folder / "run"
         bench = bench_document([record("g", "sage", "split", 2)]) | {"counts": [count("g", "split", 2)]}
-        self._documents = [bench, partition_document(), planner_document()]
+        self._texts = [json.dumps(document) for document in (bench, partition_document(), planner_document())]
         save_run(self._run)
         self._files = {path: path.read_bytes() for path in self._run.rglob("*") if path.suffix in (".json", ".jsonl")}
         self._path = folder / "r.json"
-        for document in self._documents:
-            self._path.write_text(json.dumps(document))
+        for text in self._texts:
+            self._path.write_text(text)
             read_material([self._path, self._run])
 
     def attempt(self, random: Random) -> None:
         if random.random() < 0.7:
-            self._path.write_bytes(mutate_text(random, random.choice(self._documents)))
+            self._path.write_bytes(mutate_text(random, random.choice(self._texts)))
             read_material([self._path])
             return
         path = random.choice(sorted(self._files))
@@ -165,7 +167,7 @@ class Records:
             path.write_bytes(self._files[path])
 
 
-DOCUMENTS = {
+DOCUMENTS: dict[str, Callable[[Path], Surface]] = {
     "manifest": Manifests,
     "array": Arrays,
     "settings": Settings,

@@ -25,7 +25,7 @@ __all__ = ["Finding", "Guard", "Surface", "attempt", "limit_memory"]
 
 _USUAL = re.compile(r"[^\n]*: expected [^\n]+ \(got [^\n]*\)\. Fix: [^\n]+\.", re.DOTALL)
 _MOST_CHARACTERS = 8000
-_CPU_SECONDS, _SECONDS = 10.0, 60.0  # of work, and of waiting, which a busy machine makes longer
+_SECONDS = 60.0  # work takes less than one; a busy machine makes it longer
 
 
 class Surface(Protocol):
@@ -53,6 +53,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._inside: str | None = None
+        self._folder = ""
         self._trespasses: list[str] = []
         own = (
             sys.prefix,
@@ -81,37 +82,34 @@ class Guard:
 
     @contextmanager
     def watch(self, folder: Path) -> Iterator[None]:
-        """Within, only files below ``folder`` may be opened, and the libraries' own."""
-        self._inside = os.path.realpath(folder)
-        self._trespasses.clear()
+        """Within, ``attempt`` may open files below ``folder``, and the libraries' own; warnings are errors."""
+        self._folder = os.path.realpath(folder)
+        before = signal.signal(signal.SIGALRM, _stop)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGALRM, before)
+
+    def attempt(self, surface: Surface, random: Random) -> None:
+        """Try one input, for a while."""
+        self._inside = self._folder
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
         try:
-            yield
+            surface.attempt(random)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             self._inside = None
 
-    @property
     def trespasses(self) -> list[str]:
-        """Files that were opened outside."""
-        return list(self._trespasses)
+        """Files that were opened outside since this was asked last."""
+        found, self._trespasses = self._trespasses, []
+        return found
 
 
-@contextmanager
-def _timed() -> Iterator[None]:
-    """Raise when an input takes too much time, working or waiting."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _TooLong
-
-    timers = ((signal.SIGPROF, signal.ITIMER_PROF, _CPU_SECONDS), (signal.SIGALRM, signal.ITIMER_REAL, _SECONDS))
-    before = [signal.signal(number, stop) for number, _, _ in timers]
-    for _, timer, seconds in timers:
-        signal.setitimer(timer, seconds)
-    try:
-        yield
-    finally:
-        for (number, timer, _), handler in zip(timers, before, strict=True):
-            signal.setitimer(timer, 0)
-            signal.signal(number, handler)
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _TooLong
 
 
 def limit_memory(num_bytes: int) -> int:
@@ -122,22 +120,19 @@ def limit_memory(num_bytes: int) -> int:
     return most
 
 
-def attempt(name: str, surface: Surface, number: int, guard: Guard, folder: Path) -> tuple[bool, Finding | None]:
-    """Try the input of a number: whether it was refused, and what is wrong, if anything."""
+def attempt(name: str, surface: Surface, number: int, guard: Guard) -> tuple[bool, Finding | None]:
+    """Try the input of a number, within ``guard.watch``: whether it was refused, and what is wrong, if anything."""
     refused, what = False, None
-    random = Random(f"{name}/{number}")
     try:
-        with warnings.catch_warnings(), guard.watch(folder), _timed():
-            warnings.simplefilter("error")
-            surface.attempt(random)
+        guard.attempt(surface, Random(f"{name}/{number}"))
     except GSplitError as error:
         refused, what = True, _describe_form(str(error))
     except _TooLong:
         what = f"more than {_SECONDS} s\n{traceback.format_exc()}"
     except Exception:
         what = traceback.format_exc()
-    if guard.trespasses:
-        what = f"opened {guard.trespasses}"
+    if trespasses := guard.trespasses():
+        what = f"opened {trespasses}"
     return refused, None if what is None else Finding(name, number, what)
 
 

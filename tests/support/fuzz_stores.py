@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fuzz_guard import Surface
 from fuzz_mutations import mutate_array, mutate_bytes, mutate_document, mutate_text
 from graphs import sample_store
 from rich.console import Console
@@ -114,6 +115,12 @@ USES: tuple[Callable[[Store], object], ...] = (
 )
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+
+
 class Stores:
     """A partitioned store, damaged in one or two places, opened, and used in one way."""
 
@@ -130,7 +137,7 @@ class Stores:
         self._folder, self._path, self._outside = folder, sound, folder / "outside.npy"
         self._outside.write_bytes((sound / "indptr.npy").read_bytes())
         self._sound = {path: path.read_bytes() for path in sorted(sound.rglob("*")) if path.is_file()}
-        self._manifest = json.loads((sound / "manifest.json").read_text())
+        self._manifest = (sound / "manifest.json").read_text()
         for use in self.uses():
             use(open_store(sound))
 
@@ -152,6 +159,7 @@ class Stores:
             self._write_manifest(mutate_text(random, self._manifest))
             return
         path = random.choice([path for path in self._sound if path.suffix == ".npy"])
+        _remove(path)
         if kind == 3:
             path.write_bytes(mutate_bytes(random, self._sound[path]))
         elif kind == 4:
@@ -164,20 +172,20 @@ class Stores:
         array = mutate_array(random, np.load(io.BytesIO(self._sound[path])))
         path.write_bytes(self._sound[path][:128] + array.tobytes())
         if not honest:
-            manifest = json.loads(json.dumps(self._manifest))
+            manifest = json.loads(self._manifest)
             name = str(path.relative_to(self._path).with_suffix(""))
             manifest["arrays"][name]["sha256"] = hashlib.sha256(array.tobytes()).hexdigest()
             if random.random() < 0.2:
-                manifest["statistics"] = mutate_document(random, manifest["statistics"])
+                manifest["statistics"] = mutate_document(random, json.dumps(manifest["statistics"]))
             self._write_manifest(json.dumps(manifest).encode("utf-8", "surrogatepass"))
 
     def _write_manifest(self, data: bytes) -> None:
-        (self._path / "manifest.json").unlink(missing_ok=True)
+        _remove(self._path / "manifest.json")
         (self._path / "manifest.json").write_bytes(data)
 
     def _replace(self, random: Random, path: Path) -> None:
         path = random.choice((path, self._path / "manifest.json"))
-        path.unlink(missing_ok=True)
+        _remove(path)
         kind = random.randrange(5)
         if kind == 0:
             os.mkfifo(path)
@@ -190,10 +198,8 @@ class Stores:
 
     def _restore(self) -> None:
         for path, data in self._sound.items():
-            if path.is_dir() and not path.is_symlink():
-                path.rmdir()
-            if path.is_symlink() or path.is_fifo() or not path.exists() or path.read_bytes() != data:
-                path.unlink(missing_ok=True)
+            if path.is_symlink() or not path.is_file() or path.read_bytes() != data:
+                _remove(path)
                 path.write_bytes(data)
 
 
@@ -221,4 +227,4 @@ def _use_shard(store: Store) -> None:
         local.rows("y").read(ids, torch.empty(ids.numel(), dtype=torch.int64))
 
 
-STORES = {"store": Stores, "shard": Shards}
+STORES: dict[str, Callable[[Path], Surface]] = {"store": Stores, "shard": Shards}

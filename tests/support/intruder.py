@@ -54,7 +54,9 @@ def _write(port: int, data: bytes, keys: list[str], stores: list[str]) -> None:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=2) as raw:
         raw.sendall(data)
     with suppress(RuntimeError, OSError):  # no store
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2), wait_for_workers=False)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", port, is_master=False, timeout=timedelta(seconds=2), wait_for_workers=False
+        )
         for key in {*keys, *(store.list_keys() if hasattr(store, "list_keys") else ())}:
             store.set(key, base64.b64encode(data).decode())
         stores.append(f"port {port}")

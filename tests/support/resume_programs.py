@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.distributed.mesh import Mesh
+
+Array = npt.NDArray[np.float64]
 
 __all__ = ["Piece", "Trained", "train_piece", "train_pieces"]
 
@@ -35,14 +38,14 @@ class Trained:
 
     losses: list[float]
     edges: int
-    weights: dict[str, Tensor]
+    weights: dict[str, Array]
     stopped: bool
 
 
 def train_piece(mesh: Mesh, piece: Piece) -> Trained:
     """Train one piece; everything is made anew."""
-    store, ownership = small_store("random", mesh.num_splits)
-    own = ownership if piece.strategy == "split" else None
+    store, ownership = small_store("random", 2)
+    own = ownership if piece.strategy == "split" and mesh.size == 2 else None
     options = {"strategy": piece.strategy, "prefetch": piece.prefetch, "ownership": own}
     loader = gsplit.NeighborLoader(store, [3, 3], "train", batch_size=6, mesh=mesh, **options)  # type: ignore[arg-type]
     torch.manual_seed(0)
@@ -65,7 +68,7 @@ def train_piece(mesh: Mesh, piece: Piece) -> Trained:
         trainer.train_epoch(piece.stop + 99 * (piece.stop_by_rank is not None) - trainer.state.num_steps)
     if piece.save_to is not None:
         trainer.save()
-    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    weights = {name: value.numpy(force=True).copy() for name, value in model.state_dict().items()}
     return Trained(trainer.state.history.losses, trainer.state.train_edges, weights, trainer.stopped)
 
 

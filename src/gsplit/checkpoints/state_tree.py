@@ -36,43 +36,55 @@ class Snapshot:
         return json.dumps(self.tree, allow_nan=False)
 
 
-def take_snapshot(state: Mapping[str, Any]) -> Snapshot:
-    """Copy a state; training may go on when this returns."""
-    tensors: dict[str, Tensor] = {}
-    return Snapshot(_pack(state, "", tensors), tensors)
+def take_snapshot(state: Mapping[str, Any], spare: Mapping[str, Tensor] | None = None) -> Snapshot:
+    """Copy a state; training may go on when this returns.
+
+    ``spare``: tensors of an older snapshot, whose memory is used again. Fresh memory would take most of the time.
+    """
+    copies = _Copies(spare or {})
+    return Snapshot(_pack(state, "", copies), copies.tensors)
 
 
-def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> object:
+class _Copies:
+    """The tensors of a snapshot by name."""
+
+    def __init__(self, spare: Mapping[str, Tensor]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._spare = spare
+
+    def keep(self, value: Tensor, place: str) -> str:
+        """Copy a tensor; returns its name."""
+        while place in self.tensors or place == "__metadata__":
+            place += "'"
+        copy = self._spare.get(place)
+        if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
+            copy = torch.empty(value.shape, dtype=value.dtype)
+        self.tensors[place] = copy.copy_(value.detach())
+        return place
+
+
+def _pack(value: Any, place: str, copies: _Copies) -> object:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, Tensor):
-        copy = value.detach().to("cpu", copy=True).contiguous()
-        return {"$tensor": _keep(copy, place, tensors)}
+        return {"$tensor": copies.keep(value, place)}
     if isinstance(value, Mapping):
-        packed = [[key, _pack(item, f"{place}/{key}" if place else str(key), tensors)] for key, item in value.items()]
+        packed = [[key, _pack(item, f"{place}/{key}" if place else str(key), copies)] for key, item in value.items()]
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return dict(packed)
         if all(isinstance(key, str | int) for key in value):
             return {"$items": packed}
     if isinstance(value, list | tuple):
         if len(value) >= _LONG and all(type(item) is float for item in value):
-            packed_floats = {"$floats": _keep(torch.tensor(value, dtype=torch.float64), place, tensors)}
+            packed_floats = {"$floats": copies.keep(torch.tensor(value, dtype=torch.float64), place)}
             return packed_floats if isinstance(value, list) else {"$tuple": packed_floats}
-        items = [_pack(item, f"{place}/{number}", tensors) for number, item in enumerate(value)]
+        items = [_pack(item, f"{place}/{number}", copies) for number, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     expected = "numbers, texts, lists, dictionaries and tensors"
     fix = "keep other objects out of the state of the model, the optimizer and the scheduler"
     raise InputError(explain(f"state: {place}", expected, type(value).__name__, fix))
-
-
-def _keep(tensor: Tensor, place: str, tensors: dict[str, Tensor]) -> str:
-    name = place
-    while name in tensors or name == "__metadata__":
-        name += "'"
-    tensors[name] = tensor
-    return name
 
 
 def rebuild_state(text: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -81,7 +81,8 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    raw: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
 
 
 def _canonical(header: Mapping[str, object]) -> bytes:

@@ -27,7 +27,7 @@ class StateSaver:
     def __init__(self, state: TrainState, folder: Path, keep: int, description: Mapping[str, str]) -> None:
         """``keep``: checkpoints that are left. ``description``: what else must be equal to go on from them."""
         self._state, self._comm, self._description = state, state.loader.mesh.world, description
-        self._writers: list[CheckpointWriter] = []
+        self._writers: list[CheckpointWriter] = []  # one on rank 0, none elsewhere
         run_on_rank_zero(self._comm, "open checkpoints", lambda: self._writers.append(CheckpointWriter(folder, keep)))
 
     def save(self) -> None:
@@ -40,7 +40,11 @@ class StateSaver:
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk. A collective."""
-        run_on_rank_zero(self._comm, "finish checkpoints", lambda: [writer.finish() for writer in self._writers])
+        run_on_rank_zero(self._comm, "finish checkpoints", self._finish)
+
+    def _finish(self) -> None:
+        for writer in self._writers:
+            writer.finish()
 
 
 def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from gsplit.checkpoints.files import checkpoint_path, remove_old, remove_unfinished, write_checkpoint
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.state_tree import Snapshot, take_snapshot
@@ -29,11 +31,13 @@ class CheckpointWriter:
         self._folder, self._keep = folder, keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._spare: Mapping[str, Tensor] = {}
 
     def save(self, num_steps: int, state: Mapping[str, Any], manifest: Manifest, best_steps: int | None = None) -> None:
         """Copy a state and have it written; ``best_steps`` is the step whose checkpoint is the best so far."""
         self.finish()
-        snapshot, path = take_snapshot(state), checkpoint_path(self._folder, num_steps)
+        snapshot, path = take_snapshot(state, self._spare), checkpoint_path(self._folder, num_steps)
+        self._spare = snapshot.tensors
         best = None if best_steps is None else checkpoint_path(self._folder, best_steps)
         self._thread = threading.Thread(
             target=self._write, args=(path, snapshot, manifest, best), name="gsplit-checkpoint"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gsplit.cli.bench_loading import loading
+from gsplit.cli.bench_soak import soak
 from gsplit.cli.bench_train import train
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
@@ -23,6 +24,7 @@ __all__ = ["bench_app"]
 bench_app = typer.Typer(no_args_is_help=True, help="Measure parts of GSplit on this machine.")
 bench_app.command()(loading)
 bench_app.command()(train)
+bench_app.command()(soak)
 
 
 @bench_app.command()

@@ -26,7 +26,7 @@ def doctor(
     full: Annotated[bool, typer.Option("--full", help="read all of the store, and check its checksums")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check whether this machine and a store are fit for a run, and say what to fix.
+    """Check this machine and a store, and say what to fix.
 
     Versions, backends, interfaces, memory, disk, limits, threads, and collectives between real ranks. Exit code 1 if
     anything stands in the way; warnings do not.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
+from rich.console import Console
 
 from gsplit.cli.console import command
 from gsplit.cli.tasks import Task, parse_task
@@ -34,20 +35,53 @@ def default_ranks(number: int) -> int:
     return number if rank_of_environment() is None else 1
 
 
-def run_task(task: Task, nproc: int) -> None:
-    """Do a task here, on the ranks of a torchrun, or on ``nproc`` ranks started for it."""
+def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | None = None) -> None:
+    """Do a task here, on the ranks of a torchrun, or on ``nproc`` ranks started for it, again if they fail."""
     rank = rank_of_environment()
+    restarts = max_restarts > 0 or min_ranks is not None
+    if rank is not None and restarts:
+        fix = "use torchrun's --max-restarts, and --resume RUN where it is to go on"
+        raise InputError(explain("--max-restarts", "ranks that this command starts", "those of a launcher", fix))
+    if rank is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        task = task.restarted()
     if not task.as_json and not rank:
         task.announce(int(os.environ["WORLD_SIZE"]) if rank == 0 else nproc)
-    if rank is not None or nproc == 1:
+    if rank is not None or (nproc == 1 and not restarts):
         _run_here(task, nproc if rank is not None else 1)
         return
+    numbers = _rank_numbers(task, nproc, min_ranks)
     task.check(nproc)
-    from gsplit.distributed.launch import launch
-
-    code = launch([sys.executable, "-P", "-m", "gsplit.cli.ranks"], nproc, variables={_TASK: task.model_dump_json()})
+    code = _launch(task, numbers, max_restarts)
     if code:
         raise typer.Exit(code)
+
+
+def _rank_numbers(task: Task, nproc: int, min_ranks: int | None) -> list[int]:
+    """The numbers of ranks that may do a task, from all to the least; each makes whole replicas."""
+    least = nproc if min_ranks is None else min_ranks
+    if least > nproc:
+        raise InputError(explain("--min-ranks", f"at most the {nproc} of --nproc", least, "change one of them"))
+    return [nproc, *(number for number in range(nproc - 1, least - 1, -1) if number % task.replicas == 0)]
+
+
+def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
+    from gsplit.distributed.launch import launch
+    from gsplit.distributed.restarts import Restart, restart_on_failure
+
+    before, current = task.latest(), task
+
+    def run(num_ranks: int) -> int:
+        command = [sys.executable, "-P", "-m", "gsplit.cli.ranks"]
+        return launch(command, num_ranks, variables={_TASK: current.model_dump_json()}, grace_s=task.grace_s)
+
+    def go_on(restart: Restart) -> None:
+        nonlocal current
+        current = task.resumed(before)
+        number = f"restart {restart.number} of at most {restart.max_number}"
+        text = f"{number}, {restart.num_ranks} rank(s), from {current.origin}"
+        Console(stderr=True, soft_wrap=True).print(f"{restart.cause.message}\n{text}", highlight=False, markup=False)
+
+    return restart_on_failure(run, numbers, max_restarts, go_on)
 
 
 @contextmanager
@@ -63,6 +97,7 @@ def _quiet_library() -> Iterator[None]:
 
 
 def _run_here(task: Task, nproc: int) -> None:
+    from gsplit.distributed.comm import assert_same_on_all_ranks
     from gsplit.distributed.mesh import init
 
     if nproc == 1 and rank_of_environment() is None:
@@ -70,6 +105,7 @@ def _run_here(task: Task, nproc: int) -> None:
     mesh = init(task.device, replicas=task.replicas)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
+    assert_same_on_all_ranks(mesh.world, "command", task.agreement())  # ranks may have been started by hand
     with _quiet_library():
         code = task.run(mesh)
     mesh.close()

@@ -5,8 +5,9 @@ A task says what is being started (``announce``, before torch is imported), chec
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.console import Console
@@ -30,9 +31,44 @@ class _Task(BaseModel):
     as_json: bool
     device: str | None
 
+    def agreement(self) -> dict[str, object]:
+        """What must be the same on every rank; paths may differ between hosts, and what is shown."""
+        said = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights"})
+        manifest = open_store(self.store).manifest
+        said |= {"vertices of the store": manifest.num_vertices, "parts of the store": manifest.part_boundaries}
+        if manifest.shard is None:
+            said["edges of the store"] = manifest.arrays["indices"].sha256
+        return said
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds that ranks have to end when they are told to."""
+        return 5.0
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint of what it makes."""
+        return None
+
+    @property
+    def origin(self) -> str:
+        """Where it starts."""
+        return "the start"
+
+    def resumed(self, before: Path | None) -> Self:
+        """What goes on after a failure: from the start, unless there is a newer checkpoint than ``before``."""
+        return self
+
+    def restarted(self) -> Self:
+        """What goes on if a launcher has started its ranks again with the same words."""
+        return self
+
 
 class _SettingsTask(_Task):
     settings: TrainSettings
+
+    def agreement(self) -> dict[str, object]:
+        """See the base class."""
+        return super().agreement() | self.settings.model_dump()
 
     @property
     def replicas(self) -> int:
@@ -48,6 +84,33 @@ class TrainTask(_SettingsTask):
     overwrite: bool
     resume: bool = False
     """Go on from the latest checkpoint of ``out``."""
+
+    @property
+    def grace_s(self) -> float:
+        """Time to finish a step and to save, if there is something to save into."""
+        return 5.0 if self.out is None else 30.0
+
+    def latest(self) -> Path | None:
+        """See the base class."""
+        from gsplit.run.checkpoint import latest_checkpoint
+
+        return None if self.out is None else latest_checkpoint(self.out)
+
+    @property
+    def origin(self) -> str:
+        """See the base class."""
+        return str(self.latest()) if self.resume else "the start"
+
+    def resumed(self, before: Path | None) -> Self:
+        """See the base class. An older run at this place is not what goes on, unless that was asked for."""
+        latest = self.latest()
+        if latest is None or (latest == before and not self.resume):
+            return self
+        return self.model_copy(update={"resume": True})
+
+    def restarted(self) -> Self:
+        """See the base class. With --overwrite, a checkpoint may be of the run that is to be replaced."""
+        return self if self.overwrite else self.resumed(None)
 
     def announce(self, num_ranks: int) -> None:
         """Say what is being started."""
@@ -68,15 +131,15 @@ class TrainTask(_SettingsTask):
         from gsplit.run.checkpoint import REQUEUE
         from gsplit.run.training import train_run
 
-        store, how = open_store(self.store), {"overwrite": self.overwrite, "resume": self.resume}
-        if mesh.rank or self.as_json:
-            result = train_run(self.settings, store, mesh, self.out, **how)
-            if mesh.rank == 0:
-                emit_json(result.as_dict())
-        else:
-            with TrainingView(mesh.size) as view:
-                result = train_run(self.settings, store, mesh, self.out, **how, view=view)
+        store, view = open_store(self.store), None if mesh.rank or self.as_json else TrainingView(mesh.size)
+        with nullcontext() if view is None else view:
+            result = train_run(
+                self.settings, store, mesh, self.out, overwrite=self.overwrite, resume=self.resume, view=view
+            )
+        if view is not None:
             show_result(result, self.store, Console())
+        elif mesh.rank == 0:
+            emit_json(result.as_dict())
         return 0 if result.finished else REQUEUE
 
 

@@ -36,6 +36,16 @@ def train(
         typer.Option(metavar="RUN", help="go on with this run, with its settings but for those given here"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option(min=0, metavar="INT", help="start all ranks again, from the latest checkpoint, when one fails"),
+    ] = 0,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="INT", help="go on with fewer ranks, down to so many, when the restarts are used up"
+        ),
+    ] = None,
     device: Device = None,
     flags: Flags,
     as_json: Json = False,
@@ -60,7 +70,7 @@ def train(
             overwrite=overwrite,
             resume=resume is not None,
         )
-        run_task(task, nproc)
+        run_task(task, nproc, max_restarts=max_restarts, min_ranks=min_ranks)
 
 
 class _Kept:

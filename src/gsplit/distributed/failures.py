@@ -11,12 +11,20 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError, explain
+from gsplit.errors import (
+    CommError,
+    GSplitError,
+    InputError,
+    MissingDependencyError,
+    RankFaultError,
+    StoreError,
+    explain,
+)
 
 __all__ = ["Cause", "RankEnd", "Report", "find_cause", "parse_report"]
 
-_OURS = {kind.__name__ for kind in (GSplitError, CommError, InputError, StoreError, MissingDependencyError)}
 _LASTING = {kind.__name__ for kind in (InputError, StoreError, MissingDependencyError)}
+_OURS = _LASTING | {kind.__name__ for kind in (GSplitError, CommError, RankFaultError)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,9 @@ def find_cause(ends: Sequence[RankEnd], stopped: Collection[int] = ()) -> Cause:
     told = sorted((end.report.time_s, end.rank, end.report) for end in ends if end.report is not None)
     for _, rank, report in told:
         if not report.about_peer:
-            return Cause(rank, f"rank {rank}: {report}", report.kind in _LASTING)
+            text = str(report)
+            said = text if text.startswith(f"rank {rank}: ") else f"rank {rank}: {text}"
+            return Cause(rank, said, report.kind in _LASTING)
     missed = "".join(_place(rank, report) for _, rank, report in told[:1])
     by_itself = [end for end in ends if end.code and end.report is None and not end.on_request]
     for end in sorted(by_itself, key=lambda end: end.code >= 0 or end.code == -signal.SIGTERM):

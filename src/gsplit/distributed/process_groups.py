@@ -151,7 +151,7 @@ def _join(timeout: timedelta) -> None:
         dist.init_process_group("gloo", timeout=timeout)
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(os.environ[STORE], size)
+    store = dist.FileStore(os.environ[STORE], size)  # type: ignore[attr-defined]
     store.set_timeout(timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 

@@ -201,7 +201,9 @@ class SharedComm:
 
 
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """The host: its start, and its network, so that namespaces that imitate hosts are told apart."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
 
 
 def share_memory(groups: list[GroupComm]) -> list[Comm]:

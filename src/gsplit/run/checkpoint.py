@@ -4,14 +4,13 @@ from collections.abc import Mapping
 
 from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.manifest import Manifest
+from gsplit.distributed.launch import REQUEUE
+from gsplit.loader_options import stored_checksums
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import latest_checkpoint
 from gsplit.store.reader import Store
 
 __all__ = ["REQUEUE", "check_run", "describe_run", "latest_checkpoint"]
-
-REQUEUE = 75
-"""Exit code of a run that was told to stop, has saved its state and wants to be started again (EX_TEMPFAIL)."""
 
 _FREE = frozenset(
     {
@@ -27,10 +26,8 @@ def describe_run(settings: TrainSettings, store: Store, num_steps: int) -> dict[
     found = {name: str(value) for name, value in settings.model_dump().items() if name not in _FREE}
     if settings.lr_scheduler != "constant":
         found["steps of the schedule"] = str(num_steps)
-    if store.manifest.shard is None:  # every host has another shard; its graph is in the loader's description
-        found["store parts"] = str(len(store.part_boundaries) - 1)
-        found |= {f"store {name}": store.manifest.arrays[name].sha256[:16] for name in _arrays(settings, store)}
-    return found
+    found["store parts"] = str(len(store.part_boundaries) - 1)
+    return found | stored_checksums(store, _arrays(settings))
 
 
 def check_run(checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
@@ -39,8 +36,7 @@ def check_run(checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
     saved.compare(Manifest({**saved.fixed, **description}), checkpoint.path)
 
 
-def _arrays(settings: TrainSettings, store: Store) -> list[str]:
+def _arrays(settings: TrainSettings) -> list[str]:
     names = ["indptr", "indices", "original_ids", "y", *(f"features/{name}" for name in settings.feature_names)]
     names += [f"targets/{name}" for name in (settings.targets, "val", "test")]
-    names += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight)]
-    return [name for name in dict.fromkeys(names) if name in store.manifest.arrays]
+    return names + [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight)]

@@ -101,6 +101,8 @@ def train_run(
     if out is not None and resume:
         checkpoint = read_on_all_ranks(mesh.world, checkpoint_folder(training_folder(out)))
         check_run(checkpoint, run.description)
+        for text in checkpoint.damaged:
+            view.note(f"not used: {text}")
         if finished_folder(out) == training_folder(out) and run.is_over(history_of(checkpoint.state)):
             return _result(run, _make_trainer(run, view, checkpoint, writes=False))
     with RunLock(out) if out is not None else nullcontext() as lock:

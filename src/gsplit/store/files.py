@@ -7,6 +7,7 @@ relative to the directory's descriptor, one component at a time and without foll
 leads out of it.
 """
 
+import functools
 import io
 import os
 from math import prod
@@ -49,6 +50,7 @@ def storage_dtype(name: str) -> np.dtype[Any]:
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
+@functools.lru_cache(maxsize=256)
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header numpy itself would write; its length does not depend on the first extent.
 

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["FAULT", "KINDS"]
 
 FAULT = "GSPLIT_TEST_FAULT"
-"""A JSON object: ``rank``, ``function`` (module:name), ``call``, ``kind`` and ``folder``."""
+"""A JSON object: ``rank``, ``function`` (module:name), ``call``, ``kind``, ``repeat`` and ``folder``."""
 
 
 def _raise() -> None:
@@ -79,8 +79,9 @@ class _Injector(importlib.abc.MetaPathFinder):
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             self._calls += 1
-            if self._calls == self._fault["call"]:
-                Path(self._fault["folder"], "reached").touch()
+            reached = Path(self._fault["folder"], "reached")
+            if self._calls == self._fault["call"] and (self._fault["repeat"] or not reached.exists()):
+                reached.touch()
                 KINDS[self._fault["kind"]]()
             return function(*args, **kwargs)
 

@@ -40,12 +40,13 @@ _OF_OTHERS = ("torch_geometric.", "torchinductor_")
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in which rank, at which call of the function of a place."""
+    """What happens in which rank, at which call of a place; ``repeat``: in every process of that rank."""
 
     place: str
     kind: str
     rank: int = 1
     call: int = 1
+    repeat: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,13 @@ class _Trial:
                 self._segments.update(link for link in links if link.startswith("/dev/shm/"))
 
     def _said(self) -> str:
-        """The errors that the processes said, one line each."""
+        """The errors and restarts that the processes told of, one line each."""
         lines = [line for file in sorted(self.folder.glob("err-*")) for line in file.read_text().splitlines()]
-        return "\n".join(line for line in lines if line.startswith("error: "))
+        return "\n".join(line for line in lines if line.startswith(("error: ", "restart ")))
 
 
 def _listening_ports(pids: Sequence[int]) -> list[int]:
-    sockets = set()
+    sockets: set[str] = set()
     for pid in pids:
         with suppress(OSError):
             sockets.update(str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir())
@@ -137,7 +138,7 @@ def _listening_ports(pids: Sequence[int]) -> list[int]:
     return sorted({int(w[1].split(":")[1], 16) for w in lines if w[3] == "0A" and f"socket:[{w[9]}]" in sockets})
 
 
-def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, timeout_s: float = 150.0) -> Outcome:
+def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, timeout_s: float = 240.0) -> Outcome:
     """Run ``gsplit`` with these words and a fault in one of the ranks that it starts."""
     trial = _Trial(folder)
     variables = {}
@@ -148,7 +149,7 @@ def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, time
     return trial.wait(timeout_s)
 
 
-def run_mismatched(commands: Sequence[Sequence[str]], port: int, folder: Path, *, timeout_s: float = 150.0) -> Outcome:
+def run_mismatched(commands: Sequence[Sequence[str]], port: int, folder: Path, *, timeout_s: float = 240.0) -> Outcome:
     """Run one ``gsplit`` per rank, as a launcher would that gives every rank another command."""
     trial = _Trial(folder)
     for rank, words in enumerate(commands):

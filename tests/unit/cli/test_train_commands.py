@@ -126,7 +126,9 @@ def test_a_run_is_kept_and_the_default_evaluation_costs_no_more_than_training(st
     document = json.loads(_run("train", *words, "--out", str(run)).stdout)
     assert len(document["step_seconds"]) == len(document["losses"]) == document["steps"]
     assert document["run"] == str(run) and document["best"] in document["evaluations"]
-    edges = sum(json.loads(line)["counts"]["edges"] for line in (run / "steps-rank-0.jsonl").read_text().splitlines())
+    edges = sum(
+        json.loads(line)["counts"]["edges"] for line in (run / "1" / "steps-rank-0.jsonl").read_text().splitlines()
+    )
     assert 1 <= len(document["evaluations"]) < 4
     cost = count_evaluation_edges(store, ["val", "test"], solo_mesh(), 2)
     assert 0 < (len(document["evaluations"]) - 1) * cost <= edges  # all but the last
@@ -140,11 +142,16 @@ def test_a_run_is_kept_and_the_default_evaluation_costs_no_more_than_training(st
 
 def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     history = History([1.5], [3.0], [Evaluation(1, 1, {"val": 0.5})])
-    show_result(TrainResult(2, 1, "split", history, history.evaluations[0], tmp_path / "run"), Console(width=400))
+    run = tmp_path / "run"
+    show_result(TrainResult(2, 1, "split", history, history.evaluations[0], run), tmp_path, Console(width=400))
     said = capsys.readouterr().out
     assert "3.0 (the first, which compiles)" in said
     assert "1: val 50.00%" in said
-    assert f"{tmp_path / 'run'}, for gsplit infer" in said
+    assert f"{run}, for gsplit infer" in said
+    show_result(TrainResult(2, 1, "split", history, None, run, finished=False), tmp_path, Console(width=400))
+    assert (
+        f"stopped after 1 steps, all kept; to go on: gsplit train {tmp_path} --resume {run}" in capsys.readouterr().out
+    )
 
 
 def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(

@@ -37,6 +37,11 @@ def test_of_two_causes_the_earlier_is_named_whatever_its_rank() -> None:
     assert find_cause([RankEnd(0, 1, late), RankEnd(1, 1, early)]).message == "rank 1: ValueError: early"
 
 
+def test_a_rank_that_names_anothers_fault_speaks_for_itself() -> None:
+    fault = Report("RankFaultError", "rank 0: sum: expected the same collective on every rank (got b). Fix: c.", 4.0)
+    assert find_cause([RankEnd(1, 2, LOST), RankEnd(0, 2, fault)]).message == fault.message
+
+
 def test_ranks_that_the_launcher_ended_are_no_cause() -> None:
     ended = [RankEnd(0, -9, on_request=True), RankEnd(2, 2, LOST)]
     assert find_cause([*ended, RankEnd(1, 0)]).message.startswith(

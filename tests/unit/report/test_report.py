@@ -180,7 +180,7 @@ def test_missing_binary_and_too_large_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_line_of_telemetry_is_named(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run")
-    with (run / "steps-rank-1.jsonl").open("a") as stream:
+    with (run / "1" / "steps-rank-1.jsonl").open("a") as stream:
         stream.write('{"rank": 1, "epo')
     with pytest.raises(InputError, match="steps-rank-1.jsonl, line 5: .*Invalid JSON"):
         read_material([run])

@@ -65,7 +65,7 @@ def _count_missing(rows: RowStream) -> int | None:
     num_missing, num_found = 0, 0
     for chunk in rows.chunks():
         missing = np.isnan(chunk.rows)
-        found: Array = chunk.rows[~missing]
+        found: Array = chunk.rows[~missing].astype(np.float64)  # float16 cannot be compared with large numbers
         if not ((found >= -1) & (found < _MOST_CLASSES) & (found == np.floor(found))).all():
             return None
         num_missing += int(np.count_nonzero(missing))

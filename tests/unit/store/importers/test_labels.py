@@ -14,10 +14,12 @@ from torch_geometric.data import Data
 
 import gsplit
 from gsplit.store.build import build_store
+from gsplit.store.importers.labels import as_labels
 from gsplit.store.importers.npz import npz_source
 from gsplit.store.importers.pyg import memory_store
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
+from gsplit.store.source import rows_of
 
 NAN = float("nan")
 EDGES = np.array([[0, 1, 2], [1, 2, 3]])
@@ -129,3 +131,9 @@ def test_an_odd_note_in_the_manifest_does_no_harm(tmp_path: Path) -> None:
         document["provenance"][0]["settings"]["y_given"] = odd
         file.write_text(json.dumps(document))
         assert gsplit.to_pyg(gsplit.open(store.path)).y.tolist() == [0, 1, 2, 0]
+
+
+def test_labels_in_half_precision_are_classes_too() -> None:
+    """Comparing float16 with the most classes there can be overflowed, which is a warning."""
+    labels = as_labels(rows_of(np.array([0, np.nan, 3], np.float16), "float16"))
+    assert [int(value) for chunk in labels.rows.chunks() for value in chunk.rows] == [0, -1, 3]
