@@ -2,6 +2,10 @@
 
 All ranks train a float64 copy of the model for some steps; rank 0 also trains one alone, on the same mini-batches, and
 compares the loss and every parameter's gradient at every step, and the buffers (running statistics) at the end.
+
+The steps are those of gradient descent, each of one size, and not Adam's: Adam divides every gradient by its own size,
+so where one is next to nothing its rounding would become a step. With features that are not scaled, such as whole
+numbers up to 200, that made differences of 1e-4 out of sums in another order.
 """
 
 import copy
@@ -11,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
@@ -40,11 +44,11 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the ranks computed what one process does; small gradients must agree to their own size."""
+        """Whether the ranks computed what one process does; gradients must agree relative to the largest."""
         errors = (
             self.max_loss_error,
             self.max_buffer_error,
-            self.max_grad_error / min(1.0, self.largest_gradient or 1.0),
+            self.max_grad_error / (self.largest_gradient or 1.0),
         )
         return all(error <= self.tolerance for error in errors)
 
@@ -63,7 +67,6 @@ def _train(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Losses, gradients of all parameters in all steps, and the last buffers."""
     model = parallelize(copy.deepcopy(model).double().train(), mesh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     losses: list[float] = []
     gradients: list[Tensor] = []
     for number in range(steps):
@@ -73,9 +76,19 @@ def _train(
         losses.append(float(value.detach()))
         check_finite(losses[-1], batch)
         gradients += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
-        optimizer.step()
-        optimizer.zero_grad()
+        _descend(list(model.parameters()), lr)
+        model.zero_grad()
     return torch.tensor(losses, dtype=torch.float64), gradients, [b.double() for b in model.buffers()]
+
+
+@torch.no_grad()
+def _descend(parameters: list[Parameter], lr: float) -> None:
+    """Move against the gradient, by ``lr`` where it is largest."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    largest = _distance(gradients, [torch.zeros_like(g) for g in gradients])
+    for parameter in parameters:
+        if parameter.grad is not None and largest > 0:
+            parameter.sub_(parameter.grad, alpha=lr / largest)
 
 
 def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:

@@ -25,7 +25,8 @@ NAN = float("nan")
         ((NAN, 0.0, 0.0, 1.0), False),
         ((0.0, NAN, 0.0, 1.0), False),
         ((0.0, 0.0, NAN, 1.0), False),
-        ((0.0, 1e-10, 0.0, 1e-3), False),  # small gradients agree to their own size
+        ((0.0, 1e-10, 0.0, 1e-3), False),  # gradients agree relative to the largest
+        ((0.0, 1e-8, 0.0, 100.0), True),
         ((0.0, 0.0, 0.0, 0.0), True),
     ],
 )
@@ -81,3 +82,12 @@ def test_the_matrix_does_not_overlook_what_is_no_number() -> None:
     assert compare(one, [one, nothing]) == Differences()
     for ranks in ([one, one], [nothing, nothing]):  # a target computed twice, and by nobody
         assert compare(one, ranks) == Differences(output=float("inf"))
+
+
+def test_rounding_of_a_tiny_gradient_does_not_become_a_step() -> None:
+    """As it would with Adam, where 1e-13 moves a weight by 1e-8, and so features that are not scaled are refused."""
+    weights = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)), torch.nn.Parameter(torch.zeros(1))]
+    weights[0].grad = torch.tensor([-200.0, 1e-13], dtype=torch.float64)
+    verification._descend(weights, 1e-3)
+    assert weights[0].tolist() == pytest.approx([1e-3, -5e-19], rel=1e-12)
+    assert weights[1].tolist() == [0.0]
