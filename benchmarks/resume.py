@@ -1,4 +1,4 @@
-"""Exact resume, killed again and again: `python benchmarks/resume.py`, about ten minutes; `--quick` is what CI runs.
+"""Exact resume, killed again and again: `python benchmarks/resume.py`, ten minutes and more; `--quick` for a small part.
 
 Four parts, each against a run that nobody disturbs:
 - kills: `gsplit train` of 200 steps on 2 ranks, one of them killed by SIGKILL at 20 random moments, resumed each time;
