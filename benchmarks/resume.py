@@ -129,12 +129,13 @@ def _num_lines(run: Path) -> int:
 
 
 def _kill_once(store: Path, run: Path, plan: Plan, rng: random.Random) -> dict[str, Any]:
-    """Start or resume a run and kill one of its ranks at some moment behind its first new step."""
+    """Start or resume a run and kill one of its ranks at some moment behind its first new steps."""
     latest = latest_checkpoint(run)
     kept = 0 if latest is None else int(latest.name[5:13])
     processes = _start_ranks(_words(store, run, plan.steps), run)
     begun, deadline = math.inf, time.monotonic() + 200
-    while not kept <= begun < _num_lines(run):  # telemetry is cut back to the checkpoint, then it grows
+    more = rng.randrange(2 * plan.steps // plan.kills - 2)
+    while not kept <= begun < _num_lines(run) - more:  # telemetry is cut back to the checkpoint, then it grows
         assert time.monotonic() < deadline and processes[0].is_alive(), run.with_name(
             f"{run.name}-rank-0.log"
         ).read_text()
