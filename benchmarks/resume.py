@@ -134,7 +134,7 @@ def _kill_once(store: Path, run: Path, plan: Plan, rng: random.Random) -> dict[s
     kept = 0 if latest is None else int(latest.name[5:13])
     processes = _start_ranks(_words(store, run, plan.steps), run)
     begun, deadline = math.inf, time.monotonic() + 200
-    more = rng.randrange(2 * plan.steps // plan.kills - 2)
+    more = rng.randrange(max(1, min(2 * plan.steps // plan.kills - 2, plan.steps - kept - 10)))
     while not kept <= begun < _num_lines(run) - more:  # telemetry is cut back to the checkpoint, then it grows
         assert time.monotonic() < deadline and processes[0].is_alive(), run.with_name(
             f"{run.name}-rank-0.log"
