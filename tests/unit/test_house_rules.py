@@ -61,6 +61,7 @@ def test_only_documents_are_dictionaries_of_anything() -> None:
         "run/config.py",
         "run/folder.py",
         "train_state.py",
+        "checkpoints/state_tree.py",
         "store/manifest.py",
         "checkpoints/state_tree.py",
     )

@@ -1,6 +1,7 @@
 """``gsplit train`` and its relatives in this process: options, what is said and when, what is refused."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -217,3 +218,21 @@ def test_another_number_of_ranks_than_torchruns_is_refused(store: Store, monkeyp
     task = TrainTask(store=store.path, as_json=True, device=None, settings=TrainSettings(), out=None, overwrite=False)
     with pytest.raises(InputError, match="--nproc: expected the launcher's 1 .got 4"):
         ranks.run_task(task, 4)
+
+
+def test_resuming_takes_the_runs_own_settings_and_says_what_it_needs(store: Store, tmp_path: Path) -> None:
+    run, path = tmp_path / "run", str(store.path)
+    first = json.loads(_run("train", path, *SMALL, "--steps", "3", "--out", str(run), "--json").stdout)
+    assert first["finished"] is True
+    longer = json.loads(_run("train", path, "--resume", str(run), "--steps", "5", "--json").stdout)
+    assert longer["losses"][:3] == first["losses"] and longer["steps"] == 5
+    epochs = json.loads(_run("train", path, "--resume", str(run), "--epochs", "3", "--json").stdout)
+    assert epochs["losses"][:5] == longer["losses"] and epochs["steps"] > 5  # epochs, not the five steps
+    for words, message in (
+        (["--resume", str(run), "--out", str(tmp_path / "b")], "--out: expected .*run, the run that is resumed"),
+        (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got none"),
+        (["--save-every", "5"], "--save-every: expected a run to save .got no --out"),
+        (["--resume", str(run), "--seed", "1"], "expected the same training .got seed 1 instead of 0"),
+    ):
+        done = _run("train", path, *words, "--json")
+        assert done.exit_code == 2 and re.search(message, json.loads(done.stdout)["error"]), done.stdout

@@ -1,0 +1,73 @@
+"""What of a training goes into a checkpoint, and what the trainer says where it cannot save or go on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE
+
+from gsplit import InputError, NeighborLoader, Trainer, parallelize
+from gsplit.bench.exactness import CLASSES, WIDTH, small_store
+from gsplit.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
+from gsplit.distributed.mesh import solo_mesh
+
+
+def _trainer(lr: float = 0.05, **options: Any) -> Trainer:
+    loader = NeighborLoader(small_store("random", 1)[0], [3, 3], "train", batch_size=12)
+    torch.manual_seed(0)
+    model = parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES).double(), solo_mesh())
+    return Trainer(model, torch.optim.Adam(model.parameters(), lr=lr), loader, **options)
+
+
+def test_saved_while_training_goes_on_and_by_hand(tmp_path: Path) -> None:
+    trainer = _trainer(save_to=tmp_path / "often", save_every=2, keep_checkpoints=3)
+    trainer.train_epoch()
+    trainer.save()
+    trainer.save(tmp_path / "once")
+    names = [path.name for path in sorted((tmp_path / "often").iterdir())]
+    assert names == [checkpoint_path(tmp_path, number).name for number in (2, 4, 5)]
+    one, two = read_latest(tmp_path / "often"), read_latest(tmp_path / "once")
+    assert one.state["history"] == two.state["history"] and one.manifest == two.manifest
+    assert read_latest(tmp_path / "often").state["train_edges"] == trainer.state.train_edges > 0
+    fresh = _trainer()
+    fresh.load(checkpoint_path(tmp_path / "often", 2))  # a file by name
+    fresh.train_epoch()
+    assert fresh.state.history.losses == trainer.state.history.losses
+
+
+def test_a_request_to_stop_is_heard_after_the_step(tmp_path: Path) -> None:
+    trainer = _trainer(save_to=tmp_path)
+    trainer.request_stop()
+    assert len(trainer.train_epoch()) == 1 and trainer.stopped
+
+
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    trainer = _trainer(save_to=tmp_path, save_every=1, keep_checkpoints=1)
+    trainer.train_epoch(2)
+    trainer.state.record_evaluation({"val": 0.5}, "val")
+    trainer.train_epoch(2)
+    trainer.save()
+    assert [path.name[5:13] for path in sorted(tmp_path.iterdir())] == ["00000002", "00000004"]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    for options in ({"save_every": 3}, {"save_every": 0, "save_to": tmp_path}):
+        with pytest.raises(InputError, match="save_every: expected a positive number of steps, and a folder"):
+            _trainer(**options)
+    trainer = _trainer(description={"dropout": "0"})
+    with pytest.raises(InputError, match=r"save: expected a folder .*Fix: trainer.save\(FOLDER\)"):
+        trainer.save()
+    trainer.train_epoch(1)
+    trainer.save(tmp_path)
+    with pytest.raises(InputError, match="got optimizer lr 0.1 instead of 0.05"):
+        _trainer(lr=0.1, description={"dropout": "0"}).load(tmp_path)
+    with pytest.raises(InputError, match="got max_grad_norm 1.0 instead of None; dropout 0.5 instead of 0"):
+        _trainer(description={"dropout": "0.5"}, max_grad_norm=1.0).load(tmp_path)
+    found = read_latest(tmp_path)
+    path = latest_file(tmp_path)
+    assert path is not None
+    for key in ("history", "optimizer", "model"):
+        broken = Checkpoint(path, found.manifest, {**found.state, key: {}})
+        with pytest.raises(InputError, match=r"safetensors: expected the state of this training"):
+            _trainer(description={"dropout": "0"}).restore(broken)
