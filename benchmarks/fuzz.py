@@ -32,6 +32,7 @@ SHARES: dict[str, float] = {
     "hardware": 13,
     "settings": 5,
     "records": 4,
+    "checkpoint": 5,
     "run weights": 2,
     "npz": 0.8,
     "csv": 0.6,

@@ -18,6 +18,7 @@ from gsplit.checkpoints.manifest import Manifest, parse_manifest
 from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
 from gsplit.checkpoints.tensor_file import open_tensor_file, read_tensor_file, write_tensor_file
 from gsplit.errors import InputError, explain
+from gsplit.untrusted import Expected
 
 __all__ = [
     "Checkpoint",
@@ -91,13 +92,13 @@ def parse_checkpoint(stream: BinaryIO, size: int, path: Path, damaged: tuple[str
     found = read_tensor_file(stream, size, path)
     if found.texts.get("format") != _FORMAT:
         fix = "give a checkpoint, or save it again with this version"
-        raise InputError(explain(path, _FORMAT, found.texts.get("format", "none"), fix))
+        raise Expected(_FORMAT, fix).refuse(path, found.texts.get("format", "none"))
     try:
         state = rebuild_state(found.texts["state"], found.tensors)
         return Checkpoint(path, parse_manifest(found.texts["manifest"]), state, damaged)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(explain(path, "a state and its manifest", got, "use another checkpoint")) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        expected = Expected("a state and its manifest", "use another checkpoint")
+        raise expected.refuse(path, f"{type(error).__name__}: {error}") from None
 
 
 def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:

@@ -12,7 +12,6 @@ Reading trusts nothing: sizes are compared with the file's length before memory 
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from gsplit.checkpoints.durable import write_whole
 from gsplit.errors import InputError, explain
+from gsplit.untrusted import Expected, open_regular
 
 __all__ = ["TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
 
@@ -40,8 +40,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_MAX_HEADER_BYTES = 100 << 20  # safetensors' own bound
-_DAMAGED = "use another checkpoint: this file is damaged"
+_MAX_HEADER_BYTES = 16 << 20  # JSON takes twenty times as much memory
+_EXPECTED = Expected("tensors as they were written", "use another checkpoint: this file is damaged")
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,18 @@ def _canonical(header: Mapping[str, object]) -> bytes:
 def open_tensor_file(path: Path) -> tuple[BinaryIO, int]:
     """A file for reading, and its length; what is no regular file is refused. Close it after use."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a named pipe must not hang us
+        descriptor = open_regular(path)
     except OSError as error:
-        raise InputError(explain(path, "a readable file", error.strerror, "check the path")) from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise InputError(explain(path, "a regular file", stat.filemode(found.st_mode), "check the path"))
-    return os.fdopen(descriptor, "rb"), found.st_size
+        raise InputError(explain(path, "a regular file", error.strerror, "check the path")) from None
+    return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size
 
 
 def read_tensor_file(stream: BinaryIO, size: int, path: Path) -> TensorFile:
     """Read and check all of a file, given its length and, for messages, its name."""
     try:
         return _read(stream, size)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(explain(path, "tensors as they were written", got, _DAMAGED)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
+        raise _EXPECTED.refuse(path, f"{type(error).__name__}: {error}") from None
 
 
 def _read(stream: BinaryIO, size: int) -> TensorFile:

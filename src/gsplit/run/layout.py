@@ -20,6 +20,7 @@ from typing import Self
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.checkpoints.files import latest_file
 from gsplit.errors import InputError, explain
+from gsplit.untrusted import Expected, read_bounded
 
 __all__ = [
     "RunLock",
@@ -36,6 +37,7 @@ __all__ = [
 
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 _CURRENT, _LOCK, _NEW = "current", "lock", "new"
+_NOTE = Expected("the number of a training", "train again")
 
 
 def list_trainings(run: Path) -> list[Path]:
@@ -55,9 +57,8 @@ def training_folder(run: Path) -> Path:
 def finished_folder(run: Path) -> Path:
     """The folder of the finished training; RUN itself if it holds the files of one, or nothing is finished."""
     try:
-        with (run / _CURRENT).open() as stream:
-            number = stream.read(16).strip()
-    except (OSError, UnicodeDecodeError):
+        number = read_bounded(run / _CURRENT, 16, _NOTE, follow=False).decode("ascii", "replace").strip()
+    except InputError:
         return run
     return run / number if _NUMBER.fullmatch(number) else run
 
