@@ -140,8 +140,9 @@ def _pass_on(ranks: RankProcesses, signals: _Signals, grace_s: float) -> int:
     while not ranks.wait(_LOOK_S) and time.monotonic() < deadline and len(signals.received) == 1:
         pass
     ranks.end(0.0)
-    if {end.code for end in ranks.ends} == {REQUEUE}:
-        return REQUEUE
+    codes = {end.code for end in ranks.ends}
+    if codes in ({0}, {REQUEUE}):  # they were done anyway, or have saved
+        return codes.pop()
     raise KeyboardInterrupt if signals.received[0] == signal.SIGINT else Terminated
 
 
