@@ -133,17 +133,18 @@ def as_markdown(records: list[dict[str, object]], command: str) -> str:
         "# Trials of faults",
         f"`{command}`: two ranks on a small graph; per trial a fault in rank 1 (rank 0 where it saves), seconds from it until no process of the",
         "command is left, what the command exits with and says, and what is left (processes, ports, segments, temporary files).",
-        "Ranks that disagree are started by hand, one command each; their seconds are from the start, imports included.",
+        "Ranks that disagree are started by hand, one command each; their seconds are from the start, imports included. Load: processes that wanted",
+        "this machine's cores at the end of the trial; seconds grow with it, as ending a process that has imported torch takes a second of a core.",
         "",
-        "| trial | verdict | s | exit | left | said |",
-        "|---|---|---|---|---|---|",
+        "| trial | verdict | s | load | exit | left | said |",
+        "|---|---|---|---|---|---|---|",
     ]
     for record in records:
         said = str(record["message"]).replace("\n", " / ").replace("|", "\\|").removeprefix("error: ")
         left = ", ".join(record["left"]) if isinstance(record["left"], list) else ""
         exits = ", ".join(map(str, record["exit_codes"])) if isinstance(record["exit_codes"], list) else ""
         lines.append(
-            f"| {record['trial']} | {record['verdict']} | {record['seconds']} | {exits} | {left or '-'} | {said or '-'} |"
+            f"| {record['trial']} | {record['verdict']} | {record['seconds']} | {record['load']} | {exits} | {left or '-'} | {said or '-'} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -140,22 +140,26 @@ def _pass_on(ranks: RankProcesses, signals: _Signals, grace_s: float) -> int:
     while not ranks.wait(_LOOK_S) and time.monotonic() < deadline and len(signals.received) == 1:
         pass
     ranks.end(0.0)
-    if {end.code for end in ranks.ends} == {REQUEUE}:
-        return REQUEUE
+    codes = {end.code for end in ranks.ends}
+    if codes in ({0}, {REQUEUE}):  # they were done anyway, or have saved
+        return codes.pop()
     raise KeyboardInterrupt if signals.received[0] == signal.SIGINT else Terminated
 
 
 class _Stopped:
-    """How long ranks have been seen stopped (by SIGSTOP, not with this process as by Ctrl-Z)."""
+    """How long ranks have been stopped (by SIGSTOP, not together with this process as by Ctrl-Z)."""
 
     def __init__(self, ranks: RankProcesses) -> None:
-        self._ranks, self._looks = ranks, dict[int, int]()
+        self._ranks, self._seconds, self._looked_s = ranks, dict[int, float](), time.monotonic()
 
     def look(self) -> bool:
-        """Whether a rank has been stopped for too long. Looks are counted, not seconds: this process may stop too."""
-        self._looks = {rank: self._looks.get(rank, 0) + 1 for rank in self._ranks.find_stopped()}
-        for rank, looks in self._looks.items():
-            if looks == round(_STOPPED_SAID_S / _LOOK_S):
+        """Whether a rank has been stopped for too long."""
+        before, self._looked_s = self._looked_s, time.monotonic()
+        passed_s = min(self._looked_s - before, 1.0)  # longer: this process was stopped too
+        for rank in (found := self._ranks.find_stopped()):
+            seconds = self._seconds.get(rank, 0.0)
+            if seconds < _STOPPED_SAID_S <= seconds + passed_s:
                 pid, limit = self._ranks.pid(rank), _STOPPED_S
                 _LOG.warning("rank %d is stopped; kill -CONT %d lets it go on, or all end in %.0f s", rank, pid, limit)
-        return any(looks > _STOPPED_S / _LOOK_S for looks in self._looks.values())
+        self._seconds = {rank: self._seconds.get(rank, 0.0) + passed_s for rank in found}
+        return any(seconds > _STOPPED_S for seconds in self._seconds.values())

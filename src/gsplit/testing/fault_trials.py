@@ -87,9 +87,12 @@ class _Trial:
             self._started.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=err))
 
     def wait(self, timeout_s: float) -> Outcome:
-        """Until all are gone, but not longer."""
-        deadline = time.monotonic() + timeout_s
-        while (running := self._find_running()) and time.monotonic() < deadline:
+        """Until all are gone, but not longer than this from the start, and from the fault."""
+        reached = self.folder / "reached"
+        while running := self._find_running():
+            since = reached.stat().st_mtime if reached.exists() else self._begin
+            if time.time() - since > timeout_s:
+                break
             self._note_segments(running)
             time.sleep(_LOOK_S)
         end = time.time()
@@ -98,7 +101,6 @@ class _Trial:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         codes = [process.wait(10) for process in self._started]
-        reached = self.folder / "reached"
         since = reached.stat().st_mtime if reached.exists() else self._begin
         left = [*(f"process {pid}" for pid in running), *(f"port {port}" for port in ports)]
         left += [segment for segment in sorted(self._segments) if Path(segment).exists()]
