@@ -32,7 +32,7 @@ def _told(cases: dict[str, Case], mesh: Mesh, names: list[str], shared_memory: b
     """What this rank is told in every case."""
     told = {}
     for name in names:
-        patience_s = PATIENCE_S if cases is HANGS else 5.0
+        patience_s = PATIENCE_S if cases is HANGS else 15.0
         used = init(mesh.device, timeout_s=patience_s, shared_memory=shared_memory)
         try:
             told[name] = f"passed: {cases[name](used)}"
