@@ -360,6 +360,9 @@ Two ranks without a stop against 1 -> 4 -> 3 -> 2 ranks, a quarter of the steps 
 | | strategy | steps | of a loss | of a weight |
 |---|---|---|---|---|
 {chr(10).join(rows)}
+
+A bias before BatchNorm has no gradient but rounding, which Adam scales up: in float32 it, and the running mean that contains it, are the largest
+differences of a weight there, and no output depends on them.
 """
 
 
