@@ -344,7 +344,8 @@ def _markdown(record: dict[str, Any]) -> str:
     ]
     return f"""# Exact resume, {record["date"]}
 
-`python benchmarks/resume.py` on {record["machine"]}, torch {record["torch"]}, commit {record["commit"]}. Raw records beside this file.
+`python benchmarks/resume.py` on {record["machine"]}, torch {record["torch"]}, commit {record["commit"]}. Raw records beside this file. The
+machine was busy with other work: seconds are long, their ratios hold.
 
 - **Kills.** {kills["steps"]} steps on 2 ranks, dropout and BatchNorm, a checkpoint every 3 steps, one of them killed by SIGKILL {len(kills["kills"])}
   times at random moments and the run resumed. Largest difference to the run nobody killed: losses {kills["largest_loss_difference"]:.1e}, weights {kills["largest_weight_difference"]:.1e}.
@@ -359,6 +360,9 @@ Two ranks without a stop against 1 -> 4 -> 3 -> 2 ranks, a quarter of the steps 
 | | strategy | steps | of a loss | of a weight |
 |---|---|---|---|---|
 {chr(10).join(rows)}
+
+A bias before BatchNorm has no gradient but rounding, which Adam scales up: in float32 it, and the running mean that contains it, are the largest
+differences of a weight there, and no output depends on them.
 """
 
 
