@@ -220,23 +220,33 @@ def main() -> int:
     options = parser.parse_args()
     if options.again:
         return again(options.again[0], int(options.again[1]))
-    start = time.perf_counter()
+    start, commit = time.perf_counter(), _commit()
     results, findings = run(options.inputs, options.first, options.workers, 60 * options.minutes)
     seconds = time.perf_counter() - start
     print(table(results, findings))
     if options.out is not None:
-        write_record(options.out, results, findings, seconds, options.workers)
+        write_record(options.out, results, findings, seconds, options.workers, commit)
     return 1 if findings else 0
 
 
+def _commit() -> str:
+    """What is being tried; asked for at the start."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
 def write_record(
-    out: Path, results: dict[str, Result], findings: list[dict[str, Any]], seconds: float, workers: int
+    out: Path,
+    results: dict[str, Result],
+    findings: list[dict[str, Any]],
+    seconds: float,
+    workers: int,
+    commit: str,
 ) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
     document: dict[str, Any] = {
         "kind": "fuzz",
         "command": " ".join(["python", "benchmarks/fuzz.py", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "seconds": round(seconds),
         "workers": workers,

@@ -94,7 +94,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="pipe: expected a regular file"):
         _read(tmp_path / "pipe")
-    with pytest.raises(InputError, match="none: expected a readable file .got No such file"):
+    with pytest.raises(InputError, match="none: expected a regular file .got No such file"):
         _read(tmp_path / "none")
     deep = b"[" * 100_000
     (tmp_path / "deep").write_bytes(len(deep).to_bytes(8, "little") + deep)

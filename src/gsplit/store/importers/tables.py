@@ -274,12 +274,14 @@ def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, n
     arrow = load_arrow()
     found: dict[str, list[Array]] = {}
     for vertices, batch in _placed(table, columns, ids, [columns.split]):
-        for word in arrow.compute.unique(batch[columns.split]).to_pylist():
+        with explained(f"{table.path}: {columns.split}", "write the words in UTF-8"):
+            words = arrow.compute.unique(batch[columns.split]).to_pylist()
+        for word in words:
             if not word:
                 continue
             if word not in _SPLITS:
                 expected, fix = f"one of {', '.join(_SPLITS)} or nothing", "rename these values"
-                raise InputError(explain(f"{table.path}: {columns.split}", expected, repr(word), fix))
+                raise InputError(explain(f"{table.path}: {columns.split}", expected, repr(word)[:80], fix))
             here = arrow.compute.equal(batch[columns.split], word).fill_null(False)
             found.setdefault(_SPLITS[word], []).append(vertices[here.to_numpy(zero_copy_only=False)])
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}

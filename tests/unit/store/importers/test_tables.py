@@ -301,3 +301,13 @@ def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr(builtins, "__import__", no_arrow)
     with pytest.raises(MissingDependencyError, match=r"pip install 'gsplit\[arrow\]'"):
         arrow.load_arrow()
+
+
+def test_words_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    """A fuzzed Parquet file: its bytes are read as text only when a word is looked at."""
+    offsets, words = pa.py_buffer(np.array([0, 5, 10], np.int32)), pa.py_buffer(b"tr\x8ein" * 2)
+    column = pa.StringArray.from_buffers(2, offsets, words)
+    pq.write_table(pa.table({"id": [0, 1], "split": column}), tmp_path / "v.parquet")
+    pq.write_table(pa.table({"src": [0, 1], "dst": [1, 0]}), tmp_path / "e.parquet")
+    with pytest.raises(InputError, match="v.parquet: split: expected a readable table .*Fix: write the words in UTF-8"):
+        tables_source(tmp_path / "e.parquet", tmp_path / "v.parquet")
