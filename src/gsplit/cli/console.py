@@ -81,7 +81,8 @@ def _as_rank(rank: int, launched: bool) -> Iterator[None]:
         raise
     except (GSplitError, OSError, MemoryError) as error:
         if not launched:
-            message = f"rank {rank}: {str(error) or type(error).__name__}"
+            said = str(error) or type(error).__name__
+            message = said if said.startswith(f"rank {rank}: ") else f"rank {rank}: {said}"
             Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
         fail(error, 2)
     except Exception as error:  # a bug: whoever mends it wants to see where
