@@ -46,7 +46,7 @@ def soak(
     loss: Annotated[float, typer.Option(metavar="PERCENT", help="packets that the cable loses (netem)")] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Train under faults, resume after each, compare with an undisturbed run.
+    """Train under faults; compare with an undisturbed run.
 
     Exit code 1 if a fault was not met as it should be, a loss differs, or memory, threads or descriptors grow.
     """
