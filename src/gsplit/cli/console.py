@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import typer
 from rich.console import Console
@@ -24,7 +24,16 @@ from gsplit.errors import GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
-__all__ = ["command", "emit_json", "human", "progress_bars"]
+__all__ = ["Lost", "command", "emit_json", "human", "progress_bars"]
+
+
+@runtime_checkable
+class Lost(Protocol):
+    """What a user should know of work that was ended, and the exit code that a scheduler should see after SIGTERM."""
+
+    @property
+    def exit_code(self) -> int:
+        """143, or that of work that can be resumed."""
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
@@ -33,7 +42,7 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def command(
-    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: object = "nothing was written"
+    as_json: bool, *, rank: int | None = None, launched: bool = False, lost: str | Lost = "nothing was written"
 ) -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 
@@ -65,7 +74,7 @@ def command(
     except KeyboardInterrupt:
         _fail(f"interrupted; {lost}", 130, as_json)
     except Terminated:
-        _fail(f"terminated; {lost}", 143, as_json)
+        _fail(f"terminated; {lost}", lost.exit_code if isinstance(lost, Lost) else 143, as_json)
 
 
 @contextmanager

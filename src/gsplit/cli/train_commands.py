@@ -1,5 +1,6 @@
 """``gsplit train``, ``infer`` and ``verify``: one process, or ``--nproc`` ranks of this host, or a torchrun's."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -74,18 +75,28 @@ def train(
 
 
 class _Kept:
-    """What a user should know of a run that was ended: how to go on with it, if that can be."""
+    """What a user should know of a run that was ended: how to go on with it, if that can be.
+
+    Files are found by their names, without ``run.layout``: the signal may have come while torch was being imported,
+    which cannot be done again.
+    """
 
     def __init__(self, run: Path | None) -> None:
         self._run = run
 
-    def __str__(self) -> str:
-        from gsplit.run.checkpoint import latest_checkpoint
+    @property
+    def _has_checkpoints(self) -> bool:
+        return self._run is not None and any(self._run.glob("*/checkpoints/step-*.safetensors"))
 
-        latest = None if self._run is None else latest_checkpoint(self._run)
-        if latest is None:
+    @property
+    def exit_code(self) -> int:
+        """After SIGTERM: that of work to be started again, if there is anything to go on from."""
+        return os.EX_TEMPFAIL if self._has_checkpoints else 143
+
+    def __str__(self) -> str:
+        if not self._has_checkpoints:
             return "no weights were kept"
-        return f"{latest} is kept; to go on: --resume {self._run}"
+        return f"the latest checkpoint of {self._run} is kept; to go on: --resume {self._run}"
 
 
 def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:

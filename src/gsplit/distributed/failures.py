@@ -103,8 +103,22 @@ def find_cause(ends: Sequence[RankEnd], stopped: Collection[int] = ()) -> Cause:
     for end in sorted(ends, key=lambda end: end.joined):
         if end.code == 0:
             return _explain_early_end(end, missed)
-    _, rank, report = told[0]
-    return Cause(rank, str(report))
+    for _, rank, report in told:
+        return Cause(rank, str(report))
+    end = ends[0]  # all were told to end, and none said why
+    return Cause(end.rank, explain(f"rank {end.rank}", "to finish", _describe(end.code), "start again"))
+
+
+def _describe(code: int) -> str:
+    """How a process ended. Real-time signals have numbers only.
+
+    >>> _describe(-9), _describe(-62), _describe(2)
+    ('signal 9 (SIGKILL)', 'signal 62', 'exit code 2')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    names = {each.value: f" ({each.name})" for each in signal.Signals}
+    return f"signal {-code}{names.get(-code, '')}"
 
 
 def _place(rank: int, report: Report) -> str:
@@ -114,7 +128,7 @@ def _place(rank: int, report: Report) -> str:
 
 
 def _explain_end(end: RankEnd, missed: str) -> Cause:
-    how = f"signal {-end.code} ({signal.Signals(-end.code).name})" if end.code < 0 else f"exit code {end.code}"
+    how = _describe(end.code)
     fix = "see what the ranks printed above"
     if end.code == -signal.SIGKILL:
         fix = (

@@ -54,6 +54,12 @@ def test_ranks_that_the_launcher_ended_are_no_cause() -> None:
     assert find_cause(ended, stopped=[0]).message.startswith("rank 0: expected to go on (got a process that a signal")
 
 
+def test_there_is_always_a_cause() -> None:
+    assert find_cause([RankEnd(1, -62)]).message.startswith("rank 1: expected to finish (got signal 62)")
+    ended = [RankEnd(0, -9, on_request=True), RankEnd(1, -15, on_request=True)]
+    assert find_cause(ended).message.startswith("rank 0: expected to finish (got signal 9 (SIGKILL))")
+
+
 def test_what_was_asked_for_wrongly_lasts_and_a_killed_rank_does_not() -> None:
     assert find_cause([RankEnd(0, 2, REFUSED)]).lasting
     assert not find_cause([RankEnd(0, -9)]).lasting and not find_cause([RankEnd(0, 2, LOST)]).lasting
