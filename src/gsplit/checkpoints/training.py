@@ -4,12 +4,14 @@ Every rank has the whole state, so rank 0 saves alone. It also reads alone, and 
 that go on have the same state, also on hosts that do not share a file system.
 """
 
+import hashlib
 import importlib.metadata
 import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch.nn import Module
 
 from gsplit.checkpoints.files import Checkpoint, find_readable, parse_checkpoint
 from gsplit.checkpoints.manifest import Manifest
@@ -19,6 +21,8 @@ from gsplit.errors import InputError, explain
 from gsplit.train_state import TrainState
 
 __all__ = ["StateSaver", "describe_training", "read_on_all_ranks", "restore_state"]
+
+_LONGEST = 200  # characters of a value that people can still compare
 
 
 class StateSaver:
@@ -53,8 +57,7 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
     scheduler = "none" if state.lr_scheduler is None else type(state.lr_scheduler).__name__
     fixed = {**loader.description, "optimizer": type(optimizer).__name__, "lr_scheduler": scheduler, **more}
     fixed |= {f"optimizer {name}": str(value) for name, value in optimizer.defaults.items()}
-    for name, value in state.model.state_dict().items():
-        fixed[f"model {name}"] = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    fixed |= _describe_groups(state) | _describe_model(state.model)
     free = {
         "ranks": str(loader.mesh.size),
         "replicas": str(loader.mesh.num_replicas),
@@ -64,6 +67,28 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
         "torch": torch.__version__,
     }
     return Manifest(fixed, free)
+
+
+def _describe_groups(state: TrainState) -> dict[str, str]:
+    """The parameters of every group in their order: the optimizer's state goes to them by position."""
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    found = {}
+    for number, group in enumerate(state.optimizer.param_groups):
+        text = ", ".join(names.get(id(parameter), "not of the model") for parameter in group["params"])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        short = text if len(text) <= _LONGEST else f"of {len(group['params'])} parameters ({digest})"
+        found[f"optimizer group {number}"] = short
+    return found
+
+
+def _describe_model(model: Module) -> dict[str, str]:
+    """Types and shapes of all weights, and which of them are not trained."""
+    frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
+    found = {}
+    for name, value in model.state_dict().items():
+        text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        found[f"model {name}"] = f"{text} frozen" if name in frozen else text
+    return found
 
 
 def restore_state(state: TrainState, checkpoint: Checkpoint, description: Mapping[str, str]) -> None:

@@ -71,3 +71,26 @@ def test_refusals(tmp_path: Path) -> None:
         broken = Checkpoint(path, found.manifest, {**found.state, key: {}})
         with pytest.raises(InputError, match=r"safetensors: expected the state of this training"):
             _trainer(description={"dropout": "0"}).restore(broken)
+
+
+def _grouped(first: int, *, frozen: bool = False) -> Trainer:
+    """One parameter in a group of its own, the others in another."""
+    torch.manual_seed(0)
+    model = parallelize(GraphSAGE(WIDTH, WIDTH, 2, CLASSES).double(), solo_mesh())
+    parameters = list(model.parameters())
+    parameters[0].requires_grad_(not frozen)
+    groups = [[parameters[first]], [one for number, one in enumerate(parameters) if number != first]]
+    loader = NeighborLoader(small_store("random", 1)[0], [3, 3], "train", batch_size=12)
+    return Trainer(model, torch.optim.Adam([{"params": group} for group in groups]), loader)
+
+
+def test_parameters_in_another_order_or_frozen_are_refused(tmp_path: Path) -> None:
+    """The optimizer's state goes to parameters by position; shapes are equal here."""
+    trainer = _grouped(0)
+    trainer.train_epoch(1)
+    trainer.save(tmp_path)
+    _grouped(0).load(tmp_path)
+    with pytest.raises(InputError, match=r"optimizer group 0 convs.0.lin_r.weight instead of convs.0.lin_l.weight"):
+        _grouped(2).load(tmp_path)
+    with pytest.raises(InputError, match=r"model convs.0.lin_l.weight float64 .* frozen instead of float64"):
+        _grouped(0, frozen=True).load(tmp_path)
