@@ -258,12 +258,15 @@ class Trainer:
         """Go on from a checkpoint, or from the newest of a folder. A collective.
 
         The model, the optimizer, the loader and the scheduler are made as they were; ranks, strategy, replicas, caches
-        and prefetching may differ. The steps that follow are those that would have followed.
+        and prefetching may differ. The steps that follow are those that would have followed. Checkpoints of later steps
+        in ``save_to`` are renamed to end in ``.unused``: the latest one there is always one of this training.
         """
         self.restore(read_on_all_ranks(self.state.loader.mesh.world, Path(place)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint that was read."""
+        """Go on from a checkpoint that was read. A collective."""
         restore_state(self.state, checkpoint, self._description)
+        if self._saver is not None:
+            self._saver.set_aside_newer()
         for text in checkpoint.damaged:
             _LOG.warning("not used: %s", text)

@@ -50,6 +50,14 @@ class StateSaver:
         for writer in self._writers:
             writer.finish()
 
+    def set_aside_newer(self) -> None:
+        """Rename the folder's checkpoints of later steps than the state's. A collective."""
+        run_on_rank_zero(self._comm, "set newer checkpoints aside", self._set_aside_newer)
+
+    def _set_aside_newer(self) -> None:
+        for writer in self._writers:
+            writer.set_aside_newer(self._state.num_steps)
+
 
 def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
     """What decides the steps of a training, and how it is run."""

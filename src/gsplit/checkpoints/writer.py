@@ -12,7 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gsplit.checkpoints.files import checkpoint_path, remove_old, remove_unfinished, write_checkpoint
+from gsplit.checkpoints.files import (
+    checkpoint_path,
+    remove_old,
+    remove_unfinished,
+    set_aside_newer,
+    write_checkpoint,
+)
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.state_tree import Snapshot, take_snapshot
 from gsplit.errors import InputError, explain
@@ -53,9 +59,14 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
+    def set_aside_newer(self, num_steps: int) -> None:
+        """Rename what is newer than the state that training goes on from."""
+        self.finish()
+        set_aside_newer(self._folder, num_steps)
+
     def _write(self, path: Path, snapshot: Snapshot, manifest: Manifest, best: Path | None) -> None:
         try:
             write_checkpoint(path, snapshot, manifest)
-            remove_old(self._folder, keep=self._keep, best=best)
+            remove_old(path, keep=self._keep, best=best)
         except BaseException as error:  # to be raised by whoever saves, whatever it is
             self._error = error

@@ -47,6 +47,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert found.manifest == MANIFEST
 
 
+def test_what_was_just_written_stays_also_where_newer_ones_are(tmp_path: Path) -> None:
+    _save(tmp_path, 8, 9)
+    _save(tmp_path, 1, 2, 3, keep=1)
+    assert [path.name[5:13] for path in list_checkpoints(tmp_path)] == ["00000009", "00000008", "00000003"]
+
+
 def test_a_state_is_saved_as_it_was_when_save_was_called(tmp_path: Path) -> None:
     writer, weight = CheckpointWriter(tmp_path, 1), torch.zeros(1 << 18)
     for step in range(1, 4):

@@ -1,12 +1,14 @@
 """What of a training goes into a checkpoint, and what the trainer says where it cannot save or go on."""
 
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
+import gsplit
 from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
@@ -49,6 +51,26 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     trainer.train_epoch(2)
     trainer.save()
     assert [path.name[5:13] for path in sorted(tmp_path.iterdir())] == ["00000002", "00000004"]
+
+
+def test_the_documented_loop_ends_the_epoch_it_was_resumed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    loop = document.split("```python\n")[1].split("```")[0].replace("10 *", "2 *")
+    monkeypatch.chdir(tmp_path)
+    losses = []
+    for steps in (0, 2):
+        begun = _trainer()
+        if steps:  # stopped in the last epoch
+            begun.train_epoch()
+            begun.train_epoch(steps)
+            begun.save("checkpoints")
+        fresh = _trainer().state
+        names = {"gsplit": gsplit, "Path": Path, "model": fresh.model, "optimizer": fresh.optimizer}
+        names |= {"loader": fresh.loader, "scheduler": None}
+        exec(loop, names)
+        losses.append(cast(Trainer, names["trainer"]).state.history.losses)
+        shutil.rmtree("checkpoints")
+    assert losses[0] == losses[1] and len(losses[0]) == 10
 
 
 def test_refusals(tmp_path: Path) -> None:
@@ -94,3 +116,37 @@ def test_parameters_in_another_order_or_frozen_are_refused(tmp_path: Path) -> No
         _grouped(2).load(tmp_path)
     with pytest.raises(InputError, match=r"model convs.0.lin_l.weight float64 .* frozen instead of float64"):
         _grouped(0, frozen=True).load(tmp_path)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name.removeprefix("step-000000") for path in sorted(folder.iterdir())]
+
+
+def test_what_is_saved_after_going_back_to_an_older_step_is_kept(tmp_path: Path) -> None:
+    often, once = {"save_to": tmp_path / "often", "save_every": 1}, tmp_path / "once"
+    trainer = _trainer(**often)
+    trainer.train_epoch(1)
+    trainer.save(once)
+    trainer.train_epoch()
+    trainer.save()
+    assert _names(tmp_path / "often") == ["04.safetensors", "05.safetensors"]
+    again = _trainer(**often)
+    again.load(checkpoint_path(once, 1))
+    again.train_epoch(2)
+    again.save()
+    unused = ["04.safetensors.unused", "05.safetensors.unused"]
+    assert _names(tmp_path / "often") == ["02.safetensors", "03.safetensors", *unused]
+    assert again.state.history.losses == trainer.state.history.losses[:3]
+
+
+def test_a_damaged_checkpoint_is_not_the_one_that_is_kept(tmp_path: Path) -> None:
+    trainer = _trainer(save_to=tmp_path)
+    trainer.train_epoch(1)
+    trainer.save()
+    checkpoint_path(tmp_path, 9).write_bytes(b"damaged")
+    again = _trainer(save_to=tmp_path, save_every=1, keep_checkpoints=1)
+    again.load(tmp_path)
+    again.train_epoch(1)
+    again.save()
+    assert _names(tmp_path) == ["02.safetensors", "09.safetensors.unused"]
+    assert read_latest(tmp_path).damaged == ()
