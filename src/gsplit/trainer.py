@@ -250,6 +250,8 @@ class Trainer:
         if folder is None:
             saver = self._checked_saver()
         else:
+            if self._saver is not None:  # perhaps the same folder: two must not write there at once
+                self._saver.finish()
             saver = StateSaver(self.state, Path(folder), self._keep, self._description)
         saver.save()
         saver.finish()

@@ -1,6 +1,9 @@
 """What of a training goes into a checkpoint, and what the trainer says where it cannot save or go on."""
 
+import os
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -150,3 +153,21 @@ def test_a_damaged_checkpoint_is_not_the_one_that_is_kept(tmp_path: Path) -> Non
     again.save()
     assert _names(tmp_path) == ["02.safetensors", "09.safetensors.unused"]
     assert read_latest(tmp_path).damaged == ()
+
+
+def test_saving_by_hand_waits_for_the_save_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second writer in the folder would remove what the first one is writing."""
+    trainer, flush, flushes = _trainer(save_to=tmp_path), os.fsync, threading.Event()
+
+    def slow_flush(descriptor: int) -> None:
+        flushes.set()
+        time.sleep(0.1)
+        flush(descriptor)
+
+    monkeypatch.setattr("gsplit.checkpoints.durable.os.fsync", slow_flush)
+    trainer.train_epoch(1)
+    trainer.save_in_background()
+    assert flushes.wait(10)
+    trainer.save(tmp_path)
+    trainer.save()  # raises what went wrong in the background
+    assert _names(tmp_path) == ["01.safetensors"]
