@@ -164,6 +164,35 @@ def test_training_goes_on_from_a_state_bit_for_bit(steps: int) -> None:
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.parametrize("kind", ["states of another type", "a learning rate in a tensor"])
+def test_optimizers_go_on_exactly(kind: str, tmp_path: Path) -> None:
+    def make() -> Trainer:
+        model = _model()
+        if kind == "a learning rate in a tensor":
+            optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05))
+        else:
+            optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)  # mu_product is float32, weights are float64
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+        return Trainer(model, optimizer, _loader(), lr_scheduler=schedule)
+
+    whole, resumed = make(), make()
+    whole.train_epoch(3)
+    whole.save(tmp_path)
+    resumed.load(tmp_path)
+    for ours, theirs in zip(resumed.state.optimizer.state.values(), whole.state.optimizer.state.values(), strict=True):
+        assert {name: value.dtype for name, value in ours.items()} == {name: v.dtype for name, v in theirs.items()}
+    assert resumed.train_epoch() + resumed.train_epoch() == whole.train_epoch() + whole.train_epoch()
+
+
+def test_a_long_history_is_packed_without_copying_its_numbers() -> None:
+    state = _fresh().state
+    state.history.losses = [1 / 3] * 10
+    state.record_evaluation({"val": 0.5}, None)
+    packed = state.state_dict()["history"]
+    assert packed["losses"][0] is state.history.losses[0] and packed["losses"] is not state.history.losses
+    assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]
+
+
 def _bests(*trainers: Trainer) -> tuple[dict[str, torch.Tensor], ...]:
     bests = [trainer.state.best for trainer in trainers]
     assert None not in bests

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from gsplit.checkpoints.files import Checkpoint, find_readable, parse_checkpoint
@@ -64,7 +65,8 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
     loader, optimizer = state.loader, state.optimizer
     scheduler = "none" if state.lr_scheduler is None else type(state.lr_scheduler).__name__
     fixed = {**loader.description, "optimizer": type(optimizer).__name__, "lr_scheduler": scheduler, **more}
-    fixed |= {f"optimizer {name}": str(value) for name, value in optimizer.defaults.items()}
+    for name, value in optimizer.defaults.items():  # a scheduler changes a learning rate that is a tensor in place
+        fixed[f"optimizer {name}"] = "a tensor" if isinstance(value, Tensor) else str(value)
     fixed |= _describe_groups(state) | _describe_model(state.model)
     free = {
         "ranks": str(loader.mesh.size),
