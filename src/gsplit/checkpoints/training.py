@@ -16,6 +16,7 @@ from torch.nn import Module
 
 from gsplit.checkpoints.files import Checkpoint, find_readable, parse_checkpoint
 from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.state_check import check_fit, check_form
 from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.distributed.comm import Call, Comm, run_on_rank_zero
 from gsplit.errors import InputError, explain
@@ -104,6 +105,8 @@ def _describe_model(model: Module) -> dict[str, str]:
 def restore_state(state: TrainState, checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
     """Put a checkpoint into a training that is made as it was for it; what differs is listed."""
     checkpoint.manifest.compare(describe_training(state, description), checkpoint.path)
+    check_form(checkpoint.state, checkpoint.path)
+    check_fit(checkpoint.state, state, checkpoint.path)
     try:
         state.load_state_dict(checkpoint.state)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -120,7 +123,9 @@ def read_on_all_ranks(comm: Comm, place: Path) -> Checkpoint:
     path, data, damaged = found[0] if found else (place, b"", ())
     data = _broadcast(comm, data)
     names = comm.gather_text(Call("name the checkpoint"), str(path))
-    return parse_checkpoint(io.BytesIO(data), len(data), Path(names[0]), damaged)
+    checkpoint = parse_checkpoint(io.BytesIO(data), len(data), Path(names[0]), damaged)
+    check_form(checkpoint.state, checkpoint.path)
+    return checkpoint
 
 
 def _broadcast(comm: Comm, data: bytes) -> bytes:
