@@ -107,6 +107,9 @@ class Trainer:
         if save_every is not None and (save_every < 1 or save_to is None):
             got, fix = f"save_every={save_every}, save_to={save_to}", "give both, or leave save_every out"
             raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
+        if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            fix = "choose another, or step it yourself with what trainer.evaluate returns"
+            raise InputError(explain("lr_scheduler", "one that steps without a score", "ReduceLROnPlateau", fix))
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
         self._previous = 0.0  # when the last step ended
@@ -199,13 +202,14 @@ class Trainer:
         self._num_edges = 0
 
     def _finish_step(self, step: "_LaunchedStep") -> None:
-        """Read a step's loss, put it into the history and report the step."""
+        """Put a step's loss into the history, whatever it is: the step is in the weights. Check it and report."""
         history = self.state.history
-        value, now = self._read_loss(step.batch, step.loss), time.perf_counter()
-        self.stopped |= step.vote is not None and step.vote.count()
-        history.losses.append(value)
+        history.losses.append(float(step.loss))
+        now = time.perf_counter()
         history.step_seconds.append(now - self._previous)
         self._previous = now
+        self._read_loss(step.batch, step.loss)
+        self.stopped |= step.vote is not None and step.vote.count()
         self._report(step.batch)
 
     def _report(self, batch: Batch) -> None:

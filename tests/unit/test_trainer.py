@@ -115,6 +115,14 @@ def test_a_loss_that_is_no_number_stops_training() -> None:
     trainer = Trainer(model, optimizer, _loader())
     with pytest.raises(InputError, match="the loss of epoch 0, step 1: expected a number"):
         trainer.train_epoch()
+    assert trainer.state.num_steps == trainer.state.loader.state_dict()["step"] == 2  # as many as are in the weights
+
+
+def test_a_scheduler_that_needs_a_score_is_refused() -> None:
+    optimizer = torch.optim.SGD((model := _model()).parameters(), lr=0.1)
+    schedule: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(InputError, match="lr_scheduler: expected one that steps without a score"):
+        Trainer(model, optimizer, _loader(), lr_scheduler=schedule)
 
 
 def test_a_max_grad_norm_of_nothing_is_refused() -> None:

@@ -97,6 +97,9 @@ def _describe_model(model: Module) -> dict[str, str]:
     frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
     found = {}
     for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            got, fix = type(value).__name__, "return a tensor from get_extra_state"
+            raise InputError(explain(f"model {name}", "a tensor", got, fix))
         text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
         found[f"model {name}"] = f"{text} frozen" if name in frozen else text
     return found

@@ -1,10 +1,11 @@
 """Saving while training goes on: the state is copied at once and written by a thread.
 
 A save costs training the copy, and a wait only if the file before is still being written. What goes wrong in the
-thread is raised by the next ``save`` or by ``finish``; checkpoints that are there stay. One rank saves: every rank has
-the whole state.
+thread is logged at once and raised by the next ``save`` or by ``finish``; checkpoints that are there stay. One rank
+saves: every rank has the whole state.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ from gsplit.checkpoints.state_tree import Snapshot, take_snapshot
 from gsplit.errors import InputError, explain
 
 __all__ = ["CheckpointWriter"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -69,4 +72,5 @@ class CheckpointWriter:
             write_checkpoint(path, snapshot, manifest)
             remove_old(path, keep=self._keep, best=best)
         except BaseException as error:  # to be raised by whoever saves, whatever it is
+            _LOG.error("not saved: %s: %s: %s", path, type(error).__name__, error)
             self._error = error

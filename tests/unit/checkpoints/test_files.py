@@ -88,7 +88,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             read_checkpoint(path)
 
 
-def test_errors_of_the_thread_are_raised(tmp_path: Path) -> None:
+def test_errors_of_the_thread_are_logged_and_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = CheckpointWriter(tmp_path / "c", 2)
     writer.save(1, {}, MANIFEST)
     writer.finish()
@@ -97,6 +97,8 @@ def test_errors_of_the_thread_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         writer.finish()
     writer.finish()  # said once
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "not saved" in caplog.text and "step-00000002.safetensors: IsADirectoryError" in caplog.text
     assert read_latest(tmp_path / "c").path.name == "step-00000001.safetensors"
     with pytest.raises(InputError, match="keep: expected at least 1"):
         CheckpointWriter(tmp_path / "c", 0)

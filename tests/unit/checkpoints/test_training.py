@@ -171,3 +171,12 @@ def test_saving_by_hand_waits_for_the_save_in_the_background(tmp_path: Path, mon
     trainer.save(tmp_path)
     trainer.save()  # raises what went wrong in the background
     assert _names(tmp_path) == ["01.safetensors"]
+
+
+def test_a_model_with_more_than_tensors_in_its_state_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = _trainer()
+    monkeypatch.setattr(type(trainer.state.model), "get_extra_state", lambda _: {"k": 1})
+    with pytest.raises(InputError, match="model .*_extra_state: expected a tensor .got dict"):
+        trainer.save(tmp_path)
