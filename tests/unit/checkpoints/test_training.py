@@ -16,6 +16,7 @@ from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
 from gsplit.distributed.mesh import solo_mesh
+from gsplit.store.memory import MemoryStore
 
 
 def _trainer(lr: float = 0.05, **options: Any) -> Trainer:
@@ -180,3 +181,19 @@ def test_a_model_with_more_than_tensors_in_its_state_is_refused(
     monkeypatch.setattr(type(trainer.state.model), "get_extra_state", lambda _: {"k": 1})
     with pytest.raises(InputError, match="model .*_extra_state: expected a tensor .got dict"):
         trainer.save(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["features/x", "y"])
+def test_other_arrays_of_a_graph_in_memory_are_refused(name: str, tmp_path: Path) -> None:
+    trainer = _trainer()
+    trainer.save(tmp_path)
+    store = small_store("random", 1)[0]
+    changed = MemoryStore(
+        store.graph, store.part_boundaries, {**store.arrays, name: store.arrays[name][::-1]}, store.dtypes
+    )
+    loader = NeighborLoader(changed, [3, 3], "train", batch_size=12)
+    other = Trainer(trainer.state.model, trainer.state.optimizer, loader)
+    with pytest.raises(
+        InputError, match=f"expected the same training .got graph {name} [0-9a-f]+ instead of [0-9a-f]+[)]"
+    ):
+        other.load(tmp_path)
