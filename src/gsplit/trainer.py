@@ -66,6 +66,12 @@ def check_finite(loss: float, batch: Batch) -> None:
         raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
 
 
+def _check_scheduler(scheduler: object) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        fix = "choose another, or step it yourself with what trainer.evaluate returns"
+        raise InputError(explain("lr_scheduler", "one that steps without a score", "ReduceLROnPlateau", fix))
+
+
 @dataclass(frozen=True)
 class _LaunchedStep:
     """A step whose loss has not been read yet."""
@@ -107,9 +113,7 @@ class Trainer:
         if save_every is not None and (save_every < 1 or save_to is None):
             got, fix = f"save_every={save_every}, save_to={save_to}", "give both, or leave save_every out"
             raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
-        if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            fix = "choose another, or step it yourself with what trainer.evaluate returns"
-            raise InputError(explain("lr_scheduler", "one that steps without a score", "ReduceLROnPlateau", fix))
+        _check_scheduler(lr_scheduler)
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
         self._previous = 0.0  # when the last step ended

@@ -18,10 +18,10 @@ from gsplit.distributed.mesh import solo_mesh
 State = dict[str, Any]
 
 
-def _trainer(optimizer: type[torch.optim.Optimizer] = torch.optim.Adam) -> Trainer:
+def _trainer(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam) -> Trainer:
     loader = NeighborLoader(small_store("random", 1)[0], [3, 3], "train", batch_size=12)
     model = parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES).double(), solo_mesh())
-    return Trainer(model, optimizer(model.parameters(), 0.05), loader)  # type: ignore[call-arg]
+    return Trainer(model, optimizer(model.parameters(), lr=0.05), loader)
 
 
 @pytest.fixture(scope="module")

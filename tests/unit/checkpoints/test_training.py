@@ -127,19 +127,19 @@ def _names(folder: Path) -> list[str]:
 
 
 def test_what_is_saved_after_going_back_to_an_older_step_is_kept(tmp_path: Path) -> None:
-    often, once = {"save_to": tmp_path / "often", "save_every": 1}, tmp_path / "once"
-    trainer = _trainer(**often)
+    often, once = tmp_path / "often", tmp_path / "once"
+    trainer = _trainer(save_to=often, save_every=1)
     trainer.train_epoch(1)
     trainer.save(once)
     trainer.train_epoch()
     trainer.save()
-    assert _names(tmp_path / "often") == ["04.safetensors", "05.safetensors"]
-    again = _trainer(**often)
+    assert _names(often) == ["04.safetensors", "05.safetensors"]
+    again = _trainer(save_to=often, save_every=1)
     again.load(checkpoint_path(once, 1))
     again.train_epoch(2)
     again.save()
     unused = ["04.safetensors.unused", "05.safetensors.unused"]
-    assert _names(tmp_path / "often") == ["02.safetensors", "03.safetensors", *unused]
+    assert _names(often) == ["02.safetensors", "03.safetensors", *unused]
     assert again.state.history.losses == trainer.state.history.losses[:3]
 
 
