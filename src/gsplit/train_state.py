@@ -5,7 +5,7 @@ scheduler and the loader's position decide every later step. The rest is the rec
 evaluations, the best weights so far and the edges that training and evaluation have cost.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -57,6 +57,13 @@ class History:
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def _pack_history(history: History) -> dict[str, Any]:
+    """The history in lists and dictionaries of its own; floats are not copied one by one."""
+    evaluations = [{**vars(evaluation), "scores": dict(evaluation.scores)} for evaluation in history.evaluations]
+    losses, seconds = list(history.losses), list(history.step_seconds)
+    return {"losses": losses, "step_seconds": seconds, "evaluations": evaluations}
 
 
 def history_of(state: dict[str, Any]) -> History:
@@ -116,7 +123,7 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "lr_scheduler": None if self.lr_scheduler is None else self.lr_scheduler.state_dict(),
             "loader": self.loader.state_dict(),
-            "history": asdict(self.history),
+            "history": _pack_history(self.history),
             "best": None if best is None else dict(vars(best)),
             "train_edges": self.train_edges,
             "evaluation_edges": self.evaluation_edges,
@@ -133,7 +140,7 @@ class TrainState:
             fix = "make the trainer with the lr_scheduler the state was saved with"
             raise InputError(explain("state: lr_scheduler", f"{expected}, as the trainer has", got, fix))
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        _load_optimizer(self.optimizer, state["optimizer"])
         if self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(state["lr_scheduler"])
         self.loader.load_state_dict(state["loader"])
@@ -141,3 +148,15 @@ class TrainState:
         self.history = history_of(state)
         self.best = None if best is None else Best(**best)
         self.train_edges, self.evaluation_edges = state["train_edges"], state["evaluation_edges"]
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state with every bit: torch casts tensors to the type of their parameter."""
+    optimizer.load_state_dict(state)
+    places = [place for group in state["param_groups"] for place in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, parameter in zip(places, parameters, strict=True):
+        for name, saved in state["state"].get(place, {}).items():
+            loaded = optimizer.state[parameter][name]
+            if isinstance(saved, Tensor) and saved.dtype != loaded.dtype:
+                optimizer.state[parameter][name] = saved.to(loaded.device, copy=True)

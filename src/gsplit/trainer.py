@@ -66,6 +66,12 @@ def check_finite(loss: float, batch: Batch) -> None:
         raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
 
 
+def _check_scheduler(scheduler: object) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        fix = "choose another, or step it yourself with what trainer.evaluate returns"
+        raise InputError(explain("lr_scheduler", "one that steps without a score", "ReduceLROnPlateau", fix))
+
+
 @dataclass(frozen=True)
 class _LaunchedStep:
     """A step whose loss has not been read yet."""
@@ -107,6 +113,7 @@ class Trainer:
         if save_every is not None and (save_every < 1 or save_to is None):
             got, fix = f"save_every={save_every}, save_to={save_to}", "give both, or leave save_every out"
             raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
+        _check_scheduler(lr_scheduler)
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
         self._previous = 0.0  # when the last step ended
@@ -199,13 +206,14 @@ class Trainer:
         self._num_edges = 0
 
     def _finish_step(self, step: "_LaunchedStep") -> None:
-        """Read a step's loss, put it into the history and report the step."""
+        """Put a step's loss into the history, whatever it is: the step is in the weights. Check it and report."""
         history = self.state.history
-        value, now = self._read_loss(step.batch, step.loss), time.perf_counter()
-        self.stopped |= step.vote is not None and step.vote.count()
-        history.losses.append(value)
+        history.losses.append(float(step.loss))
+        now = time.perf_counter()
         history.step_seconds.append(now - self._previous)
         self._previous = now
+        self._read_loss(step.batch, step.loss)
+        self.stopped |= step.vote is not None and step.vote.count()
         self._report(step.batch)
 
     def _report(self, batch: Batch) -> None:
@@ -250,6 +258,8 @@ class Trainer:
         if folder is None:
             saver = self._checked_saver()
         else:
+            if self._saver is not None:  # perhaps the same folder: two must not write there at once
+                self._saver.finish()
             saver = StateSaver(self.state, Path(folder), self._keep, self._description)
         saver.save()
         saver.finish()
@@ -258,12 +268,15 @@ class Trainer:
         """Go on from a checkpoint, or from the newest of a folder. A collective.
 
         The model, the optimizer, the loader and the scheduler are made as they were; ranks, strategy, replicas, caches
-        and prefetching may differ. The steps that follow are those that would have followed.
+        and prefetching may differ. The steps that follow are those that would have followed. Checkpoints of later steps
+        in ``save_to`` are renamed to end in ``.unused``: the latest one there is always one of this training.
         """
         self.restore(read_on_all_ranks(self.state.loader.mesh.world, Path(place)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint that was read."""
+        """Go on from a checkpoint that was read. A collective."""
         restore_state(self.state, checkpoint, self._description)
+        if self._saver is not None:
+            self._saver.set_aside_newer()
         for text in checkpoint.damaged:
             _LOG.warning("not used: %s", text)

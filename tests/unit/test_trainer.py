@@ -115,6 +115,14 @@ def test_a_loss_that_is_no_number_stops_training() -> None:
     trainer = Trainer(model, optimizer, _loader())
     with pytest.raises(InputError, match="the loss of epoch 0, step 1: expected a number"):
         trainer.train_epoch()
+    assert trainer.state.num_steps == trainer.state.loader.state_dict()["step"] == 2  # as many as are in the weights
+
+
+def test_a_scheduler_that_needs_a_score_is_refused() -> None:
+    optimizer = torch.optim.SGD((model := _model()).parameters(), lr=0.1)
+    schedule: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(InputError, match="lr_scheduler: expected one that steps without a score"):
+        Trainer(model, optimizer, _loader(), lr_scheduler=schedule)
 
 
 def test_a_max_grad_norm_of_nothing_is_refused() -> None:
@@ -162,6 +170,35 @@ def test_training_goes_on_from_a_state_bit_for_bit(steps: int) -> None:
     for ours, theirs in ((resumed.state.model.state_dict(), whole.state.model.state_dict()), _bests(resumed, whole)):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("kind", ["states of another type", "a learning rate in a tensor"])
+def test_optimizers_go_on_exactly(kind: str, tmp_path: Path) -> None:
+    def make() -> Trainer:
+        model = _model()
+        if kind == "a learning rate in a tensor":
+            optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05))
+        else:
+            optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)  # mu_product is float32, weights are float64
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+        return Trainer(model, optimizer, _loader(), lr_scheduler=schedule)
+
+    whole, resumed = make(), make()
+    whole.train_epoch(3)
+    whole.save(tmp_path)
+    resumed.load(tmp_path)
+    for ours, theirs in zip(resumed.state.optimizer.state.values(), whole.state.optimizer.state.values(), strict=True):
+        assert {name: value.dtype for name, value in ours.items()} == {name: v.dtype for name, v in theirs.items()}
+    assert resumed.train_epoch() + resumed.train_epoch() == whole.train_epoch() + whole.train_epoch()
+
+
+def test_a_long_history_is_packed_without_copying_its_numbers() -> None:
+    state = _fresh().state
+    state.history.losses = [1 / 3] * 10
+    state.record_evaluation({"val": 0.5}, None)
+    packed = state.state_dict()["history"]
+    assert packed["losses"][0] is state.history.losses[0] and packed["losses"] is not state.history.losses
+    assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]
 
 
 def _bests(*trainers: Trainer) -> tuple[dict[str, torch.Tensor], ...]:

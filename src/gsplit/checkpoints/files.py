@@ -32,10 +32,12 @@ __all__ = [
     "remove_newer",
     "remove_old",
     "remove_unfinished",
+    "set_aside_newer",
     "write_checkpoint",
 ]
 
 _NAME = re.compile(r"step-(\d{8,12})\.safetensors")
+_UNUSED_SUFFIX = ".unused"
 _FORMAT = "gsplit checkpoint 1"
 
 
@@ -130,11 +132,20 @@ def remove_unfinished(folder: Path) -> None:
             Path(entry.path).unlink()
 
 
-def remove_old(folder: Path, *, keep: int, best: Path | None) -> None:
-    """Leave the newest ``keep`` checkpoints, and the best one."""
-    for path in list_checkpoints(folder)[keep:]:
+def remove_old(written: Path, *, keep: int, best: Path | None) -> None:
+    """Leave a checkpoint that was just written, the ``keep`` - 1 before it, the best one, and what is newer."""
+    last = _num_steps(written.name)
+    paths = [path for path in list_checkpoints(written.parent) if _num_steps(path.name) <= last]
+    for path in paths[keep:]:
         if path != best:
             path.unlink(missing_ok=True)
+
+
+def set_aside_newer(folder: Path, num_steps: int) -> None:
+    """Rename the checkpoints behind the step that training goes on from: they are not the latest of it any more."""
+    for path in list_checkpoints(folder):
+        if _num_steps(path.name) > num_steps:
+            path.replace(path.with_name(path.name + _UNUSED_SUFFIX))
 
 
 def remove_newer(path: Path) -> None:

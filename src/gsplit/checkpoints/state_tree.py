@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsplit.checkpoints.tensor_file import STORED_DTYPES
 from gsplit.errors import InputError, explain
 
 __all__ = ["Snapshot", "rebuild_state", "take_snapshot"]
@@ -54,6 +55,9 @@ class _Copies:
 
     def keep(self, value: Tensor, place: str) -> str:
         """Copy a tensor; returns its name."""
+        if value.dtype not in STORED_DTYPES or value.layout != torch.strided:
+            got, fix = f"{value.dtype}, {value.layout}", "keep it out of the state: register_buffer(persistent=False)"
+            raise InputError(explain(f"state: {place}", "a dense tensor of real numbers", got, fix))
         while place in self.tensors or place == "__metadata__":
             place += "'"
         copy = self._spare.get(place)

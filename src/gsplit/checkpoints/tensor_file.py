@@ -25,7 +25,7 @@ from gsplit.checkpoints.durable import write_whole
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected, open_regular
 
-__all__ = ["TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
+__all__ = ["STORED_DTYPES", "TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -40,6 +40,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+STORED_DTYPES = frozenset(_NAMES)
+"""Types of tensors that can be written."""
 _MAX_HEADER_BYTES = 16 << 20  # JSON takes twenty times as much memory
 _EXPECTED = Expected("tensors as they were written", "use another checkpoint: this file is damaged")
 
@@ -77,6 +79,9 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[
         total.update(piece)
     head = _canonical({**header, "__metadata__": {**texts, "sha256": total.hexdigest()}})
     head += b" " * (-len(head) % 8)
+    if len(head) > _MAX_HEADER_BYTES:
+        expected, fix = f"at most {_MAX_HEADER_BYTES} bytes beside the tensors", "keep large values in tensors"
+        raise InputError(explain(path, expected, len(head), fix))
     write_whole(path, [len(head).to_bytes(8, "little"), head, *pieces])
 
 

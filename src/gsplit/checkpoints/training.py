@@ -4,21 +4,27 @@ Every rank has the whole state, so rank 0 saves alone. It also reads alone, and 
 that go on have the same state, also on hosts that do not share a file system.
 """
 
+import hashlib
 import importlib.metadata
 import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 
 from gsplit.checkpoints.files import Checkpoint, find_readable, parse_checkpoint
 from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.state_check import check_fit, check_form
 from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.distributed.comm import Call, Comm, run_on_rank_zero
 from gsplit.errors import InputError, explain
 from gsplit.train_state import TrainState
 
 __all__ = ["StateSaver", "describe_training", "read_on_all_ranks", "restore_state"]
+
+_LONGEST = 200  # characters of a value that people can still compare
 
 
 class StateSaver:
@@ -46,15 +52,23 @@ class StateSaver:
         for writer in self._writers:
             writer.finish()
 
+    def set_aside_newer(self) -> None:
+        """Rename the folder's checkpoints of later steps than the state's. A collective."""
+        run_on_rank_zero(self._comm, "set newer checkpoints aside", self._set_aside_newer)
+
+    def _set_aside_newer(self) -> None:
+        for writer in self._writers:
+            writer.set_aside_newer(self._state.num_steps)
+
 
 def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
     """What decides the steps of a training, and how it is run."""
     loader, optimizer = state.loader, state.optimizer
     scheduler = "none" if state.lr_scheduler is None else type(state.lr_scheduler).__name__
     fixed = {**loader.description, "optimizer": type(optimizer).__name__, "lr_scheduler": scheduler, **more}
-    fixed |= {f"optimizer {name}": str(value) for name, value in optimizer.defaults.items()}
-    for name, value in state.model.state_dict().items():
-        fixed[f"model {name}"] = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    for name, value in optimizer.defaults.items():  # a scheduler changes a learning rate that is a tensor in place
+        fixed[f"optimizer {name}"] = "a tensor" if isinstance(value, Tensor) else str(value)
+    fixed |= _describe_groups(state) | _describe_model(state.model)
     free = {
         "ranks": str(loader.mesh.size),
         "replicas": str(loader.mesh.num_replicas),
@@ -66,9 +80,36 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
     return Manifest(fixed, free)
 
 
+def _describe_groups(state: TrainState) -> dict[str, str]:
+    """The parameters of every group in their order: the optimizer's state goes to them by position."""
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    found = {}
+    for number, group in enumerate(state.optimizer.param_groups):
+        text = ", ".join(names.get(id(parameter), "not of the model") for parameter in group["params"])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        short = text if len(text) <= _LONGEST else f"of {len(group['params'])} parameters ({digest})"
+        found[f"optimizer group {number}"] = short
+    return found
+
+
+def _describe_model(model: Module) -> dict[str, str]:
+    """Types and shapes of all weights, and which of them are not trained."""
+    frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
+    found = {}
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            got, fix = type(value).__name__, "return a tensor from get_extra_state"
+            raise InputError(explain(f"model {name}", "a tensor", got, fix))
+        text = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        found[f"model {name}"] = f"{text} frozen" if name in frozen else text
+    return found
+
+
 def restore_state(state: TrainState, checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
     """Put a checkpoint into a training that is made as it was for it; what differs is listed."""
     checkpoint.manifest.compare(describe_training(state, description), checkpoint.path)
+    check_form(checkpoint.state, checkpoint.path)
+    check_fit(checkpoint.state, state, checkpoint.path)
     try:
         state.load_state_dict(checkpoint.state)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -85,7 +126,9 @@ def read_on_all_ranks(comm: Comm, place: Path) -> Checkpoint:
     path, data, damaged = found[0] if found else (place, b"", ())
     data = _broadcast(comm, data)
     names = comm.gather_text(Call("name the checkpoint"), str(path))
-    return parse_checkpoint(io.BytesIO(data), len(data), Path(names[0]), damaged)
+    checkpoint = parse_checkpoint(io.BytesIO(data), len(data), Path(names[0]), damaged)
+    check_form(checkpoint.state, checkpoint.path)
+    return checkpoint
 
 
 def _broadcast(comm: Comm, data: bytes) -> bytes:

@@ -1,10 +1,11 @@
 """Saving while training goes on: the state is copied at once and written by a thread.
 
 A save costs training the copy, and a wait only if the file before is still being written. What goes wrong in the
-thread is raised by the next ``save`` or by ``finish``; checkpoints that are there stay. One rank saves: every rank has
-the whole state.
+thread is logged at once and raised by the next ``save`` or by ``finish``; checkpoints that are there stay. One rank
+saves: every rank has the whole state.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +13,20 @@ from typing import Any
 
 from torch import Tensor
 
-from gsplit.checkpoints.files import checkpoint_path, remove_old, remove_unfinished, write_checkpoint
+from gsplit.checkpoints.files import (
+    checkpoint_path,
+    remove_old,
+    remove_unfinished,
+    set_aside_newer,
+    write_checkpoint,
+)
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.state_tree import Snapshot, take_snapshot
 from gsplit.errors import InputError, explain
 
 __all__ = ["CheckpointWriter"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -53,9 +62,15 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
+    def set_aside_newer(self, num_steps: int) -> None:
+        """Rename what is newer than the state that training goes on from."""
+        self.finish()
+        set_aside_newer(self._folder, num_steps)
+
     def _write(self, path: Path, snapshot: Snapshot, manifest: Manifest, best: Path | None) -> None:
         try:
             write_checkpoint(path, snapshot, manifest)
-            remove_old(self._folder, keep=self._keep, best=best)
+            remove_old(path, keep=self._keep, best=best)
         except BaseException as error:  # to be raised by whoever saves, whatever it is
+            _LOG.error("not saved: %s: %s: %s", path, type(error).__name__, error)
             self._error = error

@@ -47,6 +47,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert found.manifest == MANIFEST
 
 
+def test_what_was_just_written_stays_also_where_newer_ones_are(tmp_path: Path) -> None:
+    _save(tmp_path, 8, 9)
+    _save(tmp_path, 1, 2, 3, keep=1)
+    assert [path.name[5:13] for path in list_checkpoints(tmp_path)] == ["00000009", "00000008", "00000003"]
+
+
 def test_a_state_is_saved_as_it_was_when_save_was_called(tmp_path: Path) -> None:
     writer, weight = CheckpointWriter(tmp_path, 1), torch.zeros(1 << 18)
     for step in range(1, 4):
@@ -82,7 +88,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             read_checkpoint(path)
 
 
-def test_errors_of_the_thread_are_raised(tmp_path: Path) -> None:
+def test_errors_of_the_thread_are_logged_and_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = CheckpointWriter(tmp_path / "c", 2)
     writer.save(1, {}, MANIFEST)
     writer.finish()
@@ -91,6 +97,8 @@ def test_errors_of_the_thread_are_raised(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         writer.finish()
     writer.finish()  # said once
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "not saved" in caplog.text and "step-00000002.safetensors: IsADirectoryError" in caplog.text
     assert read_latest(tmp_path / "c").path.name == "step-00000001.safetensors"
     with pytest.raises(InputError, match="keep: expected at least 1"):
         CheckpointWriter(tmp_path / "c", 0)

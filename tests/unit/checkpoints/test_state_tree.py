@@ -53,3 +53,6 @@ def test_what_is_no_state_is_refused() -> None:
             rebuild_state(text, {})
     with pytest.raises(KeyError):
         rebuild_state('{"a": {"$tensor": "b"}}', {})
+    for tensor in (torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse()):
+        with pytest.raises(InputError, match="state: model/c: expected a dense tensor of real numbers"):
+            take_snapshot({"model": {"c": tensor}})

@@ -108,3 +108,10 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
     with pytest.raises(OSError):
         write_tensor_file(tmp_path / "a", {}, {})
     assert (tmp_path / "a").read_bytes() == before
+
+
+def test_a_header_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gsplit.checkpoints.tensor_file._MAX_HEADER_BYTES", 256)
+    with pytest.raises(InputError, match="a: expected at most 256 bytes beside the tensors"):
+        write_tensor_file(tmp_path / "a", {}, {"text": "x" * 256})
+    assert not list(tmp_path.iterdir())
