@@ -104,9 +104,10 @@ def parse_checkpoint(stream: BinaryIO, size: int, path: Path, damaged: tuple[str
 def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
     """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be."""
     damaged: list[str] = []
-    for path in [place] if place.is_file() else list_checkpoints(place):
+    is_named = place.is_file()  # by the user, who may name a link
+    for path in [place] if is_named else list_checkpoints(place):
         try:
-            stream, size = open_tensor_file(path)
+            stream, size = open_tensor_file(path, follow=is_named)
             with stream:
                 data = stream.read(size)
             parse_checkpoint(io.BytesIO(data), len(data), path)

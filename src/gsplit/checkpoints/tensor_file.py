@@ -89,10 +89,13 @@ def _canonical(header: Mapping[str, object]) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
 
 
-def open_tensor_file(path: Path) -> tuple[BinaryIO, int]:
-    """A file for reading, and its length; what is no regular file is refused. Close it after use."""
+def open_tensor_file(path: Path, *, follow: bool = True) -> tuple[BinaryIO, int]:
+    """A file for reading, and its length; what is no regular file is refused. Close it after use.
+
+    Without ``follow``, a link is refused: for files that nobody named.
+    """
     try:
-        descriptor = open_regular(path)
+        descriptor = open_regular(path, follow=follow)
     except OSError as error:
         raise InputError(explain(path, "a regular file", error.strerror, "check the path")) from None
     return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size
