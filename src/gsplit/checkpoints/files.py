@@ -4,11 +4,13 @@
 
 A file has that name only when it is whole (``tensor_file``), so nothing has to point at the latest one, and nothing can
 point at half of one. What a killed process was writing has another name and is removed by the next one that saves.
+Newer files that could not be read are set aside as ``.unused`` when training goes on from an older one.
 """
 
 import io
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +18,7 @@ from typing import Any, BinaryIO
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX
 from gsplit.checkpoints.manifest import Manifest, parse_manifest
 from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
-from gsplit.checkpoints.tensor_file import open_tensor_file, read_tensor_file, write_tensor_file
+from gsplit.checkpoints.tensor_file import NotOpenedError, open_tensor_file, read_tensor_file, write_tensor_file
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected
 
@@ -29,14 +31,16 @@ __all__ = [
     "parse_checkpoint",
     "read_checkpoint",
     "read_latest",
-    "remove_newer",
     "remove_old",
     "remove_unfinished",
+    "remove_unused",
+    "set_newer_aside",
     "write_checkpoint",
 ]
 
 _NAME = re.compile(r"step-(\d{8,12})\.safetensors")
 _FORMAT = "gsplit checkpoint 1"
+_UNUSED_SUFFIX = ".unused"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,10 @@ def parse_checkpoint(stream: BinaryIO, size: int, path: Path, damaged: tuple[str
 
 
 def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
-    """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be."""
+    """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be.
+
+    One that cannot be opened for a reason outside it ends the search: training would go on without it for no reason.
+    """
     damaged: list[str] = []
     is_named = place.is_file()  # by the user, who may name a link
     for path in [place] if is_named else list_checkpoints(place):
@@ -112,6 +119,8 @@ def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
                 data = stream.read(size)
             parse_checkpoint(io.BytesIO(data), len(data), path)
             return path, data, tuple(damaged)
+        except NotOpenedError:
+            raise
         except InputError as error:
             damaged.append(str(error))
     got = "; ".join(damaged) or "none"
@@ -138,9 +147,16 @@ def remove_old(folder: Path, *, keep: int, best: Path | None) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_newer(path: Path) -> None:
-    """Remove what is newer than a checkpoint that training goes on from: it could not be read."""
+def set_newer_aside(path: Path) -> None:
+    """Rename checkpoints of more steps than the one that training goes on from: they could not be read."""
     for newer in list_checkpoints(path.parent):
-        if newer == path:
-            return
-        newer.unlink(missing_ok=True)
+        if _num_steps(newer.name) > _num_steps(path.name):
+            newer.rename(newer.with_name(newer.name + _UNUSED_SUFFIX))
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove what was set aside, when a training has finished without it."""
+    for path in folder.glob(f"step-*{_UNUSED_SUFFIX}"):
+        if _NAME.fullmatch(path.name.removesuffix(_UNUSED_SUFFIX)):
+            with suppress(IsADirectoryError):  # a stranger's, and in nobody's way
+                path.unlink()

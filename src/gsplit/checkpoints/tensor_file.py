@@ -9,6 +9,7 @@ of the data. A file is written under another name, flushed to the disk and renam
 Reading trusts nothing: sizes are compared with the file's length before memory is taken, and the sum at the end.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from gsplit.checkpoints.durable import write_whole
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected, open_regular
 
-__all__ = ["TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
+__all__ = ["NotOpenedError", "TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -41,7 +42,12 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 16 << 20  # JSON takes twenty times as much memory
+_NOT_THE_FILE = (errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _EXPECTED = Expected("tensors as they were written", "use another checkpoint: this file is damaged")
+
+
+class NotOpenedError(InputError):
+    """A file could not be opened for a reason outside it, such as too many open files: it may well be whole."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,9 @@ def open_tensor_file(path: Path, *, follow: bool = True) -> tuple[BinaryIO, int]
     try:
         descriptor = open_regular(path, follow=follow)
     except OSError as error:
+        if error.errno in _NOT_THE_FILE:
+            fix = "see to that and try again: nothing was changed"
+            raise NotOpenedError(explain(path, "a file that can be opened", error.strerror, fix)) from None
         raise InputError(explain(path, "a regular file", error.strerror, "check the path")) from None
     return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size
 

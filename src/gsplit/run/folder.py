@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
-from gsplit.checkpoints.files import list_checkpoints
+from gsplit.checkpoints.files import list_checkpoints, remove_unused
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import (
@@ -192,6 +192,7 @@ def finish_run(
     write_whole(training / "weights.npz", [stream.getbuffer()])
     write_whole(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
     write_settings(run, settings, shape)
+    remove_unused(checkpoint_folder(training))
     finish_training(training)
     for path in run.iterdir():
         if _is_file_of_run(path.name):  # of a run that had no numbered folder

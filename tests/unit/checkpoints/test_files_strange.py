@@ -1,12 +1,17 @@
 """Checkpoints that are no files of ours: links, and files that the disk or the memory cannot hold."""
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
 import torch
 
-from gsplit.checkpoints.files import checkpoint_path, read_latest
+import gsplit.checkpoints.tensor_file
+from gsplit.checkpoints.files import checkpoint_path, list_checkpoints, read_latest, remove_unused, set_newer_aside
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.errors import InputError
 
 
 def _save(folder: Path, *steps: int) -> None:
@@ -25,3 +30,31 @@ def test_a_link_in_a_folder_is_not_followed(tmp_path: Path) -> None:
     assert found.path.name == "step-00000005.safetensors"
     assert len(found.damaged) == 1 and "step-00000009.safetensors: expected a regular file" in found.damaged[0]
     assert read_latest(link).state["w"].tolist() == [9] * 3  # who names it means it
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EMFILE])
+def test_a_checkpoint_that_cannot_be_opened_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    _save(tmp_path, 5, 10)
+
+    def refuse(path: Path, **options: object) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(gsplit.checkpoints.tensor_file, "open_regular", refuse)
+    with pytest.raises(InputError, match="^.*step-00000010.safetensors: expected a file that can be opened .*try again"):
+        read_latest(tmp_path)
+
+
+def test_only_newer_checkpoints_are_set_aside_also_if_the_one_loaded_has_gone(tmp_path: Path) -> None:
+    _save(tmp_path, 90, 100, 110, 120)
+    checkpoint_path(tmp_path, 100).unlink()
+    set_newer_aside(checkpoint_path(tmp_path, 100))
+    assert list_checkpoints(tmp_path) == [checkpoint_path(tmp_path, 90)]
+    aside = sorted(tmp_path.glob("*.unused"))
+    assert [path.name[:13] for path in aside] == ["step-00000110", "step-00000120"]
+    aside[0].rename(checkpoint_path(tmp_path, 110))
+    assert read_latest(tmp_path).state["w"].tolist() == [110] * 3  # nothing of it was lost
+    remove_unused(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(list_checkpoints(tmp_path))
+    remove_unused(tmp_path / "none")

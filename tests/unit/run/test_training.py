@@ -148,6 +148,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
     assert latest is not None and latest.name == "step-00000008.safetensors"
     latest.write_bytes(latest.read_bytes()[:-9])
     assert _same(whole, _train(store, run, resume=True))
+    assert not list(run.rglob("*.unused"))
 
 
 @pytest.mark.parametrize(
@@ -207,3 +208,13 @@ def test_two_trainings_do_not_write_into_one_folder(store: Store, tmp_path: Path
             _train(store, run)
     _train(store, run, save_every=0)
     assert latest_checkpoint(run) is None
+
+
+def test_nothing_is_read_of_a_run_that_another_training_writes(store: Store, tmp_path: Path) -> None:
+    folder = checkpoint_folder(tmp_path / "1")
+    folder.mkdir(parents=True)
+    (folder / "step-00000001.safetensors").touch()  # reading it would be refused
+    with RunLock(tmp_path) as lock:
+        lock.take()
+        with pytest.raises(InputError, match="expected nobody else writing here"):
+            _train(store, tmp_path, resume=True)
