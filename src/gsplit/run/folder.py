@@ -127,6 +127,9 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
     A finished run stays as it is until it has been finished again: it goes on in another folder.
     """
     training = training_folder(run)
+    if checkpoint_folder(training).is_symlink():  # checkpoints of another run would be removed
+        fix = "put the folder itself there"
+        raise InputError(explain(checkpoint_folder(training), "a folder", "a link", fix))
     if training == finished_folder(run):
         training = new_training(run, lambda folder: _copy_training(training, folder))
     for path in training.glob("steps-rank-*.jsonl"):
@@ -137,7 +140,7 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
 def _copy_training(source: Path, folder: Path) -> None:
     """Give a new training the files it goes on from, none of which is ever changed in place: links will do."""
     checkpoint_folder(folder).mkdir()
-    for path in source.glob("steps-rank-*.jsonl"):
+    for path in (source / "settings.json", *source.glob("steps-rank-*.jsonl")):
         _link_or_copy(path, folder / path.name)
     for path in list_checkpoints(checkpoint_folder(source)):
         _link_or_copy(path, checkpoint_folder(folder) / path.name)

@@ -6,14 +6,23 @@ from pathlib import Path
 
 import pytest
 
+import gsplit.run.folder
 from gsplit.checkpoints.durable import write_whole
 from gsplit.checkpoints.files import checkpoint_path
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
-from gsplit.run.folder import begin_run, continue_run, finish_run, telemetry_path, write_settings
-from gsplit.run.layout import checkpoint_folder, training_folder
+from gsplit.run.folder import (
+    begin_run,
+    check_new_run,
+    continue_run,
+    finish_run,
+    load_run,
+    telemetry_path,
+    write_settings,
+)
+from gsplit.run.layout import checkpoint_folder, latest_checkpoint, training_folder
 from gsplit.run.results import ModelShape
 from gsplit.train_state import History
 
@@ -87,7 +96,7 @@ def test_a_finished_run_goes_on_with_its_own_files_only(
     finish_run(run, TrainSettings(), SHAPE, {}, History([1.0]))
     saved = checkpoint_path(run / "1" / "checkpoints", 1)
     if not links:
-        monkeypatch.setattr(os, "link", _refuse_to_link)
+        monkeypatch.setattr(os, "link", _refuse)
     continue_run(run, (0, 1))
     going_on = checkpoint_path(run / "2" / "checkpoints", 1)
     assert going_on.read_bytes() == saved.read_bytes() and going_on.samefile(saved) == links
@@ -98,5 +107,43 @@ def test_a_finished_run_goes_on_with_its_own_files_only(
         continue_run(run, (0, 1))
 
 
-def _refuse_to_link(*names: object, **options: object) -> None:
+def _refuse(*names: object, **options: object) -> None:
     raise PermissionError
+
+
+def test_a_kill_while_a_finished_run_is_made_longer_leaves_it_able_to_go_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish_run(run, TrainSettings(hidden=7), SHAPE, {}, History([1.0]))
+    monkeypatch.setattr(gsplit.run.folder, "write_whole", _refuse)  # the first thing in its new folder
+    with pytest.raises(PermissionError):
+        continue_run(run, (0, 1))
+    assert training_folder(run) == run / "2" and latest_checkpoint(run) is not None
+    assert load_run(run / "2")[0].hidden == 7
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_training_that_is_no_folder_is_refused(tmp_path: Path, victim: Path, kind: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    if kind == "file":
+        (run / "1").write_text("")
+    else:
+        (run / "1").symlink_to(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match="run: expected an empty or new folder .got other files"):
+            check_new_run(run, overwrite=overwrite)
+    assert latest_checkpoint(run) is None and victim.exists()
+
+
+def test_going_on_does_not_leave_the_folder(run: Path, tmp_path: Path) -> None:
+    (run / "2").symlink_to(tmp_path)
+    (run / "3").write_text("")
+    assert training_folder(run) == run / "1"
+    finish_run(run, TrainSettings(), SHAPE, {}, History([1.0]))
+    continue_run(run, (0, 1))
+    assert training_folder(run) == run / "4"
+    (run / "4" / "checkpoints").rename(tmp_path / "other")
+    (run / "4" / "checkpoints").symlink_to(tmp_path / "other")
+    with pytest.raises(InputError, match="4/checkpoints: expected a folder .got a link"):
+        continue_run(run, (0, 1))
