@@ -18,7 +18,13 @@ from typing import Any, BinaryIO
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX
 from gsplit.checkpoints.manifest import Manifest, parse_manifest
 from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
-from gsplit.checkpoints.tensor_file import NotOpenedError, open_tensor_file, read_tensor_file, write_tensor_file
+from gsplit.checkpoints.tensor_file import (
+    NotOpenedError,
+    check_tensor_file,
+    open_tensor_file,
+    read_tensor_file,
+    write_tensor_file,
+)
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected
 
@@ -116,6 +122,7 @@ def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
         try:
             stream, size = open_tensor_file(path, follow=is_named)
             with stream:
+                check_tensor_file(stream, size, path)
                 data = stream.read(size)
             parse_checkpoint(io.BytesIO(data), len(data), path)
             return path, data, tuple(damaged)
@@ -123,6 +130,9 @@ def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
             raise
         except InputError as error:
             damaged.append(str(error))
+        except (OSError, MemoryError) as error:  # a bad disk; a file that grew, or memory that others took
+            got = f"{type(error).__name__}: {error}"
+            damaged.append(explain(path, "a file that can be read", got, "check the disk and the free memory"))
     got = "; ".join(damaged) or "none"
     raise InputError(explain(place, "a checkpoint that can be read", got, "train again from the start"))
 

@@ -1,12 +1,15 @@
 """Checkpoints that are no files of ours: links, and files that the disk or the memory cannot hold."""
 
 import errno
+import io
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+import gsplit.checkpoints.files
 import gsplit.checkpoints.tensor_file
 from gsplit.checkpoints.files import checkpoint_path, list_checkpoints, read_latest, remove_unused, set_newer_aside
 from gsplit.checkpoints.manifest import Manifest
@@ -58,3 +61,53 @@ def test_only_newer_checkpoints_are_set_aside_also_if_the_one_loaded_has_gone(tm
     remove_unused(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(list_checkpoints(tmp_path))
     remove_unused(tmp_path / "none")
+
+
+class _Failing(io.BytesIO):
+    """A file whose header can be read, and nothing behind it."""
+
+    def __init__(self, data: bytes, error: BaseException) -> None:
+        super().__init__(data)
+        self._size, self._error = len(data), error
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size == self._size:
+            raise self._error
+        return super().read(size)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError()])
+def test_a_checkpoint_that_the_disk_or_memory_refuses_costs_the_steps_since_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    _save(tmp_path, 5, 10)
+    opened = gsplit.checkpoints.files.open_tensor_file
+
+    def open_failing(path: Path, *, follow: bool) -> tuple[io.BufferedIOBase, int]:
+        stream, size = opened(path, follow=follow)
+        if path != checkpoint_path(tmp_path, 10):
+            return stream, size  # type: ignore[return-value]
+        with stream:
+            return _Failing(stream.read(), error), size
+
+    monkeypatch.setattr(gsplit.checkpoints.files, "open_tensor_file", open_failing)
+    found = read_latest(tmp_path)
+    assert found.path == checkpoint_path(tmp_path, 5) and len(found.damaged) == 1
+    assert "step-00000010.safetensors: expected a file that can be read (got " in found.damaged[0]
+    assert type(error).__name__ in found.damaged[0]
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    _save(tmp_path, 5)
+    num_bytes = 1 << 40
+    tensors = {"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}}
+    header = json.dumps({"__metadata__": {"sha256": ""}, **tensors}).encode()
+    for step, head in ((99_999_998, header), (99_999_999, b"")):  # sparse: nothing of it is on the disk
+        path = checkpoint_path(tmp_path, step)
+        path.write_bytes(len(head).to_bytes(8, "little") + head)
+        os.truncate(path, 8 + len(head) + num_bytes)
+    found = read_latest(tmp_path)
+    assert found.path == checkpoint_path(tmp_path, 5)
+    empty, large = found.damaged
+    assert "99999999.safetensors: expected tensors as they were written (got ValueError: a header of 0 bytes" in empty
+    assert "99999998.safetensors: expected a file to read in " in large and "one that takes 2199" in large
