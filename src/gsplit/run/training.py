@@ -158,6 +158,8 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
         return
     scores = None
     if schedule.is_due(state, last=is_over):
+        if run.saves:  # who is killed during a long evaluation repeats only that
+            trainer.save_in_background()
         scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **array_names(run.settings))
         if run.saves:
             trainer.save_in_background()
