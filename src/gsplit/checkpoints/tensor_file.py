@@ -27,7 +27,14 @@ from gsplit.errors import InputError, explain
 from gsplit.free_memory import free_bytes
 from gsplit.untrusted import Expected, open_regular
 
-__all__ = ["NotOpenedError", "TensorFile", "check_tensor_file", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
+__all__ = [
+    "NotOpenedError",
+    "TensorFile",
+    "check_tensor_file",
+    "open_tensor_file",
+    "read_tensor_file",
+    "write_tensor_file",
+]
 
 _DTYPES = {
     "F64": torch.float64,

@@ -116,7 +116,11 @@ class RunLock:
     def take(self) -> None:
         """Take the lock; refused while another training has it."""
         self._run.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            file = os.open(self._run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:  # a link, a folder, a disk that is read-only
+            fix = "remove it, or check the permissions"
+            raise InputError(explain(self._run / _LOCK, "a file to lock", error.strerror, fix)) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

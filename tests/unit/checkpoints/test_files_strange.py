@@ -5,6 +5,7 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import gsplit.checkpoints.files
 import gsplit.checkpoints.tensor_file
 from gsplit.checkpoints.files import checkpoint_path, list_checkpoints, read_latest, remove_unused, set_newer_aside
 from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.tensor_file import open_tensor_file
 from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.errors import InputError
 
@@ -45,7 +47,9 @@ def test_a_checkpoint_that_cannot_be_opened_now_is_not_damaged(
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(gsplit.checkpoints.tensor_file, "open_regular", refuse)
-    with pytest.raises(InputError, match="^.*step-00000010.safetensors: expected a file that can be opened .*try again"):
+    with pytest.raises(
+        InputError, match="^.*step-00000010.safetensors: expected a file that can be opened .*try again"
+    ):
         read_latest(tmp_path)
 
 
@@ -81,12 +85,11 @@ def test_a_checkpoint_that_the_disk_or_memory_refuses_costs_the_steps_since_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     _save(tmp_path, 5, 10)
-    opened = gsplit.checkpoints.files.open_tensor_file
 
-    def open_failing(path: Path, *, follow: bool) -> tuple[io.BufferedIOBase, int]:
-        stream, size = opened(path, follow=follow)
+    def open_failing(path: Path, *, follow: bool) -> tuple[BinaryIO, int]:
+        stream, size = open_tensor_file(path, follow=follow)
         if path != checkpoint_path(tmp_path, 10):
-            return stream, size  # type: ignore[return-value]
+            return stream, size
         with stream:
             return _Failing(stream.read(), error), size
 

@@ -22,7 +22,7 @@ from gsplit.run.folder import (
     telemetry_path,
     write_settings,
 )
-from gsplit.run.layout import checkpoint_folder, latest_checkpoint, training_folder
+from gsplit.run.layout import RunLock, checkpoint_folder, latest_checkpoint, training_folder
 from gsplit.run.results import ModelShape
 from gsplit.train_state import History
 
@@ -80,6 +80,12 @@ def test_telemetry_that_is_no_file_is_refused(run: Path, victim: Path, finished:
     with pytest.raises(InputError, match=f"steps-rank-5.jsonl: expected a regular file .got .*{got}.*remove it"):
         continue_run(run, (0, 1))
     assert victim.read_text() == "mine"
+
+
+def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "lock").symlink_to(victim)
+    with RunLock(tmp_path) as lock, pytest.raises(InputError, match="lock: expected a file to lock .got .*remove it"):
+        lock.take()
 
 
 def test_lines_that_are_no_telemetry_are_dropped(run: Path) -> None:

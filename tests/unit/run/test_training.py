@@ -139,9 +139,10 @@ def test_a_kill_during_an_evaluation_costs_only_that(
                 thread.join()
         raise RuntimeError("killed")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+    with monkeypatch.context() as patch:
         patch.setattr(Trainer, "evaluate", end)
-        _train(store, run, save_every=None)
+        with pytest.raises(RuntimeError, match="killed"):
+            _train(store, run, save_every=None)
     latest = latest_checkpoint(run)
     assert latest is not None and latest.name == f"step-{4 * epoch:08d}.safetensors"
     assert len(history_of(read_checkpoint(latest).state).evaluations) == epoch - 1
