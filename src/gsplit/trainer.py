@@ -277,6 +277,6 @@ class Trainer:
         """Go on from a checkpoint that was read. A collective."""
         restore_state(self.state, checkpoint, self._description)
         if self._saver is not None:
-            self._saver.set_aside_newer()
+            self._saver.set_newer_aside()
         for text in checkpoint.damaged:
             _LOG.warning("not used: %s", text)

@@ -1,7 +1,7 @@
 """Files that are whole or not there: written under another name, flushed to the disk, renamed, the folder flushed."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["TEMPORARY_SUFFIX", "flush_folder", "write_whole"]
@@ -10,17 +10,22 @@ TEMPORARY_SUFFIX = ".tmp"
 """What a file that is being written is called in addition."""
 
 
-def write_whole(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write a file that is there with all of it, also after a loss of power, or is what it was before."""
+def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file that is there with all of it, also after a loss of power, or is what it was before.
+
+    A link at its place, or at that of the temporary file, is replaced, never followed.
+    """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    temporary.unlink(missing_ok=True)  # of a process that was killed, or a stranger's link to a file of ours
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with temporary.open("wb") as stream:
+        with os.fdopen(os.open(temporary, flags, 0o666), "wb") as stream:
             for piece in pieces:
                 stream.write(piece)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:  # of the disk, or of whoever makes the pieces
         temporary.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)

@@ -4,11 +4,13 @@
 
 A file has that name only when it is whole (``tensor_file``), so nothing has to point at the latest one, and nothing can
 point at half of one. What a killed process was writing has another name and is removed by the next one that saves.
+Newer files that could not be read are set aside as ``.unused`` when training goes on from an older one.
 """
 
 import io
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +18,13 @@ from typing import Any, BinaryIO
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX
 from gsplit.checkpoints.manifest import Manifest, parse_manifest
 from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
-from gsplit.checkpoints.tensor_file import open_tensor_file, read_tensor_file, write_tensor_file
+from gsplit.checkpoints.tensor_file import (
+    NotOpenedError,
+    check_tensor_file,
+    open_tensor_file,
+    read_tensor_file,
+    write_tensor_file,
+)
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected
 
@@ -29,10 +37,10 @@ __all__ = [
     "parse_checkpoint",
     "read_checkpoint",
     "read_latest",
-    "remove_newer",
     "remove_old",
     "remove_unfinished",
-    "set_aside_newer",
+    "remove_unused",
+    "set_newer_aside",
     "write_checkpoint",
 ]
 
@@ -49,6 +57,11 @@ class Checkpoint:
     manifest: Manifest
     state: dict[str, Any]
     damaged: tuple[str, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps behind it, from its name in a folder of checkpoints."""
+        return _num_steps(self.path.name)
 
 
 def checkpoint_path(folder: Path, num_steps: int) -> Path:
@@ -104,17 +117,27 @@ def parse_checkpoint(stream: BinaryIO, size: int, path: Path, damaged: tuple[str
 
 
 def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
-    """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be."""
+    """The bytes of a checkpoint, or of the newest of a folder that can be read; and why newer ones cannot be.
+
+    One that cannot be opened for a reason outside it ends the search: training would go on without it for no reason.
+    """
     damaged: list[str] = []
-    for path in [place] if place.is_file() else list_checkpoints(place):
+    is_named = place.is_file()  # by the user, who may name a link
+    for path in [place] if is_named else list_checkpoints(place):
         try:
-            stream, size = open_tensor_file(path)
+            stream, size = open_tensor_file(path, follow=is_named)
             with stream:
+                check_tensor_file(stream, size, path)
                 data = stream.read(size)
             parse_checkpoint(io.BytesIO(data), len(data), path)
             return path, data, tuple(damaged)
+        except NotOpenedError:
+            raise
         except InputError as error:
             damaged.append(str(error))
+        except (OSError, MemoryError) as error:  # a bad disk; a file that grew, or memory that others took
+            got = f"{type(error).__name__}: {error}"
+            damaged.append(explain(path, "a file that can be read", got, "check the disk and the free memory"))
     got = "; ".join(damaged) or "none"
     raise InputError(explain(place, "a checkpoint that can be read", got, "train again from the start"))
 
@@ -141,16 +164,16 @@ def remove_old(written: Path, *, keep: int, best: Path | None) -> None:
             path.unlink(missing_ok=True)
 
 
-def set_aside_newer(folder: Path, num_steps: int) -> None:
-    """Rename the checkpoints behind the step that training goes on from: they are not the latest of it any more."""
+def set_newer_aside(folder: Path, num_steps: int) -> None:
+    """Rename the checkpoints behind the step that training goes on from: unreadable, or not of it any more."""
     for path in list_checkpoints(folder):
         if _num_steps(path.name) > num_steps:
             path.replace(path.with_name(path.name + _UNUSED_SUFFIX))
 
 
-def remove_newer(path: Path) -> None:
-    """Remove what is newer than a checkpoint that training goes on from: it could not be read."""
-    for newer in list_checkpoints(path.parent):
-        if newer == path:
-            return
-        newer.unlink(missing_ok=True)
+def remove_unused(folder: Path) -> None:
+    """Remove what was set aside, when a training has finished without it."""
+    for path in folder.glob(f"step-*{_UNUSED_SUFFIX}"):
+        if _NAME.fullmatch(path.name.removesuffix(_UNUSED_SUFFIX)):
+            with suppress(IsADirectoryError):  # a stranger's, and in nobody's way
+                path.unlink()

@@ -9,6 +9,7 @@ of the data. A file is written under another name, flushed to the disk and renam
 Reading trusts nothing: sizes are compared with the file's length before memory is taken, and the sum at the end.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -23,9 +24,18 @@ from torch import Tensor
 
 from gsplit.checkpoints.durable import write_whole
 from gsplit.errors import InputError, explain
+from gsplit.free_memory import free_bytes
 from gsplit.untrusted import Expected, open_regular
 
-__all__ = ["STORED_DTYPES", "TensorFile", "open_tensor_file", "read_tensor_file", "write_tensor_file"]
+__all__ = [
+    "STORED_DTYPES",
+    "NotOpenedError",
+    "TensorFile",
+    "check_tensor_file",
+    "open_tensor_file",
+    "read_tensor_file",
+    "write_tensor_file",
+]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -43,7 +53,14 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 STORED_DTYPES = frozenset(_NAMES)
 """Types of tensors that can be written."""
 _MAX_HEADER_BYTES = 16 << 20  # JSON takes twenty times as much memory
+_ALWAYS_READ_BYTES = 1 << 30  # in a container, files that the system keeps in memory count as used
+_NOT_THE_FILE = (errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_REFUSED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError)
 _EXPECTED = Expected("tensors as they were written", "use another checkpoint: this file is damaged")
+
+
+class NotOpenedError(InputError):
+    """A file could not be opened for a reason outside it, such as too many open files: it may well be whole."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,16 @@ class TensorFile:
 
     tensors: dict[str, Tensor]
     texts: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What a file says of itself, not yet checked; ``num_bytes`` with the length in front of it."""
+
+    num_bytes: int
+    tensors: dict[str, dict[str, object]]
+    texts: dict[str, str]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -94,40 +121,64 @@ def _canonical(header: Mapping[str, object]) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
 
 
-def open_tensor_file(path: Path) -> tuple[BinaryIO, int]:
-    """A file for reading, and its length; what is no regular file is refused. Close it after use."""
+def open_tensor_file(path: Path, *, follow: bool = True) -> tuple[BinaryIO, int]:
+    """A file for reading, and its length; what is no regular file is refused. Close it after use.
+
+    Without ``follow``, a link is refused: for files that nobody named.
+    """
     try:
-        descriptor = open_regular(path)
+        descriptor = open_regular(path, follow=follow)
     except OSError as error:
+        if error.errno in _NOT_THE_FILE:
+            fix = "see to that and try again: nothing was changed"
+            raise NotOpenedError(explain(path, "a file that can be opened", error.strerror, fix)) from None
         raise InputError(explain(path, "a regular file", error.strerror, "check the path")) from None
     return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size
+
+
+def check_tensor_file(stream: BinaryIO, size: int, path: Path) -> None:
+    """Refuse a file that cannot be whole, or is larger than memory, before its data is read; for a stream at 0."""
+    try:
+        header = _read_header(stream, size)
+        _entries(header.tensors, size - header.num_bytes)
+    except _REFUSED as error:
+        raise _EXPECTED.refuse(path, f"{type(error).__name__}: {error}") from None
+    stream.seek(0)
+    needed, free = 2 * size, max(free_bytes(), _ALWAYS_READ_BYTES)  # its bytes, and the tensors made of them
+    if needed > free:
+        fix = "free memory, or use another checkpoint"
+        raise InputError(explain(path, f"a file to read in {free} bytes of memory", f"one that takes {needed}", fix))
 
 
 def read_tensor_file(stream: BinaryIO, size: int, path: Path) -> TensorFile:
     """Read and check all of a file, given its length and, for messages, its name."""
     try:
         return _read(stream, size)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as error:
+    except _REFUSED as error:
         raise _EXPECTED.refuse(path, f"{type(error).__name__}: {error}") from None
 
 
 def _read(stream: BinaryIO, size: int) -> TensorFile:
+    header = _read_header(stream, size)
+    total = hashlib.sha256(_canonical({**header.tensors, "__metadata__": header.texts}))
+    tensors = {}
+    for entry in _entries(header.tensors, size - header.num_bytes):
+        tensors[entry.name] = _read_tensor(stream, entry)
+        total.update(_bytes_of(tensors[entry.name]))
+    if total.hexdigest() != header.sha256:
+        raise ValueError("the checksum differs")
+    if not all(isinstance(text, str) for text in header.texts.values()):
+        raise ValueError("metadata that is no text")
+    return TensorFile(tensors, header.texts)
+
+
+def _read_header(stream: BinaryIO, size: int) -> _Header:
     length = int.from_bytes(stream.read(8), "little")
     if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
         raise ValueError(f"a header of {length} bytes in a file of {size}")
-    header = json.loads(stream.read(length))
-    texts = header.pop("__metadata__")
-    declared = texts.pop("sha256")
-    total = hashlib.sha256(_canonical({**header, "__metadata__": texts}))
-    tensors = {}
-    for entry in _entries(header, size - 8 - length):
-        tensors[entry.name] = _read_tensor(stream, entry)
-        total.update(_bytes_of(tensors[entry.name]))
-    if total.hexdigest() != declared:
-        raise ValueError("the checksum differs")
-    if not all(isinstance(text, str) for text in texts.values()):
-        raise ValueError("metadata that is no text")
-    return TensorFile(tensors, texts)
+    tensors = json.loads(stream.read(length))
+    texts = tensors.pop("__metadata__")
+    return _Header(8 + length, tensors, texts, texts.pop("sha256"))
 
 
 def _entries(header: dict[str, dict[str, object]], num_bytes: int) -> list[_Entry]:

@@ -52,13 +52,13 @@ class StateSaver:
         for writer in self._writers:
             writer.finish()
 
-    def set_aside_newer(self) -> None:
+    def set_newer_aside(self) -> None:
         """Rename the folder's checkpoints of later steps than the state's. A collective."""
-        run_on_rank_zero(self._comm, "set newer checkpoints aside", self._set_aside_newer)
+        run_on_rank_zero(self._comm, "set newer checkpoints aside", self._set_newer_aside)
 
-    def _set_aside_newer(self) -> None:
+    def _set_newer_aside(self) -> None:
         for writer in self._writers:
-            writer.set_aside_newer(self._state.num_steps)
+            writer.set_newer_aside(self._state.num_steps)
 
 
 def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:

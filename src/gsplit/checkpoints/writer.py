@@ -17,7 +17,7 @@ from gsplit.checkpoints.files import (
     checkpoint_path,
     remove_old,
     remove_unfinished,
-    set_aside_newer,
+    set_newer_aside,
     write_checkpoint,
 )
 from gsplit.checkpoints.manifest import Manifest
@@ -62,10 +62,10 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def set_aside_newer(self, num_steps: int) -> None:
+    def set_newer_aside(self, num_steps: int) -> None:
         """Rename what is newer than the state that training goes on from."""
         self.finish()
-        set_aside_newer(self._folder, num_steps)
+        set_newer_aside(self._folder, num_steps)
 
     def _write(self, path: Path, snapshot: Snapshot, manifest: Manifest, best: Path | None) -> None:
         try:

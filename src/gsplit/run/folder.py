@@ -12,18 +12,19 @@ these files itself is a run, too.
 
 import io
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
 from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
-from gsplit.checkpoints.files import list_checkpoints
+from gsplit.checkpoints.files import list_checkpoints, remove_unused
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import (
@@ -40,6 +41,7 @@ from gsplit.run.layout import (
 from gsplit.run.results import ModelShape, history_as_dict
 from gsplit.run.saved_files import read_settings, read_weights
 from gsplit.train_state import History
+from gsplit.untrusted import open_regular
 
 __all__ = [
     "begin_run",
@@ -55,6 +57,7 @@ __all__ = [
 ]
 
 _FILES = ("settings.json", "weights.npz", "history.json")
+_MAX_LINE_BYTES = 1 << 20  # of telemetry; 256 spans take a fiftieth
 
 
 def telemetry_path(run: Path, rank: int) -> Path:
@@ -124,27 +127,53 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
     A finished run stays as it is until it has been finished again: it goes on in another folder.
     """
     training = training_folder(run)
+    if checkpoint_folder(training).is_symlink():  # checkpoints of another run would be removed
+        fix = "put the folder itself there"
+        raise InputError(explain(checkpoint_folder(training), "a folder", "a link", fix))
     if training == finished_folder(run):
         training = new_training(run, lambda folder: _copy_training(training, folder))
     for path in training.glob("steps-rank-*.jsonl"):
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_before(line, position)]
-        write_whole(path, kept)
+        with _open_own(path) as stream:
+            write_whole(path, (line for line in _lines(stream) if _is_before(line, position)))
 
 
 def _copy_training(source: Path, folder: Path) -> None:
-    for path in source.glob("steps-rank-*.jsonl"):
-        shutil.copyfile(path, folder / path.name)
+    """Give a new training the files it goes on from, none of which is ever changed in place: links will do."""
     checkpoint_folder(folder).mkdir()
+    for path in (source / "settings.json", *source.glob("steps-rank-*.jsonl")):
+        _link_or_copy(path, folder / path.name)
     for path in list_checkpoints(checkpoint_folder(source)):
-        shutil.copyfile(path, checkpoint_folder(folder) / path.name)
+        _link_or_copy(path, checkpoint_folder(folder) / path.name)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    with _open_own(source) as stream:
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except OSError:  # a file system without links
+            with target.open("xb") as copy:
+                shutil.copyfileobj(stream, copy)
+
+
+def _open_own(path: Path) -> BinaryIO:
+    """A file of a run, which may be a stranger's: a link, a named pipe or a device is refused."""
+    try:
+        return os.fdopen(open_regular(path, follow=False), "rb")
+    except OSError as error:
+        raise InputError(explain(path, "a regular file", error.strerror, "remove it")) from None
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines, or pieces of those that are too long to be telemetry."""
+    return iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
 
 
 def _is_before(line: bytes, position: tuple[int, int]) -> bool:
     """Whether a line of telemetry is whole and of a step before this one."""
     try:
         record = json.loads(line)
-        return (record["epoch"], record["step"]) < position
-    except (ValueError, KeyError, TypeError):
+        return line.endswith(b"\n") and (record["epoch"], record["step"]) < position
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -166,6 +195,7 @@ def finish_run(
     write_whole(training / "weights.npz", [stream.getbuffer()])
     write_whole(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
     write_settings(run, settings, shape)
+    remove_unused(checkpoint_folder(training))
     finish_training(training)
     for path in run.iterdir():
         if _is_file_of_run(path.name):  # of a run that had no numbered folder

@@ -35,18 +35,22 @@ __all__ = [
     "training_folder",
 ]
 
-_NUMBER = re.compile(r"[1-9]\d{0,8}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _CURRENT, _LOCK, _NEW = "current", "lock", "new"
 _NOTE = Expected("the number of a training", "train again")
 
 
 def list_trainings(run: Path) -> list[Path]:
-    """The folders of all trainings of a run, the newest first."""
+    """The folders of all trainings of a run, the newest first. A file or a link with a number is none of them."""
+    numbers = [int(entry.name) for entry in _numbered(run) if entry.is_dir(follow_symlinks=False)]
+    return [run / str(number) for number in sorted(numbers, reverse=True)]
+
+
+def _numbered(run: Path) -> list[os.DirEntry[str]]:
     try:
-        names = [entry.name for entry in os.scandir(run) if _NUMBER.fullmatch(entry.name)]
+        return [entry for entry in os.scandir(run) if _NUMBER.fullmatch(entry.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [run / name for name in sorted(names, key=int, reverse=True)]
 
 
 def training_folder(run: Path) -> Path:
@@ -75,7 +79,7 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 def new_training(run: Path, fill: Callable[[Path], None] | None = None) -> Path:
     """Make the folder of another training; ``fill`` puts into it what it begins with. Only for who holds the lock."""
-    numbers = [int(training.name) for training in list_trainings(run)]
+    numbers = [int(entry.name) for entry in _numbered(run)]
     unnamed, folder = run / _NEW, run / str(max(numbers, default=0) + 1)
     shutil.rmtree(unnamed, ignore_errors=True)
     unnamed.mkdir()
@@ -112,7 +116,11 @@ class RunLock:
     def take(self) -> None:
         """Take the lock; refused while another training has it."""
         self._run.mkdir(parents=True, exist_ok=True)
-        file = os.open(self._run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            file = os.open(self._run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:  # a link, a folder, a disk that is read-only
+            fix = "remove it, or check the permissions"
+            raise InputError(explain(self._run / _LOCK, "a file to lock", error.strerror, fix)) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gsplit.checkpoints.files import Checkpoint, remove_newer
+from gsplit.checkpoints.files import Checkpoint, set_newer_aside
 from gsplit.checkpoints.training import read_on_all_ranks
 from gsplit.distributed.comm import run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
@@ -25,7 +25,7 @@ from gsplit.run.checkpoint import check_run, describe_run
 from gsplit.run.config import TrainSettings
 from gsplit.run.evaluation import EvaluationSchedule, has_stalled
 from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
-from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, training_folder
+from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
 from gsplit.run.stop_signals import stop_on_signals
@@ -98,14 +98,12 @@ def train_run(
     run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets))
     schedule = _make_schedule(run)
     checkpoint = None
-    if out is not None and resume:
-        checkpoint = read_on_all_ranks(mesh.world, checkpoint_folder(training_folder(out)))
-        check_run(checkpoint, run.description)
-        for text in checkpoint.damaged:
-            view.note(f"not used: {text}")
-        if finished_folder(out) == training_folder(out) and run.is_over(history_of(checkpoint.state)):
-            return _result(run, _make_trainer(run, view, checkpoint, writes=False))
     with RunLock(out) if out is not None else nullcontext() as lock:
+        if out is not None and lock is not None and resume:
+            run_on_rank_zero(mesh.world, "lock run", lambda: _lock_to_resume(out, lock))
+            checkpoint = _read_checkpoint(run, out, view)
+            if finished_folder(out) == training_folder(out) and run.is_over(history_of(checkpoint.state)):
+                return _result(run, _make_trainer(run, view, checkpoint, writes=False))
         if out is not None and lock is not None:
             run_on_rank_zero(mesh.world, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
         trainer = _make_trainer(run, view, checkpoint)
@@ -120,6 +118,21 @@ def train_run(
         if out is not None and not trainer.stopped:
             run_on_rank_zero(mesh.world, "finish run", lambda: _finish(run, out, trainer.state))
     return _result(run, trainer, straggler)
+
+
+def _lock_to_resume(out: Path, lock: RunLock) -> None:
+    """Take the lock before a checkpoint is read, or another training could remove it, or have newer ones."""
+    if latest_checkpoint(out) is not None:  # else reading says so, and no folder was made for the lock
+        lock.take()
+
+
+def _read_checkpoint(run: _Run, out: Path, view: RunView) -> Checkpoint:
+    """The latest checkpoint of this training. A collective."""
+    checkpoint = read_on_all_ranks(run.mesh.world, checkpoint_folder(training_folder(out)))
+    check_run(checkpoint, run.description)
+    for text in checkpoint.damaged:
+        view.note(f"not used: {text}")
+    return checkpoint
 
 
 def _train(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
@@ -145,6 +158,8 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
         return
     scores = None
     if schedule.is_due(state, last=is_over):
+        if run.saves:  # who is killed during a long evaluation repeats only that
+            trainer.save_in_background()
         scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **array_names(run.settings))
         if run.saves:
             trainer.save_in_background()
@@ -167,10 +182,9 @@ def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoin
         lock.take()
         begin_run(out)
     else:
-        lock.take()
         position = checkpoint.state["loader"]
         continue_run(out, (position["epoch"], position["step"]))
-        remove_newer(checkpoint_folder(training_folder(out)) / checkpoint.path.name)
+        set_newer_aside(checkpoint_folder(training_folder(out)), checkpoint.num_steps)
     write_settings(out, run.settings, run.shape)
 
 

@@ -15,7 +15,7 @@ from gsplit.checkpoints.files import (
     list_checkpoints,
     read_checkpoint,
     read_latest,
-    remove_newer,
+    set_newer_aside,
 )
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.tensor_file import write_tensor_file
@@ -70,7 +70,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(tmp_path: Path) -
     found = read_latest(tmp_path)
     assert found.path == checkpoint_path(tmp_path, 5)
     assert len(found.damaged) == 1 and "step-00000010.safetensors: expected tensors" in found.damaged[0]
-    remove_newer(found.path)
+    set_newer_aside(tmp_path, found.num_steps)
     assert list_checkpoints(tmp_path) == [found.path]
     found.path.write_bytes(b"")
     with pytest.raises(InputError, match="expected a checkpoint that can be read .got .*step-00000005"):

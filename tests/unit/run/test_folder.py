@@ -145,7 +145,7 @@ def _finish_until(run: Path, number: int) -> None:
 
     def watch(event: str, args: tuple[object, ...]) -> None:
         nonlocal left
-        writes = event == "open" and isinstance(args[1], str) and args[1].startswith(("w", "a"))
+        writes = event == "open" and isinstance(args[2], int) and bool(args[2] & os.O_CREAT)
         if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"):
             left -= 1
             if left == 0:

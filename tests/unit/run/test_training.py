@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit.trainer import StepReport
+from gsplit.train_state import history_of
+from gsplit.trainer import StepReport, Trainer
 
 SETTINGS = TrainSettings(
     hidden=8,
@@ -123,6 +125,31 @@ def test_a_run_that_was_cut_off_loses_the_steps_since_it_was_saved(
     assert 2 <= len(kept) <= 3  # the newest two, and the best
 
 
+@pytest.mark.parametrize("epoch", [1, 4])
+def test_a_kill_during_an_evaluation_costs_only_that(
+    store: Store, whole: TrainResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    run, evaluate = tmp_path / "run", Trainer.evaluate
+
+    def end(trainer: Trainer, *args: Any, **options: Any) -> dict[str, float]:
+        if trainer.state.epoch < epoch:
+            return evaluate(trainer, *args, **options)
+        for thread in threading.enumerate():
+            if thread.name == "gsplit-checkpoint":
+                thread.join()
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", end)
+        with pytest.raises(RuntimeError, match="killed"):
+            _train(store, run, save_every=None)
+    latest = latest_checkpoint(run)
+    assert latest is not None and latest.name == f"step-{4 * epoch:08d}.safetensors"
+    assert len(history_of(read_checkpoint(latest).state).evaluations) == epoch - 1
+    assert _same(whole, _train(store, run, resume=True))
+    assert whole.out is not None and _state(run) == _state(whole.out)
+
+
 def test_a_finished_run_is_finished_and_can_be_made_longer(store: Store, tmp_path: Path) -> None:
     run, longer = tmp_path / "run", tmp_path / "longer"
     first = _train(store, run, lr_scheduler="constant", epochs=2)
@@ -148,6 +175,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
     assert latest is not None and latest.name == "step-00000008.safetensors"
     latest.write_bytes(latest.read_bytes()[:-9])
     assert _same(whole, _train(store, run, resume=True))
+    assert not list(run.rglob("*.unused"))
 
 
 @pytest.mark.parametrize(
@@ -207,3 +235,13 @@ def test_two_trainings_do_not_write_into_one_folder(store: Store, tmp_path: Path
             _train(store, run)
     _train(store, run, save_every=0)
     assert latest_checkpoint(run) is None
+
+
+def test_nothing_is_read_of_a_run_that_another_training_writes(store: Store, tmp_path: Path) -> None:
+    folder = checkpoint_folder(tmp_path / "1")
+    folder.mkdir(parents=True)
+    (folder / "step-00000001.safetensors").touch()  # reading it would be refused
+    with RunLock(tmp_path) as lock:
+        lock.take()
+        with pytest.raises(InputError, match="expected nobody else writing here"):
+            _train(store, tmp_path, resume=True)
