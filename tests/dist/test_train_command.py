@@ -136,7 +136,7 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     assert done.returncode == code, done.stderr
     document = json.loads(done.stdout)
     if how == "kill a rank":
-        assert "expected to finish (got signal 9 (SIGKILL))" in document["error"]
+        assert "expected to finish (got signal 9 (SIGKILL)" in document["error"]
     else:  # all that was trained is kept
         latest = latest_checkpoint(out)
         assert latest is not None and int(latest.name[5:13]) == document["steps"] > 3

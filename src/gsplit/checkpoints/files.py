@@ -58,11 +58,6 @@ class Checkpoint:
     state: dict[str, Any]
     damaged: tuple[str, ...] = ()
 
-    @property
-    def num_steps(self) -> int:
-        """Steps behind it, from its name in a folder of checkpoints."""
-        return _num_steps(self.path.name)
-
 
 def checkpoint_path(folder: Path, num_steps: int) -> Path:
     """Where the state after so many steps is kept."""

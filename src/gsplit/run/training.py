@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gsplit.checkpoints.files import Checkpoint, set_newer_aside
+from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.training import read_on_all_ranks
 from gsplit.distributed.comm import run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
@@ -184,7 +184,6 @@ def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoin
     else:
         position = checkpoint.state["loader"]
         continue_run(out, (position["epoch"], position["step"]))
-        set_newer_aside(checkpoint_folder(training_folder(out)), checkpoint.num_steps)
     write_settings(out, run.settings, run.shape)
 
 
