@@ -8,7 +8,7 @@ number of ranks does not change, and what its memory, threads and descriptors do
 import random
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +122,8 @@ class _Soak:
     def __init__(self, plan: SoakPlan, folder: Path, rng: random.Random) -> None:
         self._plan, self._folder, self._rng = plan, folder, rng
         self._run = folder / "run"
-        self._life: tuple[Life, AbstractContextManager[TwoHosts | None], TwoHosts | None] | None = None
+        self._life: tuple[Life, TwoHosts | None] | None = None
+        self._open = ExitStack()
         self.trials: list[Trial] = []
         self.lives = 0
 
@@ -171,15 +172,13 @@ class _Soak:
                 ["--resume", str(self._run)] if going_on else ["--out", str(self._run), "--overwrite", *plan.options]
             )
             train = [str(plan.store), *where, "--save-every", str(plan.save_every), "--json"]
-            hosts = plan.network()
-            network = hosts.__enter__()
-            self._life = (start(train, plan.ranks, self._folder / f"life-{self.lives}", network), hosts, network)
+            network = self._open.enter_context(plan.network())
+            self._life = (start(train, plan.ranks, self._folder / f"life-{self.lives}", network), network)
             self.lives += 1
-        return self._life[0], self._life[2]
+        return self._life
 
     def _bury(self) -> None:
-        if self._life is not None:
-            self._life[1].__exit__(None, None, None)
+        self._open.close()
         self._life = None
 
     def _note(

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gsplit.checkpoints.durable import TEMPORARY_SUFFIX
 from gsplit.checkpoints.manifest import Manifest, parse_manifest
 from gsplit.checkpoints.state_tree import Snapshot, rebuild_state
 from gsplit.checkpoints.tensor_file import (
@@ -25,6 +24,7 @@ from gsplit.checkpoints.tensor_file import (
     read_tensor_file,
     write_tensor_file,
 )
+from gsplit.durable import TEMPORARY_SUFFIX
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from gsplit.checkpoints.durable import write_whole
+from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
 from gsplit.free_memory import free_bytes
 from gsplit.untrusted import Expected, open_regular

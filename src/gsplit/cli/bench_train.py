@@ -13,6 +13,7 @@ from rich.console import Console
 from gsplit.cli.bench_train_view import show_report
 from gsplit.cli.console import command, emit_json, progress_bars
 from gsplit.cli.options import Json, parse_fanout
+from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
 
 if TYPE_CHECKING:
@@ -159,8 +160,5 @@ def _check_out(out: Path | None) -> None:
 
 def _write(out: Path | None, report: "TrainReport") -> None:
     """Put the document into its place in one go."""
-    if out is None:
-        return
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(json.dumps(report.as_dict(), indent=1, allow_nan=False) + "\n")
-    partial.replace(out)
+    if out is not None:
+        write_whole(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])

@@ -102,7 +102,7 @@ def read_stack(process: RankProcess, patience_s: float = 3.0) -> str | None:
 
 
 def shorten_stack(text: str) -> str:
-    """The innermost frames of every thread, the main one first, files by their last two names.
+    """The innermost frames of some threads, the main one first, the newest after it; files by their last two names.
 
     >>> print(shorten_stack('''Thread 0x01 (most recent call first):
     ...   File "/usr/lib/threading.py", line 3 in wait
@@ -127,9 +127,11 @@ def shorten_stack(text: str) -> str:
                 continue  # how a collective waits is no news
             number, _, function = rest.partition(" in ")
             threads[-1].append(f"  {'/'.join(PurePath(file).parts[-2:])}:{number} in {function}")
-    threads = [frames for frames in reversed(threads) if frames]  # the newest thread is written first
+    threads = [frames for frames in (*threads[-1:], *threads[:-1]) if frames]  # the main one is written last
     shown = []
     for place, frames in enumerate(threads[:_MOST_THREADS]):
         shown.append("another thread:" if place else "main thread, innermost call first:")
         shown += frames[:_MOST_FRAMES] + [f"  and {len(frames) - _MOST_FRAMES} more"] * (len(frames) > _MOST_FRAMES)
+    if len(threads) > _MOST_THREADS:
+        shown.append(f"and {len(threads) - _MOST_THREADS} more threads")
     return "\n".join(shown)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from gsplit.durable import write_whole
 from gsplit.report.sections import Section
 from gsplit.report.tables import Table
 
@@ -39,9 +40,7 @@ def write_page(sections: Sequence[Section], path: Path) -> None:
 </body>
 </html>
 """
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(page)
-    partial.replace(path)
+    write_whole(path, [page.encode()])
 
 
 def _section(section: Section) -> str:

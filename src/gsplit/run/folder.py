@@ -23,8 +23,8 @@ import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.checkpoints.files import list_checkpoints, remove_unused
+from gsplit.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import (

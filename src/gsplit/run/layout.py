@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gsplit.checkpoints.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.checkpoints.files import latest_file
+from gsplit.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.errors import InputError, explain
 from gsplit.untrusted import Expected, read_bounded
 

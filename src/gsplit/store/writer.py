@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gsplit.durable import flush_folder
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.mapped_files import create_mapped, flush
 from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, write_bytes
@@ -157,7 +158,7 @@ class StoreWriter:
             stream.flush()
             os.fsync(stream.fileno())
         for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:
-            _sync_directory(directory)
+            flush_folder(directory)
         with _locked_directory(self.path.parent):
             check_output(self.path, overwrite=self._overwrite)
             (self._work / LOCK).unlink()
@@ -171,7 +172,7 @@ class StoreWriter:
                 if replaces and aside.exists() and not self.path.exists():
                     aside.rename(self.path)  # the old store stays
                 raise
-            _sync_directory(self.path.parent)
+            flush_folder(self.path.parent)
             if replaces:  # under a name from which nothing comes back
                 aside = aside.rename(aside.with_name(aside.name.replace(".old-", ".tmp-")))
         if replaces:
@@ -207,13 +208,5 @@ def _locked_directory(directory: Path) -> Iterator[None]:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

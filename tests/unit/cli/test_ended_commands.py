@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gsplit.checkpoints.files import checkpoint_path
 from gsplit.run.layout import checkpoint_folder
 
 PROGRAM = """
@@ -34,7 +35,7 @@ def test_sigterm_while_torch_is_imported(has_checkpoint: bool, code: int, said: 
     if has_checkpoint:
         folder = checkpoint_folder(tmp_path / "1")
         folder.mkdir(parents=True)
-        (folder / "step-00000003.safetensors").write_bytes(b"")
+        checkpoint_path(folder, 3).write_bytes(b"")
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=100)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("error: terminated; ") and said in done.stderr and "Traceback" not in done.stderr

@@ -120,11 +120,26 @@ def test_a_stopped_process_is_told_from_one_that_runs_and_one_that_has_ended() -
     assert seen.state() == "ended"
 
 
-def test_a_process_writes_its_own_stack() -> None:
+def test_a_process_writes_its_own_stack_and_those_of_its_newest_threads() -> None:
+    release, waiting = threading.Event(), []
+    for _ in range(6):
+        begun = threading.Event()
+        waiting.append(threading.Thread(target=_wait_here, args=(begun, release)))
+        waiting[-1].start()
+        assert begun.wait(30)
     said = read_stack(own_process(StackFile()))
-    assert said is not None and "main thread, innermost call first:" in said
-    assert "in test_a_process_writes_its_own_stack" in said
+    release.set()
+    for thread in waiting:
+        thread.join()
+    assert said is not None and said.startswith("main thread, innermost call first:\n")
+    assert "in test_a_process_writes_its_own_stack" in said.partition("another thread:")[0]
+    assert said.count("in _wait_here") == 3 and said.splitlines()[-1].endswith("more threads")
     assert read_stack(RankProcess(own_process(StackFile()).number, "0", 3)) is None
+
+
+def _wait_here(begun: threading.Event, release: threading.Event) -> None:
+    begun.set()
+    release.wait(30)
 
 
 class _Store:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import gsplit.run.folder
-from gsplit.checkpoints.durable import write_whole
 from gsplit.checkpoints.files import checkpoint_path
 from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.durable import write_whole
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
