@@ -23,10 +23,11 @@ class WaitClock:
         self._mesh, self._waited_s, self._start = mesh, mesh.waited_s, time.monotonic()
 
     def name_straggler(self) -> str | None:
-        """The rank that the others have waited for since, if there is one. A collective."""
-        seconds, own = time.monotonic() - self._start, self._mesh.waited_s - self._waited_s
-        waited = self._mesh.world.gather_text(Call("compare waits"), repr(own))
-        return name_straggler([float(text) for text in waited], seconds)
+        """The rank that the others have waited for since, or None; the same on all ranks. A collective."""
+        seconds, waited_s = time.monotonic() - self._start, self._mesh.waited_s - self._waited_s
+        told = self._mesh.world.gather_text(Call("compare waits"), f"{waited_s!r} {seconds!r}")
+        waits, lengths = zip(*(map(float, text.split()) for text in told), strict=True)
+        return name_straggler(waits, max(lengths))
 
 
 def name_straggler(waited_s: Sequence[float], seconds: float) -> str | None:
