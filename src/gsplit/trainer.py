@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -30,12 +28,13 @@ from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
+from gsplit.losses import LossFunction, as_target_loss, named_loss
 from gsplit.nn.calls import dtype_of
 from gsplit.nn.parallelize import call_wrapped, finish_checks
 from gsplit.stop_vote import StopVote
 from gsplit.train_state import LRScheduler, TrainState
 
-__all__ = ["StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
+__all__ = ["StepReport", "Trainer", "check_finite"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,11 +50,6 @@ class StepReport:
     num_targets: int
     seconds: float
     stages: dict[str, float]
-
-
-def per_target_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
-    """The default loss: one value per target; ``batch.mean`` makes the mean over the mini-batch of them."""
-    return F.cross_entropy(out, y, reduction="none")
 
 
 def check_finite(loss: float, batch: Batch) -> None:
@@ -90,7 +84,7 @@ class Trainer:
         optimizer: Optimizer,
         loader: NeighborLoader,
         *,
-        loss_fn: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
+        loss_fn: str | LossFunction = "cross_entropy",
         lr_scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
         callback: Callable[[StepReport], None] | None = None,
@@ -99,7 +93,9 @@ class Trainer:
         keep_checkpoints: int = 2,
         description: Mapping[str, str] | None = None,
     ) -> None:
-        """``loss_fn(out, y)`` gives one value per target. ``lr_scheduler`` steps after every training step.
+        """``loss_fn``: a name of ``gsplit.losses``, or a function of (out, y) that gives one value per target.
+
+        ``lr_scheduler`` steps after every training step.
 
         ``max_grad_norm`` bounds the norm of the whole gradient. ``callback`` is called after every step.
 
@@ -115,7 +111,8 @@ class Trainer:
             raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
         _check_scheduler(lr_scheduler)
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
-        self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
+        self._loss_fn = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
+        self._max_grad_norm, self._callback = max_grad_norm, callback
         self._previous = 0.0  # when the last step ended
         self._num_edges = 0  # of this rank, not yet in the state
         self._save_every, self._keep = save_every, keep_checkpoints
@@ -143,7 +140,7 @@ class Trainer:
         model, optimizer, telemetry = self.state.model, self.state.optimizer, batch.telemetry
         with telemetry.span("forward"):
             out = call_wrapped(model, batch.cast(dtype_of(model)))
-            loss = batch.mean(self._loss_fn(out, batch.y))
+            loss = batch.mean(*as_target_loss(self._loss_fn(out, batch.y)))
         with telemetry.span("backward"):
             loss.backward()  # gradients are averaged over all ranks on the way
         with telemetry.span("optimizer"):

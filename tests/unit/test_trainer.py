@@ -15,7 +15,8 @@ from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.memory import MemoryStore
 from gsplit.train_state import Evaluation
-from gsplit.trainer import StepReport, per_target_cross_entropy
+from gsplit.losses import cross_entropy
+from gsplit.trainer import StepReport
 
 
 def _model() -> GraphSAGE:
@@ -34,7 +35,7 @@ def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
     losses = []
     for _ in range(2):
         for batch in loader:
-            loss = batch.mean(per_target_cross_entropy(by_hand(batch.x, batch.edge_index), batch.y))
+            loss = batch.mean(*cross_entropy(by_hand(batch.x, batch.edge_index), batch.y))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
             optimizer.step()

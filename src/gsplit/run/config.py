@@ -55,6 +55,9 @@ class TrainSettings(BaseModel):
         description="stop after so many steps, whatever --epochs says",
         json_schema_extra=_ONLY_TRAINING,
     )
+    loss: Literal["cross_entropy", "bce", "mse", "l1", "huber"] | None = Field(
+        None, description="what is minimised, by PyTorch's names [default: what fits the labels]"
+    )
     lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")
     weight_decay: float = Field(
         0.0, ge=0.0, le=_LARGEST_RATE, description="weight decay of Adam", json_schema_extra=_ONLY_TRAINING

@@ -15,7 +15,7 @@ __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentVie
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a stock model must know of the graph."""
+    """What a stock model must know of the graph; ``num_classes`` outputs, or as many as y has columns."""
 
     num_features: int
     num_classes: int

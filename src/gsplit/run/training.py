@@ -26,10 +26,10 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.evaluation import EvaluationSchedule, has_stalled
 from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
+from gsplit.run.loss_choice import check_labels, choose_loss
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
 from gsplit.run.stop_signals import stop_on_signals
-from gsplit.run.store_checks import check_labels
 from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
 from gsplit.strategies.registry import strategy_class
@@ -49,6 +49,12 @@ class _Run:
     store: Store
     mesh: Mesh
     out: Path | None
+
+    @property
+    def loss(self) -> str:
+        """What is minimised, chosen when the run began."""
+        assert self.settings.loss is not None
+        return self.settings.loss
 
     @property
     def saves(self) -> bool:
@@ -93,9 +99,10 @@ def train_run(
     is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished.
     """
     view = view or SilentView()
+    settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
     run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out)
-    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets))
+    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
     schedule = _make_schedule(run)
     checkpoint = None
     with RunLock(out) if out is not None else nullcontext() as lock:
@@ -230,6 +237,7 @@ def _make_trainer(run: _Run, view: RunView, checkpoint: Checkpoint | None, *, wr
         model,
         optimizer,
         loader,
+        loss_fn=run.loss,
         lr_scheduler=scheduler,
         max_grad_norm=settings.max_grad_norm,
         callback=view.step,
