@@ -7,7 +7,7 @@ makes of them what PyTorch's ``reduction="mean"`` gives for the whole mini-batch
 columns count entry by entry. Entries without a label (NaN, or -1 where labels are integers) are left out of the mean.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "l1",
     "mse",
     "named_loss",
+    "weighted_cross_entropy",
 ]
 
 
@@ -52,6 +53,22 @@ def cross_entropy(out: Tensor, y: Tensor) -> TargetLoss:
         got = f"{_short(y)} {list(y.shape)}"
         raise InputError(explain("y", "one class per target for cross_entropy", got, "choose another loss"))
     return TargetLoss(F.cross_entropy(out, y.long(), reduction="none"))
+
+
+def weighted_cross_entropy(class_weights: Sequence[float] | Tensor) -> LossFunction:
+    """``F.cross_entropy(weight=class_weights)``: the mean of a mini-batch is over the sum of its targets' weights."""
+    weights = torch.as_tensor(class_weights, dtype=torch.float64)
+    if weights.dim() != 1 or not bool(((weights > 0) & weights.isfinite()).all()):
+        fix = "leave targets of a class that should not count out of the list of targets"
+        raise InputError(explain("class_weights", "a positive number for every class", weights.tolist(), fix))
+
+    def weighted(out: Tensor, y: Tensor) -> TargetLoss:
+        if out.size(1) != weights.size(0):
+            fix = "give as many weights as the model has outputs"
+            raise InputError(explain("class_weights", f"{out.size(1)} numbers", weights.size(0), fix))
+        return TargetLoss(cross_entropy(out, y).values, weights.to(out.device, out.dtype)[y.long()])
+
+    return weighted
 
 
 def bce(out: Tensor, y: Tensor) -> TargetLoss:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -29,6 +29,7 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
 from gsplit.losses import LossFunction, as_target_loss, named_loss
+from gsplit.metrics import DEFAULT_METRICS, check_metrics
 from gsplit.nn.calls import dtype_of
 from gsplit.nn.parallelize import call_wrapped, finish_checks
 from gsplit.stop_vote import StopVote
@@ -85,6 +86,7 @@ class Trainer:
         loader: NeighborLoader,
         *,
         loss_fn: str | LossFunction = "cross_entropy",
+        metrics: Sequence[str] | None = None,
         lr_scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
         callback: Callable[[StepReport], None] | None = None,
@@ -95,7 +97,8 @@ class Trainer:
     ) -> None:
         """``loss_fn``: a name of ``gsplit.losses``, or a function of (out, y) that gives one value per target.
 
-        ``lr_scheduler`` steps after every training step.
+        ``metrics``: what ``evaluate`` computes, of ``gsplit.metrics.METRICS``; the first decides what is best. Left out:
+        the one that fits the loss. ``lr_scheduler`` steps after every training step.
 
         ``max_grad_norm`` bounds the norm of the whole gradient. ``callback`` is called after every step.
 
@@ -112,11 +115,14 @@ class Trainer:
         _check_scheduler(lr_scheduler)
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         self._loss_fn = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
+        fitting = DEFAULT_METRICS[loss_fn] if isinstance(loss_fn, str) else "accuracy"
+        self._metrics = check_metrics(metrics if metrics is not None else [fitting])
         self._max_grad_norm, self._callback = max_grad_norm, callback
         self._previous = 0.0  # when the last step ended
         self._num_edges = 0  # of this rank, not yet in the state
         self._save_every, self._keep = save_every, keep_checkpoints
-        self._description = {"max_grad_norm": str(max_grad_norm), **(description or {})}
+        fixed = {"max_grad_norm": str(max_grad_norm), "metric": self._metrics[0].name}
+        self._description = {**fixed, **(description or {})}
         self._saver: StateSaver | None = None
         if save_to is not None:
             self._saver = StateSaver(self.state, Path(save_to), keep_checkpoints, self._description)
@@ -223,9 +229,9 @@ class Trainer:
     def evaluate(
         self, graph: Any, names: list[str], *, keep_best: str | None = None, **options: Unpack[EvaluationOptions]
     ) -> dict[str, float]:
-        """Exact accuracies on stored targets, kept in the history. A collective.
+        """Exact scores on stored targets, kept in the history. A collective.
 
-        ``keep_best`` is one of ``names``: the weights with the highest score on it are kept in ``state.best``. Arrays
+        ``keep_best`` is one of ``names``: the weights with the best score on it are kept in ``state.best``. Arrays
         are those of the loader; options are those of ``gsplit.evaluate``.
         """
         if keep_best is not None and keep_best not in names:
@@ -234,9 +240,10 @@ class Trainer:
         options.setdefault("features", arrays.features)
         options.setdefault("edge_attr", arrays.edge_attr)
         options.setdefault("edge_weight", arrays.edge_weight)
+        options.setdefault("metrics", [metric.name for metric in self._metrics])
         found = evaluate_targets(self.state.model, graph, names, **options)
         self.state.evaluation_edges += found.num_edges
-        self.state.record_evaluation(found.scores, keep_best)
+        self.state.record_evaluation(found.scores, keep_best, check_metrics(options["metrics"])[0])
         return found.scores
 
     def save_in_background(self) -> None:

@@ -16,6 +16,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.memory import MemoryStore
 from gsplit.train_state import Evaluation
 from gsplit.losses import cross_entropy
+from gsplit.metrics import METRICS
 from gsplit.trainer import StepReport
 
 
@@ -196,7 +197,7 @@ def test_optimizers_go_on_exactly(kind: str, tmp_path: Path) -> None:
 def test_a_long_history_is_packed_without_copying_its_numbers() -> None:
     state = _fresh().state
     state.history.losses = [1 / 3] * 10
-    state.record_evaluation({"val": 0.5}, None)
+    state.record_evaluation({"val": 0.5}, None, METRICS["accuracy"])
     packed = state.state_dict()["history"]
     assert packed["losses"][0] is state.history.losses[0] and packed["losses"] is not state.history.losses
     assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]

@@ -58,6 +58,17 @@ class TrainSettings(BaseModel):
     loss: Literal["cross_entropy", "bce", "mse", "l1", "huber"] | None = Field(
         None, description="what is minimised, by PyTorch's names [default: what fits the labels]"
     )
+    class_weights: str | None = Field(
+        None,
+        description="weight of every class in the mean loss: balanced (by the classes of the targets), or one number "
+        "per class, as in 1,2.5,1",
+    )
+    metric: str | None = Field(
+        None,
+        description="what is evaluated: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in rmse,mae, "
+        "the first decides what is best [default: what fits the loss]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")
     weight_decay: float = Field(
         0.0, ge=0.0, le=_LARGEST_RATE, description="weight decay of Adam", json_schema_extra=_ONLY_TRAINING

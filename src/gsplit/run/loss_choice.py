@@ -11,6 +11,7 @@ import torch
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.metrics import DEFAULT_METRICS
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import RunView, SilentView
 from gsplit.sampling.targets import StoredTargets
@@ -24,16 +25,17 @@ _CONVERT = "import the labels in another form, or choose another --loss"
 
 
 def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView | None = None) -> TrainSettings:
-    """The settings with a loss in place of None; the view is told which, and why. A collective."""
+    """The settings with a loss and a metric in place of None; the view is told which. A collective."""
     if settings.loss is not None:
-        return settings
+        return settings.model_copy(update={"metric": settings.metric or DEFAULT_METRICS[settings.loss]})
     loss = fitting_loss(store, settings.targets)
     others = torch.tensor([loss != "bce"], dtype=torch.int64, device=mesh.device)
     mesh.world.all_reduce(Call("choose the loss"), others).wait()  # ranks may hold different parts of the labels
     if loss == "bce" and int(others):
         loss = "mse"
-    (view or SilentView()).note(f"loss {loss}: y holds {_describe(store, loss)} (--loss to choose)")
-    return settings.model_copy(update={"loss": loss})
+    metric = settings.metric or DEFAULT_METRICS[loss]
+    (view or SilentView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
+    return settings.model_copy(update={"loss": loss, "metric": metric})
 
 
 def fitting_loss(store: Store, targets: str) -> str:

@@ -16,6 +16,7 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.infer import infer
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
+from gsplit.run.class_weights import make_loss
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
 from gsplit.run.loss_choice import choose_loss, fitting_loss, num_outputs
@@ -108,7 +109,6 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:
     """Check a stock model on a store: the ranks against one process. A collective."""
     settings = choose_loss(settings, store, mesh)
-    assert (loss := settings.loss) is not None
     shape = shape_of(store, settings)
     settings = choose_strategy(settings, shape, store, mesh)
     return verify(
@@ -122,6 +122,6 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
         seed=settings.seed,
         steps=steps,
         lr=settings.lr,
-        loss_fn=loss,
+        loss_fn=make_loss(settings, store, mesh),
         **array_names(settings),
     )

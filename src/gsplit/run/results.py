@@ -24,12 +24,13 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """An epoch that has ended; ``scores`` are None if it was not evaluated."""
+    """An epoch that has ended; ``scores`` are None if it was not evaluated. ``metric``: the first of them."""
 
     epoch: int
     mean_loss: float
     seconds: float
     scores: dict[str, float] | None
+    metric: str = "accuracy"
 
 
 class RunView(Protocol):
@@ -88,6 +89,7 @@ class TrainResult:
     history: History
     best: Evaluation | None
     out: Path | None
+    metric: str = "accuracy"
     finished: bool = True
     straggler: str | None = None
 
@@ -99,6 +101,7 @@ class TrainResult:
             "strategy": self.strategy,
             "steps": len(self.history.losses),
             **history_as_dict(self.history),
+            "metric": self.metric,
             "best": None if self.best is None else _flat(self.best),
             "run": None if self.out is None else str(self.out),
             "finished": self.finished,

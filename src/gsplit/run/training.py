@@ -20,11 +20,13 @@ from gsplit.distributed.stragglers import WaitClock
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.loader import NeighborLoader
+from gsplit.metrics import Metric, check_metrics
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.checkpoint import check_run, describe_run
 from gsplit.run.config import TrainSettings
 from gsplit.run.evaluation import EvaluationSchedule, has_stalled
 from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
+from gsplit.run.class_weights import make_loss
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
 from gsplit.run.loss_choice import check_labels, choose_loss
 from gsplit.run.recipe import array_names, build_model, shape_of
@@ -57,6 +59,12 @@ class _Run:
         return self.settings.loss
 
     @property
+    def metrics(self) -> list[Metric]:
+        """What is evaluated; the first decides what is best."""
+        assert self.settings.metric is not None
+        return check_metrics(self.settings.metric.split(","))
+
+    @property
     def saves(self) -> bool:
         """Whether it makes checkpoints."""
         return self.out is not None and self.settings.save_every != 0
@@ -80,7 +88,9 @@ class _Run:
 
     def is_over(self, history: History) -> bool:
         """Whether all steps are done, or no evaluation has been better for too long."""
-        return len(history.losses) >= self.num_steps or has_stalled(history.evaluations, self.settings.patience)
+        return len(history.losses) >= self.num_steps or has_stalled(
+            history.evaluations, self.settings.patience, self.metrics[0]
+        )
 
 
 def train_run(
@@ -172,14 +182,14 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch
     losses, seconds = state.history.losses[first:], state.history.step_seconds[first:]
-    view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores))
+    view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores, run.metrics[0].name))
 
 
 def _result(run: _Run, trainer: Trainer, straggler: str | None = None) -> TrainResult:
     best, history = trainer.state.best, trainer.state.history
     kept = None if best is None else Evaluation(best.epoch, best.num_steps, best.scores)
     how = (run.mesh.size, run.mesh.num_replicas, run.settings.strategy)
-    return TrainResult(*how, history, kept, run.out, finished=not trainer.stopped, straggler=straggler)
+    return TrainResult(*how, history, kept, run.out, run.metrics[0].name, not trainer.stopped, straggler)
 
 
 def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoint: Checkpoint | None) -> None:
@@ -237,7 +247,8 @@ def _make_trainer(run: _Run, view: RunView, checkpoint: Checkpoint | None, *, wr
         model,
         optimizer,
         loader,
-        loss_fn=run.loss,
+        loss_fn=make_loss(settings, run.store, mesh),
+        metrics=[metric.name for metric in run.metrics],
         lr_scheduler=scheduler,
         max_grad_norm=settings.max_grad_norm,
         callback=view.step,
