@@ -20,11 +20,11 @@ from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
-from gsplit.losses import LossFunction, as_target_loss, named_loss
 from gsplit.local_graph import FeatureNames
+from gsplit.losses import LossFunction, as_target_loss, named_loss
 from gsplit.nn.parallelize import call_wrapped, parallelize
 from gsplit.store.conversion import as_graph_store
-from gsplit.trainer import check_finite
+from gsplit.training_step import check_finite
 
 __all__ = ["Verification", "verify"]
 

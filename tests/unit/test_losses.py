@@ -65,7 +65,9 @@ def test_labels_of_bce_may_be_integers_and_minus_one_is_none(kind: torch.dtype) 
     torch.testing.assert_close(_mean(losses.bce(out, y.to(kind))), want)
     if kind == torch.int64:
         y[0, 0] = -1
-        torch.testing.assert_close(_mean(losses.bce(out, y)), F.binary_cross_entropy_with_logits(out, y.float(), y + 1 > 0) * 4 / 3)
+        torch.testing.assert_close(
+            _mean(losses.bce(out, y)), F.binary_cross_entropy_with_logits(out, y.float(), y + 1 > 0) * 4 / 3
+        )
 
 
 def test_what_does_not_fit_is_refused() -> None:

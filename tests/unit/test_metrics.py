@@ -1,4 +1,4 @@
-"""Metrics against their definitions written out by hand, however the targets are cut into chunks; what fits and what not."""
+"""Metrics against their definitions written out, however the targets are cut into chunks; and what does not fit."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from gsplit import InputError
-from gsplit.distributed.comm import SoloComm
+from gsplit.distributed.comm import Call, SoloComm, Work
 from gsplit.inference.tallies import Tally
-from gsplit.metrics import DEFAULT_METRICS, METRICS, check_metrics, rank_area
 from gsplit.losses import LOSSES
+from gsplit.metrics import DEFAULT_METRICS, METRICS, check_metrics, rank_area
 
 RNG = np.random.default_rng(3)
 CLASS_OUT, CLASS_Y = RNG.normal(size=(40, 4)).round(1), RNG.integers(-1, 3, 40)  # class 3 is said, but never true
@@ -109,11 +109,11 @@ def test_a_rank_without_targets_counts_nothing() -> None:
     class Two(SoloComm):
         """Rank 0 of two, whose peer has counted one right answer of two in three classes."""
 
-        def gather_text(self, call: object, text: str) -> list[str]:
+        def gather_text(self, call: Call, text: str) -> list[str]:
             return [text, "2"]
 
-        def all_reduce(self, call: object, tensor: Tensor) -> object:  # type: ignore[override]
+        def all_reduce(self, call: Call, tensor: Tensor) -> Work:
             tensor += torch.tensor([1.0, 2.0])
-            return super().all_reduce(call, tensor)  # type: ignore[arg-type]
+            return super().all_reduce(call, tensor)
 
     assert Tally(check_metrics(["accuracy"])).finish(Two()) == {"accuracy": 0.5}

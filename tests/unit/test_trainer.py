@@ -12,12 +12,12 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, infer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
+from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.store.memory import MemoryStore
-from gsplit.train_state import Evaluation
 from gsplit.losses import cross_entropy
 from gsplit.metrics import METRICS
-from gsplit.trainer import StepReport
+from gsplit.store.memory import MemoryStore
+from gsplit.train_state import Evaluation
 
 
 def _model() -> GraphSAGE:

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from gsplit.callbacks import StepReport
 from gsplit.cli.console import human
 from gsplit.run.results import EpochReport, TrainResult
-from gsplit.trainer import StepReport
 
 __all__ = ["TrainingView", "show_result"]
 

@@ -65,7 +65,9 @@ def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[Eval
     """Exact scores on stored targets from all neighbours; the same on every rank. A collective.
 
     ``metrics`` are names of ``gsplit.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
-    ``scores["val mae"]`` another. Each target is counted once, whatever the ranks. Computes the named targets and what they need of their neighbourhoods, or all vertices below a layer that needs more
+    ``scores["val mae"]`` another. Each target is counted once, whatever the ranks.
+
+    Computes the named targets and what they need of their neighbourhoods, or all vertices below a layer that needs more
     than half of them, and logs which. Other options are those of ``gsplit.infer``.
     """
     return evaluate_targets(model, graph, names, **options).scores

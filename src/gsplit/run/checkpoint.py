@@ -15,6 +15,7 @@ __all__ = ["REQUEUE", "check_run", "describe_run", "latest_checkpoint"]
 _FREE = frozenset(
     {
         *("epochs", "steps", "patience", "metric", "evaluate_every", "save_every", "keep_checkpoints"),
+        *("log_dir", "log_every", "tensorboard"),
         *("strategy", "replicas", "prefetch", "cache", "device_cache", "copies", "features_on_disk", "deterministic"),
     }
 )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gsplit.callbacks import StepReport
 from gsplit.train_state import Evaluation, History
-from gsplit.trainer import StepReport
 
 __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentView", "TrainResult", "history_as_dict"]
 
