@@ -32,7 +32,9 @@ def mean(values: dict[str, float]) -> float:
 
 def _text(x: float, y: float, words: str, *, size: int = 13, bold: bool = False, anchor: str = "start") -> str:
     weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{TEXT}" text-anchor="{anchor}"{weight}>{words}</text>'
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" fill="{TEXT}" text-anchor="{anchor}"{weight}>{words}</text>'
+    )
 
 
 def draw() -> str:
@@ -56,7 +58,14 @@ def draw() -> str:
                 parts.append(_text(LEFT + length + 8, y + BAR - 5, f"{name}: {value:.2f} s{times}"))
                 y += BAR + GAP
     y += 24
-    parts.append(_text(16, y, "Batch 1024, 3 layers of width 256, fanout 15, two cores shared by all ranks, the same allocator settings for all.", size=12))
+    parts.append(
+        _text(
+            16,
+            y,
+            "Batch 1024, 3 layers of width 256, fanout 15, two cores shared by all ranks, the same allocator settings for all.",
+            size=12,
+        )
+    )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 16}" font-family="Helvetica, Arial, sans-serif">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{y + 16}" fill="white"/>', *parts, "</svg>", ""])
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,20 +52,22 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run a page in, on a machine whose speed is known: measuring it takes a minute (test_calibration)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_hardware(replace(PRESETS["v100-nvlink"], name="this", cores=2), calibration.cache_file(), calibration._identity())
+    write_hardware(
+        replace(PRESETS["v100-nvlink"], name="this", cores=2), calibration.cache_file(), calibration._identity()
+    )
     monkeypatch.setattr(gsplit.distributed.launch, "launch", forked_launch(tmp_path))
     place = tmp_path / "page"
     place.mkdir()
     monkeypatch.chdir(place)
-    yield place
+    return place
 
 
 def _provide(stores: Path, place: Path, blocks: list[Block]) -> None:
     """The stores that a page speaks of, unless it makes them."""
-    made = " ".join(block.text for block in blocks if block.kind == "commands")
+    made = " ".join(block.text for block in blocks if block.kind == "commands" and block.is_run)
     for name in STORES:
         shutil.copytree(stores / "demo8.gsplit", place / name)
     for name in ("demo.gsplit", "demo8.gsplit"):

@@ -1,4 +1,4 @@
-"""The documentation: what leads out of docs/ leads somewhere, nothing generated is missing, every quoted message exists.
+"""The documentation: links out of docs/ lead somewhere, nothing generated is missing, every quoted message exists.
 
 The site itself is built by ``make docs``, strictly, in ``make check``.
 """
@@ -39,7 +39,8 @@ def test_what_the_texts_link_to_exists() -> None:
     texts = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
     assert len(texts) > 40
     for text in texts:
-        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text.read_text()):
+        said = text.read_text()
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", said) + re.findall(r'<img src="([^"]+)"', said):
             assert "://" in link or (text.parent / link).exists(), f"{text.name}: {link}"
 
 

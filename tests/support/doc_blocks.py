@@ -105,7 +105,10 @@ def smaller(words: list[str]) -> list[str]:
     pairs = zip(["", *words], words, strict=False)
     said = [SMALLER.get(option, {}).get(word, word) for option, word in pairs]
     added = iter(ADDED.get(said[1], ()) if "--resume" not in said else ())
-    return [*said, *(word for option, value in zip(added, added, strict=True) if option not in said for word in (option, value))]
+    return [
+        *said,
+        *(word for option, value in zip(added, added, strict=True) if option not in said for word in (option, value)),
+    ]
 
 
 def forked_launch(folder: Path) -> object:
