@@ -84,8 +84,10 @@ def blocks_of(page: Path) -> list[Block]:
             blocks.append(Block(name, line, "setup", found["said"]))
         elif found["word"] == "runs":
             said_before = replace(said_before, ranks=int(re.fullmatch(r"on (\d+) ranks", said)[1]))  # type: ignore[index]
-        elif found["word"] is not None:
-            said_before = replace(said_before, **{"reason" if found["word"] == "not run" else "same_as": said})
+        elif found["word"] == "not run":
+            said_before = replace(said_before, reason=said)
+        elif found["word"] == "same as":
+            said_before = replace(said_before, same_as=said)
         else:
             kind, code = found["kind"] or "commands", textwrap.dedent(found["text"])
             blocks.append(replace(said_before, page=name, line=line, kind=kind, text=code))
