@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch_geometric.nn import GAT, GraphSAGE
 
 import gsplit
@@ -87,6 +88,14 @@ def accumulate(mesh: Mesh) -> dict[str, tuple[list[float], Tensor]]:
     return found
 
 
+def _follow_types(model: Module) -> set[str]:
+    """The types of the rows that layers are given, filled in while the model runs."""
+    types: set[str] = set()
+    for layer in model.get_submodule("convs").children():
+        layer.register_forward_pre_hook(lambda _, args: types.add(str(args[0][0].dtype)))
+    return types
+
+
 def train_in_bf16(mesh: Mesh) -> dict[str, tuple[list[float], list[float], list[str]]]:
     """Losses under autocast and in float32, and the types of the hidden rows that travelled under autocast."""
     found = {}
@@ -94,9 +103,7 @@ def train_in_bf16(mesh: Mesh) -> dict[str, tuple[list[float], list[float], list[
         options: dict[str, Any] = {"make": make, "dtype": torch.float32, "dropout": 0.2}
         plain = _trainer(mesh, "classes", "cross_entropy", **options)
         cast = _trainer(mesh, "classes", "cross_entropy", precision="bf16", **options)
-        types: set[str] = set()
-        for layer in cast.state.model.convs:  # type: ignore[union-attr]
-            layer.register_forward_pre_hook(lambda _, args: types.add(str(args[0][0].dtype)))
+        types = _follow_types(cast.state.model)
         found[name] = cast.train_epoch(), plain.train_epoch(), sorted(types)
         assert all(parameter.dtype == torch.float32 for parameter in cast.state.model.parameters())
     return found
