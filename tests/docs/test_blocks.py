@@ -138,7 +138,7 @@ def test_every_command_that_a_text_names_exists() -> None:
     found = 0
     for page in [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]:
         for command in re.findall(r"gsplit ((?:[a-z]+ )+[^`\n|#]*--[^`\n#]*)", page.read_text().replace("\\\n", " ")):
-            words = re.findall(r"--[a-z-]+|^[a-z]+(?: [a-z]+)?", re.sub(r"[\[\]]", " ", command))
+            words = re.findall(r"--[a-z-]+\b(?!<)|^[a-z]+(?: [a-z]+)?", re.sub(r"[\[\]]", " ", command))
             verbs = words[0].split()
             known = verbs[:2] if isinstance(COMMAND_LINE.get(verbs[0]), dict) else verbs[:1]
             assert _unknown([*known, *words[1:]]) == [], f"{page.name}: gsplit {command}"
