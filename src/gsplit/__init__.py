@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference.evaluate import evaluate
     from gsplit.inference.infer import infer
+    from gsplit.inference.predictions import Predictions, write_predictions
     from gsplit.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
@@ -33,6 +34,8 @@ _HOME = {
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.trainer", "Trainer"),
     "infer": ("gsplit.inference.infer", "infer"),
+    "write_predictions": ("gsplit.inference.predictions", "write_predictions"),
+    "Predictions": ("gsplit.inference.predictions", "Predictions"),
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
     "verify": ("gsplit.verification", "verify"),
     "Verification": ("gsplit.verification", "Verification"),
@@ -56,6 +59,8 @@ __all__ = [
     "parallelize",
     "Trainer",
     "infer",
+    "write_predictions",
+    "Predictions",
     "evaluate",
     "verify",
     "Verification",

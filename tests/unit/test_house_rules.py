@@ -86,6 +86,8 @@ def test_public_names() -> None:
         "parallelize",
         "Trainer",
         "infer",
+        "write_predictions",
+        "Predictions",
         "evaluate",
         "verify",
         "Verification",

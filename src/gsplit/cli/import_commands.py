@@ -4,9 +4,9 @@ Importers are imported by the command that uses them, so that ``gsplit --help`` 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.console import Console
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json
 from gsplit.cli.summary import describe, show
+from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
 from gsplit.store.writer import check_output
@@ -51,8 +52,14 @@ def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, ove
         show(document, console)
         rate = f"{human(num_read / seconds)} edges/s"
         console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
-        for note in source.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        for note in [*source.notes, *_not_finite(document["features"])]:
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _not_finite(features: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    text = "features {}: {:,} values are NaN or infinite, and losses will be; fill them before you import"
+    counts = {name: array["num_not_finite"] for name, array in features.items()}
+    return [text.format(name, count) for name, count in counts.items() if count]
 
 
 @import_app.command()
@@ -135,14 +142,21 @@ def tables(
     id_column: Annotated[str, typer.Option(help="column of vertex ids")] = "id",
     label_column: Annotated[str, typer.Option(help="column of labels")] = "y",
     split_column: Annotated[str, typer.Option(help="column saying train, val or test")] = "split",
-    feature_column: Annotated[list[str] | None, typer.Option(help="a number column of x; repeatable")] = None,
+    label_type: Annotated[
+        LabelType, typer.Option(help="classes: also whole floats; values to regress on: also integers")
+    ] = LabelType.AUTO,
+    feature_column: Annotated[
+        list[str] | None, typer.Option(help="a number column of x, or a pattern: 'f*'; repeatable")
+    ] = None,
     list_column: Annotated[str, typer.Option(help="column of lists that is x")] = "x",
     ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
     num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
     unknown_ids: Annotated[
         UnknownIds, typer.Option(help="edges with an id that is not in the vertex table: refuse, or drop and count")
     ] = UnknownIds.REFUSE,
-    delimiter: Annotated[str, typer.Option(help="of CSV files")] = ",",
+    delimiter: Annotated[
+        str | None, typer.Option(help="of CSV files [default: the one of , ; tab | in their first line]")
+    ] = None,
     symmetrise: Symmetrise = False,
     drop_self_loops: DropLoops = False,
     drop_duplicates: DropDuplicates = False,
@@ -155,7 +169,7 @@ def tables(
     """
 
     def make() -> GraphSource:
-        from gsplit.store.importers.tables import TableColumns, tables_source
+        from gsplit.store.importers.tables import tables_source
 
         columns = TableColumns(
             src=src,
@@ -166,6 +180,7 @@ def tables(
             split=split_column,
             feature_list=list_column,
             features=tuple(feature_column or ()),
+            label_type=label_type,
         )
         return tables_source(
             edges,

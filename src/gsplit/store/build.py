@@ -263,6 +263,7 @@ def _manifest(
         vertex_range=(0, source.num_vertices),
         part_boundaries=[0, source.num_vertices],
         num_classes=num_classes,
+        class_names=list(source.class_names),
         arrays=entries,
         statistics=statistics,
         provenance=[step],

@@ -176,9 +176,14 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="y: expected one class per vertex"):
         evaluate(plain, floats, ["train"])
 
-    for out, got in ((tmp_path / "no" / "o.npy", "a folder that does not exist"), (tmp_path, "a folder")):
+    (tmp_path / "f.npy").mkdir()
+    for out, got in ((tmp_path / "no" / "o.npy", "a folder that does not exist"), (tmp_path / "f.npy", "a folder")):
         with pytest.raises(InputError, match=f"expected a file in a folder that exists .got {got}"):
             infer(plain, store, out)
+    with pytest.raises(InputError, match=r"expected a .npy file .got .csv.*use gsplit.write_predictions"):
+        infer(plain, store, tmp_path / "o.csv")
+    with pytest.raises(InputError, match="workspace .*no: expected a folder to write in .got none"):
+        infer(plain, store, workspace=tmp_path / "no")
     empty = {**store.arrays, "targets/val": np.empty(0, np.int64)}
     with pytest.raises(InputError, match="targets/val: expected at least one target"):
         evaluate(plain, MemoryStore(store.graph, store.part_boundaries, empty, store.dtypes), ["val"])
