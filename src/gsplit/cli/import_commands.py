@@ -25,10 +25,10 @@ __all__ = ["import_app"]
 import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph in another form.")
 
 Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
-Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
-Symmetrise = Annotated[bool, typer.Option(help="add the reverse of every edge; drops duplicates")]
-DropLoops = Annotated[bool, typer.Option(help="leave out edges from a vertex to itself")]
-DropDuplicates = Annotated[bool, typer.Option(help="keep one of several equal edges")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of the same name")]
+Symmetrise = Annotated[bool, typer.Option("--symmetrise", help="add the reverse of every edge; drops duplicates")]
+DropLoops = Annotated[bool, typer.Option("--drop-self-loops", help="leave out edges from a vertex to itself")]
+DropDuplicates = Annotated[bool, typer.Option("--drop-duplicates", help="keep one of several equal edges")]
 
 
 def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, overwrite: bool, as_json: bool) -> None:
@@ -135,27 +135,32 @@ def npz(
 def tables(
     edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Parquet or CSV file, or a folder of them")],
     output: Output,
-    vertices: Annotated[Path | None, typer.Option(help="table of vertices: id, y, split, features")] = None,
-    src: Annotated[str, typer.Option(help="column of source ids")] = "src",
-    dst: Annotated[str, typer.Option(help="column of destination ids")] = "dst",
-    edge_column: Annotated[list[str] | None, typer.Option(help="a per-edge value to keep; repeatable")] = None,
-    id_column: Annotated[str, typer.Option(help="column of vertex ids")] = "id",
-    label_column: Annotated[str, typer.Option(help="column of labels")] = "y",
-    split_column: Annotated[str, typer.Option(help="column saying train, val or test")] = "split",
+    vertices: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="table of vertices: id, y, split, features")
+    ] = None,
+    src: Annotated[str, typer.Option(metavar="NAME", help="column of source ids")] = "src",
+    dst: Annotated[str, typer.Option(metavar="NAME", help="column of destination ids")] = "dst",
+    edge_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a per-edge value to keep; repeatable")
+    ] = None,
+    id_column: Annotated[str, typer.Option(metavar="NAME", help="column of vertex ids")] = "id",
+    label_column: Annotated[str, typer.Option(metavar="NAME", help="column of labels")] = "y",
+    split_column: Annotated[str, typer.Option(metavar="NAME", help="column saying train, val or test")] = "split",
     label_type: Annotated[
         LabelType, typer.Option(help="classes: also whole floats; values to regress on: also integers")
     ] = LabelType.AUTO,
     feature_column: Annotated[
-        list[str] | None, typer.Option(help="a number column of x, or a pattern: 'f*'; repeatable")
+        list[str] | None, typer.Option(metavar="NAME", help="a number column of x, or a pattern: 'f*'; repeatable")
     ] = None,
-    list_column: Annotated[str, typer.Option(help="column of lists that is x")] = "x",
+    list_column: Annotated[str, typer.Option(metavar="NAME", help="column of lists that is x")] = "x",
     ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
     num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
     unknown_ids: Annotated[
         UnknownIds, typer.Option(help="edges with an id that is not in the vertex table: refuse, or drop and count")
     ] = UnknownIds.REFUSE,
     delimiter: Annotated[
-        str | None, typer.Option(help="of CSV files [default: the one of , ; tab | in their first line]")
+        str | None,
+        typer.Option(metavar="SIGN", help="of CSV files [default: the one of , ; tab | in their first line]"),
     ] = None,
     symmetrise: Symmetrise = False,
     drop_self_loops: DropLoops = False,

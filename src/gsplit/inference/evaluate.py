@@ -101,15 +101,19 @@ def evaluate_targets(
 
 
 def _scores(store: GraphStore, names: list[str], counts: Tensor) -> dict[str, float]:
-    """Right answers over labelled targets; targets without a label are left out, and that is said."""
+    """Right answers over labelled targets; targets without a label are left out, and that is said.
+
+    So is a list without any label, such as a test set that is to be predicted; the first one must have some.
+    """
     scores = {}
     for name, (right, labelled) in zip(names, counts.tolist(), strict=True):
         missing = store.stored_targets(name)[2] - int(labelled)
-        if labelled == 0:
+        if labelled == 0 and name == names[0]:
             raise InputError(explain(f"targets/{name}", "at least one label", "none", "name targets with labels"))
         if missing:
             _LOG.warning("targets/%s: %d without a label are left out of the accuracy", name, missing)
-        scores[name] = right / labelled
+        if labelled:
+            scores[name] = right / labelled
     return scores
 
 

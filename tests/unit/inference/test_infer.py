@@ -111,6 +111,10 @@ def test_targets_without_a_label_are_left_out_and_said(caplog: pytest.LogCapture
     none = MemoryStore(store.graph, store.part_boundaries, {**store.arrays, "y": 0 * labels - 1}, store.dtypes)
     with pytest.raises(InputError, match="targets/train: expected at least one label"):
         evaluate(model, none, ["train"])
+    unknown = MemoryStore(
+        store.graph, store.part_boundaries, {**some.arrays, "targets/test": targets[::2]}, store.dtypes
+    )
+    assert evaluate(model, unknown, ["train", "test"]) == {"train": 1.0}  # a test set that is to be predicted
 
 
 class Embedded(torch.nn.Module):

@@ -26,7 +26,13 @@ from gsplit.store.importers.vertex_ids import (
     dense_ids,
     widened_alike,
 )
-from gsplit.store.importers.vertex_table import table_features, table_labels, table_notes, table_targets
+from gsplit.store.importers.vertex_table import (
+    drop_unlabelled,
+    table_features,
+    table_labels,
+    table_notes,
+    table_targets,
+)
 from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
@@ -90,7 +96,8 @@ def tables_source(
         features = table_features(vertex_table, columns, vertex_ids)
         labels = table_labels(vertex_table, columns, vertex_ids)
         targets = table_targets(vertex_table, columns, vertex_ids)
-        notes = (*(labels.notes if labels else ()), *table_notes(vertex_table, columns))
+        notes = labels.notes if labels else ()
+        notes += drop_unlabelled(targets, labels, vertex_ids.num_vertices) + table_notes(vertex_table, columns)
     return GraphSource(
         kind="tables",
         num_vertices=vertex_ids.num_vertices,

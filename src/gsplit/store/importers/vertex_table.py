@@ -17,7 +17,7 @@ from gsplit.store.importers.vertex_ids import VertexIds
 from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES
 from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, dtype_name
 
-__all__ = ["table_features", "table_labels", "table_notes", "table_targets"]
+__all__ = ["drop_unlabelled", "table_features", "table_labels", "table_notes", "table_targets"]
 
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _NO_SPLIT = ("", "none", "nan", "null", "na")
@@ -155,6 +155,23 @@ def table_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[s
                 raise _unknown_split(where, word, int(np.count_nonzero(here)))
             found.setdefault(_SPLITS[plain], []).append(vertices[here])
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
+
+
+def drop_unlabelled(
+    targets: dict[str, npt.NDArray[np.int64]], labels: Labels | None, num_vertices: int
+) -> tuple[str, ...]:
+    """Leave vertices without a label out of the train targets, which cannot be learnt from; returns what to say.
+
+    Those of val and test stay: they can be predicted, and evaluation leaves them out.
+    """
+    if labels is None or "train" not in targets:
+        return ()
+    has = np.zeros(num_vertices, bool)
+    for chunk in labels.rows.chunks():
+        has[chunk.vertices] = ~np.isnan(chunk.rows) if chunk.rows.dtype.kind == "f" else chunk.rows >= 0
+    kept = targets["train"][has[targets["train"]]]
+    dropped, targets["train"] = targets["train"].size - kept.size, kept
+    return (f"targets train: left out, because they have no label: {dropped:,}",) if dropped else ()
 
 
 def _unknown_split(where: str, word: object, num_rows: int) -> InputError:

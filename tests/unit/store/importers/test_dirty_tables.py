@@ -61,6 +61,20 @@ def test_csv_in_every_dress(tmp_path: Path, change: Any) -> None:
     assert found == {"train": ["u0", "u4"], "val": ["u1"], "test": ["u2", "u5"]}
 
 
+@pytest.mark.parametrize("label", ["cat", "0.5", "1"])
+def test_vertices_without_a_label_are_no_train_targets_and_stay_in_others(tmp_path: Path, label: str) -> None:
+    rows = [("u0", label, "train", 1), ("u1", "", "train", 1), ("u2", "", "val", 1), ("u3", "", "test", 1)]
+    rows += [("u4", label, "train", 1), ("u5", "", "train", 1)]
+    store = _import(tmp_path, _table(rows=rows))
+    assert {name: store.array(f"targets/{name}").tolist() for name in ("train", "val", "test")} == {
+        "train": [0, 4],
+        "val": [2],
+        "test": [3],
+    }
+    notes = store.manifest.provenance[0].settings["notes"]
+    assert "targets train: left out, because they have no label: 2" in notes
+
+
 def test_names_of_classes_outlive_partitioning_and_stay_in_step_with_the_labels(tmp_path: Path) -> None:
     store = _import(tmp_path, _table())
     parted = gsplit.partition(store, tmp_path / "p.gsplit", 2, [2], batch_size=2, epochs=1)
