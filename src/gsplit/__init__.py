@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gsplit import losses
     from gsplit.distributed.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference.evaluate import evaluate
@@ -58,6 +59,7 @@ __all__ = [
     "NeighborLoader",
     "parallelize",
     "Trainer",
+    "losses",
     "infer",
     "write_predictions",
     "Predictions",
@@ -80,6 +82,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("gsplit")
+    if name == "losses":
+        return import_module("gsplit.losses")
     if name not in _HOME:
         raise AttributeError(f"module 'gsplit' has no attribute {name!r}")
     module, attribute = _HOME[name]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
-from gsplit.cli.options import Json
+from gsplit.cli.options import Json, parse_ranges
 from gsplit.cli.summary import describe, show
 from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
@@ -29,6 +29,53 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of
 Symmetrise = Annotated[bool, typer.Option("--symmetrise", help="add the reverse of every edge; drops duplicates")]
 DropLoops = Annotated[bool, typer.Option("--drop-self-loops", help="leave out edges from a vertex to itself")]
 DropDuplicates = Annotated[bool, typer.Option("--drop-duplicates", help="keep one of several equal edges")]
+
+
+def _run_host(
+    make: Callable[[], GraphSource],
+    output: Path,
+    rules: EdgeRules,
+    host: int,
+    hosts: int,
+    ranges: str | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Build one host's shard and say which hosts are missing, or that all shards are there."""
+    with command(as_json):
+        from gsplit.store.sharded_import import build_shard
+
+        cuts = None if ranges is None else parse_ranges(ranges)
+        start = time.perf_counter()
+        with progress_bars(as_json) as progress:
+            source = make()
+            done = build_shard(
+                source, output, host, hosts, ranges=cuts, rules=rules, overwrite=overwrite, progress=progress
+            )
+        seconds, (first, stop) = time.perf_counter() - start, done.vertex_range
+        if as_json:
+            emit_json(
+                {
+                    "host": host,
+                    "hosts": hosts,
+                    "vertex_range": [first, stop],
+                    "was_built": done.was_built,
+                    "missing_hosts": done.missing,
+                    "shards": [] if done.missing else [str(path) for path in done.shards],
+                    "seconds": seconds,
+                    "notes": list(source.notes),
+                }
+            )
+            return
+        console = Console()
+        built = "built before" if done.was_built else f"built in {seconds:.1f} s"
+        console.print(f"host {host}: vertices {first:,} to {stop:,} {built}", highlight=False)
+        if done.missing:
+            missing = ", ".join(map(str, done.missing))
+            console.print(f"the shards appear when all hosts have built theirs; missing: {missing}", highlight=False)
+        else:
+            console.print(f"all {hosts} shards are there: {done.shards[0]} and so on", highlight=False, soft_wrap=True)
 
 
 def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, overwrite: bool, as_json: bool) -> None:
@@ -162,6 +209,9 @@ def tables(
         str | None,
         typer.Option(metavar="SIGN", help="of CSV files [default: the one of , ; tab | in their first line]"),
     ] = None,
+    host: Annotated[int | None, typer.Option(min=0, help="number of this host, from 0; builds its shard only")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="number of hosts that build shards")] = None,
+    ranges: Annotated[str | None, typer.Option(help="where hosts' vertices begin and end [default: equal]")] = None,
     symmetrise: Symmetrise = False,
     drop_self_loops: DropLoops = False,
     drop_duplicates: DropDuplicates = False,
@@ -170,7 +220,7 @@ def tables(
 ) -> None:
     """Import Parquet or CSV tables of edges and vertices.
 
-    Ids may be strings or integers.
+    Ids may be strings or integers. With --host i --hosts N, N processes each build a shard.
     """
 
     def make() -> GraphSource:
@@ -198,7 +248,12 @@ def tables(
         )
 
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+    if host is None and hosts is None and ranges is None:
+        _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+        return
+    if host is None or hosts is None:
+        raise typer.BadParameter("--host and --hosts go together; --ranges needs both")
+    _run_host(make, output, rules, host, hosts, ranges, overwrite=overwrite, as_json=as_json)
 
 
 @import_app.command()

@@ -69,6 +69,8 @@ def train(
         settings = flags.settings(None if resume is None else _resumed_settings(resume, out))
         if run is None and settings.save_every:
             raise InputError(explain("--save-every", "a run to save", "no --out", "add --out RUN, or leave it out"))
+        if settings.tensorboard and settings.log_dir is None:
+            raise InputError(explain("--tensorboard", "a folder for it", "no --log-dir", "add --log-dir DIR"))
         open_store(store)
         task = TrainTask(
             store=store,

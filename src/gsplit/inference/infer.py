@@ -8,7 +8,7 @@ import numpy.typing as npt
 from torch.nn import Module
 
 from gsplit.errors import InputError, explain
-from gsplit.inference.evaluate import EvaluationOptions
+from gsplit.inference.layerwise import InferenceOptions
 from gsplit.inference.output_rows import write_file, write_rows
 from gsplit.nn.parallelize import mesh_of
 from gsplit.store.conversion import as_graph_store
@@ -17,7 +17,7 @@ __all__ = ["infer"]
 
 
 def infer(
-    model: Module, graph: Any, out: str | Path | None = None, **options: Unpack[EvaluationOptions]
+    model: Module, graph: Any, out: str | Path | None = None, **options: Unpack[InferenceOptions]
 ) -> npt.NDArray[Any]:
     """The model's outputs for all vertices with all their neighbours, row v for original vertex v. A collective.
 

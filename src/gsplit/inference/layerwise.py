@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.inference.workspace import new_workspace_file
-from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.nn.calls import LayerCall, dtype_of, one_vertex, rows_of, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
@@ -49,9 +49,20 @@ from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.split import SplitSampler
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]
+__all__ = ["InferenceOptions", "LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]
 
 _KEY = StepKey(0, 0, 0)
+
+
+class InferenceOptions(TypedDict, total=False):
+    """Options of ``gsplit.infer``. ``workspace``: where activations are kept, by default the temporary folder."""
+
+    ownership: Ownership | None
+    features: FeatureNames
+    edge_attr: str | None
+    edge_weight: str | None
+    workspace: str | Path | None
+    progress: Progress
 
 
 def flat_mesh(mesh: Mesh) -> Mesh:

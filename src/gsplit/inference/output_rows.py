@@ -14,8 +14,7 @@ from gsplit.distributed.comm import Call, run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, all_vertices, targets_closure
-from gsplit.inference.evaluate import EvaluationOptions
-from gsplit.inference.layerwise import LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
 from gsplit.mapped_files import create_mapped
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
@@ -28,7 +27,7 @@ from gsplit.store.protocol import GraphStore
 __all__ = ["RowOptions", "target_ids", "write_file", "write_rows"]
 
 
-class RowOptions(EvaluationOptions, total=False):
+class RowOptions(InferenceOptions, total=False):
     """``convert``: what is written of a chunk of outputs. ``only``: the name of stored targets; else all vertices."""
 
     convert: Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.errors import InputError, explain
-from gsplit.inference.evaluate import EvaluationOptions
+from gsplit.inference.layerwise import InferenceOptions
 from gsplit.inference.output_rows import target_ids, write_file
 from gsplit.inference.prediction_table import TABLES, PredictionTable, What, check_request, default_what
 from gsplit.store.conversion import as_graph_store
@@ -37,7 +37,7 @@ def write_predictions(
     what: What | None = None,
     only: str | None = None,
     class_names: Sequence[str] | None = None,
-    **options: Unpack[EvaluationOptions],
+    **options: Unpack[InferenceOptions],
 ) -> Predictions:
     """Write what a wrapped model says of every vertex, exactly, from all neighbours. A collective.
 

@@ -7,6 +7,7 @@ consistent with itself; whether the files agree with it is ``reader``'s business
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from itertools import pairwise
@@ -33,6 +34,7 @@ __all__ = [
     "ProvenanceStep",
     "Shard",
     "file_of",
+    "graph_fingerprint",
     "new_step",
     "parse_manifest",
     "role_of",
@@ -252,6 +254,12 @@ class Manifest(_Strict):
     def names(self, folder: str) -> list[str]:
         """The words under a folder such as ``features`` or ``targets``, sorted."""
         return sorted(name.split("/")[1] for name in self.arrays if name.startswith(f"{folder}/"))
+
+
+def graph_fingerprint(checksums: Mapping[str, str]) -> str:
+    """The graph in short, by the SHA-256 of the arrays that make it."""
+    names = [name for name in ("indptr", "indices", "original_ids") if name in checksums]
+    return " ".join(checksums[name][:16] for name in names)
 
 
 def parse_manifest(text: bytes) -> Manifest:

@@ -177,8 +177,11 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     floats = MemoryStore(
         store.graph, store.part_boundaries, {**store.arrays, "y": np.zeros((VERTICES, 2))}, store.dtypes
     )
-    with pytest.raises(InputError, match="y: expected one class per vertex"):
+    with pytest.raises(InputError, match=r"output: expected .2. values per vertex, as y has.*got .3"):
         evaluate(plain, floats, ["train"])
+    bits = MemoryStore(store.graph, store.part_boundaries, store.arrays, store.dtypes | {"y": "bfloat16"})
+    with pytest.raises(InputError, match="y: expected integers or floats of 16, 32 or 64 bits .got bfloat16"):
+        evaluate(plain, bits, ["train"])
 
     (tmp_path / "f.npy").mkdir()
     for out, got in ((tmp_path / "no" / "o.npy", "a folder that does not exist"), (tmp_path / "f.npy", "a folder")):

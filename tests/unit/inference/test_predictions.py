@@ -27,7 +27,12 @@ N = 120
 
 def _ids(kind: str) -> list[Any]:
     order = np.random.default_rng(2).permutation(N).tolist()  # rows of the vertex table are in no order
-    return {"strings": [f"user, {i:03d}" for i in order], "sparse": [7 * i - 50 for i in order], "dense": order}[kind]
+    ids: dict[str, list[Any]] = {
+        "strings": [f"user, {i:03d}" for i in order],
+        "sparse": [7 * i - 50 for i in order],
+        "dense": order,
+    }
+    return ids[kind]
 
 
 def _store(kind: str, folder: Path, *, partitioned: bool) -> tuple[Store, dict[Any, int]]:
@@ -47,7 +52,7 @@ def _store(kind: str, folder: Path, *, partitioned: bool) -> tuple[Store, dict[A
     return store, dict(zip(ids, classes.tolist(), strict=True))
 
 
-def _model(num_outputs: int = 3) -> torch.nn.Module:
+def _model(num_outputs: int = 3) -> Any:
     """Says of each vertex what its own features are."""
     model = GraphSAGE(3, num_outputs, 1, root_weight=True)
     with torch.no_grad():

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import Table, load_arrow, number_column
+from gsplit.store.importers.arrow import IdBounds, Table, load_arrow, number_column
 from gsplit.store.importers.table_columns import TableColumns, is_pattern, match_columns
 from gsplit.store.importers.vertex_ids import (
     BATCH_IDS,
@@ -28,10 +28,10 @@ from gsplit.store.importers.vertex_ids import (
 )
 from gsplit.store.importers.vertex_table import (
     drop_unlabelled,
-    table_features,
-    table_labels,
     table_notes,
-    table_targets,
+    vertex_features,
+    vertex_labels,
+    vertex_targets,
 )
 from gsplit.store.source import (
     CHUNK_EDGES,
@@ -39,6 +39,7 @@ from gsplit.store.source import (
     GraphSource,
     RowStream,
     ValueType,
+    VertexRange,
     dtype_name,
     plain_name,
 )
@@ -93,9 +94,9 @@ def tables_source(
     targets: dict[str, npt.NDArray[np.int64]] = {}
     labels, notes = None, tuple[str, ...]()
     if vertex_table is not None:
-        features = table_features(vertex_table, columns, vertex_ids)
-        labels = table_labels(vertex_table, columns, vertex_ids)
-        targets = table_targets(vertex_table, columns, vertex_ids)
+        features = vertex_features(vertex_table, columns, vertex_ids)
+        labels = vertex_labels(vertex_table, columns, vertex_ids)
+        targets = vertex_targets(vertex_table, columns, vertex_ids)
         notes = labels.notes if labels else ()
         notes += drop_unlabelled(targets, labels, vertex_ids.num_vertices) + table_notes(vertex_table, columns)
     return GraphSource(
@@ -103,6 +104,7 @@ def tables_source(
         num_vertices=vertex_ids.num_vertices,
         num_edges=edge_table.forecast_rows(),
         edges=lambda: _edge_chunks(edge_table, columns, vertex_ids, unknown),
+        edges_near=lambda held, both: _edge_chunks(edge_table, columns, vertex_ids, unknown, held, both_ends=both),
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=features,
         y=labels.rows if labels else None,
@@ -117,6 +119,7 @@ def tables_source(
             "unknown_ids": unknown,
         },
         notes=notes,
+        identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
     )
 
 
@@ -193,9 +196,18 @@ def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
     return low, high, count
 
 
-def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds, unknown: UnknownIds) -> Iterator[EdgeChunk]:
-    names, where, row = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values])), str(table.path), 0
-    for batch in table.batches(names, CHUNK_EDGES if ids.values is None else BATCH_IDS // 2):
+def _edge_chunks(
+    table: Table,
+    columns: TableColumns,
+    ids: VertexIds,
+    unknown: UnknownIds,
+    held: VertexRange | None = None,
+    *,
+    both_ends: bool = False,
+) -> Iterator[EdgeChunk]:
+    names, where = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values])), str(table.path)
+    rows = CHUNK_EDGES if ids.values is None else BATCH_IDS // 2
+    for first_row, batch in table.numbered_batches(names, rows, _bounds(columns, ids, unknown, held, both_ends)):
         ends = widened_alike(where, [batch[columns.src], batch[columns.dst]])
         both = ids.lookup(where, load_arrow().concat_arrays(ends))
         src, dst = both[: batch.num_rows], both[batch.num_rows :]
@@ -204,15 +216,27 @@ def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds, unknown: U
         if lost.size and unknown == UnknownIds.REFUSE:
             first = int(lost[0])
             example = ends[0 if src[first] < 0 else 1][first].as_py()
-            stop = row + batch.num_rows - 1
-            got = f"{example!r} in row {row + first}; edges with such ids in rows {row}..{stop}: {lost.size}"
+            stop = first_row + batch.num_rows - 1
+            got = (
+                f"{example!r} in row {first_row + first}; edges with such ids in rows {first_row}..{stop}: {lost.size}"
+            )
             fix = "add these ids to the vertex table, or leave such edges out with --unknown-ids drop"
             raise InputError(explain(where, f"ids among the {ids.num_vertices} vertices", got, fix))
+        num_dropped = lost.size if held is None else held.count_edges_into(dst[lost])
         if lost.size:
             src, dst = np.delete(src, lost), np.delete(dst, lost)
             values = {name: np.delete(value, lost) for name, value in values.items()}
-        row += batch.num_rows
-        yield EdgeChunk(src, dst, values, lost.size)
+        yield EdgeChunk(src, dst, values, num_dropped)
+
+
+def _bounds(
+    columns: TableColumns, ids: VertexIds, unknown: UnknownIds, held: VertexRange | None, both_ends: bool
+) -> list[IdBounds]:
+    """Which row groups a range needs: none of these may hold for a group to be left out; nothing for all groups."""
+    if held is None or (unknown == UnknownIds.DROP and held.counts_strays and ids.values is not None):
+        return []  # an id that is no vertex may stand anywhere between those that are
+    found = [ids.bounds(column, held) for column in ((columns.dst, columns.src) if both_ends else (columns.dst,))]
+    return [bounds for bounds in found if bounds] if all(found) else []
 
 
 def _value_type(table: Table, name: str) -> ValueType:

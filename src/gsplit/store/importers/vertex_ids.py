@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import BATCH_BYTES, load_arrow
+from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, load_arrow
+from gsplit.store.source import VertexRange
 
 __all__ = ["IdMode", "UnknownIds", "VertexIds", "collect_ids", "dense_ids", "widened_alike"]
 
@@ -38,6 +39,9 @@ class UnknownIds(StrEnum):
 _KINDS = {"int64": "integers", "large_string": "strings"}
 BATCH_IDS = 1 << 23
 """Ids looked up in one call: pyarrow builds its hash table anew each time, so calls should be few."""
+
+
+_NO_ID = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,25 @@ class VertexIds:
             vertices = np.asarray(found.cast(arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
             missing = vertices < 0
         return np.where(missing, -1, vertices)
+
+    def bounds(self, column: str, held: VertexRange) -> IdBounds | None:
+        """Where the ids of some vertices lie in a column of integers; None for strings, whose statistics may be cut.
+
+        Ids between those of two vertices are taken to be the first one's, so that every id has a range to be read for.
+        """
+        if self.values is None:
+            return IdBounds(column, held.first, held.stop - 1, self.num_vertices - 1, held.counts_strays)
+        if not load_arrow().types.is_integer(self.values.type):
+            return None
+        low, stop = (self._first_id_of(vertex) for vertex in (held.first, held.stop))
+        return IdBounds(column, low, stop - 1, _NO_ID, held.counts_strays)
+
+    def _first_id_of(self, vertex: int) -> int:
+        """The smallest id that is taken to be a vertex's; one past all ids for the vertex after the last."""
+        assert self.values is not None
+        if vertex == self.num_vertices:
+            return _NO_ID
+        return int(self.values[vertex].as_py()) if vertex else -_NO_ID
 
     def as_integers(self) -> npt.NDArray[np.int64] | None:
         """The mapping, where ids are numbers and not 0 .. n-1."""

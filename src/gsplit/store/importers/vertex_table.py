@@ -15,40 +15,45 @@ from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.table_columns import LabelType, TableColumns, guess_column
 from gsplit.store.importers.vertex_ids import VertexIds
 from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES
-from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, dtype_name
+from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, VertexRange, dtype_name
 
-__all__ = ["drop_unlabelled", "table_features", "table_labels", "table_notes", "table_targets"]
+__all__ = ["drop_unlabelled", "table_notes", "vertex_features", "vertex_labels", "vertex_targets"]
 
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _NO_SPLIT = ("", "none", "nan", "null", "na")
 _NAMES_BYTES = 1 << 19  # of all class names as JSON: a run keeps them in its settings
 
 
-def _placed(table: Table, columns: TableColumns, ids: VertexIds, names: list[str]) -> Iterator[tuple[Array, Any]]:
-    """Batches of some columns with the vertices of their rows."""
-    for batch in table.batches(list(dict.fromkeys([columns.id, *names])), CHUNK_EDGES // 4):
+def _placed(
+    table: Table, columns: TableColumns, ids: VertexIds, names: list[str], held: VertexRange | None = None
+) -> Iterator[tuple[Array, Any]]:
+    """Batches of some columns with the vertices of their rows; without row groups that have none of ``held``."""
+    near = ids.bounds(columns.id, held) if held else None
+    for _, batch in table.numbered_batches(
+        list(dict.fromkeys([columns.id, *names])), CHUNK_EDGES // 4, [near] if near else []
+    ):
         vertices = ids.lookup(str(table.path), batch[columns.id])
         assert (vertices >= 0).all(), f"{table.path} changed while it was read"
         yield vertices, batch
 
 
-def table_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
+def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
     """The features ``x``, from number columns or a column of lists, if there are any."""
     name = columns.feature_list
     if columns.features:
         kind = ValueType("float32", (len(columns.features),))
 
-        def from_columns() -> Iterator[RowChunk]:
-            for vertices, batch in _placed(table, columns, ids, list(columns.features)):
+        def from_columns(held: VertexRange | None = None) -> Iterator[RowChunk]:
+            for vertices, batch in _placed(table, columns, ids, list(columns.features), held):
                 parts = [number_column(f"{table.path}: {c}", batch[c]) for c in columns.features]
                 yield RowChunk(vertices, np.stack(parts, axis=1))
 
-        return {"x": RowStream(kind, from_columns)}
+        return {"x": RowStream(kind, from_columns, from_columns)}
     if name not in table.schema.names:
         return {}
 
-    def from_lists() -> Iterator[RowChunk]:
-        for vertices, batch in _placed(table, columns, ids, [name]):
+    def from_lists(held: VertexRange | None = None) -> Iterator[RowChunk]:
+        for vertices, batch in _placed(table, columns, ids, [name], held):
             yield RowChunk(vertices, list_rows(f"{table.path}: {name}", batch[name]))
 
     first = next(from_lists(), None)
@@ -56,10 +61,10 @@ def table_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[
         return {}
     dtype = dtype_name(first.rows.dtype) if first.rows.dtype.kind == "f" else "float32"
     assert dtype is not None
-    return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists)}
+    return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists, from_lists)}
 
 
-def table_labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
+def vertex_labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
     """The labels, if there is a column of them; strings are classes in the order of the alphabet."""
     arrow, name = load_arrow(), columns.label
     if name not in table.schema.names:
@@ -137,7 +142,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
         raise InputError(explain(where, f"names of at most {MAX_CLASS_NAME} characters", got, fix))
 
 
-def table_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:
+def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:
     """The targets by the words of the split column, whatever their case."""
     if columns.split not in table.schema.names:
         return {}
