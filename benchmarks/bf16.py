@@ -30,7 +30,11 @@ def train(path: str, run: str, steps: int, batch_size: int) -> dict[str, Any]:
 
     mesh, store = gsplit.init(), gsplit.open(path)
     torch.manual_seed(0)
-    widths: dict[str, Any] = {"in_channels": store.num_features, "hidden_channels": HIDDEN, "out_channels": store.num_classes}
+    widths: dict[str, Any] = {
+        "in_channels": store.num_features,
+        "hidden_channels": HIDDEN,
+        "out_channels": store.num_classes,
+    }
     model = gsplit.parallelize(make_model("sage", num_layers=len(FANOUT), dropout=0.5, **widths), mesh)
     if run == "float32 again":
         with torch.no_grad():
