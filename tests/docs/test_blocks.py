@@ -137,7 +137,9 @@ def test_every_command_that_a_text_names_exists() -> None:
     """Also in the midst of a sentence, in a synopsis and where a block is not run."""
     found = 0
     for page in [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]:
-        for command in re.findall(r"gsplit ((?:[a-z]+ )+[^`\n|#]*--[^`\n#]*)", page.read_text().replace("\\\n", " ")):
+        for command in re.findall(
+            r"(?<![\w.])gsplit ((?:[a-z]+ )+[^`\n|#]*--[^`\n#]*)", page.read_text().replace("\\\n", " ")
+        ):
             words = re.findall(r"--[a-z-]+\b(?!<)|^[a-z]+(?: [a-z]+)?", re.sub(r"[\[\]]", " ", command))
             verbs = words[0].split()
             known = verbs[:2] if isinstance(COMMAND_LINE.get(verbs[0]), dict) else verbs[:1]
