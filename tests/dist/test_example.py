@@ -129,6 +129,23 @@ def test_the_service_answers_from_the_file(tmp_path: Path) -> None:
         service.process.join()
 
 
+@pytest.mark.timeout(200)
+def test_the_notebook_runs_and_keeps_its_outputs(tmp_path: Path) -> None:
+    """Its cells as one script, without a kernel; the outputs it keeps are those of a run from top to bottom."""
+    cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]
+    programs = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in programs] == list(range(1, len(programs) + 1))
+    kept = [output for cell in programs for output in cell["outputs"]]
+    assert {output["output_type"] for output in kept} == {"stream", "display_data"}  # and no error
+    assert sum("image/png" in output.get("data", {}) for output in kept) == 3
+    code = "\n".join("".join(cell["source"]) for cell in programs)
+    (tmp_path / "cells.py").write_text("import matplotlib\nmatplotlib.use('Agg')\n" + code)
+    done = run_forked([str(tmp_path / "cells.py")], tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = [line for output in kept if output["output_type"] == "stream" for line in "".join(output["text"]).splitlines()]
+    assert done.stdout.splitlines()[:2] == printed[:2]  # the graph and its partition are the same everywhere
+
+
 def test_every_example_is_listed_and_says_what_it_is() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.rglob("*"):
