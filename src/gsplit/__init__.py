@@ -8,10 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gsplit import losses
     from gsplit.distributed.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference.evaluate import evaluate
     from gsplit.inference.infer import infer
+    from gsplit.inference.predictions import Predictions, write_predictions
     from gsplit.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
@@ -33,6 +35,8 @@ _HOME = {
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.trainer", "Trainer"),
     "infer": ("gsplit.inference.infer", "infer"),
+    "write_predictions": ("gsplit.inference.predictions", "write_predictions"),
+    "Predictions": ("gsplit.inference.predictions", "Predictions"),
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
     "verify": ("gsplit.verification", "verify"),
     "Verification": ("gsplit.verification", "Verification"),
@@ -55,7 +59,10 @@ __all__ = [
     "NeighborLoader",
     "parallelize",
     "Trainer",
+    "losses",
     "infer",
+    "write_predictions",
+    "Predictions",
     "evaluate",
     "verify",
     "Verification",
@@ -75,6 +82,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("gsplit")
+    if name == "losses":
+        return import_module("gsplit.losses")
     if name not in _HOME:
         raise AttributeError(f"module 'gsplit' has no attribute {name!r}")
     module, attribute = _HOME[name]

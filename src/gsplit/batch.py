@@ -7,64 +7,23 @@ rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are colle
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gsplit.blocks import Block, FrontierIds
-from gsplit.distributed.comm import Call, Comm
+from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.exchange import Exchange, mix_rows
 from gsplit.features.protocol import take_rows
+from gsplit.global_sum import LossGuard, global_sum
 from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard"]
-
-
-class LossGuard:
-    """Sees to it that a loss goes through ``batch.mean`` or ``batch.sum`` before backward reaches the model.
-
-    A plain mean over this rank's rows is silently wrong on several ranks: ranks own different numbers of targets.
-    """
-
-    def __init__(self) -> None:
-        self._backward = -1
-        self.model = ""
-        """How the model stood that was called with the batch; the same on every rank."""
-
-    def reduced(self) -> None:
-        """Backward has come through the global sum of this batch."""
-        self._backward = torch._C._current_graph_task_id()
-
-    def check(self, gradient: Tensor) -> None:
-        """Called with the gradient of a wrapped model's output."""
-        if self._backward != torch._C._current_graph_task_id():
-            fix = 'write loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none")), or use batch.sum'
-            got = "a loss of this rank's rows alone, whose gradient would be wrong on several ranks"
-            raise InputError(explain("backward", "a loss from batch.mean or batch.sum of this batch", got, fix))
-
-
-class _GlobalSum(torch.autograd.Function):
-    """Sum of local rows over all ranks. Backward: times the ranks, on local rows; gradients are averaged later."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, comm: Comm, call: Call, guard: LossGuard) -> Tensor:
-        ctx.shape, ctx.size, ctx.guard = values.shape, comm.size, guard
-        total = values.sum()
-        comm.all_reduce(call, total).wait()
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.guard.reduced()
-        return (g * ctx.size).expand(ctx.shape), None, None, None
+__all__ = ["Batch", "BatchContext", "BatchLayer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,29 +213,46 @@ class Batch:
             fix = "train an embedding of your own instead; stored features carry no gradient"
             raise InputError(explain("batch.x", "no gradient asked for", "requires_grad", fix))
 
-    def _global_sum(self, values: Tensor, name: str) -> Tensor:
-        self._refuse_input_gradients()
+    def _check_per_target(self, values: Tensor, name: str) -> None:
         if values.dim() != 1 or values.size(0) != self.num_targets:
             fix = 'give one value per target of this rank, for example cross_entropy(..., reduction="none")'
-            raise InputError(explain("values", f"shape [{self.num_targets}]", list(values.shape), fix))
+            raise InputError(explain(name, f"shape [{self.num_targets}]", list(values.shape), fix))
+
+    def _global_sum(self, rows: Tensor, name: str) -> Tensor:
+        self._refuse_input_gradients()
         context = self.context
         detail = f"epoch {context.key.epoch} of loader {context.loader}"
         if context.guard.model:
             detail += f", model: {context.guard.model}"
         call = Call(name, context.key.step, detail=detail)
-        total: Tensor = _GlobalSum.apply(values, context.mesh.world, call, context.guard)  # type: ignore[no-untyped-call]
-        return total
+        return global_sum(rows, context.mesh.world, call, context.guard)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the whole mini-batch of one value per target, the same on every rank. A collective."""
+        self._check_per_target(values, "values")
         return self._global_sum(values, "sum")
 
-    def mean(self, values: Tensor) -> Tensor:
+    def mean(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
         """Mean over the whole mini-batch of one value per target, the same on every rank. A collective.
 
-        Its gradient is right when parameter gradients are then AVERAGED over the ranks.
+        ``weight``, one per target: sum(weight * values) / sum(weight), both sums over all ranks. The gradient is right
+        when parameter gradients are then AVERAGED over the ranks.
         """
-        return self._global_sum(values, "mean") / self.global_batch_size
+        total, weights = self.weighted_sum(values, weight)
+        return total / weights
+
+    def weighted_sum(self, values: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
+        """Both halves of ``mean``: sum(weight * values) and sum(weight), for means over several mini-batches.
+
+        Without weights every target weighs 1. A collective.
+        """
+        self._check_per_target(values, "values")
+        if weight is None:
+            return self._global_sum(values, "mean"), self.global_batch_size
+        self._check_per_target(weight, "weight")
+        weight = weight.detach().to(values.dtype)
+        total, weights = self._global_sum(torch.stack([weight * values, weight], dim=1), "weighted mean").unbind()
+        return total, weights.detach()
 
     def cast(self, dtype: torch.dtype) -> "Batch":
         """The batch with its input rows in another type: features may be stored in half precision."""

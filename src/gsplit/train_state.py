@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
+from gsplit.metrics import Metric
 
 __all__ = ["Best", "Evaluation", "History", "LRScheduler", "TrainState", "history_of"]
 
@@ -33,7 +34,7 @@ class LRScheduler(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies by the targets' names, and when: ``epoch`` is the number of epochs begun."""
+    """Scores by the targets' names, and when: ``epoch`` is the number of epochs begun."""
 
     epoch: int
     num_steps: int
@@ -108,10 +109,12 @@ class TrainState:
         evaluations = self.history.evaluations
         return bool(evaluations) and evaluations[-1].num_steps == self.num_steps
 
-    def record_evaluation(self, scores: dict[str, float], keep_best: str | None) -> None:
-        """Keep the scores; copy the weights if the score named ``keep_best`` is the highest so far."""
+    def record_evaluation(self, scores: dict[str, float], keep_best: str | None, metric: Metric) -> None:
+        """Keep the scores; copy the weights if the score named ``keep_best``, of this metric, is the best so far."""
         self.history.evaluations.append(Evaluation(self.epoch, self.num_steps, scores))
-        if keep_best is not None and (self.best is None or scores[keep_best] > self.best.scores[keep_best]):
+        if keep_best is not None and (
+            self.best is None or metric.is_better(scores[keep_best], self.best.scores[keep_best])
+        ):
             weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
             self.best = Best(self.epoch, self.num_steps, scores, weights)
 

@@ -1,28 +1,25 @@
-"""Training: steps, epochs, evaluation. ``Trainer.train_step`` is the whole of a step, on one screen.
+"""Training: steps, epochs, evaluation. What a step is stands in ``training_step``.
 
-Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
-arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule. What a run
-is at a step lies in ``Trainer.state`` and nowhere else; ``save`` and ``load`` are for it. On a device the loss of a
-step is read when the next one has been launched, so that the device is never left without work; callbacks come that
-much later, and ``Trainer.state`` is that of a step only when ``train_epoch`` has returned.
+A step is one of the optimizer, of one mini-batch or of several that are accumulated: losses, limits, checkpoints and
+callbacks count these. What a run is at a step lies in ``Trainer.state`` and nowhere else; ``save`` and ``load`` are for
+it. On a device the loss of a step is read when the next one has been launched, so that the device is never left without
+work; callbacks come that much later, and ``Trainer.state`` is that of a step only when ``train_epoch`` has returned.
 """
 
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from gsplit.batch import Batch
+from gsplit.callbacks import Callback, EvaluationReport, StepReport
 from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
 from gsplit.devices import LateTensor
@@ -30,40 +27,16 @@ from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
-from gsplit.nn.calls import dtype_of
-from gsplit.nn.parallelize import call_wrapped, finish_checks
+from gsplit.losses import LossFunction, named_loss
+from gsplit.metrics import DEFAULT_METRICS, check_metrics
+from gsplit.nn.parallelize import finish_checks
 from gsplit.stop_vote import StopVote
 from gsplit.train_state import LRScheduler, TrainState
+from gsplit.training_step import TrainingStep, check_finite
 
-__all__ = ["StepReport", "Trainer", "check_finite", "per_target_cross_entropy"]
+__all__ = ["Trainer"]
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What the callback is given after every step; ``num_steps`` is that of an epoch."""
-
-    epoch: int
-    step: int
-    num_steps: int
-    loss: float
-    num_targets: int
-    seconds: float
-    stages: dict[str, float]
-
-
-def per_target_cross_entropy(out: Tensor, y: Tensor) -> Tensor:
-    """The default loss: one value per target; ``batch.mean`` makes the mean over the mini-batch of them."""
-    return F.cross_entropy(out, y, reduction="none")
-
-
-def check_finite(loss: float, batch: Batch) -> None:
-    """Stop where a loss is no number; it is the same on every rank, so all stop."""
-    if not math.isfinite(loss):
-        fix = "look at the features of these targets, lower the learning rate, or clip gradients"
-        where = f"epoch {batch.key.epoch}, step {batch.key.step}"
-        raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
 
 
 def _check_scheduler(scheduler: object) -> None:
@@ -79,6 +52,8 @@ class _LaunchedStep:
     batch: Batch
     loss: LateTensor
     vote: StopVote | None
+    num_targets: int
+    num_edges: int
 
 
 class Trainer:
@@ -90,36 +65,50 @@ class Trainer:
         optimizer: Optimizer,
         loader: NeighborLoader,
         *,
-        loss_fn: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
+        loss_fn: str | LossFunction = "cross_entropy",
+        metrics: Sequence[str] | None = None,
         lr_scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
+        accumulate: int = 1,
+        precision: str = "float32",
         callback: Callable[[StepReport], None] | None = None,
+        callbacks: Sequence[Callback] = (),
         save_to: str | Path | None = None,
         save_every: int | None = None,
         keep_checkpoints: int = 2,
         description: Mapping[str, str] | None = None,
     ) -> None:
-        """``loss_fn(out, y)`` gives one value per target. ``lr_scheduler`` steps after every training step.
+        """``loss_fn``: a name of ``gsplit.losses``, or a function of (out, y) that gives one value per target.
 
-        ``max_grad_norm`` bounds the norm of the whole gradient. ``callback`` is called after every step.
+        ``metrics``: what ``evaluate`` computes, of ``gsplit.metrics.METRICS``, by default the one that fits the loss;
+        the first decides what is best. ``lr_scheduler`` steps after every training step.
+
+        ``max_grad_norm`` bounds the norm of the whole gradient. ``accumulate``: mini-batches per step of the optimizer.
+        ``precision="bf16"``: forward and loss under autocast. ``callback`` is called after every step; ``callbacks``
+        are told of evaluations and resumed trainings, too (``gsplit.callbacks``).
 
         ``save_to``: a folder for checkpoints, made every ``save_every`` steps while training goes on and whenever
         ``save`` is called; the newest ``keep_checkpoints`` and the best are left (docs/checkpoints.md).
         ``description``: what else must be equal when training goes on from them, such as {"dropout": "0.5"}.
         """
-        if max_grad_norm is not None and max_grad_norm <= 0:
-            fix = "leave it out to clip nothing"
-            raise InputError(explain("max_grad_norm", "a positive number", max_grad_norm, fix))
         if save_every is not None and (save_every < 1 or save_to is None):
             got, fix = f"save_every={save_every}, save_to={save_to}", "give both, or leave save_every out"
             raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
         _check_scheduler(lr_scheduler)
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
-        self._loss_fn, self._max_grad_norm, self._callback = loss_fn, max_grad_norm, callback
+        loss = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
+        fitting = DEFAULT_METRICS[loss_fn] if isinstance(loss_fn, str) else "accuracy"
+        self._metrics = check_metrics(metrics if metrics is not None else [fitting])
+        self._step = TrainingStep(
+            self.state, loss, max_grad_norm=max_grad_norm, accumulate=accumulate, precision=precision
+        )
+        self._callback, self._callbacks, self._has_told_start = callback, tuple(callbacks), False
         self._previous = 0.0  # when the last step ended
         self._num_edges = 0  # of this rank, not yet in the state
         self._save_every, self._keep = save_every, keep_checkpoints
-        self._description = {"max_grad_norm": str(max_grad_norm), **(description or {})}
+        fixed = {"max_grad_norm": str(max_grad_norm), "metric": self._metrics[0].name}
+        fixed |= {"accumulate": str(accumulate), "precision": precision}
+        self._description = {**fixed, **(description or {})}
         self._saver: StateSaver | None = None
         if save_to is not None:
             self._saver = StateSaver(self.state, Path(save_to), keep_checkpoints, self._description)
@@ -135,27 +124,9 @@ class Trainer:
         self._wants_to_stop = True
 
     def train_step(self, batch: Batch) -> float:
-        """One step on one mini-batch; returns its loss, the same on every rank. A collective."""
-        return self._read_loss(batch, self._launch_step(batch))
-
-    def _launch_step(self, batch: Batch) -> LateTensor:
-        """One step on one mini-batch, with nothing waited for; returns its loss, on its way to the host."""
-        model, optimizer, telemetry = self.state.model, self.state.optimizer, batch.telemetry
-        with telemetry.span("forward"):
-            out = call_wrapped(model, batch.cast(dtype_of(model)))
-            loss = batch.mean(self._loss_fn(out, batch.y))
-        with telemetry.span("backward"):
-            loss.backward()  # gradients are averaged over all ranks on the way
-        with telemetry.span("optimizer"):
-            if self._max_grad_norm is not None:
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm)
-                telemetry.note("gradient_norm", norm)
-            telemetry.note("learning_rate", float(optimizer.param_groups[0]["lr"]))
-            optimizer.step()
-            optimizer.zero_grad()
-            if self.state.lr_scheduler is not None:
-                self.state.lr_scheduler.step()
-        return LateTensor(loss)
+        """A step of the optimizer on one mini-batch; returns its loss, the same on every rank. A collective."""
+        self._step.add(batch)
+        return self._read_loss(batch, self._step.finish(batch))
 
     def _read_loss(self, batch: Batch, loss: LateTensor) -> float:
         value = float(loss)  # the only wait of a step, for one that is over
@@ -170,6 +141,7 @@ class Trainer:
         """
         if max_steps is not None and max_steps < 1:
             return []
+        self._tell_start()
         state, history = self.state, self.state.history
         state.model.train()
         state.loader.load_state_dict(state.loader.state_dict())  # not a new epoch before the last one has ended
@@ -177,11 +149,21 @@ class Trainer:
         self._previous = time.perf_counter()
         under_way: deque[_LaunchedStep] = deque()
         num_late = 0 if state.loader.mesh.device.type == "cpu" else 1
+        number = num_targets = num_edges = 0
         try:
-            for number, batch in enumerate(state.loader, 1):
-                vote = None if self._saver is None else StopVote(state.loader.mesh.world, self._wants_to_stop)
-                under_way.append(_LaunchedStep(batch, self._launch_step(batch), vote))
-                self._num_edges += sum(block.num_edges for block in batch.blocks)
+            for batch in state.loader:
+                is_last, vote = self._step.ends_with(batch), None
+                if is_last and self._saver is not None:
+                    vote = StopVote(state.loader.mesh.world, self._wants_to_stop)
+                self._step.add(batch)
+                num_targets += batch.global_batch_size
+                num_edges += sum(block.num_edges for block in batch.blocks)
+                if not is_last:
+                    continue
+                number += 1
+                under_way.append(_LaunchedStep(batch, self._step.finish(batch), vote, num_targets, num_edges))
+                self._num_edges += num_edges
+                num_targets = num_edges = 0
                 is_due = self._save_every is not None and (first + number) % self._save_every == 0
                 while len(under_way) > (0 if is_due else num_late):
                     self._finish_step(under_way.popleft())
@@ -205,7 +187,7 @@ class Trainer:
         self.state.train_edges += int(total)
         self._num_edges = 0
 
-    def _finish_step(self, step: "_LaunchedStep") -> None:
+    def _finish_step(self, step: _LaunchedStep) -> None:
         """Put a step's loss into the history, whatever it is: the step is in the weights. Check it and report."""
         history = self.state.history
         history.losses.append(float(step.loss))
@@ -214,21 +196,46 @@ class Trainer:
         self._previous = now
         self._read_loss(step.batch, step.loss)
         self.stopped |= step.vote is not None and step.vote.count()
-        self._report(step.batch)
+        if self._callback is not None or self._callbacks:
+            self._report(step)
 
-    def _report(self, batch: Batch) -> None:
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of the optimizer in an epoch."""
+        return -(-len(self.state.loader) // self._step.accumulate)
+
+    def _tell_start(self) -> None:
+        if not self._has_told_start:
+            self._has_told_start = True
+            for callback in self._callbacks:
+                callback.on_start(self.state.num_steps)
+
+    def _report(self, step: _LaunchedStep) -> None:
+        history, key, telemetry = self.state.history, step.batch.key, step.batch.telemetry
+        telemetry.settle()
+        report = StepReport(
+            epoch=key.epoch,
+            step=key.step // self._step.accumulate,
+            num_steps=self.steps_per_epoch,
+            loss=history.losses[-1],
+            num_targets=step.num_targets,
+            seconds=history.step_seconds[-1],
+            stages=dict(telemetry.seconds),
+            number=len(history.losses),
+            learning_rate=telemetry.values["learning_rate"],
+            num_edges=step.num_edges,
+        )
         if self._callback is not None:
-            loader, history = self.state.loader, self.state.history
-            batch.telemetry.settle()
-            place, last = (batch.key.epoch, batch.key.step, len(loader)), (history.losses[-1], batch.global_batch_size)
-            self._callback(StepReport(*place, *last, history.step_seconds[-1], dict(batch.telemetry.seconds)))
+            self._callback(report)
+        for callback in self._callbacks:
+            callback.on_step(report)
 
     def evaluate(
         self, graph: Any, names: list[str], *, keep_best: str | None = None, **options: Unpack[EvaluationOptions]
     ) -> dict[str, float]:
-        """Exact accuracies on stored targets, kept in the history. A collective.
+        """Exact scores on stored targets, kept in the history. A collective.
 
-        ``keep_best`` is one of ``names``: the weights with the highest score on it are kept in ``state.best``. Arrays
+        ``keep_best`` is one of ``names``: the weights with the best score on it are kept in ``state.best``. Arrays
         are those of the loader; options are those of ``gsplit.evaluate``.
         """
         if keep_best is not None and keep_best not in names:
@@ -237,9 +244,14 @@ class Trainer:
         options.setdefault("features", arrays.features)
         options.setdefault("edge_attr", arrays.edge_attr)
         options.setdefault("edge_weight", arrays.edge_weight)
+        options.setdefault("metrics", [metric.name for metric in self._metrics])
         found = evaluate_targets(self.state.model, graph, names, **options)
         self.state.evaluation_edges += found.num_edges
-        self.state.record_evaluation(found.scores, keep_best)
+        self.state.record_evaluation(found.scores, keep_best, check_metrics(options["metrics"])[0])
+        self._tell_start()
+        report = EvaluationReport(self.state.epoch, self.state.num_steps, tuple(options["metrics"]), found.scores)
+        for callback in self._callbacks:
+            callback.on_evaluation(report)
         return found.scores
 
     def save_in_background(self) -> None:
@@ -276,6 +288,7 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint that was read. A collective."""
         restore_state(self.state, checkpoint, self._description)
+        self._has_told_start = False
         if self._saver is not None:
             self._saver.set_newer_aside()
         for text in checkpoint.damaged:

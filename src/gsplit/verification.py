@@ -9,7 +9,6 @@ numbers up to 200, that made differences of 1e-4 out of sums in another order.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,9 +21,10 @@ from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
 from gsplit.local_graph import FeatureNames
+from gsplit.losses import LossFunction, as_target_loss, named_loss
 from gsplit.nn.parallelize import call_wrapped, parallelize
 from gsplit.store.conversion import as_graph_store
-from gsplit.trainer import check_finite, per_target_cross_entropy
+from gsplit.training_step import check_finite
 
 __all__ = ["Verification", "verify"]
 
@@ -63,7 +63,7 @@ def _train(
     mesh: Mesh,
     steps: int,
     lr: float,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: LossFunction,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Losses, gradients of all parameters in all steps, and the last buffers."""
     model = parallelize(copy.deepcopy(model).double().train(), mesh)
@@ -71,7 +71,7 @@ def _train(
     gradients: list[Tensor] = []
     for number in range(steps):
         batch = loader.make_batch(*divmod(number, len(loader))).cast(torch.float64)
-        value = batch.mean(loss(call_wrapped(model, batch), batch.y))
+        value = batch.mean(*as_target_loss(loss(call_wrapped(model, batch), batch.y)))
         value.backward()
         losses.append(float(value.detach()))
         check_finite(losses[-1], batch)
@@ -114,7 +114,7 @@ def verify(
     steps: int = 3,
     lr: float = 1e-3,
     tolerance: float = 1e-9,
-    loss_fn: Callable[[Tensor, Tensor], Tensor] = per_target_cross_entropy,
+    loss_fn: str | LossFunction = "cross_entropy",
 ) -> Verification:
     """Train a copy of ``model`` on the ranks of ``mesh`` and on one process, and compare. A collective.
 
@@ -122,6 +122,8 @@ def verify(
     itself is left as it is.
     """
     ranks, store = resolve_mesh(mesh, "gsplit.verify"), as_graph_store(graph, partition)
+
+    loss = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
 
     def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         loader = NeighborLoader(
@@ -138,7 +140,7 @@ def verify(
         )
         if len(loader) == 0:
             raise InputError(explain("input_nodes", "at least one target", "none", "name other targets"))
-        return _train(model, loader, on, steps, lr, loss_fn)
+        return _train(model, loader, on, steps, lr, loss)
 
     losses, gradients, buffers = run(ranks, strategy)
     found = torch.zeros(4, dtype=torch.float64, device=ranks.device)

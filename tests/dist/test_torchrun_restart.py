@@ -18,7 +18,7 @@ os._exit(0)  # as if killed: nothing is taken back
 
 def test_a_second_start_does_not_read_the_addresses_of_the_first(tmp_path: Path) -> None:
     """With a store that outlives the ranks, as torchrun's static rendezvous has."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     (tmp_path / "rank.py").write_text(PROGRAM)
     shared = {
         "MASTER_ADDR": "127.0.0.1",

@@ -26,9 +26,10 @@ from gsplit.local_graph import LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.run.config import TrainSettings
+from gsplit.run.loss_choice import check_labels, fitting_loss
 from gsplit.run.memory import MemoryPlan, forecast_memory
 from gsplit.run.recipe import shape_of
-from gsplit.run.store_checks import check_degrees, check_labels
+from gsplit.run.store_checks import check_degrees
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.pyg import to_pyg
@@ -65,7 +66,7 @@ def _load(store: Store, **options: Any) -> None:
 
 def _train(store: Store) -> None:
     shape = shape_of(store, TrainSettings(features="x"))
-    check_labels(store, "train")
+    check_labels(store, "train", fitting_loss(store, "train"))
     check_degrees(store.graph)
     for batch in gsplit.NeighborLoader(store, [2], "train", batch_size=8, mesh=solo_mesh()):
         labels = batch.y

@@ -15,6 +15,7 @@ import gsplit
 from gsplit.batch import Batch
 from gsplit.bench import exactness
 from gsplit.bench.exactness import CLASSES, WIDTH, Case, TrainedCase, make_model, small_store, train_cases
+from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.local_graph import LocalGraph
@@ -22,7 +23,6 @@ from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.testing import run_ranks, simulated
 from gsplit.testing.simulated import switched_on
-from gsplit.trainer import StepReport
 
 
 def simulated_cases(replicas: int, strategies: tuple[str, ...] = ("split", "data")) -> list[Case]:

@@ -69,3 +69,16 @@ def test_a_batch_moves_nowhere_else() -> None:
     assert batch.to("cpu") is batch
     with pytest.raises(InputError, match="batch.to: expected the mesh's device, cpu .got meta"):
         batch.to("meta")
+
+
+def test_a_weighted_mean_is_over_the_sum_of_the_weights() -> None:
+    model, batch = _model(), _loader().make_batch(0, 0)
+    values = F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none")
+    weight = torch.arange(1.0, 11.0)
+    found = batch.mean(values, weight)
+    torch.testing.assert_close(found, (weight * values).sum() / weight.sum())
+    assert batch.mean(values) == batch.sum(values) / 10
+    with pytest.raises(InputError, match=r"weight: expected shape \[10\] .got \[9\]"):
+        batch.mean(values, weight[1:])
+    found.backward()
+    assert all(p.grad is not None for p in model.parameters())

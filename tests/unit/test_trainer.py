@@ -12,10 +12,12 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, infer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
+from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import solo_mesh
+from gsplit.losses import cross_entropy
+from gsplit.metrics import METRICS
 from gsplit.store.memory import MemoryStore
 from gsplit.train_state import Evaluation
-from gsplit.trainer import StepReport, per_target_cross_entropy
 
 
 def _model() -> GraphSAGE:
@@ -34,7 +36,7 @@ def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
     losses = []
     for _ in range(2):
         for batch in loader:
-            loss = batch.mean(per_target_cross_entropy(by_hand(batch.x, batch.edge_index), batch.y))
+            loss = batch.mean(*cross_entropy(by_hand(batch.x, batch.edge_index), batch.y))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.3)
             optimizer.step()
@@ -195,7 +197,7 @@ def test_optimizers_go_on_exactly(kind: str, tmp_path: Path) -> None:
 def test_a_long_history_is_packed_without_copying_its_numbers() -> None:
     state = _fresh().state
     state.history.losses = [1 / 3] * 10
-    state.record_evaluation({"val": 0.5}, None)
+    state.record_evaluation({"val": 0.5}, None, METRICS["accuracy"])
     packed = state.state_dict()["history"]
     assert packed["losses"][0] is state.history.losses[0] and packed["losses"] is not state.history.losses
     assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]

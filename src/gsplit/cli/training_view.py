@@ -1,6 +1,7 @@
 """What a user sees of training: a live line with loss, rate and stage times, a line per epoch, a table at the end."""
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from gsplit.callbacks import StepReport
 from gsplit.cli.console import human
 from gsplit.run.results import EpochReport, TrainResult
-from gsplit.trainer import StepReport
 
 __all__ = ["TrainingView", "show_result"]
 
@@ -69,12 +70,21 @@ class TrainingView:
 
     def epoch(self, report: EpochReport) -> None:
         """A line that stays."""
-        scores = "".join(f"  {name} {100 * value:.2f}%" for name, value in (report.scores or {}).items())
+        scores = "".join(f"  {text}" for text in _describe_scores(report.scores or {}, report.metric))
         self.note(f"epoch {report.epoch:3d}  mean loss {report.mean_loss:.4f}{scores}  {report.seconds:.1f} s")
 
     def note(self, text: str) -> None:
         """A line that stays."""
         self._console.print(text, highlight=False, markup=False)
+
+
+def _describe_scores(scores: dict[str, float], first: str) -> Iterator[str]:
+    """Scores as people write them: shares in percent, the rest as numbers."""
+    for key, value in scores.items():
+        name, _, metric = key.partition(" ")
+        metric = metric or first
+        shown = f"{100 * value:.2f}%" if metric == "accuracy" or metric.startswith("f1") else f"{value:.4f}"
+        yield f"{name} {shown}" if metric == "accuracy" else f"{name} {metric} {shown}"
 
 
 def show_result(result: TrainResult, store: Path, console: Console) -> None:
@@ -95,7 +105,7 @@ def show_result(result: TrainResult, store: Path, console: Console) -> None:
         table.add_row("seconds per step", f"{first:.1f} (the first, which compiles)")
     table.add_row("last loss", f"{history.losses[-1]:.4f}")
     if result.best:
-        scores = ", ".join(f"{name} {100 * value:.2f}%" for name, value in result.best.scores.items())
+        scores = ", ".join(_describe_scores(result.best.scores, result.metric))
         table.add_row("best epoch", f"{result.best.epoch}: {scores} (exact, all neighbours)")
     if result.straggler:
         table.add_row("straggler", result.straggler)

@@ -148,9 +148,10 @@ def _join(timeout: timedelta) -> None:
     end_with_launcher()
     set_status(Status.JOINING)
     if STORE not in os.environ:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         # torchrun's static rendezvous keeps one store over all restarts, with the addresses of ranks that have ended
-        store = dist.PrefixStore(f"gsplit start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"gsplit start {start}", store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,21 +1,23 @@
-"""``gsplit.evaluate``: exact accuracy on stored targets, computing no more than these targets need."""
+"""``gsplit.evaluate``: exact metrics on stored targets, computing no more than these targets need."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import Module
 
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm import Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, RequiredVertices, targets_closure
-from gsplit.inference.layerwise import LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.tallies import Tally
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
+from gsplit.metrics import check_metrics
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
@@ -30,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExactEvaluation:
-    """Accuracies by target name, and what they took: edges computed over all layers, against those of all vertices.
+    """Scores by target name, and what they took: edges computed over all layers, against those of all vertices.
 
     ``all_below``: the targets need more than half of the graph, so that all vertices were computed in the lower layers.
     """
@@ -47,22 +49,20 @@ class ExactEvaluation:
         return f"exact evaluation of {what}: {self.num_edges:,} of {self.full_num_edges:,} edges"
 
 
-class EvaluationOptions(TypedDict, total=False):
-    """Options of ``evaluate``, as ``gsplit.infer`` has them."""
+class EvaluationOptions(InferenceOptions, total=False):
+    """Options of ``evaluate``: those of ``gsplit.infer``, and names of metrics."""
 
-    ownership: Ownership | None
-    features: FeatureNames
-    edge_attr: str | None
-    edge_weight: str | None
-    workspace: str | Path | None
-    progress: Progress
+    metrics: Sequence[str]
 
 
 def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[EvaluationOptions]) -> dict[str, float]:
-    """Exact accuracies on stored targets from all neighbours; the same on every rank. A collective.
+    """Exact scores on stored targets from all neighbours; the same on every rank. A collective.
+
+    ``metrics`` are names of ``gsplit.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
+    ``scores["val mae"]`` another. Each target is counted once, whatever the ranks.
 
     Computes the named targets and what they need of their neighbourhoods, or all vertices below a layer that needs more
-    than half of them, and logs which. Options are those of ``gsplit.infer``.
+    than half of them, and logs which. Other options are those of ``gsplit.infer``.
     """
     return evaluate_targets(model, graph, names, **options).scores
 
@@ -72,6 +72,7 @@ def evaluate_targets(
     graph: Any,
     names: list[str],
     *,
+    metrics: Sequence[str] = ("accuracy",),
     ownership: Ownership | None = None,
     features: FeatureNames = "x",
     edge_attr: str | None = "edge_attr",
@@ -79,37 +80,41 @@ def evaluate_targets(
     workspace: str | Path | None = None,
     progress: Progress = silent,
 ) -> ExactEvaluation:
-    """Exact accuracies, with what they cost. Each target is counted by its owner and by nobody else. A collective."""
+    """Exact scores, with what they cost. Each target is counted by its owner and by nobody else. A collective."""
+    chosen = check_metrics(metrics)
     mesh, store = flat_mesh(mesh_of(model)), as_graph_store(graph)
     _check(store, names)
     local = LocalGraph(store, mesh, inference_ownership(store, mesh, ownership))
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     own = {name: local.targets(name).ids for name in names}
-    right = np.zeros(local.stop - local.first, bool)
+    tallies = {name: Tally(chosen) for name in names}
     labels, offset = store.stored_array("y"), store.vertex_range[0]
     with evaluating(model):
         needed = _closure(local, mesh, list(own.values()), forward_plan_of(model).depth)
         run = LayerwisePass(model, local, mesh, arrays, needed, workspace=workspace, progress=progress)
         for ids, rows in run.outputs():
-            right[ids - local.first] = rows.argmax(dim=-1).cpu().numpy() == labels[ids - offset]
-    counts = torch.zeros(len(names), 2, dtype=torch.float64, device=mesh.device)
-    for place, name in enumerate(names):
-        labelled = own[name][labels[own[name] - offset] >= 0]
-        counts[place, 0], counts[place, 1] = float(right[labelled - local.first].sum()), float(labelled.size)
-    mesh.world.all_reduce(Call("count right answers"), counts).wait()  # all ranks: same names
-    return _report(_scores(store, names, counts), needed, mesh.rank)
+            out, y = rows.cpu(), torch.from_numpy(np.array(labels[ids - offset]))
+            for name, listed in own.items():
+                places = torch.from_numpy(np.flatnonzero(np.isin(ids, listed)))
+                tallies[name].add(out[places], y[places])
+    return _report(_scores(store, tallies, mesh.world), needed, mesh.rank)
 
 
-def _scores(store: GraphStore, names: list[str], counts: Tensor) -> dict[str, float]:
-    """Right answers over labelled targets; targets without a label are left out, and that is said."""
+def _scores(store: GraphStore, tallies: dict[str, Tally], comm: Comm) -> dict[str, float]:
+    """Scores of all lists; targets without a label are left out, and that is said. All ranks: same names.
+
+    So is a list without any label, such as a test set that is to be predicted; the first one must have some.
+    """
     scores = {}
-    for name, (right, labelled) in zip(names, counts.tolist(), strict=True):
-        missing = store.stored_targets(name)[2] - int(labelled)
-        if labelled == 0:
+    for name, tally in tallies.items():
+        labelled = tally.count_labelled(comm)
+        missing = store.stored_targets(name)[2] - labelled
+        if labelled == 0 and name == next(iter(tallies)):
             raise InputError(explain(f"targets/{name}", "at least one label", "none", "name targets with labels"))
         if missing:
-            _LOG.warning("targets/%s: %d without a label are left out of the accuracy", name, missing)
-        scores[name] = right / labelled
+            _LOG.warning("targets/%s: %d without a label are left out of the score", name, missing)
+        for number, (metric, score) in enumerate(tally.finish(comm).items() if labelled else ()):
+            scores[name if number == 0 else f"{name} {metric}"] = score
     return scores
 
 
@@ -134,10 +139,9 @@ def _report(scores: dict[str, float], needed: RequiredVertices, rank: int) -> Ex
 
 
 def _check(store: GraphStore, names: list[str]) -> None:
-    labels = store.stored_array("y")
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        fix = "compute another metric from the output of gsplit.infer"
-        raise InputError(explain("y", "one class per vertex", f"{labels.dtype} {list(labels.shape[1:])}", fix))
+    if store.dtype("y") == "bfloat16":
+        fix = "import the labels as floats of another type"
+        raise InputError(explain("y", "integers or floats of 16, 32 or 64 bits", "bfloat16", fix))
     for name in names:
         if store.stored_targets(name)[2] == 0:
             raise InputError(explain(f"targets/{name}", "at least one target", "none", "name other targets"))

@@ -14,7 +14,8 @@ __all__ = ["REQUEUE", "check_run", "describe_run", "latest_checkpoint"]
 
 _FREE = frozenset(
     {
-        *("epochs", "steps", "patience", "evaluate_every", "save_every", "keep_checkpoints"),
+        *("epochs", "steps", "patience", "metric", "evaluate_every", "save_every", "keep_checkpoints"),
+        *("log_dir", "log_every", "tensorboard"),
         *("strategy", "replicas", "prefetch", "cache", "device_cache", "copies", "features_on_disk", "deterministic"),
     }
 )
@@ -26,6 +27,8 @@ def describe_run(settings: TrainSettings, store: Store, num_steps: int) -> dict[
     found = {name: str(value) for name, value in settings.model_dump().items() if name not in _FREE}
     if settings.lr_scheduler != "constant":
         found["steps of the schedule"] = str(num_steps)
+    if settings.metric is not None:
+        found["metric"] = settings.metric.split(",")[0]
     found["store parts"] = str(len(store.part_boundaries) - 1)
     return found | stored_checksums(store, _arrays(settings))
 

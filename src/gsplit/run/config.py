@@ -47,12 +47,38 @@ class TrainSettings(BaseModel):
         description="neighbours per layer, the targets' own first; -1: all",
     )
     batch_size: int = Field(1024, ge=1, le=_MOST, description="targets of the GLOBAL mini-batch, over all ranks")
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=_MOST,
+        description="mini-batches per step of the optimizer; steps are counted in these",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    precision: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="bf16: forward pass and loss under autocast, weights in float32",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     epochs: int = Field(10, ge=1, le=_MOST, description="passes over the targets", json_schema_extra=_ONLY_TRAINING)
     steps: int | None = Field(
         None,
         ge=1,
         le=_MOST,
         description="stop after so many steps, whatever --epochs says",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    loss: Literal["cross_entropy", "bce", "mse", "l1", "huber"] | None = Field(
+        None, description="what is minimised, by PyTorch's names [default: what fits the labels]"
+    )
+    class_weights: str | None = Field(
+        None,
+        description="weight of every class in the mean loss: balanced (by the classes of the targets), or one number "
+        "per class, as in 1,2.5,1",
+    )
+    metric: str | None = Field(
+        None,
+        description="what is evaluated: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in rmse,mae, "
+        "the first decides what is best [default: what fits the loss]",
         json_schema_extra=_ONLY_TRAINING,
     )
     lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")
@@ -132,6 +158,17 @@ class TrainSettings(BaseModel):
     keep_checkpoints: int = Field(
         2, ge=1, description="newest checkpoints that are left, beside the best", json_schema_extra=_ONLY_TRAINING
     )
+    log_dir: str | None = Field(
+        None,
+        description="folder for scalars.csv: loss, learning rate, scores and seconds by step",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    log_every: int = Field(10, ge=1, description="steps between rows in --log-dir", json_schema_extra=_ONLY_TRAINING)
+    tensorboard: bool = Field(
+        False,
+        description="event files for TensorBoard in --log-dir, too (pip install 'gsplit[log]')",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     deterministic: bool = Field(
         False,
         description="sums of the shuffle in one order on GPUs too; on CPUs they always are",
@@ -149,6 +186,11 @@ class TrainSettings(BaseModel):
     def feature_names(self) -> list[str]:
         """The feature arrays, one name each."""
         return self.features.split(",")
+
+    def steps_per_epoch(self, num_targets: int) -> int:
+        """Steps of the optimizer in an epoch of so many targets."""
+        num_batches = -(-num_targets // self.batch_size)
+        return -(-num_batches // self.accumulate)
 
     @property
     def num_layers(self) -> int:

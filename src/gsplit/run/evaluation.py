@@ -7,6 +7,7 @@ evaluation computes. Counts are the same on every rank, so all ranks decide the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gsplit.metrics import Metric
 from gsplit.train_state import Evaluation, TrainState
 
 __all__ = ["EvaluationSchedule", "has_stalled"]
@@ -38,9 +39,10 @@ class EvaluationSchedule:
         return f"exact evaluation {when}: {why}" + ("" if each == 1 else " (--evaluate-every N to choose)")
 
 
-def has_stalled(evaluations: Sequence[Evaluation], patience: int | None) -> bool:
+def has_stalled(evaluations: Sequence[Evaluation], patience: int | None, metric: Metric) -> bool:
     """Whether the last ``patience`` evaluations were no better on val than one before; a function of the history."""
     scores = [evaluation.scores["val"] for evaluation in evaluations if "val" in evaluation.scores]
     if patience is None or len(scores) <= patience:
         return False
-    return max(scores[-patience:]) <= max(scores[:-patience])
+    best = max if metric.higher_is_better else min
+    return not metric.is_better(best(scores[-patience:]), best(scores[:-patience]))

@@ -7,29 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gsplit.callbacks import StepReport
+from gsplit.inference.predictions import Predictions
 from gsplit.train_state import Evaluation, History
-from gsplit.trainer import StepReport
 
 __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentView", "TrainResult", "history_as_dict"]
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a stock model must know of the graph."""
+    """What a stock model must know of the graph; ``num_classes`` outputs, or as many as y has columns."""
 
     num_features: int
     num_classes: int
     num_edge_features: int | None = None
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """An epoch that has ended; ``scores`` are None if it was not evaluated."""
+    """An epoch that has ended; ``scores`` are None if it was not evaluated. ``metric``: the first of them."""
 
     epoch: int
     mean_loss: float
     seconds: float
     scores: dict[str, float] | None
+    metric: str = "accuracy"
 
 
 class RunView(Protocol):
@@ -88,6 +91,7 @@ class TrainResult:
     history: History
     best: Evaluation | None
     out: Path | None
+    metric: str = "accuracy"
     finished: bool = True
     straggler: str | None = None
 
@@ -99,6 +103,7 @@ class TrainResult:
             "strategy": self.strategy,
             "steps": len(self.history.losses),
             **history_as_dict(self.history),
+            "metric": self.metric,
             "best": None if self.best is None else _flat(self.best),
             "run": None if self.out is None else str(self.out),
             "finished": self.finished,
@@ -108,13 +113,13 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """A file of outputs, a row per vertex."""
+    """A file of predictions, and the ranks that made it."""
 
-    out: Path
-    shape: tuple[int, ...]
-    dtype: str
+    predictions: Predictions
     ranks: int
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"out": str(self.out), "shape": list(self.shape), "dtype": self.dtype, "ranks": self.ranks}
+        made = self.predictions
+        shown = {"out": str(made.path), "what": made.what, "rows": made.num_rows, "columns": list(made.columns)}
+        return {**shown, "ranks": self.ranks}

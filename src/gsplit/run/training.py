@@ -4,9 +4,8 @@
 resumed builds the same objects, takes its state from the latest checkpoint and goes through the same loop.
 """
 
-import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,24 +19,27 @@ from gsplit.distributed.stragglers import WaitClock
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.loader import NeighborLoader
+from gsplit.metrics import Metric, check_metrics
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.checkpoint import check_run, describe_run
+from gsplit.run.class_weights import make_loss
 from gsplit.run.config import TrainSettings
 from gsplit.run.evaluation import EvaluationSchedule, has_stalled
 from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
+from gsplit.run.learning_rate import learning_rate
+from gsplit.run.loss_choice import check_labels, choose_loss
+from gsplit.run.partition_hint import hint_at_partitioning
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
 from gsplit.run.stop_signals import stop_on_signals
-from gsplit.run.store_checks import check_labels
 from gsplit.run.strategy_choice import choose_strategy
+from gsplit.scalar_log import ScalarLog
 from gsplit.store.reader import Store
-from gsplit.strategies.registry import strategy_class
-from gsplit.strategies.spec import parse_strategy
 from gsplit.train_state import Evaluation, History, TrainState, history_of
 from gsplit.trainer import Trainer
 
-__all__ = ["learning_rate", "train_run"]
+__all__ = ["train_run"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,19 @@ class _Run:
     store: Store
     mesh: Mesh
     out: Path | None
+    workspace: Path | None
+
+    @property
+    def loss(self) -> str:
+        """What is minimised, chosen when the run began."""
+        assert self.settings.loss is not None
+        return self.settings.loss
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """What is evaluated; the first decides what is best."""
+        assert self.settings.metric is not None
+        return check_metrics(self.settings.metric.split(","))
 
     @property
     def saves(self) -> bool:
@@ -65,7 +80,7 @@ class _Run:
     def num_steps(self) -> int:
         """Steps of the whole run, if it does not end earlier."""
         num_targets = self.store.stored_targets(self.settings.targets)[2]
-        return self.settings.steps or self.settings.epochs * -(-num_targets // self.settings.batch_size)
+        return self.settings.steps or self.settings.epochs * self.settings.steps_per_epoch(num_targets)
 
     @property
     def description(self) -> dict[str, str]:
@@ -74,7 +89,9 @@ class _Run:
 
     def is_over(self, history: History) -> bool:
         """Whether all steps are done, or no evaluation has been better for too long."""
-        return len(history.losses) >= self.num_steps or has_stalled(history.evaluations, self.settings.patience)
+        return len(history.losses) >= self.num_steps or has_stalled(
+            history.evaluations, self.settings.patience, self.metrics[0]
+        )
 
 
 def train_run(
@@ -85,17 +102,19 @@ def train_run(
     *,
     overwrite: bool = False,
     resume: bool = False,
+    workspace: Path | None = None,
     view: RunView | None = None,
 ) -> TrainResult:
     """Train, evaluate exactly, and keep the weights of the best epoch on the validation targets. A collective.
 
     Without an evaluation the last weights are kept. ``resume``: go on from the latest checkpoint of ``out``. A run that
-    is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished.
+    is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished. ``workspace`` is that of evaluation.
     """
     view = view or SilentView()
+    settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
-    run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out)
-    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets))
+    run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
+    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
     schedule = _make_schedule(run)
     checkpoint = None
     with RunLock(out) if out is not None else nullcontext() as lock:
@@ -106,10 +125,14 @@ def train_run(
                 return _result(run, _make_trainer(run, view, checkpoint, writes=False))
         if out is not None and lock is not None:
             run_on_rank_zero(mesh.world, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
-        trainer = _make_trainer(run, view, checkpoint)
-        _hint_at_partitioning(store, run.settings, mesh, view)
+        logs = _open_logs(run)
+        trainer = _make_trainer(run, view, checkpoint, logs=logs)
+        hint_at_partitioning(store, run.settings, mesh, view)
         view.begin(run.num_steps, trainer.state.num_steps)
-        with trainer.state.loader.telemetry, stop_on_signals(trainer.request_stop) if run.saves else nullcontext():
+        stopping = stop_on_signals(trainer.request_stop) if run.saves else nullcontext()
+        with ExitStack() as open_files, trainer.state.loader.telemetry, stopping:
+            for log in logs:
+                open_files.enter_context(log)
             waits = WaitClock(mesh)
             _train(trainer, run, schedule, view)
             straggler = waits.name_straggler()  # all ranks: they stop after the same step
@@ -152,7 +175,7 @@ def _train(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunV
 
 def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
     """Evaluate if that is due, and report, where an epoch or the run has ended; elsewhere nothing."""
-    state, steps_per_epoch = trainer.state, len(trainer.state.loader)
+    state, steps_per_epoch = trainer.state, trainer.steps_per_epoch
     is_over = run.is_over(state.history)
     if state.num_steps % steps_per_epoch and not is_over:
         return
@@ -160,19 +183,20 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
     if schedule.is_due(state, last=is_over):
         if run.saves:  # who is killed during a long evaluation repeats only that
             trainer.save_in_background()
-        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **array_names(run.settings))
+        arrays, folder = array_names(run.settings), run.workspace
+        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", workspace=folder, **arrays)
         if run.saves:
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch
     losses, seconds = state.history.losses[first:], state.history.step_seconds[first:]
-    view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores))
+    view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores, run.metrics[0].name))
 
 
 def _result(run: _Run, trainer: Trainer, straggler: str | None = None) -> TrainResult:
     best, history = trainer.state.best, trainer.state.history
     kept = None if best is None else Evaluation(best.epoch, best.num_steps, best.scores)
     how = (run.mesh.size, run.mesh.num_replicas, run.settings.strategy)
-    return TrainResult(*how, history, kept, run.out, finished=not trainer.stopped, straggler=straggler)
+    return TrainResult(*how, history, kept, run.out, run.metrics[0].name, not trainer.stopped, straggler)
 
 
 def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoint: Checkpoint | None) -> None:
@@ -203,7 +227,27 @@ def _make_schedule(run: _Run) -> EvaluationSchedule:
     return EvaluationSchedule(every, cost)
 
 
-def _make_trainer(run: _Run, view: RunView, checkpoint: Checkpoint | None, *, writes: bool = True) -> Trainer:
+def _open_logs(run: _Run) -> list[ScalarLog]:
+    """The log of a run on rank 0, if it wants one. A collective."""
+    settings, logs = run.settings, list[ScalarLog]()
+    if settings.log_dir is not None:
+        folder, every = Path(settings.log_dir), settings.log_every
+        run_on_rank_zero(
+            run.mesh.world,
+            "open log",
+            lambda: logs.append(ScalarLog(folder, every=every, tensorboard=settings.tensorboard)),
+        )
+    return logs
+
+
+def _make_trainer(
+    run: _Run,
+    view: RunView,
+    checkpoint: Checkpoint | None,
+    *,
+    writes: bool = True,
+    logs: Sequence[ScalarLog] = (),
+) -> Trainer:
     """The trainer of a run, where its checkpoint left it. A collective."""
     settings, mesh, out = run.settings, run.mesh, run.out if writes else None
     model = parallelize(build_model(settings, run.shape, run.store), mesh)
@@ -230,9 +274,14 @@ def _make_trainer(run: _Run, view: RunView, checkpoint: Checkpoint | None, *, wr
         model,
         optimizer,
         loader,
+        loss_fn=make_loss(settings, run.store, mesh),
+        metrics=[metric.name for metric in run.metrics],
         lr_scheduler=scheduler,
         max_grad_norm=settings.max_grad_norm,
+        accumulate=settings.accumulate,
+        precision=settings.precision,
         callback=view.step,
+        callbacks=logs,
         save_to=checkpoint_folder(training_folder(out)) if out is not None and run.saves else None,
         save_every=settings.save_every if out is not None and settings.save_every else None,
         keep_checkpoints=settings.keep_checkpoints,
@@ -241,30 +290,3 @@ def _make_trainer(run: _Run, view: RunView, checkpoint: Checkpoint | None, *, wr
     if checkpoint is not None:
         trainer.restore(checkpoint)
     return trainer
-
-
-def learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
-    """The factor of the learning rate at every step: a linear start, then constant or half a cosine."""
-
-    def factor(step: int) -> float:
-        if step < settings.warmup_steps:
-            return (step + 1) / settings.warmup_steps
-        if settings.lr_scheduler == "constant":
-            return 1.0
-        done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-    return factor
-
-
-def _hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
-    """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
-    reads = strategy_class(parse_strategy(settings.strategy)).reads
-    if mesh.num_splits == 1 or reads != "own rows" or len(store.part_boundaries) > 2:
-        return
-    fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
-    options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
-    view.note(
-        "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
-        f"  gsplit partition {store.path} {made} {options}"
-    )

@@ -14,6 +14,7 @@ from gsplit.checkpoints.files import Checkpoint, read_latest, write_checkpoint
 from gsplit.checkpoints.state_tree import take_snapshot
 from gsplit.checkpoints.training import read_on_all_ranks
 from gsplit.distributed.mesh import solo_mesh
+from gsplit.metrics import METRICS
 
 State = dict[str, Any]
 
@@ -28,7 +29,7 @@ def _trainer(optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam)
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     trainer, folder = _trainer(), tmp_path_factory.mktemp("saved")
     trainer.train_epoch(2)
-    trainer.state.record_evaluation({"val": 0.5}, "val")
+    trainer.state.record_evaluation({"val": 0.5}, "val", METRICS["accuracy"])
     trainer.save(folder)
     return read_latest(folder)
 

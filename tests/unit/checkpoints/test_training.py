@@ -16,6 +16,7 @@ from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
 from gsplit.distributed.mesh import solo_mesh
+from gsplit.metrics import METRICS
 from gsplit.store.memory import MemoryStore
 
 
@@ -51,7 +52,7 @@ def test_a_request_to_stop_is_heard_after_the_step(tmp_path: Path) -> None:
 def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     trainer = _trainer(save_to=tmp_path, save_every=1, keep_checkpoints=1)
     trainer.train_epoch(2)
-    trainer.state.record_evaluation({"val": 0.5}, "val")
+    trainer.state.record_evaluation({"val": 0.5}, "val", METRICS["accuracy"])
     trainer.train_epoch(2)
     trainer.save()
     assert [path.name[5:13] for path in sorted(tmp_path.iterdir())] == ["00000002", "00000004"]

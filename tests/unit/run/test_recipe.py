@@ -10,9 +10,10 @@ from gsplit.bench.exactness import run_exactness
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.run.config import TrainSettings
+from gsplit.run.partition_hint import hint_at_partitioning
 from gsplit.run.recipe import build_model, shape_of
 from gsplit.run.results import SilentView
-from gsplit.run.training import _hint_at_partitioning, train_run
+from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
@@ -40,7 +41,7 @@ def _ranks(size: int, replicas: int = 1) -> Mesh:
 def test_the_hint_is_a_command_for_this_store_and_comes_only_where_it_helps(store: Store) -> None:
     def said(mesh: Mesh, **settings: object) -> list[str]:
         view = Notes()
-        _hint_at_partitioning(store, TrainSettings(**settings), mesh, view)
+        hint_at_partitioning(store, TrainSettings(**settings), mesh, view)
         return view.texts
 
     made = store.path.with_name("demo-4.gsplit")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gsplit.callbacks import StepReport
 from gsplit.checkpoints.files import read_checkpoint
 from gsplit.checkpoints.state_tree import take_snapshot
 from gsplit.distributed.mesh import solo_mesh
@@ -22,7 +23,7 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.train_state import history_of
-from gsplit.trainer import StepReport, Trainer
+from gsplit.trainer import Trainer
 
 SETTINGS = TrainSettings(
     hidden=8,

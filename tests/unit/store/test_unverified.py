@@ -19,8 +19,9 @@ from gsplit.errors import StoreError
 from gsplit.local_graph import LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.partitioning.presample import Workload
+from gsplit.run.loss_choice import check_labels
 from gsplit.run.memory import MemoryPlan, forecast_memory
-from gsplit.run.store_checks import check_degrees, check_labels
+from gsplit.run.store_checks import check_degrees
 from gsplit.store.manifest import parse_manifest
 from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import write_shard
@@ -66,7 +67,12 @@ def _load(store: Store, targets: str | None = "train") -> None:
 
 @pytest.mark.parametrize("value", [-1, N, 1 << 60])
 @pytest.mark.parametrize(
-    "use", [_load, lambda store: check_labels(store, "train"), lambda store: Workload.of_store(store, "train", [2], 8)]
+    "use",
+    [
+        _load,
+        lambda store: check_labels(store, "train", "cross_entropy"),
+        lambda store: Workload.of_store(store, "train", [2], 8),
+    ],
 )
 def test_targets_out_of_range(sound: Path, tmp_path: Path, use: Callable[[Store], object], value: int) -> None:
     store = _edited(sound, tmp_path, "targets/train", _set(HIDDEN, value))
@@ -85,8 +91,8 @@ def test_targets_twice(sound: Path, tmp_path: Path, use: Callable[[Store], objec
 def test_labels_beyond_the_classes(sound: Path, tmp_path: Path, value: int, message: str) -> None:
     store = _edited(sound, tmp_path, "y", _set(2 * HIDDEN, value))
     with pytest.raises(StoreError, match=message):
-        check_labels(store, "train")
-    check_labels(store, "test")  # that vertex is none of these
+        check_labels(store, "train", "cross_entropy")
+    check_labels(store, "test", "cross_entropy")  # that vertex is none of these
 
 
 def test_degrees_of_damaged_offsets(sound: Path, tmp_path: Path) -> None:

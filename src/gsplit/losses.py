@@ -1,0 +1,135 @@
+"""Losses by name: ``Trainer(loss_fn="bce")``, ``gsplit train --loss bce``, or in a loop of your own
+
+    loss = batch.mean(*gsplit.losses.bce(out, batch.y))
+
+Each is PyTorch's function with ``reduction="none"``, brought to one value and one weight per target; ``batch.mean``
+makes of them what PyTorch's ``reduction="mean"`` gives for the whole mini-batch in one process. Labels of several
+columns count entry by entry. Entries without a label (NaN, or -1 where labels are integers) are left out of the mean.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gsplit.errors import InputError, explain
+
+__all__ = [
+    "LOSSES",
+    "LossFunction",
+    "TargetLoss",
+    "as_target_loss",
+    "bce",
+    "cross_entropy",
+    "huber",
+    "l1",
+    "mse",
+    "named_loss",
+    "weighted_cross_entropy",
+]
+
+
+class TargetLoss(NamedTuple):
+    """One value per target, and what each weighs in the mean; None: all the same."""
+
+    values: Tensor
+    weight: Tensor | None = None
+
+
+LossFunction = Callable[[Tensor, Tensor], Tensor | TargetLoss]
+"""From outputs and labels of this rank's targets to one value per target, with weights or without."""
+
+
+def as_target_loss(found: Tensor | TargetLoss) -> TargetLoss:
+    """What a loss function has returned, with its weights if it has any."""
+    return found if isinstance(found, TargetLoss) else TargetLoss(found)
+
+
+def cross_entropy(out: Tensor, y: Tensor) -> TargetLoss:
+    """``F.cross_entropy`` of one class per target."""
+    if y.dim() != 1 or y.is_floating_point():
+        got = f"{_short(y)} {list(y.shape)}"
+        raise InputError(explain("y", "one class per target for cross_entropy", got, "choose another loss"))
+    return TargetLoss(F.cross_entropy(out, y.long(), reduction="none"))
+
+
+def weighted_cross_entropy(class_weights: Sequence[float] | Tensor) -> LossFunction:
+    """``F.cross_entropy(weight=class_weights)``: the mean of a mini-batch is over the sum of its targets' weights."""
+    weights = torch.as_tensor(class_weights, dtype=torch.float64)
+    if weights.dim() != 1 or not bool(((weights > 0) & weights.isfinite()).all()):
+        fix = "leave targets of a class that should not count out of the list of targets"
+        raise InputError(explain("class_weights", "a positive number for every class", weights.tolist(), fix))
+
+    def weighted(out: Tensor, y: Tensor) -> TargetLoss:
+        if out.size(1) != weights.size(0):
+            fix = "give as many weights as the model has outputs"
+            raise InputError(explain("class_weights", f"{out.size(1)} numbers", weights.size(0), fix))
+        return TargetLoss(cross_entropy(out, y).values, weights.to(out.device, out.dtype)[y.long()])
+
+    return weighted
+
+
+def bce(out: Tensor, y: Tensor) -> TargetLoss:
+    """``F.binary_cross_entropy_with_logits`` of labels 0 and 1 in one or several columns."""
+    labels = y.to(torch.uint8) if y.dtype == torch.bool else y
+    labelled = ~labels.isnan() if labels.is_floating_point() else labels >= 0
+    return _by_entry(F.binary_cross_entropy_with_logits, out, labels, labelled)
+
+
+def mse(out: Tensor, y: Tensor) -> TargetLoss:
+    """``F.mse_loss`` of float labels in one or several columns."""
+    return _regression(F.mse_loss, out, y)
+
+
+def l1(out: Tensor, y: Tensor) -> TargetLoss:
+    """``F.l1_loss`` of float labels in one or several columns."""
+    return _regression(F.l1_loss, out, y)
+
+
+def huber(out: Tensor, y: Tensor) -> TargetLoss:
+    """``F.huber_loss``, with its delta of 1, of float labels in one or several columns."""
+    return _regression(F.huber_loss, out, y)
+
+
+def _regression(function: Callable[..., Tensor], out: Tensor, y: Tensor) -> TargetLoss:
+    if not y.is_floating_point():
+        fix = "import the labels as floats, or choose a loss of classes"
+        raise InputError(explain("y", "float labels for a loss of regression", _short(y), fix))
+    return _by_entry(function, out, y, ~y.isnan())
+
+
+def _by_entry(function: Callable[..., Tensor], out: Tensor, y: Tensor, labelled: Tensor) -> TargetLoss:
+    """The mean over a target's labelled entries, weighted by their number: all entries of the batch weigh the same."""
+    if y.dim() == 1:
+        y, labelled = y.unsqueeze(1), labelled.unsqueeze(1)
+    if out.shape != y.shape:  # torch would broadcast, and train something else
+        fix = "give the model as many outputs as there are columns of labels"
+        raise InputError(explain("the model's output", f"shape {list(y.shape)}, as y has", list(out.shape), fix))
+    wanted = torch.where(labelled, y, torch.zeros_like(y)).to(out.dtype)  # no NaN reaches a gradient
+    entries = torch.where(labelled, function(out, wanted, reduction="none"), torch.zeros_like(out))
+    count = labelled.sum(1).to(out.dtype)
+    return TargetLoss(entries.sum(1) / count.clamp(min=1), count)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], TargetLoss]] = {
+    "cross_entropy": cross_entropy,
+    "bce": bce,
+    "mse": mse,
+    "l1": l1,
+    "huber": huber,
+}
+"""Every loss that has a name."""
+
+
+def named_loss(name: str) -> LossFunction:
+    """A loss of the table."""
+    if name not in LOSSES:
+        fix = "choose one, or pass a function of (out, y)"
+        raise InputError(explain("loss_fn", f"one of {', '.join(LOSSES)}", name, fix))
+    return LOSSES[name]
+
+
+def _short(y: Tensor) -> str:
+    return str(y.dtype).removeprefix("torch.")
