@@ -83,15 +83,17 @@ SMALL = {
     "gcn.py": "{parts} --epochs 2",
     "sweep.py": "{parts} runs --lr 1e-2,1e-4 --hidden 8 --epochs 1",
     "dgl_to_gsplit/train_gsplit.py": "graph.npz",
+    "own_sampler.py": "{store}",
+    "own_row_source.py": "{parts}",
 }
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("script", SMALL)
-def test_an_example_trains_on_small_data(script: str, parts: str, tmp_path: Path) -> None:
+def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_path: Path) -> None:
     if script.startswith("dgl"):
         _write_npz(parts, tmp_path / "graph.npz")
-    words = SMALL[script].format(parts=parts).split()
+    words = SMALL[script].format(store=store, parts=parts).split()
     lines = "".join(run_ranks_forked([str(EXAMPLES / script), *words], 1, tmp_path, cwd=tmp_path)).splitlines()
     if script == "sweep.py":
         scores = [line.split() for line in lines[1:]]
@@ -99,6 +101,8 @@ def test_an_example_trains_on_small_data(script: str, parts: str, tmp_path: Path
         assert float(scores[0][0]) > float(scores[1][0])  # the table is sorted, and the small step learned less
     elif script == "papers100m.py":
         assert re.fullmatch(r"step 6 loss \d\.\d+ rows from the cache [1-9]\d*%", lines[0])
+    elif script.startswith("own_"):  # they check themselves
+        assert lines[-1] in ("the same mini-batch: True", "the rows that the store holds: True")
     else:
         assert _losses(lines)[-1] < _losses(lines)[0]
 
