@@ -6,7 +6,7 @@ TRITON ?= triton==3.7.1
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-minimum format lint types layers test bench clean
+.PHONY: help setup check check-minimum format lint types layers docs test bench clean
 
 help:  ## list these verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -15,8 +15,8 @@ setup:  ## make .venv and install gsplit with its development tools (torch and t
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile '$(TORCH)' '$(TRITON)' --editable '.[dev]'
 
-check:  ## everything CI runs: lint, types, layers, tests; types beside the tests, which end last
-	@$(MAKE) --no-print-directory --jobs 2 lint layers types test
+check:  ## everything CI runs: lint, layers, docs, types, tests; types beside the tests, which end last
+	@$(MAKE) --no-print-directory --jobs 2 lint layers docs types test
 
 MINIMUM ?= .venv-minimum
 check-minimum:  ## the tests that a dependency can break, with the oldest versions that pyproject declares
@@ -40,6 +40,9 @@ types:  ## mypy --strict on src, tests and benchmarks
 
 layers:  ## which file may import which
 	$(BIN)/lint-imports --no-cache
+
+docs:  ## the documentation site, into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test:  ## all tests, on WORKERS processes, and the slowest of them; PYTEST_ARGS="-k name" narrows them
 	$(if $(WARM),$(BIN)/python tests/support/warm_kernels.py)

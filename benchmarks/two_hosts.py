@@ -1,9 +1,10 @@
 """Two hosts on one machine (network namespaces, a cable with a bandwidth) against one process, and a cable that is cut.
 
-python benchmarks/two_hosts.py STORE [--ranks 4] [--rate 1gbit] [--steps 20]      (as root)
+python benchmarks/two_hosts.py STORE [--ranks 4] [--replicas 1] [--rate 1gbit] [--steps 20]      (as root)
 
 The same command trains on one process, and on two hosts under torchrun with the ranks shared out between them: losses
-are compared step by step. Then the cable is cut in the middle of a run: how long until both hosts have ended, and what
+are compared step by step. With ``--replicas 2`` each host is a group that splits its half of every mini-batch, and only
+gradients cross the cable. Then the cable is cut in the middle of a run: how long until both hosts have ended, and what
 they say.
 """
 
@@ -36,6 +37,8 @@ def cut(store: Path, options: list[str], ranks: int, folder: Path, network: TwoH
     """Seconds from pulling the cable until nothing lives; None if something still does."""
     life = start([str(store), *options, "--steps", "100000", "--epochs", "100000"], ranks, folder, network)
     life.wait_for_ranks(120)
+    while "started" not in (life.folder / "err-0").read_text() and not life.is_over():
+        life.watch(1)  # before that, ranks wait ten minutes for each other
     life.watch(40)
     members, at = life.members(), time.monotonic()
     network.set_link(up=False)
@@ -46,16 +49,17 @@ def cut(store: Path, options: list[str], ranks: int, folder: Path, network: TwoH
     return seconds, life
 
 
-def measure(store: Path, ranks: int, rate: str, steps: int) -> dict[str, Any]:
+def measure(store: Path, ranks: int, replicas: int, rate: str, steps: int) -> dict[str, Any]:
     options = ["--hidden", "32", "--fanout", "5,5", "--batch-size", "512", "--evaluate-every", "0"]
     some = [*options, "--steps", str(steps)]
+    grouped = ["--replicas", str(replicas)]
     with tempfile.TemporaryDirectory(prefix="gsplit-hosts-") as name:
         folder = Path(name)
         alone = train(store, some, 1, folder / "alone", None)
         with TwoHosts(rate=rate) as network:
-            both = train(store, some, ranks, folder / "both", network)
+            both = train(store, [*some, *grouped], ranks, folder / "both", network)
         with TwoHosts(rate=rate) as network:
-            seconds, life = cut(store, options, ranks, folder / "cut", network)
+            seconds, life = cut(store, [*options, *grouped], ranks, folder / "cut", network)
         said = [(life.folder / f"err-{host}").read_text() for host in (0, 1)]
     return {
         "kind": "two hosts",
@@ -63,12 +67,13 @@ def measure(store: Path, ranks: int, rate: str, steps: int) -> dict[str, Any]:
         "versions": installed_versions(),
         "machine": describe_machine(),
         "ranks": ranks,
+        "replicas": replicas,
         "rate": rate,
         "steps": len(both),
         "largest_relative_difference": max(abs(a / b - 1) for a, b in zip(both, alone, strict=True)),
         "cut_until_gone_s": seconds,
         "cut_exit_codes": list(life.exit_codes),
-        "cut_said": [[line for line in text.splitlines() if "rank" in line][:4] for text in said],
+        "cut_said": [[line for line in text.splitlines() if line.startswith("error: ")] for text in said],
     }
 
 
@@ -76,10 +81,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("store", type=Path)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--replicas", type=int, default=1, help="groups of ranks; 2: a group per host")
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--steps", type=int, default=20)
     given = parser.parse_args()
-    found = measure(given.store, given.ranks, given.rate, given.steps)
+    found = measure(given.store, given.ranks, given.replicas, given.rate, given.steps)
     print(json.dumps(found, indent=1))
     return 0 if found["largest_relative_difference"] < 1e-4 and found["cut_until_gone_s"] is not None else 1
 

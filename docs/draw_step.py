@@ -17,6 +17,7 @@ from gsplit.split import LayerSplit, answer, ask
 OWNED, INKS = ("#cfe3f5", "#fbe0b8"), ("#1b6ca8", "#b5651d")
 LEFT, WIDTH, BOX, STEP = (150, 520), 300, 38, 92
 TEXT = "#333333"
+PICTURE = "step.svg"
 
 
 def split_example() -> tuple[list[list[int]], list[LayerSplit]]:

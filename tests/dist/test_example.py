@@ -1,11 +1,18 @@
 """The examples run as their docstrings say, and losses do not depend on the number of ranks."""
 
+import ast
+import json
+import re
+import urllib.error
+import urllib.request
 from difflib import ndiff
 from pathlib import Path
 
+import numpy as np
 import pytest
-from forked_scripts import run_forked, run_ranks_forked
+from forked_scripts import run_forked, run_ranks_forked, start_forked
 
+import gsplit
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
@@ -61,3 +68,72 @@ def test_five_lines_change_from_ddp() -> None:
     assert len(new) == 5  # as README.md and docs/training.md say
     assert all(f"# ({number})" in line for number, line in enumerate(new, start=1))  # each is marked
     assert any("GLOBAL" in line for line in new)
+
+
+@pytest.fixture(scope="module")
+def parts(store: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("parts") / "demo4.gsplit"
+    return str(gsplit.partition(gsplit.open(store), path, 4, [12, 12, 12], batch_size=256, solver="restream").path)
+
+
+SMALL = {
+    "ogbn_products_sage.py": "{parts} --epochs 2 --batch-size 256 --hidden 16",
+    "papers100m.py": "{parts} run --steps 6 --batch-size 256 --hidden 16 --cache 64kB",
+    "gat_edge_features.py": "--vertices 1000 --epochs 8",
+    "gcn.py": "{parts} --epochs 2",
+    "sweep.py": "{parts} runs --lr 1e-2,1e-4 --hidden 8 --epochs 1",
+    "dgl_to_gsplit/train_gsplit.py": "graph.npz",
+}
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("script", SMALL)
+def test_an_example_trains_on_small_data(script: str, parts: str, tmp_path: Path) -> None:
+    if script.startswith("dgl"):
+        _write_npz(parts, tmp_path / "graph.npz")
+    words = SMALL[script].format(parts=parts).split()
+    lines = "".join(run_ranks_forked([str(EXAMPLES / script), *words], 1, tmp_path, cwd=tmp_path)).splitlines()
+    if script == "sweep.py":
+        scores = [line.split() for line in lines[1:]]
+        assert [name for _, _, name in scores] == ["lr0.01-hidden8-dropout0.3", "lr0.0001-hidden8-dropout0.3"]
+        assert float(scores[0][0]) > float(scores[1][0])  # the table is sorted, and the small step learned less
+    elif script == "papers100m.py":
+        assert re.fullmatch(r"step 6 loss \d\.\d+ rows from the cache [1-9]\d*%", lines[0])
+    else:
+        assert _losses(lines)[-1] < _losses(lines)[0]
+
+
+def _write_npz(store: str, path: Path) -> None:
+    data = gsplit.to_pyg(gsplit.open(store))
+    train = np.flatnonzero(data.train_mask.numpy())
+    np.savez(path, edge_index=data.edge_index.numpy(), x=data.x.numpy(), y=data.y.numpy(), train_idx=train)
+
+
+def test_the_service_answers_from_the_file(tmp_path: Path) -> None:
+    outputs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    np.save(tmp_path / "predictions.npy", outputs)
+    service = start_forked([str(EXAMPLES / "serve.py"), "predictions.npy", "--port", "0"], tmp_path, cwd=tmp_path)
+    try:
+        while not (said := service.out.read_text() if service.out.exists() else "").endswith("\n"):
+            assert service.process.is_alive(), service.err.read_text()
+        address = said.split()[-1].removesuffix("/vertex/ID")
+        found = json.load(urllib.request.urlopen(f"{address}/vertex/17", timeout=20))
+        assert (found["vertex"], found["class"]) == (17, outputs[17].argmax())
+        assert found["outputs"] == pytest.approx(outputs[17].tolist())
+        assert json.load(urllib.request.urlopen(f"{address}/health", timeout=20))["num_vertices"] == 50
+        for wrong in ("vertex/50", "vertex/-1", "vertex/../etc"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"{address}/{wrong}", timeout=20)
+    finally:
+        service.process.kill()
+        service.process.join()
+
+
+def test_every_example_is_listed_and_says_what_it_is() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.rglob("*"):
+        if not path.is_file() or "__pycache__" in path.parts or path.name == "README.md":
+            continue
+        assert str(path.relative_to(EXAMPLES)) in listed or str(path.parent.relative_to(EXAMPLES)) + ")" in listed, path
+        if path.suffix == ".py":
+            assert ast.get_docstring(ast.parse(path.read_text())), path

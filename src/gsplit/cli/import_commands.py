@@ -4,16 +4,17 @@ Importers are imported by the command that uses them, so that ``gsplit --help`` 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
-from gsplit.cli.options import Json
+from gsplit.cli.options import Json, parse_ranges
 from gsplit.cli.summary import describe, show
+from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
 from gsplit.store.writer import check_output
@@ -24,10 +25,57 @@ __all__ = ["import_app"]
 import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph in another form.")
 
 Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
-Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
-Symmetrise = Annotated[bool, typer.Option(help="add the reverse of every edge; drops duplicates")]
-DropLoops = Annotated[bool, typer.Option(help="leave out edges from a vertex to itself")]
-DropDuplicates = Annotated[bool, typer.Option(help="keep one of several equal edges")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of the same name")]
+Symmetrise = Annotated[bool, typer.Option("--symmetrise", help="add the reverse of every edge; drops duplicates")]
+DropLoops = Annotated[bool, typer.Option("--drop-self-loops", help="leave out edges from a vertex to itself")]
+DropDuplicates = Annotated[bool, typer.Option("--drop-duplicates", help="keep one of several equal edges")]
+
+
+def _run_host(
+    make: Callable[[], GraphSource],
+    output: Path,
+    rules: EdgeRules,
+    host: int,
+    hosts: int,
+    ranges: str | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Build one host's shard and say which hosts are missing, or that all shards are there."""
+    with command(as_json):
+        from gsplit.store.sharded_import import build_shard
+
+        cuts = None if ranges is None else parse_ranges(ranges)
+        start = time.perf_counter()
+        with progress_bars(as_json) as progress:
+            source = make()
+            done = build_shard(
+                source, output, host, hosts, ranges=cuts, rules=rules, overwrite=overwrite, progress=progress
+            )
+        seconds, (first, stop) = time.perf_counter() - start, done.vertex_range
+        if as_json:
+            emit_json(
+                {
+                    "host": host,
+                    "hosts": hosts,
+                    "vertex_range": [first, stop],
+                    "was_built": done.was_built,
+                    "missing_hosts": done.missing,
+                    "shards": [] if done.missing else [str(path) for path in done.shards],
+                    "seconds": seconds,
+                    "notes": list(source.notes),
+                }
+            )
+            return
+        console = Console()
+        built = "built before" if done.was_built else f"built in {seconds:.1f} s"
+        console.print(f"host {host}: vertices {first:,} to {stop:,} {built}", highlight=False)
+        if done.missing:
+            missing = ", ".join(map(str, done.missing))
+            console.print(f"the shards appear when all hosts have built theirs; missing: {missing}", highlight=False)
+        else:
+            console.print(f"all {hosts} shards are there: {done.shards[0]} and so on", highlight=False, soft_wrap=True)
 
 
 def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, overwrite: bool, as_json: bool) -> None:
@@ -51,8 +99,14 @@ def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, ove
         show(document, console)
         rate = f"{human(num_read / seconds)} edges/s"
         console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
-        for note in source.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        for note in [*source.notes, *_not_finite(document["features"])]:
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _not_finite(features: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    text = "features {}: {:,} values are NaN or infinite, and losses will be; fill them before you import"
+    counts = {name: array["num_not_finite"] for name, array in features.items()}
+    return [text.format(name, count) for name, count in counts.items() if count]
 
 
 @import_app.command()
@@ -128,21 +182,36 @@ def npz(
 def tables(
     edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Parquet or CSV file, or a folder of them")],
     output: Output,
-    vertices: Annotated[Path | None, typer.Option(help="table of vertices: id, y, split, features")] = None,
-    src: Annotated[str, typer.Option(help="column of source ids")] = "src",
-    dst: Annotated[str, typer.Option(help="column of destination ids")] = "dst",
-    edge_column: Annotated[list[str] | None, typer.Option(help="a per-edge value to keep; repeatable")] = None,
-    id_column: Annotated[str, typer.Option(help="column of vertex ids")] = "id",
-    label_column: Annotated[str, typer.Option(help="column of labels")] = "y",
-    split_column: Annotated[str, typer.Option(help="column saying train, val or test")] = "split",
-    feature_column: Annotated[list[str] | None, typer.Option(help="a number column of x; repeatable")] = None,
-    list_column: Annotated[str, typer.Option(help="column of lists that is x")] = "x",
+    vertices: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="table of vertices: id, y, split, features")
+    ] = None,
+    src: Annotated[str, typer.Option(metavar="NAME", help="column of source ids")] = "src",
+    dst: Annotated[str, typer.Option(metavar="NAME", help="column of destination ids")] = "dst",
+    edge_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a per-edge value to keep; repeatable")
+    ] = None,
+    id_column: Annotated[str, typer.Option(metavar="NAME", help="column of vertex ids")] = "id",
+    label_column: Annotated[str, typer.Option(metavar="NAME", help="column of labels")] = "y",
+    split_column: Annotated[str, typer.Option(metavar="NAME", help="column saying train, val or test")] = "split",
+    label_type: Annotated[
+        LabelType, typer.Option(help="classes: also whole floats; values to regress on: also integers")
+    ] = LabelType.AUTO,
+    feature_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a number column of x, or a pattern: 'f*'; repeatable")
+    ] = None,
+    list_column: Annotated[str, typer.Option(metavar="NAME", help="column of lists that is x")] = "x",
     ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
     num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
     unknown_ids: Annotated[
         UnknownIds, typer.Option(help="edges with an id that is not in the vertex table: refuse, or drop and count")
     ] = UnknownIds.REFUSE,
-    delimiter: Annotated[str, typer.Option(help="of CSV files")] = ",",
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="SIGN", help="of CSV files [default: the one of , ; tab | in their first line]"),
+    ] = None,
+    host: Annotated[int | None, typer.Option(min=0, help="number of this host, from 0; builds its shard only")] = None,
+    hosts: Annotated[int | None, typer.Option(min=1, help="number of hosts that build shards")] = None,
+    ranges: Annotated[str | None, typer.Option(help="where hosts' vertices begin and end [default: equal]")] = None,
     symmetrise: Symmetrise = False,
     drop_self_loops: DropLoops = False,
     drop_duplicates: DropDuplicates = False,
@@ -151,11 +220,11 @@ def tables(
 ) -> None:
     """Import Parquet or CSV tables of edges and vertices.
 
-    Ids may be strings or integers.
+    Ids may be strings or integers. With --host i --hosts N, N processes each build a shard.
     """
 
     def make() -> GraphSource:
-        from gsplit.store.importers.tables import TableColumns, tables_source
+        from gsplit.store.importers.tables import tables_source
 
         columns = TableColumns(
             src=src,
@@ -166,6 +235,7 @@ def tables(
             split=split_column,
             feature_list=list_column,
             features=tuple(feature_column or ()),
+            label_type=label_type,
         )
         return tables_source(
             edges,
@@ -178,7 +248,12 @@ def tables(
         )
 
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+    if host is None and hosts is None and ranges is None:
+        _run(make, output, rules, overwrite=overwrite, as_json=as_json)
+        return
+    if host is None or hosts is None:
+        raise typer.BadParameter("--host and --hosts go together; --ranges needs both")
+    _run_host(make, output, rules, host, hosts, ranges, overwrite=overwrite, as_json=as_json)
 
 
 @import_app.command()

@@ -6,6 +6,8 @@ read and sorted in memory, one after the other. A bucket that outgrew the budget
 together) is first cut by key values taken from a sample of it, and so on down: one vertex with a billion
 in-edges sorts in the same memory. Memory: two buckets, plus the copies of one edge if it comes in millions.
 
+A sorter may be of a range of destinations; it leaves the other edges out.
+
 Equal keys are ordered by their per-edge values, so the result depends on the set of edges only, never on
 the order in which they came.
 """
@@ -21,7 +23,7 @@ import numpy.typing as npt
 from gsplit.errors import InputError, explain
 from gsplit.kernels.jit import kernel
 from gsplit.store.files import Array, ordered_bits, read_exactly, storage_dtype, write_all
-from gsplit.store.source import EdgeChunk, ValueType
+from gsplit.store.source import EdgeChunk, ValueType, VertexRange
 
 __all__ = ["Bucket", "EdgeSorter", "SortedRun"]
 
@@ -45,14 +47,17 @@ def _count_buckets(
     src: npt.NDArray[np.int64],
     dst: npt.NDArray[np.int64],
     num_vertices: int,
+    first: int,
+    stop: int,
     shift: int,
     counts: npt.NDArray[np.int64],
 ) -> int:
-    """Count edges per bucket; return the position of the first edge with an id out of range, or -1."""
+    """Count edges into [first, stop) per bucket; return the position of the first with an id that is none, or -1."""
     for i in range(src.size):
         if not (0 <= src[i] < num_vertices and 0 <= dst[i] < num_vertices):
             return i
-        counts[dst[i] >> shift] += 1
+        if first <= dst[i] < stop:
+            counts[(dst[i] - first) >> shift] += 1
     return -1
 
 
@@ -60,18 +65,25 @@ def _count_buckets(
 def _group_by_bucket(
     src: npt.NDArray[np.int64],
     dst: npt.NDArray[np.int64],
+    first: int,
+    stop: int,
     shift: int,
     source_bits: int,
     cursors: npt.NDArray[np.int64],
     keys: Keys,
     order: npt.NDArray[np.int64],
 ) -> None:
-    """Write each edge's key at its bucket's cursor; ``order`` (empty if not wanted) gets the edge's position."""
+    """Write the keys of edges into [first, stop) at their bucket's cursor, and the edges' positions to ``order``.
+
+    ``order`` is empty if it is not wanted.
+    """
     for i in range(src.size):
-        bucket = dst[i] >> shift
+        if not first <= dst[i] < stop:
+            continue
+        bucket = (dst[i] - first) >> shift
         at = cursors[bucket]
         cursors[bucket] = at + 1
-        keys[at] = np.uint64(((dst[i] - (bucket << shift)) << source_bits) | src[i])
+        keys[at] = np.uint64(((dst[i] - first - (bucket << shift)) << source_bits) | src[i])
         if order.size:
             order[at] = i
 
@@ -135,17 +147,22 @@ class EdgeSorter:
         num_edges: int,
         values: Mapping[str, ValueType],
         *,
+        destinations: VertexRange | None = None,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        """``num_edges`` is a forecast that sets the number of buckets; being wrong costs time, not memory."""
+        """``num_edges`` is a forecast that sets the number of buckets; being wrong costs time, not memory.
+
+        Edges into other vertices than ``destinations`` are left out; None for all.
+        """
+        self._held = destinations or VertexRange(0, num_vertices)
         self.source_bits = max(1, (num_vertices - 1).bit_length())
         edge_bytes = 8 + sum(storage_dtype(t.dtype).itemsize * prod(t.row_shape) for t in values.values())
         budget_edges = max(1024, budget_bytes // edge_bytes)
         self._buffer_edges = max(1, BUFFERED_BYTES // (8 + edge_bytes))
         wanted = min(MAX_BUCKETS, max(1, -(-3 * num_edges // (2 * budget_edges))))
-        width_bits = max(0, -(-num_vertices // wanted) - 1).bit_length()
+        width_bits = max(0, -(-self._held.size // wanted) - 1).bit_length()
         self.shift = min(width_bits, 63 - self.source_bits)  # a key fits 63 bits
-        self._num_buckets = max(1, -(-num_vertices >> self.shift))
+        self._num_buckets = max(1, -(-self._held.size >> self.shift))
         self._num_vertices, self._values, self._budget = num_vertices, values, budget_edges
         self._spills = [_Spill(directory / f"bucket{b}", values) for b in range(self._num_buckets)]
         self._buffer: list[EdgeChunk] = []
@@ -166,15 +183,16 @@ class EdgeSorter:
         src = np.concatenate([c.src for c in chunks]).astype(np.int64, copy=False)
         dst = np.concatenate([c.dst for c in chunks]).astype(np.int64, copy=False)
         counts = np.zeros(self._num_buckets, np.int64)
-        bad = _count_buckets(src, dst, self._num_vertices, self.shift, counts)
+        held = self._held
+        bad = _count_buckets(src, dst, self._num_vertices, held.first, held.stop, self.shift, counts)
         if bad >= 0:
             got = f"the edge {src[bad]} -> {dst[bad]}"
             fix = "give the right number of vertices, or map the ids first"
             raise InputError(explain("edges", f"ids in 0..{self._num_vertices - 1}", got, fix))
-        keys = np.empty(src.size, np.uint64)
-        order = np.empty(src.size if self._values else 0, np.int64)
         ends = np.cumsum(counts)
-        _group_by_bucket(src, dst, self.shift, self.source_bits, ends - counts, keys, order)
+        keys = np.empty(ends[-1], np.uint64)
+        order = np.empty(ends[-1] if self._values else 0, np.int64)
+        _group_by_bucket(src, dst, held.first, held.stop, self.shift, self.source_bits, ends - counts, keys, order)
         values = {}
         for name, kind in self._values.items():
             column = np.concatenate([c.values[name] for c in chunks])
@@ -182,15 +200,15 @@ class EdgeSorter:
         for spill, start, stop in zip(self._spills, ends - counts, ends, strict=True):
             if start < stop:
                 spill.append(keys[start:stop], {name: column[start:stop] for name, column in values.items()})
-        self.num_added += self._buffered
+        self.num_added += keys.size
         self._buffered = 0
 
     def buckets(self) -> Iterator[Bucket]:
         """Every bucket in order of its vertices, empty ones too; afterwards the sorter is empty."""
         self._flush()
         for number, spill in enumerate(self._spills):
-            first = number << self.shift
-            yield Bucket(first, min(first + (1 << self.shift), self._num_vertices), spill, self._budget)
+            first = self._held.first + (number << self.shift)
+            yield Bucket(first, min(first + (1 << self.shift), self._held.stop), spill, self._budget)
 
 
 def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
 from gsplit.store.files import Array, ArrayFile, read_inside
-from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, parse_manifest
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, graph_fingerprint, parse_manifest
 from gsplit.store.original_order import OriginalOrder
 from gsplit.store.protocol import edge_value_names, missing_array
 
@@ -63,6 +63,11 @@ class Store:
         return self.manifest.num_classes
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes were called, where labels were strings."""
+        return tuple(self.manifest.class_names)
+
+    @property
     def names(self) -> list[str]:
         """Names of all arrays, as ``array`` takes them."""
         return sorted(self._arrays)
@@ -85,10 +90,9 @@ class Store:
     @property
     def fingerprint(self) -> str:
         """The graph in short: equal for stores with the same edges in the same numbering; to compare between ranks."""
-        entries = self.manifest.arrays
         if self.manifest.shard is not None:
             return self.manifest.shard.whole_fingerprint
-        return " ".join(entries[name].sha256[:16] for name in ("indptr", "indices", "original_ids") if name in entries)
+        return graph_fingerprint({name: entry.sha256 for name, entry in self.manifest.arrays.items()})
 
     @property
     def graph(self) -> Graph:

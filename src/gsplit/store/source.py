@@ -20,6 +20,7 @@ __all__ = [
     "RowChunk",
     "RowStream",
     "ValueType",
+    "VertexRange",
     "check_edge_index",
     "dtype_name",
     "plain_name",
@@ -41,10 +42,50 @@ class ValueType:
 
 
 @dataclass(frozen=True)
+class VertexRange:
+    """The vertices ``first .. stop - 1`` that are imported here, with their in-edges; of a whole store, all.
+
+    ``counts_strays``: whether edges whose destination is no vertex are counted here; of several hosts, one does.
+    """
+
+    first: int
+    stop: int
+    counts_strays: bool = True
+
+    @property
+    def size(self) -> int:
+        """Number of vertices."""
+        return self.stop - self.first
+
+    def holds(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which of some vertices it has."""
+        return (ids >= self.first) & (ids < self.stop)
+
+    def count_edges_into(self, destinations: npt.NDArray[Any]) -> int:
+        """How many of some edges it counts; a destination of -1 is no vertex."""
+        held = int(np.count_nonzero(self.holds(destinations)))
+        return held + (int(np.count_nonzero(destinations < 0)) if self.counts_strays else 0)
+
+    def take(self, chunk: "RowChunk") -> "RowChunk":
+        """The rows of its own vertices, which are counted from its first.
+
+        >>> VertexRange(2, 4).take(RowChunk(slice(1, 6), np.arange(5)))
+        RowChunk(vertices=slice(0, 2, None), rows=array([1, 2]))
+        """
+        if isinstance(chunk.vertices, slice):
+            begin = chunk.vertices.start
+            first, stop = (min(max(end, begin), chunk.vertices.stop) for end in (self.first, self.stop))
+            return RowChunk(slice(first - self.first, stop - self.first), chunk.rows[first - begin : stop - begin])
+        kept = self.holds(chunk.vertices)
+        return RowChunk(chunk.vertices[kept] - self.first, chunk.rows[kept])
+
+
+@dataclass(frozen=True)
 class EdgeChunk:
     """Some edges, source to destination, in any order, with their per-edge values.
 
-    ``num_dropped`` edges were read beside them and left out, because an end of theirs is no vertex.
+    ``num_dropped`` edges were read beside them and left out, because an end of theirs is no vertex; of a range, those
+    that it counts.
     """
 
     src: npt.NDArray[Any]
@@ -63,28 +104,55 @@ class RowChunk:
 
 @dataclass(frozen=True)
 class RowStream:
-    """A per-vertex array that arrives in pieces; every vertex once."""
+    """A per-vertex array that arrives in pieces; every vertex once.
+
+    ``chunks_near`` leaves out pieces without vertices of a range, as far as that can be known without reading them.
+    """
 
     type: ValueType
     chunks: Callable[[], Iterator[RowChunk]]
+    chunks_near: Callable[[VertexRange], Iterator[RowChunk]] | None = None
+
+    def near(self, held: VertexRange) -> Iterator[RowChunk]:
+        """The rows of a range at least."""
+        return self.chunks_near(held) if self.chunks_near else self.chunks()
 
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A graph to import. ``num_edges`` is a forecast: it sizes buckets and the progress bar."""
+    """A graph to import. ``num_edges`` is a forecast: it sizes buckets and the progress bar.
+
+    ``edges_near`` leaves out edges without an end in a range, as far as that can be known without reading them; the
+    second argument says whether sources count as ends, as they do where reverse edges are added. ``identity`` differs
+    for other inputs, as far as that can be known without reading them.
+    """
 
     kind: str
     num_vertices: int
     num_edges: int
     edges: Callable[[], Iterator[EdgeChunk]]
+    edges_near: Callable[[VertexRange, bool], Iterator[EdgeChunk]] | None = None
     edge_values: Mapping[str, ValueType] = field(default_factory=dict)
     features: Mapping[str, RowStream] = field(default_factory=dict)
     y: RowStream | None = None
+    class_names: tuple[str, ...] = ()
     targets: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     vertex_ids: npt.NDArray[np.int64] | None = None
     vertex_names: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    identity: str = ""
+
+    @property
+    def whole(self) -> VertexRange:
+        """All vertices."""
+        return VertexRange(0, self.num_vertices)
+
+    def near(self, held: VertexRange, *, both_ends: bool) -> Iterator[EdgeChunk]:
+        """The edges into a range at least, with ``both_ends`` those out of it too."""
+        if self.edges_near is None or held == self.whole:
+            return self.edges()
+        return self.edges_near(held, both_ends)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, writ
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
 from gsplit.untrusted import Expected, read_document
 
-__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store"]
+__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place"]
 
 LOCK = "lock"
 SPILL = "spill"
@@ -159,24 +159,29 @@ class StoreWriter:
             os.fsync(stream.fileno())
         for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:
             flush_folder(directory)
-        with _locked_directory(self.path.parent):
-            check_output(self.path, overwrite=self._overwrite)
-            (self._work / LOCK).unlink()
-            aside = self.path.parent / f".{self.path.name}.old-{secrets.token_hex(4)}"
-            replaces = self.path.exists()
-            try:
-                if replaces:
-                    self.path.rename(aside)
-                self._work.rename(self.path)
-            except BaseException:
-                if replaces and aside.exists() and not self.path.exists():
-                    aside.rename(self.path)  # the old store stays
-                raise
-            flush_folder(self.path.parent)
-            if replaces:  # under a name from which nothing comes back
-                aside = aside.rename(aside.with_name(aside.name.replace(".old-", ".tmp-")))
-        if replaces:
-            shutil.rmtree(aside, ignore_errors=True)
+        put_in_place(self._work, self.path, overwrite=self._overwrite)
+
+
+def put_in_place(work: Path, path: Path, *, overwrite: bool) -> None:
+    """Let a store that is complete and flushed appear under its name; one that it replaces stays if that fails."""
+    with _locked_directory(path.parent):
+        check_output(path, overwrite=overwrite)
+        (work / LOCK).unlink(missing_ok=True)
+        aside = path.parent / f".{path.name}.old-{secrets.token_hex(4)}"
+        replaces = path.exists()
+        try:
+            if replaces:
+                path.rename(aside)
+            work.rename(path)
+        except BaseException:
+            if replaces and aside.exists() and not path.exists():
+                aside.rename(path)  # the old store stays
+            raise
+        flush_folder(path.parent)
+        if replaces:  # under a name from which nothing comes back
+            aside = aside.rename(aside.with_name(aside.name.replace(".old-", ".tmp-")))
+    if replaces:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def is_store(path: Path) -> bool:

@@ -135,7 +135,7 @@ def test_ten_kills_leave_no_half_store_and_no_debris(tmp_path: Path, tmp_path_fa
     """SIGKILL at random moments, before, during and after the writing; then one run to the end."""
     out = tmp_path / "g.gsplit"
     command = ["-m", "gsplit", "import", "synthetic", str(out), "--overwrite", "--json"]
-    command += ["--vertices", "60000", "--edges", "2000000", "--features", "32"]
+    command += ["--vertices", "30000", "--edges", "700000", "--features", "32"]
     said = tmp_path_factory.mktemp("said")
     assert run_forked(command, said).returncode == 0  # compiles the kernels too
     start = time.monotonic()

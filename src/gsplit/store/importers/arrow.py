@@ -3,8 +3,13 @@
 pyarrow is an extra: this module is the only one that imports it.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +17,10 @@ import numpy as np
 
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.store.files import Array
+from gsplit.store.importers.table_columns import guess_column
 from gsplit.store.source import CHUNK_EDGES
 
-__all__ = ["Table", "csv_columns", "explained", "list_rows", "load_arrow", "number_column"]
+__all__ = ["IdBounds", "Table", "explained", "list_rows", "load_arrow", "number_column"]
 
 BATCH_BYTES = 64 << 20
 _CSV_ROW_BYTES = 16  # a forecast for the progress bar only
@@ -34,8 +40,8 @@ def load_arrow() -> Any:
 
 
 @contextmanager
-def explained(where: object, fix: str) -> Iterator[None]:
-    """Turn what pyarrow raises while reading into our message."""
+def explained(where: object, fix: str, columns: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what pyarrow raises while reading into our message; it knows ``columns`` by their numbers."""
     arrow = load_arrow()
     try:
         yield
@@ -43,12 +49,47 @@ def explained(where: object, fix: str) -> Iterator[None]:
         raise
     except (arrow.ArrowException, OSError, KeyError, ValueError, TypeError, OverflowError) as error:
         text = (str(error).splitlines() or [type(error).__name__])[0]
+        if (found := _CSV_COLUMN.search(text)) and int(found[1]) < len(columns):
+            text = text.replace(found[0], f"column {columns[int(found[1])]}")
         raise InputError(explain(where, "a readable table", text, fix)) from None
+
+
+def _first_line(file: Path) -> str:
+    """The names of the columns as they stand in a CSV file, gzipped or not."""
+    with explained(file, _TABLE_FIX), load_arrow().input_stream(file, compression="detect") as stream:
+        return str(stream.read(_LINE_BYTES).split(b"\n")[0].decode("utf-8", "replace")).strip("\ufeff\r")
+
+
+_CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
+_DELIMITERS = ",;\t|"
+_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class IdBounds:
+    """Where the ids of a range of vertices lie: from ``low`` to ``high``, both included; none if high is below low.
+
+    With ``strays``, ids that are below 0, above ``largest`` or missing are looked for too.
+    """
+
+    column: str
+    low: int
+    high: int
+    largest: int
+    strays: bool
+
+    def may_be_in(self, found: Any) -> bool:
+        """Whether a row group with these statistics of the column may have such an id."""
+        if found is None or not found.has_min_max or not isinstance(found.min, int):
+            return True
+        if self.strays and (not found.has_null_count or found.null_count or found.min < 0 or found.max > self.largest):
+            return True
+        return bool(found.min <= self.high and found.max >= self.low)
 
 
 _TABLE_FIX = (
     "check the file; a CSV file needs a header row, the right --delimiter and one type per column "
-    "(--ids names reads ids as text)"
+    "(--ids names reads ids as text; an empty cell is a missing number)"
 )
 
 
@@ -59,7 +100,7 @@ class Table:
         self,
         path: str | Path,
         *,
-        delimiter: str = ",",
+        delimiter: str | None = None,
         text_columns: Sequence[str] = (),
         number_columns: Sequence[str] = (),
     ) -> None:
@@ -81,13 +122,14 @@ class Table:
         if self._is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             got = f"one that ends in {first.suffix}" if first.suffix else "one without an ending"
             raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", got, "convert it"))
-        if len(delimiter) != 1:
+        if delimiter is not None and len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
-        self._delimiter = delimiter
+        line = _first_line(first) if self._is_csv else ""
+        self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of those that come equally often
         arrow = load_arrow()
         self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
         self._types |= dict.fromkeys(text_columns, arrow.string())
-        with explained(first, _TABLE_FIX):
+        with explained(first, _TABLE_FIX, line.split(self._delimiter)):
             self.schema = self._csv(first).schema if self._is_csv else self._parquet(first).schema_arrow
             names = list(self.schema.names)
         if len(set(names)) != len(names):
@@ -107,38 +149,72 @@ class Table:
             convert_options=csv.ConvertOptions(column_types=self._types, include_columns=columns),
         )
 
+    def identity(self) -> str:
+        """The names and sizes of the files in short: another one for another table, as a rule."""
+        places = self.path if self.path.is_dir() else self.path.parent
+        said = [f"{file.relative_to(places)} {file.stat().st_size}" for file in self._files]
+        return hashlib.sha256("\n".join(said).encode("utf-8", "surrogateescape")).hexdigest()
+
     def forecast_rows(self) -> int:
         """Number of rows: known for Parquet, guessed from the size for CSV."""
         if self._is_csv:
             return sum(file.stat().st_size for file in self._files) // _CSV_ROW_BYTES
         return sum(self._parquet(file).metadata.num_rows for file in self._files)
 
-    def require(self, columns: Sequence[str]) -> None:
-        """Refuse a table without these columns."""
-        for column in columns:
+    def require(self, columns: Mapping[str, str]) -> None:
+        """Refuse a table without these columns, each given with the option that names it."""
+        for column, option in columns.items():
             if column not in self.schema.names:
-                expected, fix = f"one of {', '.join(self.schema.names)}", "name the column that holds it"
-                raise InputError(explain(f"{self.path}: {column}", expected, "none of that name", fix))
+                meant = guess_column(column, option, self.schema.names)
+                fix = f"name the column that holds it: {option} {'NAME' if meant is None else shlex.quote(meant)}"
+                if meant is not None and meant.strip() == column:
+                    fix = "remove the spaces around names and values"
+                got = ", ".join(self.schema.names)
+                raise InputError(explain(self.path, f"a column {column}", f"columns {got}", fix))
 
     def batches(self, columns: Sequence[str], rows: int = CHUNK_EDGES) -> Iterator[Any]:
         """Record batches of these columns of about ``rows`` rows, one in memory at a time."""
-        held: list[Any] = []
-        for file in self._files:
-            with explained(file, _TABLE_FIX):
-                for batch in self._file_batches(file, columns, rows):
-                    held.append(batch)
-                    if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= BATCH_BYTES:
-                        yield from _joined(held)  # a CSV block may hold few rows, and long strings many bytes
-                        held = []
-        yield from _joined(held)
+        for _, batch in self.numbered_batches(columns, rows):
+            yield batch
 
-    def _file_batches(self, file: Path, columns: Sequence[str], rows: int) -> Iterator[Any]:
+    def numbered_batches(
+        self, columns: Sequence[str], rows: int, near: Sequence[IdBounds] = ()
+    ) -> Iterator[tuple[int, Any]]:
+        """The same, each with the number of its first row. ``near``: without row groups that cannot have such ids."""
+        held: list[Any] = []
+        row = 0  # the table's row that comes after those held
+        for file in self._files:
+            with explained(file, _TABLE_FIX, self.schema.names):
+                for skipped, batch in self._file_batches(file, columns, rows, near):
+                    if skipped:
+                        yield from _joined(row, held)
+                        held, row = [], row + skipped
+                    held.append(batch)
+                    row += batch.num_rows
+                    if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= BATCH_BYTES:
+                        yield from _joined(row, held)  # a CSV block may hold few rows, and long strings many bytes
+                        held = []
+        yield from _joined(row, held)
+
+    def _file_batches(
+        self, file: Path, columns: Sequence[str], rows: int, near: Sequence[IdBounds]
+    ) -> Iterator[tuple[int, Any]]:
+        """Batches with the number of rows left out before each; the last may be an empty one."""
         if self._is_csv:
-            yield from self._csv(file, list(columns))
+            yield from ((0, batch) for batch in self._csv(file, list(columns)))
             return
-        wanted = load_arrow().schema([self.schema.field(name) for name in columns])
-        for batch in self._parquet(file).iter_batches(min(rows, CHUNK_EDGES), columns=list(columns)):
-            yield batch.select(list(columns)).cast(wanted)  # every file is read as the first one
+        arrow, skipped, opened = load_arrow(), 0, self._parquet(file)
+        wanted = arrow.schema([self.schema.field(name) for name in columns])
+        for needed, groups in groupby(range(opened.metadata.num_row_groups), lambda g: _may_be_in(opened, g, near)):
+            numbers = list(groups)
+            if not needed:
+                skipped += sum(opened.metadata.row_group(number).num_rows for number in numbers)
+                continue
+            for batch in opened.iter_batches(min(rows, CHUNK_EDGES), row_groups=numbers, columns=list(columns)):
+                yield skipped, batch.select(list(columns)).cast(wanted)  # every file is read as the first one
+                skipped = 0
+        if skipped:
+            yield skipped, arrow.RecordBatch.from_pylist([], schema=wanted)
 
     def extent(self, column: str) -> tuple[int, int] | None:
         """Smallest and largest value of a Parquet column as its statistics say; None where they do not."""
@@ -146,38 +222,34 @@ class Table:
             return None
         ends: list[int] = []
         for file in self._files:
-            metadata = self._parquet(file).metadata
-            for group in range(metadata.num_row_groups):
-                chunks = [metadata.row_group(group).column(c) for c in range(metadata.num_columns)]
-                found = next((c.statistics for c in chunks if c.path_in_schema == column), None)
+            opened = self._parquet(file)
+            for group in range(opened.metadata.num_row_groups):
+                found = _statistics(opened, group, column)
                 if found is None or not found.has_min_max or not isinstance(found.min, int):
                     return None
                 ends += [found.min, found.max]
         return (min(ends), max(ends)) if ends else None
 
 
-def _joined(batches: list[Any]) -> Iterator[Any]:
+def _statistics(opened: Any, group: int, column: str) -> Any:
+    """What a Parquet file says of a column of one of its row groups; None where it does not."""
+    chunks = (opened.metadata.row_group(group).column(c) for c in range(opened.metadata.num_columns))
+    return next((c.statistics for c in chunks if c.path_in_schema == column), None)
+
+
+def _may_be_in(opened: Any, group: int, near: Sequence[IdBounds]) -> bool:
+    return not near or any(bounds.may_be_in(_statistics(opened, group, bounds.column)) for bounds in near)
+
+
+def _joined(stop_row: int, batches: list[Any]) -> Iterator[tuple[int, Any]]:
+    """Batches as few, each with its first row; ``stop_row`` comes after the last."""
     if batches:
         table = load_arrow().Table.from_batches(batches).combine_chunks()
-        yield from (batch for batch in table.to_batches() if batch.num_rows)
-
-
-def csv_columns(path: Path, *, floats: bool = False) -> Iterator[list[Any]]:
-    """The columns of a CSV file without a header row, gzipped or not, a block at a time; as floats if asked."""
-    arrow = load_arrow()
-    with explained(path, "download the set again"):
-        if path.stat().st_size == 0:
-            return
-        options = arrow.csv.ReadOptions(autogenerate_column_names=True, block_size=16 << 20)
-        types: dict[str, Any] = {}
-        if floats:
-            with arrow.csv.open_csv(path, read_options=options) as reader:
-                types = dict.fromkeys(reader.schema.names, arrow.float64())
-        convert = arrow.csv.ConvertOptions(column_types=types)
-        parse = arrow.csv.ParseOptions(ignore_empty_lines=not floats)  # a missing label may be an empty line
-        with arrow.csv.open_csv(path, read_options=options, convert_options=convert, parse_options=parse) as reader:
-            for batch in reader:
-                yield batch.columns
+        row = stop_row - table.num_rows
+        for batch in table.to_batches():
+            if batch.num_rows:
+                yield row, batch
+            row += batch.num_rows
 
 
 def number_column(where: str, column: Any) -> Array:

@@ -6,8 +6,8 @@ features: a column of lists named ``x``, or number columns given by name. Tables
 and never held; the ids are, where they have to be mapped.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.store.files import Array
-from gsplit.store.importers.arrow import Table, explained, list_rows, load_arrow, number_column
-from gsplit.store.importers.labels import Labels, as_labels
+from gsplit.store.importers.arrow import IdBounds, Table, load_arrow, number_column
+from gsplit.store.importers.table_columns import TableColumns, is_pattern, match_columns
 from gsplit.store.importers.vertex_ids import (
     BATCH_IDS,
     IdMode,
@@ -27,34 +26,25 @@ from gsplit.store.importers.vertex_ids import (
     dense_ids,
     widened_alike,
 )
+from gsplit.store.importers.vertex_table import (
+    drop_unlabelled,
+    table_notes,
+    vertex_features,
+    vertex_labels,
+    vertex_targets,
+)
 from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
     GraphSource,
-    RowChunk,
     RowStream,
     ValueType,
+    VertexRange,
     dtype_name,
     plain_name,
 )
 
-__all__ = ["TableColumns", "tables_source"]
-
-_SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-
-
-@dataclass(frozen=True)
-class TableColumns:
-    """Which column means what."""
-
-    src: str = "src"
-    dst: str = "dst"
-    edge_values: Sequence[str] = ()
-    id: str = "id"
-    label: str = "y"
-    split: str = "split"
-    feature_list: str = "x"
-    features: Sequence[str] = field(default_factory=tuple)
+__all__ = ["tables_source"]
 
 
 def tables_source(
@@ -65,14 +55,15 @@ def tables_source(
     ids: IdMode | str = IdMode.AUTO,
     num_vertices: int | None = None,
     unknown_ids: UnknownIds | str = UnknownIds.REFUSE,
-    delimiter: str = ",",
+    delimiter: str | None = None,
 ) -> GraphSource:
     """The graph in an edge table and, if given, a vertex table.
 
     ``ids``: ``dense`` takes integers as vertices 0 .. n-1; ``map`` numbers the distinct ids; ``names`` reads CSV ids
     as text and maps them. ``auto`` maps, except integers without a vertex table whose largest is below twice the
     number of edges: then they are taken as they are. ``unknown_ids``: edges whose ends are not all vertices, by the
-    vertex table or ``num_vertices``, are refused, or dropped and counted.
+    vertex table or ``num_vertices``, are refused, or dropped and counted. ``delimiter``: of CSV files, by default what
+    separates the names in their first line.
     """
     columns = columns or TableColumns()
     ids, unknown = IdMode(ids), UnknownIds(unknown_ids)
@@ -86,35 +77,38 @@ def tables_source(
         text_columns=(columns.src, columns.dst) if text else (),
         number_columns=columns.edge_values,
     )
-    edge_table.require([columns.src, columns.dst, *columns.edge_values])
+    edge_table.require({columns.src: "--src", columns.dst: "--dst"})
+    edge_table.require(dict.fromkeys(columns.edge_values, "--edge-column"))
     vertex_table = None
     if vertices is not None:
+        columns = _matched(columns, vertices, delimiter)
         vertex_table = Table(
             vertices,
             delimiter=delimiter,
             text_columns=(columns.split, columns.id) if text else (columns.split,),
             number_columns=columns.features,
         )
-        usual = TableColumns()
-        asked = [(columns.label, usual.label), (columns.split, usual.split), (columns.feature_list, usual.feature_list)]
-        named = [name for name, default in asked if name != default]  # a column that was asked for must be there
-        vertex_table.require([columns.id, *columns.features, *named])
+        _require_vertex_columns(vertex_table, columns)
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, RowStream] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}
-    labels, notes = None, _notes(vertex_table, columns)
+    labels, notes = None, tuple[str, ...]()
     if vertex_table is not None:
-        features = _features(vertex_table, columns, vertex_ids)
-        labels = _labels(vertex_table, columns, vertex_ids)
-        targets = _targets(vertex_table, columns, vertex_ids)
+        features = vertex_features(vertex_table, columns, vertex_ids)
+        labels = vertex_labels(vertex_table, columns, vertex_ids)
+        targets = vertex_targets(vertex_table, columns, vertex_ids)
+        notes = labels.notes if labels else ()
+        notes += drop_unlabelled(targets, labels, vertex_ids.num_vertices) + table_notes(vertex_table, columns)
     return GraphSource(
         kind="tables",
         num_vertices=vertex_ids.num_vertices,
         num_edges=edge_table.forecast_rows(),
         edges=lambda: _edge_chunks(edge_table, columns, vertex_ids, unknown),
+        edges_near=lambda held, both: _edge_chunks(edge_table, columns, vertex_ids, unknown, held, both_ends=both),
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=features,
         y=labels.rows if labels else None,
+        class_names=labels.class_names if labels else (),
         targets=targets,
         vertex_ids=vertex_ids.as_integers(),
         vertex_names=vertex_ids.as_names(),
@@ -124,8 +118,28 @@ def tables_source(
             "ids": ids,
             "unknown_ids": unknown,
         },
-        notes=(*labels.notes, *notes) if labels else notes,
+        notes=notes,
+        identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
     )
+
+
+def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None) -> TableColumns:
+    """The same with the features that patterns stand for."""
+    if not any(map(is_pattern, columns.features)):
+        return columns
+    others = {columns.id, columns.label, columns.split, columns.feature_list}
+    names = [name for name in Table(vertices, delimiter=delimiter).schema.names if name not in others]
+    return replace(columns, features=tuple(match_columns(columns.features, names)))
+
+
+def _require_vertex_columns(table: Table, columns: TableColumns) -> None:
+    """The ids, and every column that was asked for, must be there."""
+    usual = TableColumns()
+    asked = {columns.id: "--id-column", **dict.fromkeys(columns.features, "--feature-column")}
+    asked |= {columns.label: "--label-column"} if columns.label != usual.label else {}
+    asked |= {columns.split: "--split-column"} if columns.split != usual.split else {}
+    asked |= {columns.feature_list: "--list-column"} if columns.feature_list != usual.feature_list else {}
+    table.require(asked)
 
 
 def _vertex_ids(
@@ -142,6 +156,9 @@ def _vertex_ids(
     if vertices is not None:
         where = f"{vertices.path}: {columns.id}"
         found = collect_ids(where, _columns(vertices, [columns.id]), unique=True)
+        if found.num_vertices == 0:
+            fix = "add the vertices, or leave --vertices out: every id of an edge is a vertex"
+            raise InputError(explain(vertices.path, "a row per vertex", "no rows", fix))
         if ids == IdMode.DENSE and found.values is not None:
             got = f"{found.num_vertices} ids from {found.values[0]} to {found.values[-1]}"
             raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", got, "use --ids map"))
@@ -179,9 +196,18 @@ def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
     return low, high, count
 
 
-def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds, unknown: UnknownIds) -> Iterator[EdgeChunk]:
-    names, where, row = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values])), str(table.path), 0
-    for batch in table.batches(names, CHUNK_EDGES if ids.values is None else BATCH_IDS // 2):
+def _edge_chunks(
+    table: Table,
+    columns: TableColumns,
+    ids: VertexIds,
+    unknown: UnknownIds,
+    held: VertexRange | None = None,
+    *,
+    both_ends: bool = False,
+) -> Iterator[EdgeChunk]:
+    names, where = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values])), str(table.path)
+    rows = CHUNK_EDGES if ids.values is None else BATCH_IDS // 2
+    for first_row, batch in table.numbered_batches(names, rows, _bounds(columns, ids, unknown, held, both_ends)):
         ends = widened_alike(where, [batch[columns.src], batch[columns.dst]])
         both = ids.lookup(where, load_arrow().concat_arrays(ends))
         src, dst = both[: batch.num_rows], both[batch.num_rows :]
@@ -190,15 +216,27 @@ def _edge_chunks(table: Table, columns: TableColumns, ids: VertexIds, unknown: U
         if lost.size and unknown == UnknownIds.REFUSE:
             first = int(lost[0])
             example = ends[0 if src[first] < 0 else 1][first].as_py()
-            stop = row + batch.num_rows - 1
-            got = f"{example!r} in row {row + first}; edges with such ids in rows {row}..{stop}: {lost.size}"
+            stop = first_row + batch.num_rows - 1
+            got = (
+                f"{example!r} in row {first_row + first}; edges with such ids in rows {first_row}..{stop}: {lost.size}"
+            )
             fix = "add these ids to the vertex table, or leave such edges out with --unknown-ids drop"
             raise InputError(explain(where, f"ids among the {ids.num_vertices} vertices", got, fix))
+        num_dropped = lost.size if held is None else held.count_edges_into(dst[lost])
         if lost.size:
             src, dst = np.delete(src, lost), np.delete(dst, lost)
             values = {name: np.delete(value, lost) for name, value in values.items()}
-        row += batch.num_rows
-        yield EdgeChunk(src, dst, values, lost.size)
+        yield EdgeChunk(src, dst, values, num_dropped)
+
+
+def _bounds(
+    columns: TableColumns, ids: VertexIds, unknown: UnknownIds, held: VertexRange | None, both_ends: bool
+) -> list[IdBounds]:
+    """Which row groups a range needs: none of these may hold for a group to be left out; nothing for all groups."""
+    if held is None or (unknown == UnknownIds.DROP and held.counts_strays and ids.values is not None):
+        return []  # an id that is no vertex may stand anywhere between those that are
+    found = [ids.bounds(column, held) for column in ((columns.dst, columns.src) if both_ends else (columns.dst,))]
+    return [bounds for bounds in found if bounds] if all(found) else []
 
 
 def _value_type(table: Table, name: str) -> ValueType:
@@ -212,84 +250,3 @@ def _value_type(table: Table, name: str) -> ValueType:
         expected = "a column of numbers: bool, int8 to int64, uint8, float16 to float64"
         raise InputError(explain(f"{table.path}: {name}", expected, got, "cast the column to one of these"))
     return ValueType(dtype)
-
-
-def _placed(table: Table, columns: TableColumns, ids: VertexIds, names: list[str]) -> Iterator[tuple[Array, Any]]:
-    """Batches of some columns with the vertices of their rows."""
-    for batch in table.batches(list(dict.fromkeys([columns.id, *names])), CHUNK_EDGES // 4):
-        vertices = ids.lookup(str(table.path), batch[columns.id])
-        assert (vertices >= 0).all(), f"{table.path} changed while it was read"
-        yield vertices, batch
-
-
-def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
-    name = columns.feature_list
-    if columns.features:
-        kind = ValueType("float32", (len(columns.features),))
-
-        def from_columns() -> Iterator[RowChunk]:
-            for vertices, batch in _placed(table, columns, ids, list(columns.features)):
-                parts = [number_column(f"{table.path}: {c}", batch[c]) for c in columns.features]
-                yield RowChunk(vertices, np.stack(parts, axis=1))
-
-        return {"x": RowStream(kind, from_columns)}
-    if name not in table.schema.names:
-        return {}
-
-    def from_lists() -> Iterator[RowChunk]:
-        for vertices, batch in _placed(table, columns, ids, [name]):
-            yield RowChunk(vertices, list_rows(f"{table.path}: {name}", batch[name]))
-
-    first = next(from_lists(), None)
-    if first is None:
-        return {}
-    dtype = dtype_name(first.rows.dtype) if first.rows.dtype.kind == "f" else "float32"
-    assert dtype is not None
-    return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists)}
-
-
-def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
-    arrow, name = load_arrow(), columns.label
-    if name not in table.schema.names:
-        return None
-    kind, where = table.schema.field(name).type, f"{table.path}: {name}"
-    whole = arrow.types.is_integer(kind) or arrow.types.is_boolean(kind)
-
-    def chunks() -> Iterator[RowChunk]:
-        for vertices, batch in _placed(table, columns, ids, [name]):
-            column = batch[name]
-            if whole:
-                with explained(where, "use whole numbers below 2**63"):
-                    column = column.cast(arrow.int64()).fill_null(-1)
-            yield RowChunk(vertices, number_column(where, column))
-
-    if arrow.types.is_boolean(kind):
-        return Labels(RowStream(ValueType("int64"), chunks), ("y: bool imported as classes 0 and 1",))
-    return as_labels(RowStream(ValueType("int64" if whole else "float32"), chunks))
-
-
-def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:
-    if columns.split not in table.schema.names:
-        return {}
-    arrow = load_arrow()
-    found: dict[str, list[Array]] = {}
-    for vertices, batch in _placed(table, columns, ids, [columns.split]):
-        with explained(f"{table.path}: {columns.split}", "write the words in UTF-8"):
-            words = arrow.compute.unique(batch[columns.split]).to_pylist()
-        for word in words:
-            if not word:
-                continue
-            if word not in _SPLITS:
-                expected, fix = f"one of {', '.join(_SPLITS)} or nothing", "rename these values"
-                raise InputError(explain(f"{table.path}: {columns.split}", expected, repr(word)[:80], fix))
-            here = arrow.compute.equal(batch[columns.split], word).fill_null(False)
-            found.setdefault(_SPLITS[word], []).append(vertices[here.to_numpy(zero_copy_only=False)])
-    return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
-
-
-def _notes(table: Table | None, columns: TableColumns) -> tuple[str, ...]:
-    if table is None:
-        return ()
-    used = {columns.id, columns.label, columns.split, *(columns.features or [columns.feature_list])}
-    unused = [name for name in table.schema.names if name not in used]
-    return (f"not imported: {', '.join(unused)}",) if unused else ()

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import BATCH_BYTES, load_arrow
+from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, load_arrow
+from gsplit.store.source import VertexRange
 
 __all__ = ["IdMode", "UnknownIds", "VertexIds", "collect_ids", "dense_ids", "widened_alike"]
 
@@ -35,8 +36,12 @@ class UnknownIds(StrEnum):
     DROP = "drop"
 
 
+_KINDS = {"int64": "integers", "large_string": "strings"}
 BATCH_IDS = 1 << 23
 """Ids looked up in one call: pyarrow builds its hash table anew each time, so calls should be few."""
+
+
+_NO_ID = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,9 @@ class VertexIds:
         ids = _widened(ids)
         expected_type = arrow.int64() if self.values is None else self.values.type
         if ids.type != expected_type:
-            fix = "use one kind of id in both tables"
-            raise InputError(explain(where, f"ids of type {expected_type}", ids.type, fix))
+            fix = "use one kind of id in both tables; --ids names reads the ids of CSV files as text"
+            kinds = [_KINDS[str(kind)] for kind in (expected_type, ids.type)]
+            raise InputError(explain(where, f"ids that are {kinds[0]}, as in the vertex table", kinds[1], fix))
         if self.values is None:
             column = ids
             vertices: npt.NDArray[np.int64] = np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
@@ -63,6 +69,25 @@ class VertexIds:
             vertices = np.asarray(found.cast(arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
             missing = vertices < 0
         return np.where(missing, -1, vertices)
+
+    def bounds(self, column: str, held: VertexRange) -> IdBounds | None:
+        """Where the ids of some vertices lie in a column of integers; None for strings, whose statistics may be cut.
+
+        Ids between those of two vertices are taken to be the first one's, so that every id has a range to be read for.
+        """
+        if self.values is None:
+            return IdBounds(column, held.first, held.stop - 1, self.num_vertices - 1, held.counts_strays)
+        if not load_arrow().types.is_integer(self.values.type):
+            return None
+        low, stop = (self._first_id_of(vertex) for vertex in (held.first, held.stop))
+        return IdBounds(column, low, stop - 1, _NO_ID, held.counts_strays)
+
+    def _first_id_of(self, vertex: int) -> int:
+        """The smallest id that is taken to be a vertex's; one past all ids for the vertex after the last."""
+        assert self.values is not None
+        if vertex == self.num_vertices:
+            return _NO_ID
+        return int(self.values[vertex].as_py()) if vertex else -_NO_ID
 
     def as_integers(self) -> npt.NDArray[np.int64] | None:
         """The mapping, where ids are numbers and not 0 .. n-1."""
@@ -105,7 +130,7 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
         return dense_ids(0)
     if unique and len(known) != count:
         got = f"{len(known)} distinct ids in {count} rows"
-        raise InputError(explain(where, "every id once", got, "drop the duplicates"))
+        raise InputError(explain(where, "every id once", got, "drop rows so that each vertex has one"))
     known = known.take(arrow.compute.sort_indices(known))
     if arrow.types.is_integer(known.type) and known[0].as_py() == 0 and known[-1].as_py() == len(known) - 1:
         return dense_ids(len(known))
@@ -124,7 +149,8 @@ def _widened(column: Any) -> Any:
             raise InputError(explain("ids", "integers below 2**63", error, "map them to smaller ones")) from None
     if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
         return column.cast(arrow.large_string())
-    raise InputError(explain("ids", "integers or strings", column.type, "convert the id columns"))
+    fix = "save the file in UTF-8" if arrow.types.is_binary(column.type) else "convert the id columns"
+    raise InputError(explain("ids", "integers or strings", column.type, fix))
 
 
 def widened_alike(where: str, columns: list[Any]) -> list[Any]:

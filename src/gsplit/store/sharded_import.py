@@ -1,0 +1,249 @@
+"""One store built by several hosts, each its own range of vertices, that meet in a shared folder and nowhere else.
+
+``NAME.gsplit`` on N hosts becomes the shards ``NAME-0-of-N.gsplit`` and so on. They are what ``shard.write_shard`` cuts
+from the store that one host would have built: the same arrays byte for byte, and the same manifests but for times.
+
+    .NAME.gsplit.hosts-N/       beside the output, while the import lasts
+      agreed.json               what every host must have been told, written by the first that comes
+      0.gsplit, 1.gsplit, ...   shards that are complete but for what only all of them together know
+      lock                      held by the one who agrees or joins
+      whole.json                that: the fingerprint of the whole graph, its classes, its counts
+
+A host writes its own shard, whole or not at all, then looks whether it is the last. The last one joins: it writes
+``whole.json``, completes every manifest and lets the shards appear under their names. No host waits for another, so
+they may run at the same time or in turn, and every step may be done again: a host that died is started again with the
+same command, also if it died while joining. The fingerprint is the SHA-256 of the whole arrays, so whoever joins
+reads all ``indptr`` and ``indices`` once.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gsplit.durable import write_whole
+from gsplit.errors import InputError, explain
+from gsplit.ownership import Ownership, own_equally
+from gsplit.progress import Progress, silent
+from gsplit.store.build import check_source, step_settings, write_arrays
+from gsplit.store.files import raw_bytes
+from gsplit.store.manifest import Manifest, ProvenanceStep, Shard, graph_fingerprint, new_step
+from gsplit.store.reader import Store, open_store
+from gsplit.store.source import EdgeRules, GraphSource, VertexRange, row_slices
+from gsplit.store.writer import StoreWriter, check_output, put_in_place
+from gsplit.untrusted import Expected, read_bounded, read_document
+
+__all__ = ["ShardedImport", "build_shard", "shard_paths"]
+
+_NOT_YET = ""
+"""The fingerprint of the whole graph in a shard that has not been joined."""
+_AGREED, _WHOLE, _LOCK, _MOST_BYTES = "agreed.json", "whole.json", "lock", 16 << 20
+
+
+class _Whole(BaseModel):
+    """What only all shards together know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    fingerprint: str
+    num_classes: int
+    step: ProvenanceStep
+
+
+@dataclass(frozen=True)
+class ShardedImport:
+    """How far an import by several hosts has come: ``missing`` are the hosts whose shards are not built yet.
+
+    ``was_built``: this host's shard was there from an earlier run. ``shards`` exist once none is missing.
+    """
+
+    vertex_range: tuple[int, int]
+    was_built: bool
+    missing: list[int]
+    shards: list[Path]
+
+
+def shard_paths(path: Path, num_hosts: int) -> list[Path]:
+    """Where the shards of a store will be.
+
+    >>> shard_paths(Path("g.gsplit"), 2)
+    [PosixPath('g-0-of-2.gsplit'), PosixPath('g-1-of-2.gsplit')]
+    """
+    return [path.with_name(f"{path.stem}-{host}-of-{num_hosts}{path.suffix}") for host in range(num_hosts)]
+
+
+def build_shard(
+    source: GraphSource,
+    path: str | Path,
+    host: int,
+    num_hosts: int,
+    *,
+    ranges: Sequence[int] | None = None,
+    rules: EdgeRules | None = None,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> ShardedImport:
+    """Build the shard of one host of several; if it is the last to be built, join them all.
+
+    ``ranges``: where the hosts' ranges begin, and the number of vertices at last; they become the parts of the store.
+    None for equal ranges. With ``overwrite``, a shard from an earlier run is built again.
+    """
+    path, rules = Path(path), rules or EdgeRules()
+    if num_hosts < 1 or not 0 <= host < num_hosts:
+        got = f"host {host} of {num_hosts}"
+        raise InputError(explain("host", "a number from 0 below the number of hosts", got, "count hosts from 0"))
+    first, stop = _cut(source, num_hosts, ranges).range_of(host)
+    held = VertexRange(first, stop, counts_strays=host == 0)
+    check_source(source, held)
+    outputs, folder = shard_paths(path, num_hosts), path.with_name(f".{path.name}.hosts-{num_hosts}")
+    being_joined = (folder / _WHOLE).exists()  # by a host that died, or goes on
+    if not being_joined:
+        check_output(outputs[host], overwrite=overwrite)
+        folder.mkdir(exist_ok=True)
+    parts = list(ranges) if ranges else [0, source.num_vertices]
+    _agree(folder, _told(source, rules, parts), host)
+    built = folder / f"{host}.gsplit"
+    was_built = being_joined or (built.exists() and not overwrite)
+    if not was_built:
+        _build(source, built, held, rules, parts, progress)
+    return ShardedImport((first, stop), was_built, _join(folder, outputs, overwrite, progress), outputs)
+
+
+def _cut(source: GraphSource, num_hosts: int, ranges: Sequence[int] | None) -> Ownership:
+    if ranges is None:
+        return own_equally(source.num_vertices, num_hosts)
+    if len(ranges) != num_hosts + 1 or ranges[-1] != source.num_vertices:
+        expected = f"{num_hosts + 1} numbers for {num_hosts} hosts, the last {source.num_vertices}, the vertices"
+        fix = "give where each host's range begins, then the number of vertices"
+        raise InputError(explain("ranges", expected, list(ranges), fix))
+    return Ownership(tuple(ranges))
+
+
+def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, object]:
+    """What has to be the same on every host."""
+    return {
+        "num_vertices": source.num_vertices,
+        "ranges": parts,
+        "num_targets": {name: int(ids.size) for name, ids in source.targets.items()},
+        "input": source.identity,
+        **step_settings(source, rules),
+    }
+
+
+def _agree(folder: Path, told: dict[str, object], host: int) -> None:
+    fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
+    with _locked(folder):
+        if not (folder / _AGREED).exists():
+            write_whole(folder / _AGREED, [json.dumps(told, indent=1).encode()])
+            return
+        found = read_document(folder / _AGREED, Expected("what the hosts agreed on", fix), follow=False)
+    told = json.loads(json.dumps(told))
+    for key in sorted(found.keys() | told.keys()):
+        if found.get(key) != told.get(key):
+            expected = f"{key} as on the other hosts, {str(found.get(key))[:80]}"
+            raise InputError(explain(f"host {host}", expected, str(told.get(key))[:80], fix))
+
+
+def _build(
+    source: GraphSource, path: Path, held: VertexRange, rules: EdgeRules, parts: list[int], progress: Progress
+) -> None:
+    shard = Shard(whole_fingerprint=_NOT_YET, num_targets={name: int(ids.size) for name, ids in source.targets.items()})
+    with StoreWriter(path, overwrite=True) as writer:
+        manifest = write_arrays(writer, source, rules, held, progress, shard)
+        writer.commit(manifest.model_copy(update={"part_boundaries": parts}))
+
+
+def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
+    """Complete the shards if all of them are built; return the hosts whose are not."""
+    try:
+        with _locked(folder):
+            if not (folder / _WHOLE).exists():
+                missing = [host for host in range(len(outputs)) if not (folder / f"{host}.gsplit").exists()]
+                if not folder.exists():  # another host has joined while this one waited
+                    return []
+                if missing:
+                    return missing
+                shards = [open_store(folder / f"{host}.gsplit") for host in range(len(outputs))]
+                write_whole(folder / _WHOLE, [_find_whole(shards, progress).model_dump_json(indent=1).encode()])
+            whole = _read_whole(folder / _WHOLE)
+            for host, output in enumerate(outputs):
+                built = folder / f"{host}.gsplit"
+                if built.exists():  # not put in place by one that died
+                    write_whole(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
+                    put_in_place(built, output, overwrite=overwrite)
+            shutil.rmtree(folder)
+    except FileNotFoundError:  # another host has joined in the meantime
+        if folder.exists():
+            raise
+    return []
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep the other hosts out. By a file: not every shared file system locks folders. Without locks, go on.
+
+    Then two hosts may join at once. They do the same, in steps that are whole or not done; one of them may fail.
+    """
+    with (folder / _LOCK).open("a") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read_whole(path: Path) -> _Whole:
+    expected = Expected("what the shards are together", f"remove {path.parent.name} and import again")
+    try:
+        return _Whole.model_validate_json(read_bounded(path, _MOST_BYTES, expected, follow=False))
+    except ValidationError as error:
+        raise expected.refuse(path, error.errors(include_url=False)[0]["msg"]) from None
+
+
+def _completed(built: Path, whole: _Whole) -> Manifest:
+    """The manifest of a shard, as if it had been cut from the whole."""
+    manifest = open_store(built).manifest
+    assert manifest.shard is not None
+    if manifest.shard.whole_fingerprint != _NOT_YET:
+        return manifest
+    first, stop = manifest.vertex_range
+    cut = new_step("shard", {"first_vertex": first, "stop_vertex": stop}, {"edges_stored": manifest.num_edges})
+    return manifest.model_copy(
+        update={
+            "num_classes": whole.num_classes,
+            "shard": manifest.shard.model_copy(update={"whole_fingerprint": whole.fingerprint}),
+            "provenance": [whole.step, cut],
+        }
+    )
+
+
+def _find_whole(shards: list[Store], progress: Progress) -> _Whole:
+    counts: dict[str, int] = {}
+    for shard in shards:
+        for name, count in shard.manifest.provenance[0].counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return _Whole(
+        fingerprint=_hash_whole(shards, progress),
+        num_classes=max(shard.num_classes for shard in shards),
+        step=shards[0].manifest.provenance[0].model_copy(update={"counts": counts}),
+    )
+
+
+def _hash_whole(shards: list[Store], progress: Progress) -> str:
+    """The fingerprint of the graph whose consecutive ranges these are."""
+    indptr, indices = hashlib.sha256(raw_bytes(np.zeros(1, np.int64))), hashlib.sha256()
+    num_edges, total = 0, sum(shard.num_edges for shard in shards)
+    for shard in shards:
+        ends, sources = shard.stored_array("indptr")[1:], shard.stored_array("indices")
+        for piece in row_slices(ends.size, ends.itemsize):
+            indptr.update(raw_bytes(ends[piece] + num_edges))
+        for piece in row_slices(sources.size, sources.itemsize):
+            indices.update(raw_bytes(sources[piece]))
+            progress("join shards", num_edges + piece.stop, total)
+        num_edges += shard.num_edges
+    return graph_fingerprint({"indptr": indptr.hexdigest(), "indices": indices.hexdigest()})

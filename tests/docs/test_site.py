@@ -1,0 +1,143 @@
+"""The documentation: links out of docs/ lead somewhere, nothing generated is missing, every quoted message exists.
+
+The site itself is built by ``make docs``, strictly, in ``make check``.
+"""
+
+import ast
+import json
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from docs_hooks import ROOT, hooks
+
+DOCS = ROOT / "docs"
+REPOSITORY = "https://forge.example/gsplit"
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    return hooks()
+
+
+def test_links_out_of_docs_become_links_to_the_repository(site: ModuleType) -> None:
+    assert site.link_out("training.md", "../src/gsplit/trainer.py", REPOSITORY) == (
+        f"{REPOSITORY}/blob/main/src/gsplit/trainer.py"
+    )
+    assert site.link_out("measured.md", "../benchmarks/results", REPOSITORY + "/") == (
+        f"{REPOSITORY}/tree/main/benchmarks/results"
+    )
+    assert site.link_out("decisions/0008-loading.md", "../loading.md", REPOSITORY) == "../loading.md"
+    with pytest.raises(Exception, match="training.md links to ../src/gone.py, which is not there"):
+        site.link_out("training.md", "../src/gone.py", REPOSITORY)
+
+
+def test_what_the_texts_link_to_exists() -> None:
+    texts = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    assert len(texts) > 40
+    for text in texts:
+        said = text.read_text()
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", said) + re.findall(r'<img src="([^"]+)"', said):
+            assert "://" in link or (text.parent / link).exists(), f"{text.name}: {link}"
+
+
+def _options(tree: object, path: tuple[str, ...] = ("gsplit",)) -> list[tuple[str, str]]:
+    if isinstance(tree, dict):
+        return [pair for word, below in tree.items() for pair in _options(below, (*path, word))]
+    assert isinstance(tree, list)
+    return [(" ".join(path), option) for option in tree if option.startswith("--") and option != "--help"]
+
+
+def test_the_command_line_reference_has_every_command_and_option(site: ModuleType) -> None:
+    sections = re.split(r"^#+ ", site.command_line(), flags=re.MULTILINE)
+    by_name = {section.split("\n", 1)[0]: section for section in sections}
+    recorded = _options(json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text()))
+    assert len(recorded) > 100
+    for command, option in recorded:
+        assert option in by_name[command], (command, option)
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    import gsplit
+
+    text = (DOCS / "api.md").read_text()
+    errors = text.split("::: gsplit.errors")[1]
+    for name in set(gsplit.__all__) - {"__version__"}:
+        assert f"::: gsplit.{name}\n" in text or name in errors, name
+
+
+def test_every_module_has_a_place_in_the_tour() -> None:
+    tour = (DOCS / "tour.md").read_text()
+    for path in (ROOT / "src" / "gsplit").iterdir():
+        name = path.name if path.suffix == ".py" else f"{path.name}/"
+        if not name.startswith("__") and name != "py.typed/":
+            assert re.search(rf"(?<![\w.]){re.escape(name)}", tour), name
+
+
+def test_every_page_has_a_place_in_the_navigation() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text().replace("!ENV ", "")
+    placed = re.findall(r"[\w/-]+\.md", json.dumps(yaml.safe_load(settings)["nav"]))
+    assert sorted(placed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def _rows(page: Path) -> list[str]:
+    """First cells of the rows of all tables whose first column holds messages."""
+    cells: list[str] = []
+    inside = False
+    for line in page.read_text().splitlines():
+        first = line.split(" | ")[0].removeprefix("| ")
+        if not line.startswith("|"):
+            inside = False
+        elif first.startswith("message"):
+            inside = True
+        elif inside and not line.startswith("|---"):
+            cells.append(first)
+    return cells
+
+
+def _strings() -> Iterator[str]:
+    """Every string of the program but its docstrings, which are expressions that stand alone."""
+    for path in (ROOT / "src").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+                yield node.value
+
+
+def test_every_message_in_troubleshooting_is_one_of_ours() -> None:
+    cells = _rows(DOCS / "troubleshooting.md")
+    messages = [message for cell in cells if cell.startswith("`") for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 40
+    said = "\n".join(_strings())
+    assert [message for message in messages if message not in said] == []
+
+
+def test_the_allocator_settings_of_the_page_are_the_launchers() -> None:
+    from gsplit.distributed.launch import ALLOCATOR
+
+    export = " ".join(["export", *(f"{name}={value}" for name, value in ALLOCATOR.items())])
+    assert export in (DOCS / "performance.md").read_text()
+
+
+def test_speeds_over_peers_are_those_of_the_records() -> None:
+    """The best of our strategies per graph; geometric means over the graphs, by model, peer and ranks."""
+    drawing = runpy.run_path(str(DOCS / "draw_result.py"))
+    seconds, mean = drawing["read_seconds"](), drawing["mean"]
+    systems = {system for _, _, system in seconds}
+
+    def times(model: str, peer: str, ranks: int) -> str:
+        ratios = {}
+        for graph, theirs in seconds[model, ranks, peer].items():
+            ours = [seconds.get((model, ranks, system), {}).get(graph, theirs) for system in systems - {"dgl", "pyg"}]
+            ratios[graph] = theirs / min(ours)
+        return f"{mean(ratios):.2f}"
+
+    sage, gat = ([" and ".join(times(m, p, r) for r in (2, 4)) for p in ("dgl", "pyg")] for m in ("sage", "gat"))
+    said = f"SAGE {sage[0]} times DGL, {sage[1]} times PyG; GAT {gat[0]}, {gat[1]}"
+    for page in (ROOT / "README.md", DOCS / "measured.md"):
+        assert said in page.read_text(), said
