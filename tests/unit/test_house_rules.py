@@ -86,6 +86,8 @@ def test_public_names() -> None:
         "parallelize",
         "Trainer",
         "losses",
+        "callbacks",
+        "ScalarLog",
         "infer",
         "write_predictions",
         "Predictions",
