@@ -6,6 +6,7 @@ from the store that one host would have built: the same arrays byte for byte, an
     .NAME.gsplit.hosts-N/       beside the output, while the import lasts
       agreed.json               what every host must have been told, written by the first that comes
       0.gsplit, 1.gsplit, ...   shards that are complete but for what only all of them together know
+      lock                      held by the one who agrees or joins
       whole.json                that: the fingerprint of the whole graph, its classes, its counts
 
 A host writes its own shard, whole or not at all, then looks whether it is the last. The last one joins: it writes
@@ -15,10 +16,12 @@ same command, also if it died while joining. The fingerprint is the SHA-256 of t
 reads all ``indptr`` and ``indices`` once.
 """
 
+import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,14 +37,14 @@ from gsplit.store.files import raw_bytes
 from gsplit.store.manifest import Manifest, ProvenanceStep, Shard, graph_fingerprint, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeRules, GraphSource, VertexRange, row_slices
-from gsplit.store.writer import StoreWriter, check_output, locked_directory, put_in_place
+from gsplit.store.writer import StoreWriter, check_output, put_in_place
 from gsplit.untrusted import Expected, read_bounded, read_document
 
 __all__ = ["ShardedImport", "build_shard", "shard_paths"]
 
 _NOT_YET = ""
 """The fingerprint of the whole graph in a shard that has not been joined."""
-_AGREED, _WHOLE, _MOST_BYTES = "agreed.json", "whole.json", 16 << 20
+_AGREED, _WHOLE, _LOCK, _MOST_BYTES = "agreed.json", "whole.json", "lock", 16 << 20
 
 
 class _Whole(BaseModel):
@@ -136,7 +139,7 @@ def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, 
 
 def _agree(folder: Path, told: dict[str, object], host: int) -> None:
     fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
-    with locked_directory(folder):
+    with _locked(folder):
         if not (folder / _AGREED).exists():
             write_whole(folder / _AGREED, [json.dumps(told, indent=1).encode()])
             return
@@ -160,9 +163,11 @@ def _build(
 def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
     """Complete the shards if all of them are built; return the hosts whose are not."""
     try:
-        with locked_directory(folder):
+        with _locked(folder):
             if not (folder / _WHOLE).exists():
                 missing = [host for host in range(len(outputs)) if not (folder / f"{host}.gsplit").exists()]
+                if not folder.exists():  # another host has joined while this one waited
+                    return []
                 if missing:
                     return missing
                 shards = [open_store(folder / f"{host}.gsplit") for host in range(len(outputs))]
@@ -178,6 +183,18 @@ def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress
         if folder.exists():
             raise
     return []
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep the other hosts out. By a file: not every shared file system locks folders. Without locks, go on.
+
+    Then two hosts may join at once. They do the same, in steps that are whole or not done; one of them may fail.
+    """
+    with (folder / _LOCK).open("a") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _read_whole(path: Path) -> _Whole:

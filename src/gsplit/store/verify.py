@@ -81,7 +81,7 @@ def _scan_columns(
     indptr: npt.NDArray[np.int64],
     indices: Array,
     original: npt.NDArray[np.int64],
-    first_original: int,
+    first_held: int,
     first_vertex: int,
     num_vertices: int,
     seen: npt.NDArray[np.uint8],
@@ -98,7 +98,7 @@ def _scan_columns(
             totals[2] = at
             if not 0 <= src < num_vertices:
                 return 1
-            local = src - first_original
+            local = src - first_held
             rank = src
             if original.size:
                 rank = original[local] if 0 <= local < original.size else previous_rank
@@ -107,8 +107,9 @@ def _scan_columns(
             totals[0] += src == first_vertex + row
             totals[1] += src == previous
             previous, previous_rank = src, rank
-            seen[src] = 1
-            seen[first_vertex + row] = 1
+            if first_held <= src < first_held + seen.size:
+                seen[src - first_held] = 1
+            seen[first_vertex + row - first_held] = 1
     return 0
 
 
@@ -123,7 +124,7 @@ def scan_edges(graph: Graph, original: npt.NDArray[np.int64], progress: Progress
     """
     first, stop = graph.first_vertex, graph.stop_vertex
     seen, totals, histogram = (
-        np.zeros(graph.num_vertices, np.uint8),
+        np.zeros(stop - first, np.uint8),
         np.zeros(3, np.int64),
         np.zeros(64, np.int64),
     )
@@ -143,11 +144,10 @@ def scan_edges(graph: Graph, original: npt.NDArray[np.int64], progress: Progress
         histogram += degree_histogram(degrees)
         max_degree = max(max_degree, int(degrees.max(initial=0)))
         progress("verify edges", int(part[-1]) - int(graph.indptr[0]), graph.num_edges)
-    local = seen[first:stop]
     return Statistics(
         num_self_loops=int(totals[0]),
         num_duplicate_edges=int(totals[1]),
-        num_isolated_vertices=local.size - int(np.count_nonzero(local)),
+        num_isolated_vertices=seen.size - int(np.count_nonzero(seen)),
         max_in_degree=max_degree,
         in_degree_histogram=without_empty_tail(histogram),
     )

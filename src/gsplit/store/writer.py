@@ -25,7 +25,7 @@ from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, writ
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
 from gsplit.untrusted import Expected, read_document
 
-__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "locked_directory", "put_in_place"]
+__all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place"]
 
 LOCK = "lock"
 SPILL = "spill"
@@ -74,7 +74,7 @@ class StoreWriter:
 
     def __enter__(self) -> Self:
         check_output(self.path, overwrite=self._overwrite)
-        with locked_directory(self.path.parent):
+        with _locked_directory(self.path.parent):
             self._sweep()
             check_output(self.path, overwrite=self._overwrite)
             self._work = self.path.parent / f".{self.path.name}.tmp-{secrets.token_hex(4)}"
@@ -164,7 +164,7 @@ class StoreWriter:
 
 def put_in_place(work: Path, path: Path, *, overwrite: bool) -> None:
     """Let a store that is complete and flushed appear under its name; one that it replaces stays if that fails."""
-    with locked_directory(path.parent):
+    with _locked_directory(path.parent):
         check_output(path, overwrite=overwrite)
         (work / LOCK).unlink(missing_ok=True)
         aside = path.parent / f".{path.name}.old-{secrets.token_hex(4)}"
@@ -206,7 +206,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def locked_directory(directory: Path) -> Iterator[None]:
+def _locked_directory(directory: Path) -> Iterator[None]:
     """Hold a directory for a moment. Where the file system cannot lock one, go on: only the sweep is less careful."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
