@@ -179,10 +179,10 @@ class InferTask(_Task):
         """Whether there is a run and a place for the result."""
         from gsplit.inference.workspace import check_workspace
         from gsplit.run.folder import load_run
-        from gsplit.run.recipe import check_new_file
+        from gsplit.run.recipe import check_new_file, choose_what
 
         check_workspace(self.workspace)
-        load_run(self.weights)
+        choose_what(load_run(self.weights)[0], self.out, self.what)
         check_new_file(self.out, overwrite=self.overwrite)
         if self.only is not None:
             open_store(self.store).stored_targets(self.only)
@@ -263,6 +263,7 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import own_parts
     from gsplit.planner.auto import AUTO
+    from gsplit.run.loss_choice import check_labels, fitting_loss
     from gsplit.run.recipe import build_model, shape_of
     from gsplit.strategies.spec import parse_strategy
 
@@ -275,6 +276,7 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
     own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)
     store.stored_array(f"targets/{settings.targets}")
+    check_labels(store, settings.targets, settings.loss or fitting_loss(store, settings.targets))
     parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())
 
 

@@ -105,8 +105,10 @@ class _Kept:
         return os.EX_TEMPFAIL if self._has_checkpoints else 143
 
     def __str__(self) -> str:
+        if self._run is None:
+            return "no weights were kept; --out RUN keeps them, also of a run that is interrupted"
         if not self._has_checkpoints:
-            return "no weights were kept"
+            return "no weights were kept: there was no checkpoint yet"
         return f"the latest checkpoint of {self._run} is kept; to go on: --resume {self._run}"
 
 

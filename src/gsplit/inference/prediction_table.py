@@ -95,18 +95,16 @@ class PredictionTable:
         for low in range(0, max(1, num_rows), step):
             high = min(num_rows, low + step)
             vertices = np.arange(low, high) if self.vertices is None else self.vertices[low:high]
-            yield load_arrow().table({"id": ids.imported_ids(vertices), **self._values(self.rows[low:high])})
+            columns = [ids.imported_ids(vertices), *self._values(self.rows[low:high])]
+            yield load_arrow().table(columns, names=["id", *self.columns])
 
-    def _values(self, rows: npt.NDArray[Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _values(self, rows: npt.NDArray[Any]) -> Iterator[Any]:
+        """The columns of some rows, in the order of their names."""
         if self.what != "outputs":
-            classes = rows if self.what == "classes" else rows.argmax(axis=1)
-            found["class"] = self._named(classes)
+            yield self._named(rows if self.what == "classes" else rows.argmax(axis=1))
         if self.what != "classes":
             wide = rows.reshape(rows.shape[0], -1)
-            wide = wide.astype(np.float32) if wide.dtype == np.float16 else wide
-            found |= {name: wide[:, column] for column, name in enumerate(self._output_columns)}
-        return found
+            yield from (wide.astype(np.float32) if wide.dtype == np.float16 else wide).T
 
     def _named(self, classes: npt.NDArray[Any]) -> Any:
         if not self.class_names:

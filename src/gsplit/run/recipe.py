@@ -28,7 +28,16 @@ from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
 from gsplit.verification import Verification, verify
 
-__all__ = ["ArrayNames", "array_names", "build_model", "check_new_file", "infer_run", "shape_of", "verify_run"]
+__all__ = [
+    "ArrayNames",
+    "array_names",
+    "build_model",
+    "check_new_file",
+    "choose_what",
+    "infer_run",
+    "shape_of",
+    "verify_run",
+]
 
 
 def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
@@ -99,6 +108,7 @@ def infer_run(
 ) -> InferenceResult:
     """What a trained model says of all vertices, exactly, into a file. A collective."""
     settings, shape = load_run(run)
+    what = choose_what(settings, out, what)
     run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
     width = _num_columns(store, settings)
     if width != shape.num_features:
@@ -106,15 +116,11 @@ def infer_run(
         raise InputError(explain(store.path, f"{shape.num_features} features", width, fix))
     model = build_model(settings, shape, store)
     load_weights(run, model)
-    classifies = settings.loss in (None, "cross_entropy")  # None: a run from before there were others
-    if what not in (None, "outputs") and not classifies:
-        fix = "leave --what out: the file holds the values"
-        raise InputError(explain("--what", f"outputs, for a model trained with {settings.loss}", what, fix))
     made = write_predictions(
         parallelize(model, mesh),
         store,
         out,
-        what=what or default_what(out, classifies=classifies),
+        what=what,
         only=only,
         class_names=shape.class_names,
         workspace=workspace,
@@ -122,6 +128,15 @@ def infer_run(
         **array_names(settings),
     )
     return InferenceResult(made, mesh.size)
+
+
+def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
+    """What is written of a model: what was asked for, if it can be said of it, or what fits the file."""
+    classifies = settings.loss in (None, "cross_entropy")  # None: a run from before there were others
+    if what not in (None, "outputs") and not classifies:
+        fix = "leave --what out: the file holds the values"
+        raise InputError(explain("--what", f"outputs, for a model trained with {settings.loss}", what, fix))
+    return what or default_what(out, classifies=classifies)
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:

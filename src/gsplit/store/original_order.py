@@ -67,7 +67,9 @@ class OriginalOrder:
             places = self._held_rows if self._store.is_renumbered else np.arange(self._store.num_vertices)
         else:
             places = self._places(ids)
-        return [bytes(text[max(0, offsets[r]) : max(0, offsets[r + 1])]).decode("utf-8", "replace") for r in places]
+        ends = zip(*(np.maximum(offsets[places + next_row], 0).tolist() for next_row in (0, 1)), strict=True)
+        view = memoryview(np.ascontiguousarray(text))
+        return [str(view[start:stop], "utf-8", "replace") for start, stop in ends]
 
     def imported_ids(self, ids: npt.ArrayLike) -> list[str] | Ids:
         """The ids that some vertices were imported with: strings, numbers, or where those were 0 .. n-1, the same."""

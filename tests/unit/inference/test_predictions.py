@@ -13,9 +13,13 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit import InputError, write_predictions
+from gsplit.cli.prediction_view import describe_predictions
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.inference import prediction_table
 from gsplit.inference.prediction_table import check_request
+from gsplit.run.config import TrainSettings
+from gsplit.run.recipe import choose_what
+from gsplit.run.results import InferenceResult
 from gsplit.store.build import build_store
 from gsplit.store.importers.table_columns import TableColumns
 from gsplit.store.importers.tables import tables_source
@@ -106,6 +110,28 @@ def test_names_of_classes_and_a_single_output(tmp_path: Path) -> None:
     made = write_predictions(_model(1), store, tmp_path / "one.parquet", what="outputs")
     assert made.columns == ("output",)
     assert pq.read_table(made.path).to_pydict()["output"] == [float(classes[vertex] == 0) for vertex in sorted(classes)]
+
+
+@pytest.mark.parametrize(
+    "kind, hint", [("strings", "ids are strings"), ("sparse", "ids are mapped numbers"), ("dense", "")]
+)
+def test_the_command_says_where_the_ids_are(kind: str, hint: str, tmp_path: Path) -> None:
+    store, _ = _store(kind, tmp_path, partitioned=False)
+    said = describe_predictions(InferenceResult(write_predictions(_model(), store, tmp_path / "p.npy"), 1), store)
+    wanted = f"{tmp_path / 'p.npy'}: 120 x 3, outputs; row v is original vertex v"
+    assert said == wanted + (f"; {hint}: a .parquet or .csv table holds them" if hint else "")
+    made = write_predictions(_model(), store, tmp_path / "c.npy", what="classes")
+    assert describe_predictions(InferenceResult(made, 1), store).startswith(f"{made.path}: 120, classes; row v is")
+
+
+def test_a_model_without_classes_writes_values(tmp_path: Path) -> None:
+    for loss, table, array in (("cross_entropy", "classes", "outputs"), ("mse", "outputs", "outputs")):
+        settings = TrainSettings(loss=loss)
+        assert choose_what(settings, tmp_path / "p.csv", None) == table
+        assert choose_what(settings, tmp_path / "p.npy", None) == array
+        assert choose_what(settings, tmp_path / "p.csv", "outputs") == "outputs"
+    with pytest.raises(InputError, match="--what: expected outputs, for a model trained with bce .got both"):
+        choose_what(TrainSettings(loss="bce"), tmp_path / "p.csv", "both")
 
 
 def test_half_precision_is_written_as_a_table_reads_it(tmp_path: Path) -> None:
