@@ -73,7 +73,7 @@ def measure(store: Path, ranks: int, replicas: int, rate: str, steps: int) -> di
         "largest_relative_difference": max(abs(a / b - 1) for a, b in zip(both, alone, strict=True)),
         "cut_until_gone_s": seconds,
         "cut_exit_codes": list(life.exit_codes),
-        "cut_said": [[line for line in text.splitlines() if "rank" in line][:4] for text in said],
+        "cut_said": [[line for line in text.splitlines() if line.startswith("error: ")] for text in said],
     }
 
 

@@ -22,6 +22,7 @@ __all__ = ["command_line", "link_out", "on_page_markdown"]
 ROOT = Path(__file__).resolve().parents[1]
 BRANCH = "main"
 MARKER = "<!-- command line -->"
+FOR_TESTS = re.compile(r"^<!-- (setup|not run|same as|runs).*?-->\n", re.MULTILINE | re.DOTALL)  # tests/docs
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -76,4 +77,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name, repo_url = page.file.src_uri, config.repo_url or ""
     if MARKER in markdown:
         markdown = markdown.replace(MARKER, command_line())
+    markdown = FOR_TESTS.sub("", markdown)
     return LINK.sub(lambda found: link_out(name, found[1], repo_url) + (found[2] or ""), markdown)

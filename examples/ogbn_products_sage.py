@@ -1,4 +1,4 @@
-"""GraphSAGE on ogbn-products, as PyG's well-known example trains it: 3 layers of 256, fanout 15, 10, 5, batches of 1024.
+"""GraphSAGE on ogbn-products, as PyG's own example trains it: 3 layers of 256, fanout 15, 10, 5, batches of 1024.
 
 The batch of 1024 is that of all ranks together, so the losses are those of one process, on any number of ranks.
 

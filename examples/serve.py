@@ -4,7 +4,7 @@ gsplit infer demo8.gsplit --weights run --out predictions.npy
 python examples/serve.py predictions.npy --port 8000
 curl http://127.0.0.1:8000/vertex/17
 
-The answer is JSON: the class with the highest output, its probability, and all outputs. The file is memory-mapped, so the
+The answer is JSON: the class with the highest output, its probability, and all outputs. The file is memory-mapped: the
 service starts at once whatever its size, and processes of one host share its pages. It listens on the loopback address
 and knows no users: put what the world sees in front of it.
 """

@@ -1,10 +1,10 @@
-"""A sweep of hyper-parameters over one store: a training for each combination on the same ranks, and a table at the end.
+"""A sweep of hyper-parameters over one store: a training for each combination, and a table at the end.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000
 python examples/sweep.py demo.gsplit runs --lr 1e-2,1e-3 --hidden 32,128 --epochs 3
 torchrun --nproc-per-node 2 examples/sweep.py demo.gsplit runs         # the same table
 
-Each training has a folder of its own and saves itself there after every epoch. One that is finished is not done again and
+Each training has a folder of its own and saves itself there after every epoch. One that is finished is not done again,
 one that was stopped goes on, so the command may be started again, with more values too.
 """
 

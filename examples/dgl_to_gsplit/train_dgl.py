@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class SAGE(torch.nn.Module):
+    """Layers take DGL's blocks."""
+
     def __init__(self, num_features: int, hidden: int, num_classes: int) -> None:
         super().__init__()
         self.first = dgl.nn.SAGEConv(num_features, hidden, "mean")

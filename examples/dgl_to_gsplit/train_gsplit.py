@@ -2,8 +2,8 @@
 
 torchrun --nproc-per-node 2 examples/dgl_to_gsplit/train_gsplit.py graph.npz
 
-What becomes of what: dgl.graph -> a store (or a PyG Data, as here); NeighborSampler and DataLoader -> NeighborLoader, whose
-batch_size is that of ALL ranks; blocks -> batch.edge_index, the same for every layer; DistributedDataParallel ->
+What becomes of what: dgl.graph -> a store (or a PyG Data, as here); NeighborSampler and DataLoader -> NeighborLoader,
+whose batch_size is that of ALL ranks; blocks -> batch.edge_index, the same for every layer; DistributedDataParallel ->
 parallelize; the mean over a rank's targets -> batch.mean, over those of all ranks.
 """
 
@@ -19,6 +19,8 @@ import gsplit
 
 
 class SAGE(torch.nn.Module):
+    """Layers take PyG's edge_index."""
+
     def __init__(self, num_features: int, hidden: int, num_classes: int) -> None:
         super().__init__()
         self.first = SAGEConv(num_features, hidden)

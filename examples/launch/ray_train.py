@@ -2,8 +2,8 @@
 
 python examples/launch/ray_train.py demo8.gsplit run --workers 2 --steps 50      (pip install 'ray[train]')
 
-Each worker is a rank. ``gsplit.init`` joins the process group that Ray has made, so nothing is said of addresses or ports.
-Checkpoints are GSplit's own, in a folder that all hosts see; Ray is told what it may want to show.
+Each worker is a rank. ``gsplit.init`` joins the process group that Ray has made: no addresses, no ports. Checkpoints
+are GSplit's own, in a folder that all hosts see; Ray is told what it may want to show.
 """
 
 import argparse

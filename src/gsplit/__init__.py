@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference.evaluate import evaluate
     from gsplit.inference.infer import infer
+    from gsplit.inference.predictions import Predictions, write_predictions
     from gsplit.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
@@ -34,6 +35,8 @@ _HOME = {
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.trainer", "Trainer"),
     "infer": ("gsplit.inference.infer", "infer"),
+    "write_predictions": ("gsplit.inference.predictions", "write_predictions"),
+    "Predictions": ("gsplit.inference.predictions", "Predictions"),
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
     "verify": ("gsplit.verification", "verify"),
     "Verification": ("gsplit.verification", "Verification"),
@@ -58,6 +61,8 @@ __all__ = [
     "Trainer",
     "losses",
     "infer",
+    "write_predictions",
+    "Predictions",
     "evaluate",
     "verify",
     "Verification",

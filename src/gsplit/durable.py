@@ -1,17 +1,27 @@
 """Files that are whole or not there: written under another name, flushed to the disk, renamed, the folder flushed."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["TEMPORARY_SUFFIX", "flush_folder", "write_whole"]
+__all__ = ["TEMPORARY_SUFFIX", "flush_folder", "open_whole", "write_whole"]
 
 TEMPORARY_SUFFIX = ".tmp"
 """What a file that is being written is called in addition."""
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file that is there with all of it, also after a loss of power, or is what it was before.
+    """Write a file that is there with all of it, also after a loss of power, or is what it was before."""
+    with open_whole(path) as stream:
+        for piece in pieces:
+            stream.write(piece)
+
+
+@contextmanager
+def open_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that appears under its name when the block ends without an error.
 
     A link at its place, or at that of the temporary file, is replaced, never followed.
     """
@@ -20,12 +30,11 @@ def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(temporary, flags, 0o666), "wb") as stream:
-            for piece in pieces:
-                stream.write(piece)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:  # of the disk, or of whoever makes the pieces
+    except BaseException:  # of the disk, or of whoever writes
         temporary.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)

@@ -31,4 +31,7 @@ def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_pat
             assert np.abs(np.array(rows) - np.array(want)).max() < 1e-11
             assert scores == wanted
     left = {p.suffix for p in tmp_path.rglob("*") if p.is_file()}
-    assert left == {".npy"}  # no maps, no partial files
+    assert left == {".npy", ".csv"}  # no maps, no partial files
+    (table,) = tmp_path.glob("*.csv")
+    (wanted_table,) = (tmp_path / "one").glob("*.csv")
+    assert table.read_text() == wanted_table.read_text()

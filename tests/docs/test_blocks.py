@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from gsplit.planner.hardware import PRESETS, write_hardware
 from gsplit.run.config import TrainSettings
 
 PAGES = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
-RUN = {name: blocks for name, blocks in PAGES.items() if any(b.kind != "text" and not b.reason for b in blocks)}
+RUN = {name: blocks for name, blocks in PAGES.items() if any(block.is_run for block in blocks)}
 COMMAND_LINE = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
 STORES = ("STORE", "p.gsplit", "arxiv.gsplit")  # the names that pages give to a partitioned store
 
@@ -53,20 +52,22 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run a page in, on a machine whose speed is known: measuring it takes a minute (test_calibration)."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_hardware(replace(PRESETS["v100-nvlink"], name="this", cores=2), calibration.cache_file(), calibration._identity())
+    write_hardware(
+        replace(PRESETS["v100-nvlink"], name="this", cores=2), calibration.cache_file(), calibration._identity()
+    )
     monkeypatch.setattr(gsplit.distributed.launch, "launch", forked_launch(tmp_path))
     place = tmp_path / "page"
     place.mkdir()
     monkeypatch.chdir(place)
-    yield place
+    return place
 
 
 def _provide(stores: Path, place: Path, blocks: list[Block]) -> None:
     """The stores that a page speaks of, unless it makes them."""
-    made = " ".join(block.text for block in blocks if block.kind == "commands")
+    made = " ".join(block.text for block in blocks if block.kind == "commands" and block.is_run)
     for name in STORES:
         shutil.copytree(stores / "demo8.gsplit", place / name)
     for name in ("demo.gsplit", "demo8.gsplit"):
@@ -101,7 +102,7 @@ def test_the_blocks_of_a_page_run(name: str, stores: Path, folder: Path) -> None
     _provide(stores, folder, RUN[name])
     names: dict[str, Any] = {"__name__": "page"}
     for block in RUN[name]:
-        if block.reason or block.kind == "text":
+        if not block.is_run:
             continue
         if block.kind == "commands":
             _run_commands(block)
@@ -117,6 +118,8 @@ def test_every_block_is_run_or_says_why_not() -> None:
     assert len([block for block in blocks if block.kind in ("python", "commands")]) > 30
     for block in blocks:
         assert not block.reason or len(block.reason.split()) > 2, f"{block}: a reason of some words"
+        if block.same_as:
+            assert block.text in [other.text for other in PAGES[block.same_as] if other.is_run], block
         assert block.kind != "text" or not re.search(r"^gsplit ", block.text, re.MULTILINE), block
 
 
@@ -151,7 +154,7 @@ def test_the_path_of_the_readme_says_what_it_should(stores: Path, folder: Path) 
     assert "is fastest: " in _gsplit(["plan", demo8, "--nproc", "2", "--hidden", "16", "--fanout", "10,10"])
 
 
-@pytest.mark.parametrize("drawing", ["draw_step.py"])
+@pytest.mark.parametrize("drawing", ["draw_step.py", "draw_result.py"])
 def test_pictures_are_what_the_code_and_the_records_say(drawing: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / drawing))
     assert made["draw"]() == (ROOT / "docs" / made["PICTURE"]).read_text()

@@ -1,4 +1,4 @@
-"""The documentation: what leads out of docs/ leads somewhere, nothing generated is missing, every quoted message exists.
+"""The documentation: links out of docs/ lead somewhere, nothing generated is missing, every quoted message exists.
 
 The site itself is built by ``make docs``, strictly, in ``make check``.
 """
@@ -6,6 +6,7 @@ The site itself is built by ``make docs``, strictly, in ``make check``.
 import ast
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,8 @@ def test_what_the_texts_link_to_exists() -> None:
     texts = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
     assert len(texts) > 40
     for text in texts:
-        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text.read_text()):
+        said = text.read_text()
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", said) + re.findall(r'<img src="([^"]+)"', said):
             assert "://" in link or (text.parent / link).exists(), f"{text.name}: {link}"
 
 
@@ -113,3 +115,29 @@ def test_every_message_in_troubleshooting_is_one_of_ours() -> None:
     assert len(messages) > 40
     said = "\n".join(_strings())
     assert [message for message in messages if message not in said] == []
+
+
+def test_the_allocator_settings_of_the_page_are_the_launchers() -> None:
+    from gsplit.distributed.launch import ALLOCATOR
+
+    export = " ".join(["export", *(f"{name}={value}" for name, value in ALLOCATOR.items())])
+    assert export in (DOCS / "performance.md").read_text()
+
+
+def test_speeds_over_peers_are_those_of_the_records() -> None:
+    """The best of our strategies per graph; geometric means over the graphs, by model, peer and ranks."""
+    drawing = runpy.run_path(str(DOCS / "draw_result.py"))
+    seconds, mean = drawing["read_seconds"](), drawing["mean"]
+    systems = {system for _, _, system in seconds}
+
+    def times(model: str, peer: str, ranks: int) -> str:
+        ratios = {}
+        for graph, theirs in seconds[model, ranks, peer].items():
+            ours = [seconds.get((model, ranks, system), {}).get(graph, theirs) for system in systems - {"dgl", "pyg"}]
+            ratios[graph] = theirs / min(ours)
+        return f"{mean(ratios):.2f}"
+
+    sage, gat = ([" and ".join(times(m, p, r) for r in (2, 4)) for p in ("dgl", "pyg")] for m in ("sage", "gat"))
+    said = f"SAGE {sage[0]} times DGL, {sage[1]} times PyG; GAT {gat[0]}, {gat[1]}"
+    for page in (ROOT / "README.md", DOCS / "measured.md"):
+        assert said in page.read_text(), said

@@ -5,6 +5,7 @@ output or a picture and not run. What stands in a comment before it does not sho
 
 - ``<!-- setup`` code ``-->`` is Python that is run first, in the page's own names;
 - ``<!-- not run: reason -->`` leaves the next block out;
+- ``<!-- same as: page -->`` too: that page has the same block, and runs it;
 - ``<!-- runs: on 2 ranks -->`` runs it as a program of its own on two ranks.
 
 Commands are those of the page but for ``SMALLER``, a table of sizes, and ``ADDED``.
@@ -16,7 +17,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forked_scripts import run_ranks_forked
@@ -30,7 +31,7 @@ SMALLER: Mapping[str, Mapping[str, str]] = {
     "--edges": {"400000": "20000"},
     "--hidden": {"64": "16", "128": "16", "256": "16"},
     "--epochs": {"3": "1", "10": "1", "20": "2"},
-    "--nproc": {"4": "2"},
+    "--nproc": {"2": "1", "4": "2"},  # one process starts none; tests/dist has train and infer on two
 }
 """What a command of a page says, and what is run instead."""
 ADDED: Mapping[str, Sequence[str]] = {
@@ -41,7 +42,7 @@ ADDED: Mapping[str, Sequence[str]] = {
 """Options that these commands are given where the page leaves them to their defaults; not with --resume."""
 
 _ITEM = re.compile(
-    r"^<!-- (?P<word>setup|not run|runs)(?P<said>.*?)-->|^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^ *```$",
+    r"^<!-- (?P<word>setup|not run|same as|runs)(?P<said>.*?)-->|^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -56,6 +57,12 @@ class Block:
     text: str
     ranks: int = 1
     reason: str = ""  # why it is not run
+    same_as: str = ""  # the page that runs it instead
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is code that this page runs."""
+        return self.kind != "text" and not self.reason and not self.same_as
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -69,21 +76,23 @@ def pages() -> list[Path]:
 def blocks_of(page: Path) -> list[Block]:
     """The blocks of a page in their order, with what the comments before them say."""
     blocks: list[Block] = []
-    text, reason, ranks = page.read_text(), "", 1
+    text, said_before = page.read_text(), Block("", 0, "", "")
     for found in _ITEM.finditer(text):
         name, line = str(page.relative_to(ROOT)), text.count("\n", 0, found.start()) + 1
         said = (found["said"] or "").strip(" :")
         if found["word"] == "setup":
             blocks.append(Block(name, line, "setup", found["said"]))
-        elif found["word"] == "not run":
-            reason = said
         elif found["word"] == "runs":
-            ranks = int(re.fullmatch(r"on (\d+) ranks", said)[1])  # type: ignore[index]
+            said_before = replace(said_before, ranks=int(re.fullmatch(r"on (\d+) ranks", said)[1]))  # type: ignore[index]
+        elif found["word"] == "not run":
+            said_before = replace(said_before, reason=said)
+        elif found["word"] == "same as":
+            said_before = replace(said_before, same_as=said)
         else:
-            kind = found["kind"] or "commands"
-            blocks.append(Block(name, line, kind, textwrap.dedent(found["text"]), ranks, reason))
-            reason, ranks = "", 1
-    assert not reason and ranks == 1, f"{page}: a comment without a block behind it"
+            kind, code = found["kind"] or "commands", textwrap.dedent(found["text"])
+            blocks.append(replace(said_before, page=name, line=line, kind=kind, text=code))
+            said_before = Block("", 0, "", "")
+    assert said_before == Block("", 0, "", ""), f"{page}: a comment without a block behind it"
     return blocks
 
 
@@ -98,7 +107,10 @@ def smaller(words: list[str]) -> list[str]:
     pairs = zip(["", *words], words, strict=False)
     said = [SMALLER.get(option, {}).get(word, word) for option, word in pairs]
     added = iter(ADDED.get(said[1], ()) if "--resume" not in said else ())
-    return [*said, *(word for option, value in zip(added, added, strict=True) if option not in said for word in (option, value))]
+    return [
+        *said,
+        *(word for option, value in zip(added, added, strict=True) if option not in said for word in (option, value)),
+    ]
 
 
 def forked_launch(folder: Path) -> object:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gsplit import evaluate, infer
+from gsplit import evaluate, infer, write_predictions
 from gsplit.bench.exactness import VERTICES, Case, make_model, small_store
 from gsplit.distributed.mesh import Mesh
 from gsplit.inference import closure
@@ -27,5 +27,7 @@ def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | N
             owned = Ownership(cuts) if mesh.size > 1 and cuts is not None else None
             out = Path(folder) / f"{kind}-{number}-{mesh.size}.npy"
             rows = infer(model, store, out, ownership=owned, workspace=folder)
+            if kind == kinds[0] and cuts is None:
+                write_predictions(model, store, out.with_suffix(".csv"), only="train", workspace=folder)
             results.append((rows.tolist(), evaluate(model, store, ["train"], ownership=owned)))
     return results

@@ -87,6 +87,8 @@ def test_public_names() -> None:
         "Trainer",
         "losses",
         "infer",
+        "write_predictions",
+        "Predictions",
         "evaluate",
         "verify",
         "Verification",

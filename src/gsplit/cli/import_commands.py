@@ -4,9 +4,9 @@ Importers are imported by the command that uses them, so that ``gsplit --help`` 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.console import Console
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_ranges
 from gsplit.cli.summary import describe, show
+from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
 from gsplit.store.writer import check_output
@@ -24,10 +25,10 @@ __all__ = ["import_app"]
 import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph in another form.")
 
 Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
-Overwrite = Annotated[bool, typer.Option(help="replace a store of the same name")]
-Symmetrise = Annotated[bool, typer.Option(help="add the reverse of every edge; drops duplicates")]
-DropLoops = Annotated[bool, typer.Option(help="leave out edges from a vertex to itself")]
-DropDuplicates = Annotated[bool, typer.Option(help="keep one of several equal edges")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of the same name")]
+Symmetrise = Annotated[bool, typer.Option("--symmetrise", help="add the reverse of every edge; drops duplicates")]
+DropLoops = Annotated[bool, typer.Option("--drop-self-loops", help="leave out edges from a vertex to itself")]
+DropDuplicates = Annotated[bool, typer.Option("--drop-duplicates", help="keep one of several equal edges")]
 
 
 def _run_host(
@@ -98,8 +99,14 @@ def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, ove
         show(document, console)
         rate = f"{human(num_read / seconds)} edges/s"
         console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
-        for note in source.notes:
-            console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        for note in [*source.notes, *_not_finite(document["features"])]:
+            console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _not_finite(features: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    text = "features {}: {:,} values are NaN or infinite, and losses will be; fill them before you import"
+    counts = {name: array["num_not_finite"] for name, array in features.items()}
+    return [text.format(name, count) for name, count in counts.items() if count]
 
 
 @import_app.command()
@@ -175,21 +182,33 @@ def npz(
 def tables(
     edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Parquet or CSV file, or a folder of them")],
     output: Output,
-    vertices: Annotated[Path | None, typer.Option(help="table of vertices: id, y, split, features")] = None,
-    src: Annotated[str, typer.Option(help="column of source ids")] = "src",
-    dst: Annotated[str, typer.Option(help="column of destination ids")] = "dst",
-    edge_column: Annotated[list[str] | None, typer.Option(help="a per-edge value to keep; repeatable")] = None,
-    id_column: Annotated[str, typer.Option(help="column of vertex ids")] = "id",
-    label_column: Annotated[str, typer.Option(help="column of labels")] = "y",
-    split_column: Annotated[str, typer.Option(help="column saying train, val or test")] = "split",
-    feature_column: Annotated[list[str] | None, typer.Option(help="a number column of x; repeatable")] = None,
-    list_column: Annotated[str, typer.Option(help="column of lists that is x")] = "x",
+    vertices: Annotated[
+        Path | None, typer.Option(metavar="TABLE", help="table of vertices: id, y, split, features")
+    ] = None,
+    src: Annotated[str, typer.Option(metavar="NAME", help="column of source ids")] = "src",
+    dst: Annotated[str, typer.Option(metavar="NAME", help="column of destination ids")] = "dst",
+    edge_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a per-edge value to keep; repeatable")
+    ] = None,
+    id_column: Annotated[str, typer.Option(metavar="NAME", help="column of vertex ids")] = "id",
+    label_column: Annotated[str, typer.Option(metavar="NAME", help="column of labels")] = "y",
+    split_column: Annotated[str, typer.Option(metavar="NAME", help="column saying train, val or test")] = "split",
+    label_type: Annotated[
+        LabelType, typer.Option(help="classes: also whole floats; values to regress on: also integers")
+    ] = LabelType.AUTO,
+    feature_column: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="a number column of x, or a pattern: 'f*'; repeatable")
+    ] = None,
+    list_column: Annotated[str, typer.Option(metavar="NAME", help="column of lists that is x")] = "x",
     ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
     num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
     unknown_ids: Annotated[
         UnknownIds, typer.Option(help="edges with an id that is not in the vertex table: refuse, or drop and count")
     ] = UnknownIds.REFUSE,
-    delimiter: Annotated[str, typer.Option(help="of CSV files")] = ",",
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="SIGN", help="of CSV files [default: the one of , ; tab | in their first line]"),
+    ] = None,
     host: Annotated[int | None, typer.Option(min=0, help="number of this host, from 0; builds its shard only")] = None,
     hosts: Annotated[int | None, typer.Option(min=1, help="number of hosts that build shards")] = None,
     ranges: Annotated[str | None, typer.Option(help="where hosts' vertices begin and end [default: equal]")] = None,
@@ -205,7 +224,7 @@ def tables(
     """
 
     def make() -> GraphSource:
-        from gsplit.store.importers.tables import TableColumns, tables_source
+        from gsplit.store.importers.tables import tables_source
 
         columns = TableColumns(
             src=src,
@@ -216,6 +235,7 @@ def tables(
             split=split_column,
             feature_list=list_column,
             features=tuple(feature_column or ()),
+            label_type=label_type,
         )
         return tables_source(
             edges,

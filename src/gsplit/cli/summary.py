@@ -16,6 +16,7 @@ from gsplit.store.statistics import UNLABELLED, degree_bin_labels, not_finite_ke
 __all__ = ["describe", "show", "show_partition"]
 
 _BAR = 32
+_MOST_NAMES = 6
 
 
 def describe(store: Store) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def describe(store: Store) -> dict[str, Any]:
         "num_parts": len(manifest.part_boundaries) - 1,
         "num_features": store.num_features,
         "num_classes": store.num_classes,
+        "class_names": list(store.class_names),
         "features": {
             n: _array(entries[f"features/{n}"]) | {"num_not_finite": counts.get(not_finite_key(n))}
             for n in manifest.names("features")
@@ -111,7 +113,9 @@ def _classes(document: dict[str, Any]) -> str:
     if not document["has_labels"]:
         return "no labels"
     kind = "" if document["num_classes"] else " (y holds values, not classes)"
-    gaps = document["num_unlabelled_vertices"]
+    gaps, names = document["num_unlabelled_vertices"], document["class_names"]
+    if names:
+        kind = f" ({', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''})"
     return f"{document['num_classes']:,}{kind}" + (f", unlabelled vertices: {gaps:,}" if gaps else "")
 
 

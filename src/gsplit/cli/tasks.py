@@ -14,7 +14,9 @@ from rich.console import Console
 
 from gsplit.cli.announcement import announce_training
 from gsplit.cli.console import emit_json, progress_bars
+from gsplit.cli.prediction_view import describe_predictions
 from gsplit.errors import InputError, explain
+from gsplit.inference.prediction_table import What
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import open_store
 
@@ -33,7 +35,7 @@ class _Task(BaseModel):
 
     def agreement(self) -> dict[str, object]:
         """What must be the same on every rank; paths may differ between hosts, and what is shown."""
-        said = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights"})
+        said = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights", "workspace"})
         manifest = open_store(self.store).manifest
         said |= {"vertices of the store": manifest.num_vertices, "parts of the store": manifest.part_boundaries}
         if manifest.shard is None:
@@ -82,6 +84,7 @@ class TrainTask(_SettingsTask):
     kind: Literal["train"] = "train"
     out: Path | None
     overwrite: bool
+    workspace: Path | None = None
     resume: bool = False
     """Go on from the latest checkpoint of ``out``."""
 
@@ -118,10 +121,12 @@ class TrainTask(_SettingsTask):
 
     def check(self, nproc: int) -> None:
         """Whether the run has a place and its model can be built and wrapped."""
+        from gsplit.inference.workspace import check_workspace
         from gsplit.run.folder import check_new_run
 
         if self.out is not None and not self.resume:
             check_new_run(self.out, overwrite=self.overwrite)
+        check_workspace(self.workspace)
         if nproc > 1:
             _check_model(self.settings, self.store, nproc)
 
@@ -134,7 +139,14 @@ class TrainTask(_SettingsTask):
         store, view = open_store(self.store), None if mesh.rank or self.as_json else TrainingView(mesh.size)
         with nullcontext() if view is None else view:
             result = train_run(
-                self.settings, store, mesh, self.out, overwrite=self.overwrite, resume=self.resume, view=view
+                self.settings,
+                store,
+                mesh,
+                self.out,
+                overwrite=self.overwrite,
+                resume=self.resume,
+                workspace=self.workspace,
+                view=view,
             )
         if view is not None:
             show_result(result, self.store, Console())
@@ -149,7 +161,10 @@ class InferTask(_Task):
     kind: Literal["infer"] = "infer"
     weights: Path
     out: Path
+    what: What | None = None
+    only: str | None = None
     overwrite: bool
+    workspace: Path | None = None
 
     @property
     def replicas(self) -> int:
@@ -162,11 +177,15 @@ class InferTask(_Task):
 
     def check(self, nproc: int) -> None:
         """Whether there is a run and a place for the result."""
+        from gsplit.inference.workspace import check_workspace
         from gsplit.run.folder import load_run
         from gsplit.run.recipe import check_new_file
 
+        check_workspace(self.workspace)
         load_run(self.weights)
         check_new_file(self.out, overwrite=self.overwrite)
+        if self.only is not None:
+            open_store(self.store).stored_targets(self.only)
 
     def run(self, mesh: "Mesh") -> int:
         """Infer; rank 0 shows it."""
@@ -174,13 +193,21 @@ class InferTask(_Task):
 
         with progress_bars(self.as_json or mesh.rank > 0) as progress:
             result = infer_run(
-                self.weights, open_store(self.store), self.out, mesh, overwrite=self.overwrite, progress=progress
+                self.weights,
+                open_store(self.store),
+                self.out,
+                mesh,
+                what=self.what,
+                only=self.only,
+                overwrite=self.overwrite,
+                workspace=self.workspace,
+                progress=progress,
             )
         if mesh.rank == 0 and self.as_json:
             emit_json(result.as_dict())
         elif mesh.rank == 0:
-            shape = " x ".join(f"{extent:,}" for extent in result.shape)
-            Console().print(f"{self.out}: {shape} {result.dtype}", highlight=False, soft_wrap=True)
+            text = describe_predictions(result, open_store(self.store))
+            Console().print(text, highlight=False, markup=False, soft_wrap=True)
         return 0
 
 

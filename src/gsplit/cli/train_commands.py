@@ -12,6 +12,7 @@ from gsplit.cli.ranks import default_ranks, rank_of_environment, run_task
 from gsplit.cli.settings_options import Flags, settings_options
 from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
+from gsplit.inference.prediction_table import check_request
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import open_store
 
@@ -20,6 +21,12 @@ __all__ = ["infer", "train", "verify"]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")]
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu or cuda [default: GPUs where there are any, else the CPU]")
+]
+Workspace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="where activations of exact inference are kept [default: the temporary folder]"
+    ),
 ]
 Nproc = Annotated[int, typer.Option(min=1, metavar="INT", help="ranks to start on this host")]
 
@@ -37,6 +44,7 @@ def train(
         typer.Option(metavar="RUN", help="go on with this run, with its settings but for those given here"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
+    workspace: Workspace = None,
     max_restarts: Annotated[
         int,
         typer.Option(min=0, metavar="INT", help="start all ranks again, from the latest checkpoint, when one fails"),
@@ -71,6 +79,7 @@ def train(
             settings=settings,
             out=run,
             overwrite=overwrite,
+            workspace=workspace,
             resume=resume is not None,
         )
         run_task(task, nproc, max_restarts=max_restarts, min_ranks=min_ranks)
@@ -117,21 +126,43 @@ def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
 def infer(
     store: StoreArgument,
     weights: Annotated[Path, typer.Option(metavar="RUN", help="a folder made by gsplit train --out")],
-    out: Annotated[Path, typer.Option(metavar="FILE.npy", help="file to write: a row per vertex, in original order")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="NAME.parquet or .csv with your ids, or NAME.npy")],
+    what: Annotated[
+        str | None,
+        typer.Option(
+            metavar="classes|outputs|both",
+            help="the predicted class, the model's outputs (logits), or both [default: classes; .npy: outputs]",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME", help="targets such as test instead of all vertices")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a file of the same name")] = False,
+    workspace: Workspace = None,
     nproc: Nproc = 1,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Write the outputs of a trained model for every vertex.
+    """Write what a trained model predicts for every vertex.
 
-    They are exact: from all neighbours, not sampled ones.
+    Predictions are exact: from all neighbours, not sampled ones. Tables have a row per vertex with its id as it was
+    imported; row v of an .npy file is original vertex v.
     """
     with command(as_json, rank=rank_of_environment()):
+        check_request(out, what, only)
         open_store(store)
-        run_task(
-            InferTask(store=store, as_json=as_json, device=device, weights=weights, out=out, overwrite=overwrite), nproc
+        task = InferTask(
+            store=store,
+            as_json=as_json,
+            device=device,
+            weights=weights,
+            out=out,
+            what=what,
+            only=only,
+            overwrite=overwrite,
+            workspace=workspace,
         )
+        run_task(task, nproc)
 
 
 @settings_options(for_verify=True)

@@ -148,7 +148,11 @@ def _join(timeout: timedelta) -> None:
     end_with_launcher()
     set_status(Status.JOINING)
     if STORE not in os.environ:
-        dist.init_process_group("gloo", timeout=timeout)
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+        # torchrun's static rendezvous keeps one store over all restarts, with the addresses of ranks that have ended
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"gsplit start {start}", store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(os.environ[STORE], size)  # type: ignore[attr-defined]

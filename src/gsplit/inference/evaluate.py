@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from gsplit.distributed.comm import Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, RequiredVertices, targets_closure
-from gsplit.inference.layerwise import LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.inference.tallies import Tally
 from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
 from gsplit.metrics import check_metrics
@@ -49,16 +49,10 @@ class ExactEvaluation:
         return f"exact evaluation of {what}: {self.num_edges:,} of {self.full_num_edges:,} edges"
 
 
-class EvaluationOptions(TypedDict, total=False):
-    """Options of ``evaluate``; all but ``metrics`` are those of ``gsplit.infer``."""
+class EvaluationOptions(InferenceOptions, total=False):
+    """Options of ``evaluate``: those of ``gsplit.infer``, and names of metrics."""
 
     metrics: Sequence[str]
-    ownership: Ownership | None
-    features: FeatureNames
-    edge_attr: str | None
-    edge_weight: str | None
-    workspace: str | Path | None
-    progress: Progress
 
 
 def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[EvaluationOptions]) -> dict[str, float]:
@@ -107,16 +101,19 @@ def evaluate_targets(
 
 
 def _scores(store: GraphStore, tallies: dict[str, Tally], comm: Comm) -> dict[str, float]:
-    """Scores of all lists; targets without a label are left out, and that is said. All ranks: same names."""
+    """Scores of all lists; targets without a label are left out, and that is said. All ranks: same names.
+
+    So is a list without any label, such as a test set that is to be predicted; the first one must have some.
+    """
     scores = {}
     for name, tally in tallies.items():
         labelled = tally.count_labelled(comm)
         missing = store.stored_targets(name)[2] - labelled
-        if labelled == 0:
+        if labelled == 0 and name == next(iter(tallies)):
             raise InputError(explain(f"targets/{name}", "at least one label", "none", "name targets with labels"))
         if missing:
             _LOG.warning("targets/%s: %d without a label are left out of the score", name, missing)
-        for number, (metric, score) in enumerate(tally.finish(comm).items()):
+        for number, (metric, score) in enumerate(tally.finish(comm).items() if labelled else ()):
             scores[name if number == 0 else f"{name} {metric}"] = score
     return scores
 

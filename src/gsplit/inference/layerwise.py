@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,8 @@ from gsplit.feature_tiers import open_features
 from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
-from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
-from gsplit.mapped_files import temporary_mapped
+from gsplit.inference.workspace import new_workspace_file
+from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
 from gsplit.nn.calls import LayerCall, dtype_of, one_vertex, rows_of, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
@@ -49,9 +49,20 @@ from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.split import SplitSampler
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]
+__all__ = ["InferenceOptions", "LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]
 
 _KEY = StepKey(0, 0, 0)
+
+
+class InferenceOptions(TypedDict, total=False):
+    """Options of ``gsplit.infer``. ``workspace``: where activations are kept, by default the temporary folder."""
+
+    ownership: Ownership | None
+    features: FeatureNames
+    edge_attr: str | None
+    edge_weight: str | None
+    workspace: str | Path | None
+    progress: Progress
 
 
 def flat_mesh(mesh: Mesh) -> Mesh:
@@ -154,7 +165,7 @@ class LayerwisePass:
         """A map for rows like these of all own vertices, in a file without a name: whatever ends us, it is gone."""
         bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
         shape, dtype = (self._local.stop - self._local.first, *rows.shape[1:]), bits.cpu().numpy().dtype
-        array = temporary_mapped(self._workspace, f"rows of {name}", dtype, shape)
+        array = new_workspace_file(self._workspace, f"rows of {name}", dtype, shape)
         return array, MappedRows(name, array, rows.dtype, self._local.first)
 
     def _rows_only(self, ids: Ids) -> Batch:

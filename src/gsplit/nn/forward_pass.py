@@ -172,7 +172,7 @@ class ForwardPass:
             key = ("gcn", index, gcn, weighted, dtype)
             block, weights = self._once(key, lambda: self._normalised(index, gcn, weights, dtype))
             self._switch_off(layer, "normalize")  # done here, by the degrees of the whole graph
-        if takes_csr(layer, dtype):
+        if takes_csr(layer, dtype, block.indptr.device):
             values = weights
             if values is None:
                 values = torch.ones(block.num_edges, dtype=dtype, device=block.indptr.device)

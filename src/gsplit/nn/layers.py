@@ -81,8 +81,14 @@ def has_message_hooks(layer: Module) -> bool:
     return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
 
 
-def takes_csr(layer: Module, dtype: torch.dtype) -> bool:
-    """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product."""
+def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product.
+
+    Under autocast only where it is a mean of the rows as they come: torch would make other products ones of bfloat16,
+    and has none for matrices in CSR.
+    """
+    if torch.is_autocast_enabled(device.type) and (layer.aggr != "mean" or getattr(layer, "project", False)):
+        return False
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)

@@ -70,6 +70,7 @@ def write_renumbered(
             vertex_range=whole.vertex_range,
             part_boundaries=[0, *np.cumsum(sizes).tolist()],
             num_classes=whole.num_classes,
+            class_names=whole.class_names,
             arrays=writer.finish_arrays(),
             statistics=whole.statistics,  # of the degrees: an order does not change them
             part_statistics=statistics,

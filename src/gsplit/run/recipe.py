@@ -13,7 +13,8 @@ from torch.nn import Module
 from gsplit.distributed.comm import run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.inference.infer import infer
+from gsplit.inference.prediction_table import What, default_what
+from gsplit.inference.predictions import write_predictions
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
 from gsplit.run.class_weights import make_loss
@@ -40,7 +41,7 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     if settings.edge_attr is not None:
         shape = store.stored_array(f"edges/{settings.edge_attr}").shape
         edge_features = shape[1] if len(shape) == 2 else 1
-    return ModelShape(width, outputs, edge_features)
+    return ModelShape(width, outputs, edge_features, store.class_names)
 
 
 def _num_columns(store: Store, settings: TrainSettings) -> int:
@@ -85,9 +86,18 @@ def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Mod
 
 
 def infer_run(
-    run: Path, store: Store, out: Path, mesh: Mesh, *, overwrite: bool = False, progress: Progress = silent
+    run: Path,
+    store: Store,
+    out: Path,
+    mesh: Mesh,
+    *,
+    what: What | None = None,
+    only: str | None = None,
+    overwrite: bool = False,
+    workspace: Path | None = None,
+    progress: Progress = silent,
 ) -> InferenceResult:
-    """Exact outputs of a trained model for all vertices, into a file. A collective."""
+    """What a trained model says of all vertices, exactly, into a file. A collective."""
     settings, shape = load_run(run)
     run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
     width = _num_columns(store, settings)
@@ -96,8 +106,22 @@ def infer_run(
         raise InputError(explain(store.path, f"{shape.num_features} features", width, fix))
     model = build_model(settings, shape, store)
     load_weights(run, model)
-    result = infer(parallelize(model, mesh), store, out, progress=progress, **array_names(settings))
-    return InferenceResult(out, result.shape, str(result.dtype), mesh.size)
+    classifies = settings.loss in (None, "cross_entropy")  # None: a run from before there were others
+    if what not in (None, "outputs") and not classifies:
+        fix = "leave --what out: the file holds the values"
+        raise InputError(explain("--what", f"outputs, for a model trained with {settings.loss}", what, fix))
+    made = write_predictions(
+        parallelize(model, mesh),
+        store,
+        out,
+        what=what or default_what(out, classifies=classifies),
+        only=only,
+        class_names=shape.class_names,
+        workspace=workspace,
+        progress=progress,
+        **array_names(settings),
+    )
+    return InferenceResult(made, mesh.size)
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gsplit.callbacks import StepReport
+from gsplit.inference.predictions import Predictions
 from gsplit.train_state import Evaluation, History
 
 __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentView", "TrainResult", "history_as_dict"]
@@ -20,6 +21,7 @@ class ModelShape:
     num_features: int
     num_classes: int
     num_edge_features: int | None = None
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,13 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """A file of outputs, a row per vertex."""
+    """A file of predictions, and the ranks that made it."""
 
-    out: Path
-    shape: tuple[int, ...]
-    dtype: str
+    predictions: Predictions
     ranks: int
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"out": str(self.out), "shape": list(self.shape), "dtype": self.dtype, "ranks": self.ranks}
+        made = self.predictions
+        shown = {"out": str(made.path), "what": made.what, "rows": made.num_rows, "columns": list(made.columns)}
+        return {**shown, "ranks": self.ranks}

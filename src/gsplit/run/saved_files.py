@@ -16,6 +16,7 @@ from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape
 from gsplit.store.importers.npz_file import NpzMember, npz_members
+from gsplit.store.manifest import ClassNames
 from gsplit.untrusted import Expected, read_document
 
 __all__ = ["read_settings", "read_weights"]
@@ -32,6 +33,7 @@ class _Shape(BaseModel):
     num_features: Size
     num_classes: Annotated[Size, Field(ge=1)]
     num_edge_features: Size | None
+    class_names: ClassNames = []
 
 
 class _Document(BaseModel):
@@ -47,7 +49,8 @@ def read_settings(path: Path) -> tuple[TrainSettings, ModelShape]:
         first = error.errors()[0]
         key = ".".join(str(part)[:80] for part in first["loc"])
         raise _SETTINGS.refuse(path, f"{key}: {first['msg']}") from None
-    shape = ModelShape(document.shape.num_features, document.shape.num_classes, document.shape.num_edge_features)
+    found = document.shape
+    shape = ModelShape(found.num_features, found.num_classes, found.num_edge_features, tuple(found.class_names))
     return check_settings(document.settings, lambda key: f"{path}: settings.{key}"), shape
 
 

@@ -51,6 +51,7 @@ class _Run:
     store: Store
     mesh: Mesh
     out: Path | None
+    workspace: Path | None
 
     @property
     def loss(self) -> str:
@@ -101,17 +102,18 @@ def train_run(
     *,
     overwrite: bool = False,
     resume: bool = False,
+    workspace: Path | None = None,
     view: RunView | None = None,
 ) -> TrainResult:
     """Train, evaluate exactly, and keep the weights of the best epoch on the validation targets. A collective.
 
     Without an evaluation the last weights are kept. ``resume``: go on from the latest checkpoint of ``out``. A run that
-    is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished.
+    is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished. ``workspace`` is that of evaluation.
     """
     view = view or SilentView()
     settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
-    run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out)
+    run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
     run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
     schedule = _make_schedule(run)
     checkpoint = None
@@ -181,7 +183,8 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
     if schedule.is_due(state, last=is_over):
         if run.saves:  # who is killed during a long evaluation repeats only that
             trainer.save_in_background()
-        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **array_names(run.settings))
+        arrays, folder = array_names(run.settings), run.workspace
+        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", workspace=folder, **arrays)
         if run.saves:
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch

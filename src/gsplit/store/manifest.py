@@ -23,9 +23,12 @@ __all__ = [
     "INPUT_POSITION",
     "MAX_EDGES",
     "MAX_MANIFEST_BYTES",
+    "MAX_CLASS_NAME",
+    "MAX_NAMED_CLASSES",
     "MAX_VERTICES",
     "VERSION",
     "ArrayEntry",
+    "ClassNames",
     "Manifest",
     "PartStatistics",
     "ProvenanceStep",
@@ -41,6 +44,8 @@ VERSION = 2
 MAX_VERTICES = 1 << 35
 MAX_EDGES = 1 << 40
 MAX_COLUMNS = 1 << 24
+MAX_NAMED_CLASSES = 1 << 14
+MAX_CLASS_NAME = 200
 MAX_MANIFEST_BYTES = 64 << 20
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
@@ -114,6 +119,9 @@ class ArrayEntry(_Strict):
 Word = Annotated[str, Field(max_length=1000)]
 
 
+ClassNames = Annotated[list[Annotated[str, Field(max_length=MAX_CLASS_NAME)]], Field(max_length=MAX_NAMED_CLASSES)]
+
+
 class ProvenanceStep(_Strict):
     """One step that made the store: what was run, when, with which settings, and what it counted."""
 
@@ -167,6 +175,8 @@ class Manifest(_Strict):
     vertex_range: tuple[Extent, Extent]
     part_boundaries: Annotated[list[Extent], Field(min_length=2, max_length=1 << 20)]
     num_classes: Annotated[int, Field(ge=0, le=1 << 63)] = 0
+    class_names: ClassNames = []
+    """What the classes were called, where labels were strings; class k is the k-th."""
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
     part_statistics: PartStatistics | None = None
@@ -195,6 +205,8 @@ class Manifest(_Strict):
             raise ValueError("name_offsets and name_bytes go together")
         for name, entry in self.arrays.items():
             self._check_entry(name, entry)
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise ValueError(f"class_names: {len(self.class_names)} for {self.num_classes} classes")
         self._check_scales()
         self._check_part_statistics()
         self._check_shard()

@@ -57,6 +57,11 @@ class MemoryStore:
         return count_classes(self.arrays["y"], self.dtype("y")) if "y" in self.arrays else 0
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """Not known: labels in memory are numbers."""
+        return ()
+
+    @property
     def is_renumbered(self) -> bool:
         """Whether internal ids may differ from original ids."""
         return "original_ids" in self.arrays

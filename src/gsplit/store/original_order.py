@@ -69,6 +69,12 @@ class OriginalOrder:
             places = self._places(ids)
         return [bytes(text[max(0, offsets[r]) : max(0, offsets[r + 1])]).decode("utf-8", "replace") for r in places]
 
+    def imported_ids(self, ids: npt.ArrayLike) -> list[str] | Ids:
+        """The ids that some vertices were imported with: strings, numbers, or where those were 0 .. n-1, the same."""
+        if "name_offsets" in self._store.names:
+            return self.vertex_names(ids)
+        return self.rows("vertex_ids", ids) if "vertex_ids" in self._store.names else np.asarray(ids)
+
     def _require_whole(self, what: str, instead: str) -> None:
         if not self._is_whole:
             first, stop = self._store.vertex_range

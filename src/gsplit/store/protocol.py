@@ -68,6 +68,10 @@ class GraphStore(Protocol):
         """Largest label plus one; 0 without integer labels."""
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes were called, where labels were strings; else empty."""
+
+    @property
     def graph(self) -> Graph:
         """The edges."""
 

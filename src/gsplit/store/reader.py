@@ -63,6 +63,11 @@ class Store:
         return self.manifest.num_classes
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes were called, where labels were strings."""
+        return tuple(self.manifest.class_names)
+
+    @property
     def names(self) -> list[str]:
         """Names of all arrays, as ``array`` takes them."""
         return sorted(self._arrays)

@@ -63,6 +63,7 @@ def write_shard(
                 vertex_range=(first, stop),
                 part_boundaries=whole.part_boundaries,
                 num_classes=whole.num_classes,
+                class_names=whole.class_names,
                 arrays=writer.finish_arrays(),
                 statistics=statistics,
                 part_statistics=whole.part_statistics,

@@ -135,6 +135,7 @@ class GraphSource:
     edge_values: Mapping[str, ValueType] = field(default_factory=dict)
     features: Mapping[str, RowStream] = field(default_factory=dict)
     y: RowStream | None = None
+    class_names: tuple[str, ...] = ()
     targets: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     vertex_ids: npt.NDArray[np.int64] | None = None
     vertex_names: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = None

@@ -5,13 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer.main
 from rich.console import Console
+from small_disk import small_disk
 from typer.testing import CliRunner
 
 from gsplit.cli.announcement import announce_training
@@ -135,10 +138,32 @@ def test_a_run_is_kept_and_the_default_evaluation_costs_no_more_than_training(st
     assert 0 < (len(document["evaluations"]) - 1) * cost <= edges  # all but the last
     assert document["evaluations"][-1]["epoch"] == 4
     inferred = _run("infer", str(store.path), "--weights", str(run), "--out", str(out))
-    assert inferred.stdout == f"{out}: 1,000 x 16 float32\n"
+    assert inferred.stdout == f"{out}: 1,000 x 16, outputs; row v is original vertex v\n"
     assert inferred.stderr.startswith(f"infer with {run} on {store.path}, 1 rank(s); starting ...\n")
+    table = tmp_path / "o.csv"
+    words = ["infer", str(store.path), "--weights", str(run), "--out", str(table)]
+    assert _run(*words).stdout == f"{table}: 1,000 rows, columns id, class; outputs too: --what both\n"
+    classes = [int(line.split(",")[1]) for line in table.read_text().splitlines()[1:]]
+    assert classes == np.load(out).argmax(axis=1).tolist()
+    words += ["--overwrite", "--what", "both", "--only", "test"]
+    tested = store.array("targets/test").size
+    assert _run(*words).stdout == f"{table}: {tested} rows, columns id, class, output_0, output_1, ..., output_15\n"
+    document = json.loads(_run(*words, "--json").stdout)
+    assert (document["rows"], document["what"], document["columns"][:2]) == (tested, "both", ["class", "output_0"])
     again = _run("infer", str(store.path), "--weights", str(run), "--out", str(out), "--json")
     assert again.exit_code == 2 and "expected a new file" in json.loads(again.stdout)["error"]
+
+
+def test_a_small_temporary_folder_is_an_error_that_names_the_option(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk", 16 << 10) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        done = _run("train", str(store.path), *SMALL, "--epochs", "1")
+        assert done.exit_code == 2
+        assert f"workspace {disk}: expected" in done.stderr and "--workspace FOLDER" in done.stderr
+        done = _run("train", str(store.path), *SMALL, "--epochs", "1", "--workspace", str(tmp_path))
+        assert done.exit_code == 0, done.stderr
 
 
 def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -184,6 +209,12 @@ def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(
         (["train", "STORE", "--norm", "none"], "norm: expected 'batch_norm' or 'layer_norm' (got none)"),
         (["train", "STORE", "--targets", "holdout", "--nproc", "2"], "targets/holdout"),
         (["infer", "STORE", "--weights", "absent", "--out", "o.npy", "--nproc", "2"], "expected the settings of a run"),
+        (["infer", "STORE", "--weights", "absent", "--out", "o.txt"], "a name that ends in .parquet, .csv or .npy"),
+        (
+            ["infer", "STORE", "--weights", "absent", "--out", "o.csv", "--workspace", "no"],
+            "workspace no: expected a fol",
+        ),
+        (["train", "STORE", "--workspace", "no", "--nproc", "2"], "workspace no: expected a folder to write in"),
         (["verify", "STORE", "--model", "resnet"], "model: expected one of sage"),
     ],
 )

@@ -111,6 +111,10 @@ def test_targets_without_a_label_are_left_out_and_said(caplog: pytest.LogCapture
     none = MemoryStore(store.graph, store.part_boundaries, {**store.arrays, "y": 0 * labels - 1}, store.dtypes)
     with pytest.raises(InputError, match="targets/train: expected at least one label"):
         evaluate(model, none, ["train"])
+    unknown = MemoryStore(
+        store.graph, store.part_boundaries, {**some.arrays, "targets/test": targets[::2]}, store.dtypes
+    )
+    assert evaluate(model, unknown, ["train", "test"]) == {"train": 1.0}  # a test set that is to be predicted
 
 
 class Embedded(torch.nn.Module):
@@ -179,9 +183,14 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="y: expected integers or floats of 16, 32 or 64 bits .got bfloat16"):
         evaluate(plain, bits, ["train"])
 
-    for out, got in ((tmp_path / "no" / "o.npy", "a folder that does not exist"), (tmp_path, "a folder")):
+    (tmp_path / "f.npy").mkdir()
+    for out, got in ((tmp_path / "no" / "o.npy", "a folder that does not exist"), (tmp_path / "f.npy", "a folder")):
         with pytest.raises(InputError, match=f"expected a file in a folder that exists .got {got}"):
             infer(plain, store, out)
+    with pytest.raises(InputError, match=r"expected a .npy file .got .csv.*use gsplit.write_predictions"):
+        infer(plain, store, tmp_path / "o.csv")
+    with pytest.raises(InputError, match="workspace .*no: expected a folder to write in .got none"):
+        infer(plain, store, workspace=tmp_path / "no")
     empty = {**store.arrays, "targets/val": np.empty(0, np.int64)}
     with pytest.raises(InputError, match="targets/val: expected at least one target"):
         evaluate(plain, MemoryStore(store.graph, store.part_boundaries, empty, store.dtypes), ["val"])

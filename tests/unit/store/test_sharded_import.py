@@ -21,7 +21,8 @@ from gsplit.progress import silent
 from gsplit.store import sharded_import
 from gsplit.store.build import build_store
 from gsplit.store.importers import arrow
-from gsplit.store.importers.tables import TableColumns, tables_source
+from gsplit.store.importers.table_columns import TableColumns
+from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
 from gsplit.store.sharded_import import build_shard, shard_paths

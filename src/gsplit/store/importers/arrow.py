@@ -4,7 +4,9 @@ pyarrow is an extra: this module is the only one that imports it.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,9 +17,10 @@ import numpy as np
 
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.store.files import Array
+from gsplit.store.importers.table_columns import guess_column
 from gsplit.store.source import CHUNK_EDGES
 
-__all__ = ["IdBounds", "Table", "csv_columns", "explained", "list_rows", "load_arrow", "number_column"]
+__all__ = ["IdBounds", "Table", "explained", "list_rows", "load_arrow", "number_column"]
 
 BATCH_BYTES = 64 << 20
 _CSV_ROW_BYTES = 16  # a forecast for the progress bar only
@@ -37,8 +40,8 @@ def load_arrow() -> Any:
 
 
 @contextmanager
-def explained(where: object, fix: str) -> Iterator[None]:
-    """Turn what pyarrow raises while reading into our message."""
+def explained(where: object, fix: str, columns: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what pyarrow raises while reading into our message; it knows ``columns`` by their numbers."""
     arrow = load_arrow()
     try:
         yield
@@ -46,7 +49,20 @@ def explained(where: object, fix: str) -> Iterator[None]:
         raise
     except (arrow.ArrowException, OSError, KeyError, ValueError, TypeError, OverflowError) as error:
         text = (str(error).splitlines() or [type(error).__name__])[0]
+        if (found := _CSV_COLUMN.search(text)) and int(found[1]) < len(columns):
+            text = text.replace(found[0], f"column {columns[int(found[1])]}")
         raise InputError(explain(where, "a readable table", text, fix)) from None
+
+
+def _first_line(file: Path) -> str:
+    """The names of the columns as they stand in a CSV file, gzipped or not."""
+    with explained(file, _TABLE_FIX), load_arrow().input_stream(file, compression="detect") as stream:
+        return str(stream.read(_LINE_BYTES).split(b"\n")[0].decode("utf-8", "replace")).strip("\ufeff\r")
+
+
+_CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
+_DELIMITERS = ",;\t|"
+_LINE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,7 @@ class IdBounds:
 
 _TABLE_FIX = (
     "check the file; a CSV file needs a header row, the right --delimiter and one type per column "
-    "(--ids names reads ids as text)"
+    "(--ids names reads ids as text; an empty cell is a missing number)"
 )
 
 
@@ -84,7 +100,7 @@ class Table:
         self,
         path: str | Path,
         *,
-        delimiter: str = ",",
+        delimiter: str | None = None,
         text_columns: Sequence[str] = (),
         number_columns: Sequence[str] = (),
     ) -> None:
@@ -106,13 +122,14 @@ class Table:
         if self._is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             got = f"one that ends in {first.suffix}" if first.suffix else "one without an ending"
             raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", got, "convert it"))
-        if len(delimiter) != 1:
+        if delimiter is not None and len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
-        self._delimiter = delimiter
+        line = _first_line(first) if self._is_csv else ""
+        self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of those that come equally often
         arrow = load_arrow()
         self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
         self._types |= dict.fromkeys(text_columns, arrow.string())
-        with explained(first, _TABLE_FIX):
+        with explained(first, _TABLE_FIX, line.split(self._delimiter)):
             self.schema = self._csv(first).schema if self._is_csv else self._parquet(first).schema_arrow
             names = list(self.schema.names)
         if len(set(names)) != len(names):
@@ -144,12 +161,16 @@ class Table:
             return sum(file.stat().st_size for file in self._files) // _CSV_ROW_BYTES
         return sum(self._parquet(file).metadata.num_rows for file in self._files)
 
-    def require(self, columns: Sequence[str]) -> None:
-        """Refuse a table without these columns."""
-        for column in columns:
+    def require(self, columns: Mapping[str, str]) -> None:
+        """Refuse a table without these columns, each given with the option that names it."""
+        for column, option in columns.items():
             if column not in self.schema.names:
-                expected, fix = f"one of {', '.join(self.schema.names)}", "name the column that holds it"
-                raise InputError(explain(f"{self.path}: {column}", expected, "none of that name", fix))
+                meant = guess_column(column, option, self.schema.names)
+                fix = f"name the column that holds it: {option} {'NAME' if meant is None else shlex.quote(meant)}"
+                if meant is not None and meant.strip() == column:
+                    fix = "remove the spaces around names and values"
+                got = ", ".join(self.schema.names)
+                raise InputError(explain(self.path, f"a column {column}", f"columns {got}", fix))
 
     def batches(self, columns: Sequence[str], rows: int = CHUNK_EDGES) -> Iterator[Any]:
         """Record batches of these columns of about ``rows`` rows, one in memory at a time."""
@@ -163,7 +184,7 @@ class Table:
         held: list[Any] = []
         row = 0  # the table's row that comes after those held
         for file in self._files:
-            with explained(file, _TABLE_FIX):
+            with explained(file, _TABLE_FIX, self.schema.names):
                 for skipped, batch in self._file_batches(file, columns, rows, near):
                     if skipped:
                         yield from _joined(row, held)
@@ -229,24 +250,6 @@ def _joined(stop_row: int, batches: list[Any]) -> Iterator[tuple[int, Any]]:
             if batch.num_rows:
                 yield row, batch
             row += batch.num_rows
-
-
-def csv_columns(path: Path, *, floats: bool = False) -> Iterator[list[Any]]:
-    """The columns of a CSV file without a header row, gzipped or not, a block at a time; as floats if asked."""
-    arrow = load_arrow()
-    with explained(path, "download the set again"):
-        if path.stat().st_size == 0:
-            return
-        options = arrow.csv.ReadOptions(autogenerate_column_names=True, block_size=16 << 20)
-        types: dict[str, Any] = {}
-        if floats:
-            with arrow.csv.open_csv(path, read_options=options) as reader:
-                types = dict.fromkeys(reader.schema.names, arrow.float64())
-        convert = arrow.csv.ConvertOptions(column_types=types)
-        parse = arrow.csv.ParseOptions(ignore_empty_lines=not floats)  # a missing label may be an empty line
-        with arrow.csv.open_csv(path, read_options=options, convert_options=convert, parse_options=parse) as reader:
-            for batch in reader:
-                yield batch.columns
 
 
 def number_column(where: str, column: Any) -> Array:

@@ -21,10 +21,14 @@ _MOST_CLASSES = 1 << 24
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels for a store, and what was done to them in words; nothing was if ``notes`` is empty."""
+    """Labels for a store, and what was done to them in words; nothing was if ``notes`` is empty.
+
+    ``class_names``: what classes were called, where they had names.
+    """
 
     rows: RowStream
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 def as_labels(rows: RowStream, *, floats_are_classes: bool = False) -> Labels:
@@ -44,7 +48,8 @@ def as_labels(rows: RowStream, *, floats_are_classes: bool = False) -> Labels:
     if num_missing or floats_are_classes:
         missing = f"; missing, stored as -1: {num_missing}" if num_missing else ""
         return Labels(_classes(rows, "int64"), (f"y: whole numbers of {dtype}{column} imported as classes{missing}",))
-    return Labels(rows, (f"y: whole numbers of {dtype} kept as values to regress on; for classes, give integers",))
+    advice = "for classes, give integers (tables: --label-type classes)"
+    return Labels(rows, (f"y: whole numbers of {dtype} kept as values to regress on; {advice}",))
 
 
 def _classes(rows: RowStream, dtype: str) -> RowStream:

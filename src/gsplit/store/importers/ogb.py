@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
-from gsplit.store.importers.arrow import csv_columns, number_column
+from gsplit.store.importers.arrow import number_column
+from gsplit.store.importers.headerless_csv import csv_columns
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
 from gsplit.store.importers.npz_file import NpzMember, npz_members

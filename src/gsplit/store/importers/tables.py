@@ -7,6 +7,7 @@ and never held; the ids are, where they have to be mapped.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import IdBounds, Table, load_arrow, number_column
+from gsplit.store.importers.table_columns import TableColumns, is_pattern, match_columns
 from gsplit.store.importers.vertex_ids import (
     BATCH_IDS,
     IdMode,
@@ -25,8 +27,8 @@ from gsplit.store.importers.vertex_ids import (
     widened_alike,
 )
 from gsplit.store.importers.vertex_table import (
-    TableColumns,
-    unused_columns,
+    drop_unlabelled,
+    table_notes,
     vertex_features,
     vertex_labels,
     vertex_targets,
@@ -42,7 +44,7 @@ from gsplit.store.source import (
     plain_name,
 )
 
-__all__ = ["TableColumns", "tables_source"]
+__all__ = ["tables_source"]
 
 
 def tables_source(
@@ -53,14 +55,15 @@ def tables_source(
     ids: IdMode | str = IdMode.AUTO,
     num_vertices: int | None = None,
     unknown_ids: UnknownIds | str = UnknownIds.REFUSE,
-    delimiter: str = ",",
+    delimiter: str | None = None,
 ) -> GraphSource:
     """The graph in an edge table and, if given, a vertex table.
 
     ``ids``: ``dense`` takes integers as vertices 0 .. n-1; ``map`` numbers the distinct ids; ``names`` reads CSV ids
     as text and maps them. ``auto`` maps, except integers without a vertex table whose largest is below twice the
     number of edges: then they are taken as they are. ``unknown_ids``: edges whose ends are not all vertices, by the
-    vertex table or ``num_vertices``, are refused, or dropped and counted.
+    vertex table or ``num_vertices``, are refused, or dropped and counted. ``delimiter``: of CSV files, by default what
+    separates the names in their first line.
     """
     columns = columns or TableColumns()
     ids, unknown = IdMode(ids), UnknownIds(unknown_ids)
@@ -74,27 +77,28 @@ def tables_source(
         text_columns=(columns.src, columns.dst) if text else (),
         number_columns=columns.edge_values,
     )
-    edge_table.require([columns.src, columns.dst, *columns.edge_values])
+    edge_table.require({columns.src: "--src", columns.dst: "--dst"})
+    edge_table.require(dict.fromkeys(columns.edge_values, "--edge-column"))
     vertex_table = None
     if vertices is not None:
+        columns = _matched(columns, vertices, delimiter)
         vertex_table = Table(
             vertices,
             delimiter=delimiter,
             text_columns=(columns.split, columns.id) if text else (columns.split,),
             number_columns=columns.features,
         )
-        usual = TableColumns()
-        asked = [(columns.label, usual.label), (columns.split, usual.split), (columns.feature_list, usual.feature_list)]
-        named = [name for name, default in asked if name != default]  # a column that was asked for must be there
-        vertex_table.require([columns.id, *columns.features, *named])
+        _require_vertex_columns(vertex_table, columns)
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, RowStream] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}
-    labels, notes = None, unused_columns(vertex_table, columns)
+    labels, notes = None, tuple[str, ...]()
     if vertex_table is not None:
         features = vertex_features(vertex_table, columns, vertex_ids)
         labels = vertex_labels(vertex_table, columns, vertex_ids)
         targets = vertex_targets(vertex_table, columns, vertex_ids)
+        notes = labels.notes if labels else ()
+        notes += drop_unlabelled(targets, labels, vertex_ids.num_vertices) + table_notes(vertex_table, columns)
     return GraphSource(
         kind="tables",
         num_vertices=vertex_ids.num_vertices,
@@ -104,6 +108,7 @@ def tables_source(
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=features,
         y=labels.rows if labels else None,
+        class_names=labels.class_names if labels else (),
         targets=targets,
         vertex_ids=vertex_ids.as_integers(),
         vertex_names=vertex_ids.as_names(),
@@ -113,9 +118,28 @@ def tables_source(
             "ids": ids,
             "unknown_ids": unknown,
         },
-        notes=(*labels.notes, *notes) if labels else notes,
+        notes=notes,
         identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
     )
+
+
+def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None) -> TableColumns:
+    """The same with the features that patterns stand for."""
+    if not any(map(is_pattern, columns.features)):
+        return columns
+    others = {columns.id, columns.label, columns.split, columns.feature_list}
+    names = [name for name in Table(vertices, delimiter=delimiter).schema.names if name not in others]
+    return replace(columns, features=tuple(match_columns(columns.features, names)))
+
+
+def _require_vertex_columns(table: Table, columns: TableColumns) -> None:
+    """The ids, and every column that was asked for, must be there."""
+    usual = TableColumns()
+    asked = {columns.id: "--id-column", **dict.fromkeys(columns.features, "--feature-column")}
+    asked |= {columns.label: "--label-column"} if columns.label != usual.label else {}
+    asked |= {columns.split: "--split-column"} if columns.split != usual.split else {}
+    asked |= {columns.feature_list: "--list-column"} if columns.feature_list != usual.feature_list else {}
+    table.require(asked)
 
 
 def _vertex_ids(
@@ -132,6 +156,9 @@ def _vertex_ids(
     if vertices is not None:
         where = f"{vertices.path}: {columns.id}"
         found = collect_ids(where, _columns(vertices, [columns.id]), unique=True)
+        if found.num_vertices == 0:
+            fix = "add the vertices, or leave --vertices out: every id of an edge is a vertex"
+            raise InputError(explain(vertices.path, "a row per vertex", "no rows", fix))
         if ids == IdMode.DENSE and found.values is not None:
             got = f"{found.num_vertices} ids from {found.values[0]} to {found.values[-1]}"
             raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", got, "use --ids map"))

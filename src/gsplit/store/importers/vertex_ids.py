@@ -36,6 +36,7 @@ class UnknownIds(StrEnum):
     DROP = "drop"
 
 
+_KINDS = {"int64": "integers", "large_string": "strings"}
 BATCH_IDS = 1 << 23
 """Ids looked up in one call: pyarrow builds its hash table anew each time, so calls should be few."""
 
@@ -56,8 +57,9 @@ class VertexIds:
         ids = _widened(ids)
         expected_type = arrow.int64() if self.values is None else self.values.type
         if ids.type != expected_type:
-            fix = "use one kind of id in both tables"
-            raise InputError(explain(where, f"ids of type {expected_type}", ids.type, fix))
+            fix = "use one kind of id in both tables; --ids names reads the ids of CSV files as text"
+            kinds = [_KINDS[str(kind)] for kind in (expected_type, ids.type)]
+            raise InputError(explain(where, f"ids that are {kinds[0]}, as in the vertex table", kinds[1], fix))
         if self.values is None:
             column = ids
             vertices: npt.NDArray[np.int64] = np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
@@ -128,7 +130,7 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
         return dense_ids(0)
     if unique and len(known) != count:
         got = f"{len(known)} distinct ids in {count} rows"
-        raise InputError(explain(where, "every id once", got, "drop the duplicates"))
+        raise InputError(explain(where, "every id once", got, "drop rows so that each vertex has one"))
     known = known.take(arrow.compute.sort_indices(known))
     if arrow.types.is_integer(known.type) and known[0].as_py() == 0 and known[-1].as_py() == len(known) - 1:
         return dense_ids(len(known))
@@ -147,7 +149,8 @@ def _widened(column: Any) -> Any:
             raise InputError(explain("ids", "integers below 2**63", error, "map them to smaller ones")) from None
     if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
         return column.cast(arrow.large_string())
-    raise InputError(explain("ids", "integers or strings", column.type, "convert the id columns"))
+    fix = "save the file in UTF-8" if arrow.types.is_binary(column.type) else "convert the id columns"
+    raise InputError(explain("ids", "integers or strings", column.type, fix))
 
 
 def widened_alike(where: str, columns: list[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
-"""The vertex table of an import: features, labels and targets, each by the vertices that its ids stand for."""
+"""The vertex table: features, labels and targets of the vertices whose ids it lists, in any order."""
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -11,26 +12,16 @@ from gsplit.errors import InputError, explain
 from gsplit.store.files import Array
 from gsplit.store.importers.arrow import Table, explained, list_rows, load_arrow, number_column
 from gsplit.store.importers.labels import Labels, as_labels
+from gsplit.store.importers.table_columns import LabelType, TableColumns, guess_column
 from gsplit.store.importers.vertex_ids import VertexIds
+from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES
 from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, VertexRange, dtype_name
 
-__all__ = ["TableColumns", "unused_columns", "vertex_features", "vertex_labels", "vertex_targets"]
+__all__ = ["drop_unlabelled", "table_notes", "vertex_features", "vertex_labels", "vertex_targets"]
 
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-
-
-@dataclass(frozen=True)
-class TableColumns:
-    """Which column means what."""
-
-    src: str = "src"
-    dst: str = "dst"
-    edge_values: Sequence[str] = ()
-    id: str = "id"
-    label: str = "y"
-    split: str = "split"
-    feature_list: str = "x"
-    features: Sequence[str] = field(default_factory=tuple)
+_NO_SPLIT = ("", "none", "nan", "null", "na")
+_NAMES_BYTES = 1 << 19  # of all class names as JSON: a run keeps them in its settings
 
 
 def _placed(
@@ -47,7 +38,7 @@ def _placed(
 
 
 def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
-    """Features of the vertex table: a column of lists, or number columns that were named."""
+    """The features ``x``, from number columns or a column of lists, if there are any."""
     name = columns.feature_list
     if columns.features:
         kind = ValueType("float32", (len(columns.features),))
@@ -74,50 +65,137 @@ def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict
 
 
 def vertex_labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
-    """Labels of the vertex table, None without any."""
+    """The labels, if there is a column of them; strings are classes in the order of the alphabet."""
     arrow, name = load_arrow(), columns.label
     if name not in table.schema.names:
         return None
     kind, where = table.schema.field(name).type, f"{table.path}: {name}"
-    whole = arrow.types.is_integer(kind) or arrow.types.is_boolean(kind)
+    kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
+        return _named_classes(table, columns, ids)
+    values = columns.label_type == LabelType.VALUES
+    whole = not values and (arrow.types.is_integer(kind) or arrow.types.is_boolean(kind))
 
     def chunks() -> Iterator[RowChunk]:
         for vertices, batch in _placed(table, columns, ids, [name]):
             column = batch[name]
-            if whole:
-                with explained(where, "use whole numbers below 2**63"):
+            with explained(where, "use whole numbers below 2**63"):
+                if whole:
                     column = column.cast(arrow.int64()).fill_null(-1)
+                elif arrow.types.is_integer(kind) or arrow.types.is_boolean(kind):
+                    column = column.cast(arrow.int64()).cast(arrow.float64(), safe=False)
             yield RowChunk(vertices, number_column(where, column))
 
-    if arrow.types.is_boolean(kind):
+    if whole and arrow.types.is_boolean(kind):
         return Labels(RowStream(ValueType("int64"), chunks), ("y: bool imported as classes 0 and 1",))
-    return as_labels(RowStream(ValueType("int64" if whole else "float32"), chunks))
+    rows = RowStream(ValueType("int64" if whole else "float32"), chunks)
+    if values:
+        return Labels(rows)
+    labels = as_labels(rows, floats_are_classes=columns.label_type == LabelType.CLASSES)
+    if columns.label_type == LabelType.CLASSES and labels.rows.type.dtype.startswith("float"):
+        fix = "give whole numbers or words, or leave --label-type out"
+        raise InputError(explain(where, "classes: whole numbers from 0", "other floats", fix))
+    return labels
+
+
+def _named_classes(table: Table, columns: TableColumns, ids: VertexIds) -> Labels:
+    arrow, name, where = load_arrow(), columns.label, f"{table.path}: {columns.label}"
+    if columns.label_type == LabelType.VALUES:
+        raise InputError(explain(where, "numbers for --label-type values", "strings", "give numbers, or leave it out"))
+
+    def words(batch: Any) -> Any:
+        with explained(where, "write the labels in UTF-8"):
+            column = batch[name]
+            column = column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+            return arrow.compute.utf8_trim_whitespace(column.cast(arrow.string()))
+
+    distinct: set[str] = set()
+    for batch in table.batches([name], CHUNK_EDGES // 4):
+        distinct.update(word for word in arrow.compute.unique(words(batch)).to_pylist() if word)
+        if len(distinct) > MAX_NAMED_CLASSES:
+            break
+    found = sorted(distinct)
+    _check_names(where, found)
+    index = arrow.array(found, arrow.string())
+
+    def chunks() -> Iterator[RowChunk]:
+        for vertices, batch in _placed(table, columns, ids, [name]):
+            classes = arrow.compute.index_in(words(batch), value_set=index).cast(arrow.int64()).fill_null(-1)
+            yield RowChunk(vertices, np.asarray(classes.to_numpy(zero_copy_only=False)))
+
+    shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+    note = f"y: strings imported as {len(found)} classes, in this order: {shown}"
+    return Labels(RowStream(ValueType("int64"), chunks), (note,), tuple(found))
+
+
+def _check_names(where: str, names: Sequence[str]) -> None:
+    """Refuse what is not a handful of names: a column of ids or of free text, or nothing at all."""
+    fix = "name the column of labels with --label-column, or number the classes"
+    if not names:
+        raise InputError(explain(where, "a label in some row", "none", fix))
+    if len(names) > MAX_NAMED_CLASSES or len(json.dumps(names)) > _NAMES_BYTES:
+        got = f"more than {MAX_NAMED_CLASSES}" if len(names) > MAX_NAMED_CLASSES else "names that are too long"
+        raise InputError(explain(where, f"at most {MAX_NAMED_CLASSES} names of classes", got, fix))
+    longest = max(names, key=len)
+    if len(longest) > MAX_CLASS_NAME:
+        got = f"{len(longest)}: {longest[:20]!r}..."
+        raise InputError(explain(where, f"names of at most {MAX_CLASS_NAME} characters", got, fix))
 
 
 def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:
-    """Targets by name, as the column of splits says."""
+    """The targets by the words of the split column, whatever their case."""
     if columns.split not in table.schema.names:
         return {}
-    arrow = load_arrow()
+    arrow, where = load_arrow(), f"{table.path}: {columns.split}"
     found: dict[str, list[Array]] = {}
     for vertices, batch in _placed(table, columns, ids, [columns.split]):
-        with explained(f"{table.path}: {columns.split}", "write the words in UTF-8"):
+        with explained(where, "write the words in UTF-8"):
             words = arrow.compute.unique(batch[columns.split]).to_pylist()
         for word in words:
-            if not word:
+            plain = str(word or "").strip().lower()
+            if plain in _NO_SPLIT:
                 continue
-            if word not in _SPLITS:
-                expected, fix = f"one of {', '.join(_SPLITS)} or nothing", "rename these values"
-                raise InputError(explain(f"{table.path}: {columns.split}", expected, repr(word)[:80], fix))
-            here = arrow.compute.equal(batch[columns.split], word).fill_null(False)
-            found.setdefault(_SPLITS[word], []).append(vertices[here.to_numpy(zero_copy_only=False)])
+            here = arrow.compute.equal(batch[columns.split], word).fill_null(False).to_numpy(zero_copy_only=False)
+            if plain not in _SPLITS:
+                raise _unknown_split(where, word, int(np.count_nonzero(here)))
+            found.setdefault(_SPLITS[plain], []).append(vertices[here])
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
 
-def unused_columns(table: Table | None, columns: TableColumns) -> tuple[str, ...]:
-    """A note on the columns of the vertex table that are not imported."""
-    if table is None:
+def drop_unlabelled(
+    targets: dict[str, npt.NDArray[np.int64]], labels: Labels | None, num_vertices: int
+) -> tuple[str, ...]:
+    """Leave vertices without a label out of the train targets, which cannot be learnt from; returns what to say.
+
+    Those of val and test stay: they can be predicted, and evaluation leaves them out.
+    """
+    if labels is None or "train" not in targets:
         return ()
+    has = np.zeros(num_vertices, bool)
+    for chunk in labels.rows.chunks():
+        has[chunk.vertices] = ~np.isnan(chunk.rows) if chunk.rows.dtype.kind == "f" else chunk.rows >= 0
+    kept = targets["train"][has[targets["train"]]]
+    dropped, targets["train"] = targets["train"].size - kept.size, kept
+    return (f"targets train: left out, because they have no label: {dropped:,}",) if dropped else ()
+
+
+def _unknown_split(where: str, word: object, num_rows: int) -> InputError:
+    close = get_close_matches(str(word).lower(), _SPLITS, 1)
+    fix = f"write {close[0]}" if close else "rename these values, or empty them: such vertices are no targets"
+    got = f"{repr(word)[:80]} in {num_rows} rows or more"
+    return InputError(explain(where, f"one of {', '.join(_SPLITS)} or nothing", got, fix))
+
+
+def table_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
+    """What of the table is not used, and what may have been meant."""
+    names = table.schema.names
     used = {columns.id, columns.label, columns.split, *(columns.features or [columns.feature_list])}
-    unused = [name for name in table.schema.names if name not in used]
-    return (f"not imported: {', '.join(unused)}",) if unused else ()
+    unused = [name for name in names if name not in used]
+    notes = [f"not imported: {', '.join(name or '(no name)' for name in unused)}"] if unused else []
+    asked = ((columns.label, "labels", "--label-column"), (columns.split, "targets", "--split-column"))
+    for wanted, what, option in asked:
+        if wanted not in names and (meant := guess_column(wanted, option, unused)) is not None:
+            notes.append(f"no {what}: there is no column {wanted}; if {meant} holds them, add {option} {meant}")
+    if not columns.features and columns.feature_list not in names and unused:
+        notes.append("no features: name number columns with --feature-column NAME, or several with a pattern, 'f*'")
+    return tuple(notes)

@@ -14,7 +14,8 @@ from graphs import stored_edges
 from gsplit.errors import InputError, MissingDependencyError
 from gsplit.store.build import build_store
 from gsplit.store.importers import arrow, tables, vertex_ids
-from gsplit.store.importers.tables import TableColumns, tables_source
+from gsplit.store.importers.table_columns import TableColumns
+from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.source import EdgeRules
 
@@ -182,7 +183,7 @@ EDGES = {"src": [0, 1], "dst": [1, 2]}
 @pytest.mark.parametrize(
     "edges, vertices, options, message",
     [
-        ({"a": [1], "b": [2]}, None, {}, "src: expected one of a, b"),
+        ({"a": [1], "b": [2]}, None, {}, "expected a column src .got columns a, b.*it: --src NAME"),
         ({"src": [0.5], "dst": [1.5]}, None, {}, "ids: expected integers or strings"),
         ({"src": ["a"], "dst": ["b"]}, None, {"ids": "dense"}, "expected integer ids for --ids dense"),
         ({"src": [-1, 0], "dst": [0, 0]}, None, {"ids": "dense"}, "expected ids from 0 for --ids dense"),
@@ -196,11 +197,21 @@ EDGES = {"src": [0, 1], "dst": [1, 2]}
         ),
         (EDGES, {"id": [0, 1, 1, 2]}, {}, "id: expected every id once .got 3 distinct ids in 4 rows"),
         (EDGES, {"id": [5, 6, 7]}, {"ids": "dense"}, "ids 0 .. n-1 for --ids dense .got 3 ids from 5 to 7"),
-        (EDGES, {"name": [0, 1, 2]}, {}, "id: expected one of name"),
-        (EDGES, {"id": [0, 1, 2]}, {"columns": TableColumns(label="nope")}, "nope: expected one of id"),
+        (EDGES, {"name": [0, 1, 2]}, {}, "expected a column id .got columns name.*it: --id-column name"),
+        (
+            EDGES,
+            {"id": [0, 1, 2]},
+            {"columns": TableColumns(label="nope")},
+            "expected a column nope .got columns id.*it: --label-column NAME",
+        ),
         (EDGES, {"id": [0, 1, 2]}, {"num_vertices": 3}, "num_vertices: expected none with a vertex table"),
         (EDGES, {"id": [0, 1, 2], "x": [1.0, 2.0, 3.0]}, {}, "x: expected lists of numbers"),
-        (EDGES, {"id": ["a", "b", "c"]}, {}, "expected ids of type large_string .got int64"),
+        (
+            EDGES,
+            {"id": ["a", "b", "c"]},
+            {},
+            "expected ids that are strings, as in the vertex table .got integers.*--ids names",
+        ),
         ({"src": [0], "dst": ["a"]}, None, {}, "one kind of id for sources and destinations"),
         (
             {"src": pa.array([2**63], pa.uint64()), "dst": [0]},
@@ -209,7 +220,6 @@ EDGES = {"src": [0, 1], "dst": [1, 2]}
             r"ids: expected integers below 2\*\*63",
         ),
         (EDGES, None, {"delimiter": ""}, "delimiter: expected one character"),
-        (EDGES, {"id": [0, 1, 2], "y": ["a", "b", "c"]}, {}, "y: expected numbers without nulls"),
         (EDGES, {"id": [0, 1, 2], "split": ["train", "x", ""]}, {}, "split: expected one of train, val"),
         (
             EDGES,

@@ -1,0 +1,114 @@
+"""Predictions as a Parquet or CSV table with the ids that a graph was imported with, written a chunk at a time.
+
+    id      class   output_0   output_1        a row per vertex, ascending by id
+    user-1  1       -0.31      2.06
+
+A model with one output has a column ``output``. Where classes have names, these stand in ``class`` and in the names of
+the columns: ``output_spam``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.durable import open_whole
+from gsplit.errors import InputError, explain
+from gsplit.store.importers.arrow import load_arrow
+from gsplit.store.original_order import OriginalOrder
+
+__all__ = ["TABLES", "PredictionTable", "What", "check_request", "default_what"]
+
+What = Literal["classes", "outputs", "both"]
+"""What is written: the class with the largest output, the model's outputs (a classifier's logits), or both."""
+
+TABLES = (".parquet", ".csv")
+"""How the names of tables end."""
+
+_CHUNK_ROWS, _CHUNK_BYTES = 1 << 16, 16 << 20
+
+
+def default_what(path: Path, *, classifies: bool) -> What:
+    """What a file of this name holds unless something else is asked for."""
+    return "classes" if path.suffix in TABLES and classifies else "outputs"
+
+
+def check_request(path: Path, what: str | None, only: str | None) -> None:
+    """Refuse what cannot be written, before any work is done."""
+    if path.suffix not in (".npy", *TABLES):
+        got, fix = path.suffix or "a name without one", "choose one of these: a table joins with yours by id"
+        raise InputError(explain(path, "a name that ends in .parquet, .csv or .npy", got, fix))
+    if what is not None and what not in get_args(What):
+        raise InputError(explain("what", f"one of {', '.join(get_args(What))}", what, "choose one"))
+    if path.suffix in TABLES:
+        load_arrow()
+    elif what == "both" or only is not None:
+        got = "both classes and outputs" if what == "both" else f"the targets {only}, whose rows would have no id"
+        raise InputError(explain(path, "classes or outputs of all vertices", got, "write a .parquet or .csv table"))
+
+
+@dataclass(frozen=True)
+class PredictionTable:
+    """A table to be. ``rows``: classes, or outputs; ``vertices``: the original ids of the rows, None for all."""
+
+    what: What
+    class_names: tuple[str, ...]
+    rows: npt.NDArray[Any]
+    vertices: npt.NDArray[np.int64] | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns after ``id``."""
+        classes = () if self.what == "outputs" else ("class",)
+        return classes if self.what == "classes" else (*classes, *self._output_columns)
+
+    @property
+    def _output_columns(self) -> tuple[str, ...]:
+        if self.rows.ndim == 1 or self.rows.shape[1] == 1:
+            return ("output",)
+        width = self.rows.shape[1]
+        names = self.class_names if len(self.class_names) == width else range(width)
+        return tuple(f"output_{name}" for name in names)
+
+    def write(self, path: Path, ids: OriginalOrder) -> None:
+        """Write it to a .parquet or .csv file that is there and whole, or not there."""
+        if self.rows.ndim > 2:
+            got, fix = f"shape {list(self.rows.shape)}", "write .npy, or let forward return two dimensions"
+            raise InputError(explain(path, "numbers in one row per vertex", got, fix))
+        arrow = load_arrow()
+        chunks = self._chunks(ids)
+        first = next(chunks)
+        with open_whole(path) as stream:
+            kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
+            with kind(stream, first.schema) as writer:
+                writer.write(first)
+                for chunk in chunks:
+                    writer.write(chunk)
+
+    def _chunks(self, ids: OriginalOrder) -> Iterator[Any]:
+        """The table in pieces that take little memory; one at least."""
+        num_rows, row_bytes = self.rows.shape[0], max(1, self.rows[:1].nbytes)
+        step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
+        for low in range(0, max(1, num_rows), step):
+            high = min(num_rows, low + step)
+            vertices = np.arange(low, high) if self.vertices is None else self.vertices[low:high]
+            yield load_arrow().table({"id": ids.imported_ids(vertices), **self._values(self.rows[low:high])})
+
+    def _values(self, rows: npt.NDArray[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.what != "outputs":
+            classes = rows if self.what == "classes" else rows.argmax(axis=1)
+            found["class"] = self._named(classes)
+        if self.what != "classes":
+            wide = rows.reshape(rows.shape[0], -1)
+            wide = wide.astype(np.float32) if wide.dtype == np.float16 else wide
+            found |= {name: wide[:, column] for column, name in enumerate(self._output_columns)}
+        return found
+
+    def _named(self, classes: npt.NDArray[Any]) -> Any:
+        if not self.class_names:
+            return classes
+        return load_arrow().array(self.class_names, load_arrow().string()).take(load_arrow().array(classes))

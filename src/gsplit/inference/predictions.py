@@ -1,0 +1,85 @@
+"""``gsplit.write_predictions``: what a model says of every vertex, as a file that joins with the user's own tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy.typing as npt
+from torch import Tensor
+from torch.nn import Module
+
+from gsplit.errors import InputError, explain
+from gsplit.inference.layerwise import InferenceOptions
+from gsplit.inference.output_rows import target_ids, write_file
+from gsplit.inference.prediction_table import TABLES, PredictionTable, What, check_request, default_what
+from gsplit.store.conversion import as_graph_store
+from gsplit.store.original_order import OriginalOrder
+
+__all__ = ["Predictions", "write_predictions"]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A file of predictions: a table with these columns after ``id``, or a .npy array with these columns."""
+
+    path: Path
+    what: What
+    num_rows: int
+    columns: tuple[str, ...]
+
+
+def write_predictions(
+    model: Module,
+    graph: Any,
+    out: str | Path,
+    *,
+    what: What | None = None,
+    only: str | None = None,
+    class_names: Sequence[str] | None = None,
+    **options: Unpack[InferenceOptions],
+) -> Predictions:
+    """Write what a wrapped model says of every vertex, exactly, from all neighbours. A collective.
+
+    ``out`` ends in .parquet or .csv: a table with a column ``id`` that holds the ids of the import (strings, integers,
+    or 0 .. n-1), ascending; or in .npy: an array, row v for original vertex v. ``what``: ``classes``, ``outputs`` or
+    ``both``, which only tables can hold; by default outputs for .npy, and for tables classes where the graph has class
+    labels, else outputs. ``only``: a table of the targets of this name, such as ``test``. ``class_names`` are written
+    instead of numbers; by default those of the store. Every rank must be able to write to the folder of ``out``; other
+    options are those of ``gsplit.infer``.
+    """
+    path, store = Path(out), as_graph_store(graph)
+    what = what or default_what(path, classifies=store.num_classes > 0)
+    check_request(path, what, only)
+    if path.suffix in TABLES and store.vertex_range != (0, store.num_vertices):
+        fix = "open the whole store, or write .npy"
+        raise InputError(explain(path, "the ids of all vertices for a table", "a shard", fix))
+    names = tuple(store.class_names if class_names is None else class_names)
+    vertices = None if only is None else target_ids(store, only)
+
+    def convert(rows: Tensor) -> Tensor:
+        if what == "outputs":
+            return rows
+        _check_classes(rows, names)
+        return rows.argmax(dim=1) if what == "classes" else rows
+
+    def table_of(rows: npt.NDArray[Any]) -> PredictionTable:
+        return PredictionTable(what, names, rows, vertices)
+
+    def finish(partial: Path, rows: npt.NDArray[Any]) -> None:
+        if path.suffix in TABLES:
+            table_of(rows).write(path, OriginalOrder(store, path))
+        else:
+            partial.rename(path)
+
+    rows = write_file(model, store, path, finish, only=only, convert=convert, **options)
+    return Predictions(path, what, rows.shape[0], table_of(rows).columns)
+
+
+def _check_classes(rows: Tensor, names: Sequence[str]) -> None:
+    if rows.dim() != 2 or rows.shape[1] < 2:
+        got, fix = f"shape {list(rows.shape)}", "write its outputs as they are: what outputs"
+        raise InputError(explain("the model's output", "a column per class", got, fix))
+    if names and len(names) != rows.shape[1]:
+        fix = "give the names of the classes that the model was trained on"
+        raise InputError(explain("class names", f"{rows.shape[1]}, one per output", len(names), fix))

@@ -1,0 +1,152 @@
+"""Files of predictions join with the tables that a graph came from, whatever its ids and its parts."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit import InputError, write_predictions
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.inference import prediction_table
+from gsplit.inference.prediction_table import check_request
+from gsplit.store.build import build_store
+from gsplit.store.importers.table_columns import TableColumns
+from gsplit.store.importers.tables import tables_source
+from gsplit.store.reader import Store
+from gsplit.store.shard import write_shard
+
+N = 120
+
+
+def _ids(kind: str) -> list[Any]:
+    order = np.random.default_rng(2).permutation(N).tolist()  # rows of the vertex table are in no order
+    ids: dict[str, list[Any]] = {
+        "strings": [f"user, {i:03d}" for i in order],
+        "sparse": [7 * i - 50 for i in order],
+        "dense": order,
+    }
+    return ids[kind]
+
+
+def _store(kind: str, folder: Path, *, partitioned: bool) -> tuple[Store, dict[Any, int]]:
+    """A store from tables, and the class of every id: its vertex's own feature says it."""
+    ids, rng = _ids(kind), np.random.default_rng(1)
+    ends = rng.integers(0, N, (2, 600))
+    pq.write_table(pa.table({"src": [ids[s] for s in ends[0]], "dst": [ids[d] for d in ends[1]]}), folder / "e.parquet")
+    classes = rng.integers(0, 3, N)
+    split = np.where(np.arange(N) % 5 == 0, "test", "train")
+    table = {"id": ids, "y": classes, "split": split, **{f"x{k}": (classes == k).astype(float) for k in range(3)}}
+    pq.write_table(pa.table(table), folder / "v.parquet")
+    columns = TableColumns(features=("x0", "x1", "x2"))
+    store = build_store(tables_source(folder / "e.parquet", folder / "v.parquet", columns=columns), folder / "g.gsplit")
+    if partitioned:
+        store = gsplit.partition(store, folder / "p.gsplit", 4, [3], batch_size=50, epochs=1)
+        assert store.is_renumbered
+    return store, dict(zip(ids, classes.tolist(), strict=True))
+
+
+def _model(num_outputs: int = 3) -> Any:
+    """Says of each vertex what its own features are."""
+    model = GraphSAGE(3, num_outputs, 1, root_weight=True)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        model.convs[0].lin_r.weight.copy_(torch.eye(3)[:num_outputs])
+    return gsplit.parallelize(model, solo_mesh())
+
+
+@pytest.mark.parametrize("kind", ["strings", "sparse", "dense"])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_tables_join_by_the_ids_of_the_import(
+    kind: str, partitioned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction_table, "_CHUNK_ROWS", 50)  # three chunks
+    store, classes = _store(kind, tmp_path, partitioned=partitioned)
+    made = write_predictions(_model(), store, tmp_path / "p.parquet")
+    assert (made.what, made.num_rows, made.columns) == ("classes", N, ("class",))
+    found = pq.read_table(made.path).to_pydict()
+    assert found["id"] == sorted(classes)  # ascending
+    assert dict(zip(found["id"], found["class"], strict=True)) == classes
+    made = write_predictions(_model(), store, tmp_path / "p.csv", what="both", only="test")
+    assert made.columns == ("class", "output_0", "output_1", "output_2")
+    with made.path.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    tested = sorted(_ids(kind)[::5])
+    assert [row["id"] for row in rows] == list(map(str, tested))
+    for vertex, row in zip(tested, rows, strict=True):
+        assert int(row["class"]) == classes[vertex]
+        assert [float(row[f"output_{k}"]) for k in range(3)] == [float(k == classes[vertex]) for k in range(3)]
+    left = {path.name for path in tmp_path.iterdir()} - {"e.parquet", "v.parquet", "g.gsplit", "p.gsplit"}
+    assert left == {"p.parquet", "p.csv"}
+
+
+def test_arrays_hold_outputs_or_classes_by_original_id(tmp_path: Path) -> None:
+    store, classes = _store("dense", tmp_path, partitioned=True)
+    made = write_predictions(_model(), store, tmp_path / "p.npy")
+    assert (made.what, made.columns) == ("outputs", ("output_0", "output_1", "output_2"))
+    want = np.array([classes[vertex] for vertex in range(N)])
+    assert np.array_equal(np.load(made.path), np.eye(3, dtype=np.float32)[want])
+    assert write_predictions(_model(), store, made.path, what="classes").columns == ("class",)
+    assert np.array_equal(np.load(made.path), want)
+
+
+def test_names_of_classes_and_a_single_output(tmp_path: Path) -> None:
+    store, classes = _store("strings", tmp_path, partitioned=False)
+    made = write_predictions(_model(), store, tmp_path / "p.parquet", what="both", class_names=["a", "b", "c"])
+    assert made.columns == ("class", "output_a", "output_b", "output_c")
+    found = pq.read_table(made.path).to_pydict()
+    assert found["class"] == ["abc"[classes[vertex]] for vertex in found["id"]]
+    made = write_predictions(_model(1), store, tmp_path / "one.parquet", what="outputs")
+    assert made.columns == ("output",)
+    assert pq.read_table(made.path).to_pydict()["output"] == [float(classes[vertex] == 0) for vertex in sorted(classes)]
+
+
+def test_half_precision_is_written_as_a_table_reads_it(tmp_path: Path) -> None:
+    store, classes = _store("dense", tmp_path, partitioned=False)
+    for dtype in (torch.float16, torch.bfloat16):
+        made = write_predictions(_model().to(dtype), store, tmp_path / "p.csv", what="both")
+        with made.path.open(newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        assert [int(row["class"]) for row in rows] == [classes[vertex] for vertex in range(N)]
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    for name, got in (("p.xlsx", ".xlsx"), ("p", "a name without one")):
+        with pytest.raises(InputError, match=rf"expected a name that ends in .parquet, .csv or .npy .got {got}"):
+            check_request(tmp_path / name, None, None)
+    with pytest.raises(InputError, match="what: expected one of classes, outputs, both .got logits"):
+        check_request(tmp_path / "p.csv", "logits", None)
+    with pytest.raises(InputError, match="expected classes or outputs of all vertices .got both classes and outputs"):
+        check_request(tmp_path / "p.npy", "both", None)
+    with pytest.raises(InputError, match="got the targets test, whose rows would have no id.*a .parquet or .csv table"):
+        check_request(tmp_path / "p.npy", None, "test")
+    store, _ = _store("strings", tmp_path, partitioned=False)
+    with pytest.raises(InputError, match=r"the model's output: expected a column per class .got shape \[120, 1\]"):
+        write_predictions(_model(1), store, tmp_path / "p.csv")
+    with pytest.raises(InputError, match="class names: expected 3, one per output .got 2"):
+        write_predictions(_model(), store, tmp_path / "p.csv", class_names=["a", "b"])
+    with pytest.raises(InputError, match="one of the targets it has, targets/test, targets/train .got targets/tset"):
+        write_predictions(_model(), store, tmp_path / "p.csv", only="tset")
+    shard = write_shard(store, tmp_path / "s.gsplit", 0, 50)
+    with pytest.raises(InputError, match="expected the ids of all vertices for a table .got a shard"):
+        write_predictions(_model(), shard, tmp_path / "p.csv")
+
+    class Deep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = GraphSAGE(3, 4, 1)
+
+        def forward(self, x: Any, edge_index: Any) -> torch.Tensor:
+            return self.inner(x, edge_index).reshape(-1, 2, 2)  # type: ignore[no-any-return]
+
+    deep = gsplit.parallelize(Deep(), solo_mesh())
+    with pytest.raises(InputError, match=r"expected numbers in one row per vertex .got shape \[120, 2, 2\]"):
+        write_predictions(deep, store, tmp_path / "p.csv", what="outputs")
+    assert not list(tmp_path.glob("p.*"))  # nothing is left
