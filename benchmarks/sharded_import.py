@@ -142,7 +142,7 @@ while this ran (load before each run in the records), so wall seconds are noisy:
 
 {result["num_edges"]:,} edges, {result["num_vertices"]:,} vertices, {FILES} Parquet files with row groups of {GROUP:,}, dense ids, no vertex table. {hosts} processes at the same
 time on {result["cores"]} cores, or one after the other. Means of the runs listed. CPU seconds include the start of Python, {start:.1f} s in this load (an import of two edges); "slowest" is the process with the most,
-what would be waited for on {hosts} hosts; net leaves the start out.
+what would be waited for on {hosts} hosts; net leaves the start out. {result.get("note", "")}
 
 | input | processes | wall s | CPU s of all | CPU s of the slowest | speed-up on {hosts} hosts by CPU s | net | peak anonymous MB per process | bytes equal |
 |---|---|---|---|---|---|---|---|---|
@@ -160,7 +160,7 @@ what would be waited for on {hosts} hosts; net leaves the start out.
             wall = ", ".join(f"{run['seconds']:.1f}" for run in chosen)
             speed = f"{slowest[0] / slowest[count]:.2f}" if count else "1"
             net = f"{(slowest[0] - start) / (slowest[count] - start):.2f}" if count else "1"
-            equal = ("yes" if result["equal"][order] else "NO") if count else "-"
+            equal = ("yes" if result["equal"][order] else "NO") if count and not in_turn else "-"
             text += f"| {order} | {count or 1}{', in turn' if in_turn else ''} | {wall} | {total:.1f} | {slowest[count]:.1f} | {speed} | {net} | {peak:.0f} | {equal} |\n"
     return text
 
