@@ -69,7 +69,8 @@ def _command(name: str, command: Any, depth: int) -> list[str]:
 def command_line() -> str:
     """Every command with its arguments and options, as Markdown, from the typer application."""
     words = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n".join(line for word, command in words.items() for line in _command(f"gsplit {word}", command, 2))
+    order = sorted(words, key=lambda word: (word == "bench", word != "import"))  # as a user meets them
+    return "\n".join(line for word in order for line in _command(f"gsplit {word}", words[word], 2))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gsplit import losses
+    from gsplit import callbacks, losses
     from gsplit.distributed.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference.evaluate import evaluate
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import Ownership
     from gsplit.partitioning.partition import partition
+    from gsplit.scalar_log import ScalarLog
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.reader import Store
     from gsplit.store.reader import open_store as open
@@ -34,6 +35,7 @@ _HOME = {
     "NeighborLoader": ("gsplit.loader", "NeighborLoader"),
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.trainer", "Trainer"),
+    "ScalarLog": ("gsplit.scalar_log", "ScalarLog"),
     "infer": ("gsplit.inference.infer", "infer"),
     "write_predictions": ("gsplit.inference.predictions", "write_predictions"),
     "Predictions": ("gsplit.inference.predictions", "Predictions"),
@@ -60,6 +62,8 @@ __all__ = [
     "parallelize",
     "Trainer",
     "losses",
+    "callbacks",
+    "ScalarLog",
     "infer",
     "write_predictions",
     "Predictions",
@@ -82,8 +86,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("gsplit")
-    if name == "losses":
-        return import_module("gsplit.losses")
+    if name in ("losses", "callbacks"):
+        return import_module(f"gsplit.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'gsplit' has no attribute {name!r}")
     module, attribute = _HOME[name]

@@ -83,15 +83,17 @@ SMALL = {
     "gcn.py": "{parts} --epochs 2",
     "sweep.py": "{parts} runs --lr 1e-2,1e-4 --hidden 8 --epochs 1",
     "dgl_to_gsplit/train_gsplit.py": "graph.npz",
+    "own_sampler.py": "{store}",
+    "own_row_source.py": "{parts}",
 }
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("script", SMALL)
-def test_an_example_trains_on_small_data(script: str, parts: str, tmp_path: Path) -> None:
+def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_path: Path) -> None:
     if script.startswith("dgl"):
         _write_npz(parts, tmp_path / "graph.npz")
-    words = SMALL[script].format(parts=parts).split()
+    words = SMALL[script].format(store=store, parts=parts).split()
     lines = "".join(run_ranks_forked([str(EXAMPLES / script), *words], 1, tmp_path, cwd=tmp_path)).splitlines()
     if script == "sweep.py":
         scores = [line.split() for line in lines[1:]]
@@ -99,6 +101,8 @@ def test_an_example_trains_on_small_data(script: str, parts: str, tmp_path: Path
         assert float(scores[0][0]) > float(scores[1][0])  # the table is sorted, and the small step learned less
     elif script == "papers100m.py":
         assert re.fullmatch(r"step 6 loss \d\.\d+ rows from the cache [1-9]\d*%", lines[0])
+    elif script.startswith("own_"):  # they check themselves
+        assert lines[-1] in ("the same mini-batch: True", "the rows that the store holds: True")
     else:
         assert _losses(lines)[-1] < _losses(lines)[0]
 
@@ -127,6 +131,23 @@ def test_the_service_answers_from_the_file(tmp_path: Path) -> None:
     finally:
         service.process.kill()
         service.process.join()
+
+
+@pytest.mark.timeout(200)
+def test_the_notebook_runs_and_keeps_its_outputs(tmp_path: Path) -> None:
+    """Its cells as one script, without a kernel; the outputs it keeps are those of a run from top to bottom."""
+    cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]
+    programs = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in programs] == list(range(1, len(programs) + 1))
+    kept = [output for cell in programs for output in cell["outputs"]]
+    assert {output["output_type"] for output in kept} == {"stream", "display_data"}  # and no error
+    assert sum("image/png" in output.get("data", {}) for output in kept) == 3
+    code = "\n".join("".join(cell["source"]) for cell in programs)
+    (tmp_path / "cells.py").write_text("import matplotlib\nmatplotlib.use('Agg')\n" + code)
+    done = run_forked([str(tmp_path / "cells.py")], tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = [line for output in kept if output["output_type"] == "stream" for line in "".join(output["text"]).splitlines()]
+    assert done.stdout.splitlines()[:2] == printed[:2]  # the graph and its partition are the same everywhere
 
 
 def test_every_example_is_listed_and_says_what_it_is() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import runpy
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -68,6 +69,14 @@ def test_every_public_name_is_in_the_api_reference() -> None:
     errors = text.split("::: gsplit.errors")[1]
     for name in set(gsplit.__all__) - {"__version__"}:
         assert f"::: gsplit.{name}\n" in text or name in errors, name
+    for handle, members in re.findall(r"::: ([\w.]+)\n    options:\n      members: \[(.*)\]", text):
+        home, _, last = handle.rpartition(".")
+        owner = (
+            import_module(handle)
+            if handle in ("gsplit.losses", "gsplit.errors")
+            else getattr(import_module(home), last)
+        )
+        assert [name for name in members.split(", ") if not hasattr(owner, name)] == [], handle
 
 
 def test_every_module_has_a_place_in_the_tour() -> None:

@@ -35,8 +35,8 @@ SMALLER: Mapping[str, Mapping[str, str]] = {
 }
 """What a command of a page says, and what is run instead."""
 ADDED: Mapping[str, Sequence[str]] = {
-    "train": ("--hidden", "16", "--epochs", "1"),
-    "verify": ("--hidden", "16"),
+    "train": ("--hidden", "16", "--epochs", "1", "--fanout", "5,5"),
+    "verify": ("--hidden", "16", "--fanout", "5,5", "--steps", "1"),
     "partition": ("--epochs", "2"),
 }
 """Options that these commands are given where the page leaves them to their defaults; not with --resume."""

@@ -86,6 +86,8 @@ def test_public_names() -> None:
         "parallelize",
         "Trainer",
         "losses",
+        "callbacks",
+        "ScalarLog",
         "infer",
         "write_predictions",
         "Predictions",
@@ -166,7 +168,9 @@ def test_import_is_light_next_to_torch() -> None:
 def test_the_minimum_job_installs_the_versions_that_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [
-        line for extra in ("arrow", "ogb", "mtkahypar", "report") for line in project["optional-dependencies"][extra]
+        line
+        for extra in ("arrow", "ogb", "log", "mtkahypar", "report")
+        for line in project["optional-dependencies"][extra]
     ]
     declared = dict(line.split(">=") for line in [*project["dependencies"], *extras])
     lines = (ROOT / "requirements" / "minimum.txt").read_text().splitlines()

@@ -127,10 +127,14 @@ def test_a_scheduler_that_needs_a_score_is_refused() -> None:
         Trainer(model, optimizer, _loader(), lr_scheduler=schedule)
 
 
-def test_a_max_grad_norm_of_nothing_is_refused() -> None:
+def test_steps_that_cannot_be_are_refused() -> None:
     model = _model()
     with pytest.raises(InputError, match="max_grad_norm: expected a positive number"):
         Trainer(model, torch.optim.Adam(model.parameters()), _loader(), max_grad_norm=0.0)
+    with pytest.raises(InputError, match="accumulate: expected at least 1 mini-batch per step .got 0"):
+        Trainer(model, torch.optim.Adam(model.parameters()), _loader(), accumulate=0)
+    with pytest.raises(InputError, match="precision: expected float32 or bf16 .got fp16"):
+        Trainer(model, torch.optim.Adam(model.parameters()), _loader(), precision="fp16")
 
 
 def _fresh(norm: str | None = "batch_norm") -> Trainer:

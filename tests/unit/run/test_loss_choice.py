@@ -109,6 +109,10 @@ def test_what_does_not_fit_is_refused(stores: dict[str, Store]) -> None:
     ):
         with pytest.raises(InputError, match=match):
             check_labels(Store(whole.path, whole.manifest, whole._arrays | {"y": y}), "train", "l1")
+    classes = stores["classes"]
+    none = Store(classes.path, classes.manifest.model_copy(update={"num_classes": 0}), classes._arrays)
+    with pytest.raises(InputError, match="y: expected at least one class .got none"):
+        shape_of(none, TrainSettings())
     bare = Store(whole.path, whole.manifest, {name: array for name, array in whole._arrays.items() if name != "y"})
     for loss in (None, "mse"):
         with pytest.raises(InputError, match="the store: expected labels to train on .got none"):
