@@ -68,7 +68,7 @@ class OriginalOrder:
         else:
             places = self._places(ids)
         ends = zip(*(np.maximum(offsets[places + next_row], 0).tolist() for next_row in (0, 1)), strict=True)
-        view = memoryview(np.ascontiguousarray(text))
+        view = np.ascontiguousarray(text).data
         return [str(view[start:stop], "utf-8", "replace") for start, stop in ends]
 
     def imported_ids(self, ids: npt.ArrayLike) -> list[str] | Ids:

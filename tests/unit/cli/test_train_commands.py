@@ -21,6 +21,7 @@ from gsplit.cli.announcement import announce_training
 from gsplit.cli.main import app
 from gsplit.cli.settings_options import Flags
 from gsplit.cli.tasks import InferTask, Task, TrainTask, VerifyTask, parse_task
+from gsplit.cli.train_commands import _Kept
 from gsplit.cli.training_view import show_result
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError
@@ -164,6 +165,14 @@ def test_a_small_temporary_folder_is_an_error_that_names_the_option(
         assert f"workspace {disk}: expected" in done.stderr and "--workspace FOLDER" in done.stderr
         done = _run("train", str(store.path), *SMALL, "--epochs", "1", "--workspace", str(tmp_path))
         assert done.exit_code == 0, done.stderr
+
+
+def test_an_interrupted_run_says_what_is_kept_and_how_to_keep_it(tmp_path: Path) -> None:
+    assert str(_Kept(None)) == "no weights were kept; --out RUN keeps them, also of a run that is interrupted"
+    assert str(_Kept(tmp_path)) == "no weights were kept: there was no checkpoint yet"
+    (tmp_path / "1" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "1" / "checkpoints" / "step-1.safetensors").touch()
+    assert str(_Kept(tmp_path)) == f"the latest checkpoint of {tmp_path} is kept; to go on: --resume {tmp_path}"
 
 
 def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
