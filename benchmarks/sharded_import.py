@@ -96,15 +96,16 @@ def run_together(commands: list[list[str]]) -> tuple[float, list[dict[str, float
     return time.perf_counter() - start, found
 
 
-def measure(edges: Path, out: Path, hosts: int) -> dict[str, Any]:
-    """One import by one process (``hosts`` 0) or by several at the same time."""
+def measure(edges: Path, out: Path, hosts: int, *, in_turn: bool = False) -> dict[str, Any]:
+    """One import by one process (``hosts`` 0) or by several, at the same time or one after the other."""
     for left in [out, *shard_paths(out, max(1, hosts))]:
         shutil.rmtree(left, ignore_errors=True)
     words = ["import", "tables", str(edges), str(out)]
     commands = [[*words, "--host", str(host), "--hosts", str(hosts)] for host in range(hosts)] or [words]
     load = os.getloadavg()[0]
-    seconds, processes = run_together(commands)
-    return {"hosts": hosts, "seconds": seconds, "load_before": load, "processes": processes}
+    groups = [run_together([command]) for command in commands] if in_turn else [run_together(commands)]
+    seconds, processes = sum(wall for wall, _ in groups), [process for _, found in groups for process in found]
+    return {"hosts": hosts, "in_turn": in_turn, "seconds": seconds, "load_before": load, "processes": processes}
 
 
 def measure_start(work: Path) -> list[float]:
@@ -140,7 +141,7 @@ Command: `{result["command"]}`. Commit {result["commit"]}, Python {result["pytho
 while this ran (load before each run in the records), so wall seconds are noisy: compare CPU seconds.
 
 {result["num_edges"]:,} edges, {result["num_vertices"]:,} vertices, {FILES} Parquet files with row groups of {GROUP:,}, dense ids, no vertex table. {hosts} processes at the same
-time on {result["cores"]} cores. Means of {result["repeats"]} runs. CPU seconds include the start of Python, {start:.1f} s in this load (an import of two edges); "slowest" is the process with the most,
+time on {result["cores"]} cores, or one after the other. Means of the runs listed. CPU seconds include the start of Python, {start:.1f} s in this load (an import of two edges); "slowest" is the process with the most,
 what would be waited for on {hosts} hosts; net leaves the start out.
 
 | input | processes | wall s | CPU s of all | CPU s of the slowest | speed-up on {hosts} hosts by CPU s | net | peak anonymous MB per process | bytes equal |
@@ -149,8 +150,10 @@ what would be waited for on {hosts} hosts; net leaves the start out.
     for order in ("unsorted", "sorted"):
         runs = result[order]
         slowest = {}
-        for count in (0, hosts):
-            chosen = [run for run in runs if run["hosts"] == count]
+        for count, in_turn in ((0, False), (hosts, False), (hosts, True)):
+            chosen = [run for run in runs if run["hosts"] == count and run.get("in_turn", False) == in_turn]
+            if not chosen:
+                continue
             total = statistics.mean(sum(p["cpu_seconds"] for p in run["processes"]) for run in chosen)
             slowest[count] = statistics.mean(max(p["cpu_seconds"] for p in run["processes"]) for run in chosen)
             peak = max(p["peak_anonymous_bytes"] for run in chosen for p in run["processes"]) / 1e6
@@ -158,7 +161,7 @@ what would be waited for on {hosts} hosts; net leaves the start out.
             speed = f"{slowest[0] / slowest[count]:.2f}" if count else "1"
             net = f"{(slowest[0] - start) / (slowest[count] - start):.2f}" if count else "1"
             equal = ("yes" if result["equal"][order] else "NO") if count else "-"
-            text += f"| {order} | {count or 1} | {wall} | {total:.1f} | {slowest[count]:.1f} | {speed} | {net} | {peak:.0f} | {equal} |\n"
+            text += f"| {order} | {count or 1}{', in turn' if in_turn else ''} | {wall} | {total:.1f} | {slowest[count]:.1f} | {speed} | {net} | {peak:.0f} | {equal} |\n"
     return text
 
 
@@ -190,8 +193,8 @@ def main() -> None:
     }
     for repeat in range(options.repeats):
         for order in ("unsorted", "sorted"):
-            for count in (0, hosts):
-                run = measure(work / order, out, count)
+            for count, in_turn in ((0, False), (hosts, True), (hosts, False)):
+                run = measure(work / order, out, count, in_turn=in_turn)
                 result[order].append(run)
                 print(order, count, round(run["seconds"], 1), flush=True)
             if not repeat:

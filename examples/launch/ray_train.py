@@ -59,7 +59,7 @@ def main() -> None:
             failure_config=ray.train.FailureConfig(max_failures=3),
         ),
     )
-    print(trainer.fit().metrics)
+    trainer.fit()
 
 
 if __name__ == "__main__":
