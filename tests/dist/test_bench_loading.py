@@ -44,13 +44,17 @@ def test_ranks_read_what_was_counted(store: Store) -> None:
         assert run["cache_hits"] == round(run["hits_measured"] * run["rows_loaded"])
         assert run["source"] == "indexed" or abs(run["hits_measured"] - run["hits_predicted"]) < 0.05
         assert run["seconds"] > 0 and run["cpu_seconds"] > 0 and len(run["spans_by_rank"]) == 2
-    assert len({run["cache_hits"] for (_, strategy), run in runs.items() if strategy == "split"}) == 2  # the same; none indexed
+    assert (
+        len({run["cache_hits"] for (_, strategy), run in runs.items() if strategy == "split"}) == 2
+    )  # the same; none indexed
     assert runs["warm", "split"]["hits_measured"] > 1.3 * runs["warm", "data"]["hits_measured"]  # of two ranks
 
 
 def test_an_unknown_source_is_refused(store: Store) -> None:
     run = LoadingRun(str(store.path), "train", [4], 8, 1, 0, "tape", "split", 0.1)
-    with pytest.raises(gsplit.InputError, match="--source: expected one of memory, map, warm, cold, bus, network, indexed"):
+    with pytest.raises(
+        gsplit.InputError, match="--source: expected one of memory, map, warm, cold, bus, network, indexed"
+    ):
         run_loading([run], 2)
 
 

@@ -15,9 +15,11 @@ from gsplit.store.reader import Store
 
 RECORD = {
     "graph", "model", "system", "ranks", "replicas", "allocator", "features", "batch_size", "hidden", "num_layers",
-    "fanout", "partition", "steps", "repeats", "wall_s", "cpu_s", "cpu_s_per_rank", "stages_s", "stages_s_per_rank", "stages_cpu_s", "cache",
+    "fanout", "partition", "steps", "repeats", "wall_s", "cpu_s", "cpu_s_per_rank", "stages_s", "stages_s_per_rank",
+    "stages_cpu_s", "cache",
     "edges", "input_rows", "rows_loaded", "bytes_loaded", "rows_sent", "bytes_sent", "collectives", "wait_s",
-    "peak_bytes_per_rank", "batch_bytes_per_rank", "losses", "loss", "loss_difference", "losses_equal", "note", "epochs",
+    "peak_bytes_per_rank", "batch_bytes_per_rank", "losses", "loss", "loss_difference", "losses_equal",
+    "note", "epochs",
 }  # fmt: skip
 COUNT = {
     "graph", "strategy", "ranks", "batch_size", "fanout", "hidden", "steps", "edges", "edges_per_rank",
@@ -64,7 +66,10 @@ def test_systems_take_turns_on_the_same_ranks(store: Store, tmp_path: Path) -> N
     assert any(note.startswith("nothing is not counted: strategy: expected") for note in notes)
     assert [count["strategy"] for count in document["counts"]] == ["split", "data"]
     assert all(count.keys() == COUNT and len(count["edges_per_rank"]) == 2 for count in document["counts"])
-    assert "losses of all 4 runs of our strategies equal" in done.stdout and "2 ranks, disk, tuned allocator" in done.stdout
+    assert (
+        "losses of all 4 runs of our strategies equal" in done.stdout
+        and "2 ranks, disk, tuned allocator" in done.stdout
+    )
 
 
 def _check_record(record: dict[str, Any], where: str, system: str) -> None:

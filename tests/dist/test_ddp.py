@@ -3,8 +3,8 @@
 import re
 
 import pytest
-
 from ddp_programs import wrap_in_ddp
+
 from gsplit.testing import run_ranks
 
 
@@ -16,7 +16,10 @@ def messages() -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     "case, message",
     [
-        ("outside", r"the wrapped model: expected no other wrapper \(got DistributedDataParallel\).*averages gradients"),
+        (
+            "outside",
+            r"the wrapped model: expected no other wrapper \(got DistributedDataParallel\).*averages gradients",
+        ),
         ("inside", r"the model: expected a model that is not parallel yet \(got DistributedDataParallel\)"),
         ("other mesh", r"expected a batch of the model's mesh of 2 ranks \(got one of another mesh, of 1\).*same mesh"),
         ("alone", r"expected a batch of the model's mesh of 1 ranks \(got one of another mesh, of 2\)"),

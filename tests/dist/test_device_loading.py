@@ -38,7 +38,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     graph = PlantedGraph(1300, 13_000, num_features=24, num_classes=4)
     build_store(synthetic_source(graph), folder / "raw.gsplit")
     gsplit.partition(
-        gsplit.open(folder / "raw.gsplit"), folder / "parts.gsplit", parts=4, num_neighbors=[4, 4], batch_size=100, epochs=2
+        gsplit.open(folder / "raw.gsplit"),
+        folder / "parts.gsplit",
+        parts=4,
+        num_neighbors=[4, 4],
+        batch_size=100,
+        epochs=2,
     )
     return str(folder / "parts.gsplit")
 

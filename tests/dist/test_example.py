@@ -146,7 +146,9 @@ def test_the_notebook_runs_and_keeps_its_outputs(tmp_path: Path) -> None:
     (tmp_path / "cells.py").write_text("import matplotlib\nmatplotlib.use('Agg')\n" + code)
     done = run_forked([str(tmp_path / "cells.py")], tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    printed = [line for output in kept if output["output_type"] == "stream" for line in "".join(output["text"]).splitlines()]
+    printed = [
+        line for output in kept if output["output_type"] == "stream" for line in "".join(output["text"]).splitlines()
+    ]
     assert done.stdout.splitlines()[:2] == printed[:2]  # the graph and its partition are the same everywhere
 
 

@@ -39,9 +39,12 @@ if how != "ends":
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    "how, code, said", [("ends", 0, ["left", "left"]), ("fails", 1, ["still in"]), ("catches", 0, ["goes on", "still in"])]
+    "how, code, said",
+    [("ends", 0, ["left", "left"]), ("fails", 1, ["still in"]), ("catches", 0, ["goes on", "still in"])],
 )
-def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(how: str, code: int, said: list[str], tmp_path: Path) -> None:
+def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(
+    how: str, code: int, said: list[str], tmp_path: Path
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

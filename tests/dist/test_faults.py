@@ -27,17 +27,25 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         (Fault("sampling", "exception", call=4), 2, "error: rank 1: ValueError: a fault on purpose ("),
         (Fault("backward", "SIGKILL of the launcher", call=4), -9, ""),
-        (Fault("start", "exit 0"), 2, "error: rank 1: expected to work with the others (got exit code 0 before it had joined"),
+        (
+            Fault("start", "exit 0"),
+            2,
+            "error: rank 1: expected to work with the others (got exit code 0 before it had joined",
+        ),
     ],
     ids=lambda value: f"{value.place}-{value.kind}" if isinstance(value, Fault) else "",
 )
-def test_a_fault_ends_everything_in_seconds_and_is_named(fault: Fault, code: int, said: str, store: str, tmp_path: Path) -> None:
+def test_a_fault_ends_everything_in_seconds_and_is_named(
+    fault: Fault, code: int, said: str, store: str, tmp_path: Path
+) -> None:
     more = ["--prefetch", "1", "--out", str(tmp_path / "run"), "--nproc", "2"]
     outcome = run_command(["train", store, *MODEL, *more], fault, tmp_path / "trial", timeout_s=120)
     assert outcome.reached
     assert outcome.exit_codes == [code], outcome
     assert outcome.message.startswith(said)
-    assert outcome.seconds is not None and outcome.seconds < 25, outcome  # seconds, were the machine not busy with tests
+    assert outcome.seconds is not None and outcome.seconds < 25, (
+        outcome
+    )  # seconds, were the machine not busy with tests
     assert outcome.left == []
 
 
@@ -48,9 +56,12 @@ def test_without_a_fault_a_command_ends_well(store: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "changed, said", [(["--lr", "0.5"], "command: lr: expected the same on every rank"), (["--seed", "7"], "command: seed: ")]
+    "changed, said",
+    [(["--lr", "0.5"], "command: lr: expected the same on every rank"), (["--seed", "7"], "command: seed: ")],
 )
-def test_ranks_that_were_given_different_words_say_which(changed: list[str], said: str, store: str, tmp_path: Path) -> None:
+def test_ranks_that_were_given_different_words_say_which(
+    changed: list[str], said: str, store: str, tmp_path: Path
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}

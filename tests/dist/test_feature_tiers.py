@@ -1,4 +1,7 @@
-"""Tier, cache and stored type never change a step: the same losses and weights on any number of ranks, bit for bit on the same number."""
+"""Tier, cache and stored type never change a step: losses and weights are the same on any number of ranks.
+
+On the same number of ranks, bit for bit.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -36,7 +36,9 @@ def test_the_attack_works_on_the_rendezvous_of_torchelastic(tmp_path: Path) -> N
     warnings.simplefilter("ignore", DeprecationWarning)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     handler = DynamicRendezvousHandler.from_backend("run", store, C10dRendezvousBackend(store, "run"), 1, 1)
-    assert write_everywhere([store.port], payload(tmp_path / "executed"), ["torch.rendezvous.run"]) == [f"port {store.port}"]
+    assert write_everywhere([store.port], payload(tmp_path / "executed"), ["torch.rendezvous.run"]) == [
+        f"port {store.port}"
+    ]
     with pytest.raises(Exception, match="."):  # what it makes of the rest does not matter
         handler.next_rendezvous()
     assert (tmp_path / "executed").is_dir()
@@ -76,9 +78,9 @@ def _wait_for_ranks(folder: Path, running: threading.Thread) -> list[int]:
 
 
 def _look_at_files(ranks: list[int]) -> None:
-    """What ranks hold open has no name, or belongs to its owner alone, or is no secret (what they were installed with)."""
+    """What ranks hold open has no name, or belongs to its owner alone, or is no secret (what was installed)."""
     held = [file for pid in ranks for file in Path(f"/proc/{pid}/fd").iterdir()]
-    links = {str(file): os.readlink(file) for file in held}
+    links = {str(file): str(file.readlink()) for file in held}
     assert sum(link.startswith("/memfd:gsplit") for link in links.values()) >= 4
     for file, link in links.items():
         if link.startswith(("/dev/shm/", "/tmp/")) and "pytest" not in link:

@@ -23,7 +23,18 @@ def test_ranks_take_what_was_foreseen(tmp_path: Path) -> None:
     store = gsplit.partition(
         plain, tmp_path / "p.gsplit", 4, [8, 8], batch_size=4096, epochs=1, objective="random", solver="random"
     )
-    ask = [sys.executable, "-m", "gsplit", "inspect", str(store.path), "--memory", "--ranks", "2", "--cache", str(CACHE)]
+    ask = [
+        sys.executable,
+        "-m",
+        "gsplit",
+        "inspect",
+        str(store.path),
+        "--memory",
+        "--ranks",
+        "2",
+        "--cache",
+        str(CACHE),
+    ]
     answer = subprocess.run([*ask, "--features-on-disk", "--json"], capture_output=True, check=True, timeout=100)
     foreseen = json.loads(answer.stdout)["memory"]
     options = {"cache": CACHE, "features_on_disk": True}

@@ -1,4 +1,4 @@
-"""Unmodified PyG models on real ranks: a part of the exactness matrix that has every model, strategy, ownership and option.
+"""Unmodified PyG models on real ranks: a part of the exactness matrix with every model, strategy, ownership and option.
 
 The whole matrix: ``gsplit bench exactness``.
 """

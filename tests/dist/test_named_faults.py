@@ -6,7 +6,9 @@ from fault_programs import HANGS, MISMATCHES, hang, mismatch
 from gsplit.testing import run_ranks
 
 WAYS = pytest.mark.parametrize(
-    "device, shared_memory", [("cpu", True), ("cpu", False), ("sim:0", False)], ids=["shared memory", "gloo", "simulated"]
+    "device, shared_memory",
+    [("cpu", True), ("cpu", False), ("sim:0", False)],
+    ids=["shared memory", "gloo", "simulated"],
 )
 
 

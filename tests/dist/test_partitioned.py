@@ -1,4 +1,4 @@
-"""Real ranks on partitioned stores and on hosts' shards: the losses, weights and scores of one process on the original."""
+"""Real ranks on partitioned stores and on hosts' shards: losses, weights and scores of one process on the original."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import gsplit
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.store.shard import write_shard, host_range
+from gsplit.store.shard import host_range, write_shard
 from gsplit.testing import run_ranks
 
 

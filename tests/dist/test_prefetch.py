@@ -12,13 +12,13 @@ from prefetch_programs import train_at_depths
 
 from gsplit.testing import run_ranks
 
-
 OTHERS = ("data", "data_cached", "hybrid(1)", "push_pull")
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    "replicas, splits, strategies", [(1, 1, ("split",)), (1, 2, ("split", *OTHERS)), (1, 3, ("split",)), (2, 2, ("split",))]
+    "replicas, splits, strategies",
+    [(1, 1, ("split",)), (1, 2, ("split", *OTHERS)), (1, 3, ("split",)), (2, 2, ("split",))],
 )
 def test_losses_and_weights_are_the_same_bits_at_every_depth(
     replicas: int, splits: int, strategies: tuple[str, ...]

@@ -101,7 +101,7 @@ def test_models_by_hand_equal_one_process(ran: tuple[list[Case], list[Any]]) -> 
 
 
 def test_the_ledger_counts_the_exchanges_of_a_step(ran: tuple[list[Case], list[Any]]) -> None:
-    """Per layer one exchange of counts and one of ids; L for features and forward, L - 1 in backward; one for the loss."""
+    """Per layer one exchange of counts and one of ids; L for rows in forward, L - 1 in backward; one for the loss."""
     want = {
         "loading": [
             *(f"{name} ids of step 0, layer {layer}" for layer in (2, 1, 0) for name in ("count", "exchange")),
@@ -141,7 +141,10 @@ def test_ranks_have_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "how, message",
-    [("raise", "rank 1 failed:.*rank 1 has a bug"), ("kill", r"rank 1 ended without a word, exit code -9|rank 0 failed")],
+    [
+        ("raise", "rank 1 failed:.*rank 1 has a bug"),
+        ("kill", r"rank 1 ended without a word, exit code -9|rank 0 failed"),
+    ],
 )
 def test_a_failing_rank_ends_the_others_in_seconds(how: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailedError, match=f"(?s){message}"):

@@ -12,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
-from gsplit.selftest import Finding, Report, run, run_selftest
 from gsplit.kernels.triton import availability
+from gsplit.selftest import Finding, Report, run, run_selftest
 from gsplit.selftest.environment import check_triton, has_code_for
 from gsplit.testing.simulated import why_not_supported
 
@@ -26,7 +26,10 @@ def test_everything_is_right_here(device: str) -> None:
     report = run_selftest(device, 2, models=("sage", "gat"), sizes_mb=(1,))
     assert report.is_right, report.findings
     verdicts = {finding.check: finding.verdict for finding in report.findings}
-    tried = {"cpu": {"links", "models", "a killed rank"}, "sim": {"Triton", "models", "kernels", "waits for the device", "races", "a killed rank"}}
+    tried = {
+        "cpu": {"links", "models", "a killed rank"},
+        "sim": {"Triton", "models", "kernels", "waits for the device", "races", "a killed rank"},
+    }
     assert {check for check, verdict in verdicts.items() if verdict == "ok"} == tried[device]
     models = next(finding for finding in report.findings if finding.check == "models")
     assert set(models.figures) == {"sage on 1", "gat on 1", "sage on 2", "gat on 2"}
@@ -37,7 +40,9 @@ def test_everything_is_right_here(device: str) -> None:
 
 
 def test_what_is_wrong_is_exit_code_3_and_a_line_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Report("cpu", 1, {"torch": "2"}, [Finding("models", "wrong", "differ by 1", "send it back", 1.0, {"sage": 1.0})])
+    wrong = Report(
+        "cpu", 1, {"torch": "2"}, [Finding("models", "wrong", "differ by 1", "send it back", 1.0, {"sage": 1.0})]
+    )
     monkeypatch.setattr("gsplit.selftest.run_selftest", lambda *_: wrong)
     out = tmp_path / "report.json"
     shown = CliRunner().invoke(app, ["selftest", "--out", str(out)])
@@ -64,10 +69,12 @@ def test_zero_copy_reads_the_hosts_rows_by_one_launch_each_time() -> None:
         pytest.skip(why)
     code = (
         "import torch; from gsplit.kernels.triton.launch import set_launcher;"
-        "from gsplit.selftest.programs import measure_zero_copy; from gsplit.testing.simulated import simulated_device\n"
+        "from gsplit.selftest.programs import measure_zero_copy\n"
+        "from gsplit.testing.simulated import simulated_device\n"
         "seen = []\n"
         "def record(kernel, grid, args, constants, writes):\n"
-        "    before(kernel, grid, args, constants, writes); seen.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))\n"
+        "    before(kernel, grid, args, constants, writes)\n"
+        "    seen.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))\n"
         "    assert torch.equal(args[6].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])\n"
         "with simulated_device():\n"
         "    before = set_launcher(record); rows = torch.randn(11, 128)\n"
@@ -75,7 +82,9 @@ def test_zero_copy_reads_the_hosts_rows_by_one_launch_each_time() -> None:
         "assert seen == [('gather_kernel', 0, True)] * 6, seen\n"
     )
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

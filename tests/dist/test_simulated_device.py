@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulated_programs import (
+    callback_fails,
+    checked_training,
+    count_steps,
+    edges_held,
+    mixed_kinds,
+    share_a_device,
+    simulated_cases,
+    train_one_step,
+    use_everything,
+    violate_late,
+)
 from triton_process import triton_process
 
 from gsplit.bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from gsplit.run.models import MODELS
 from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
-from simulated_programs import (
-    checked_training,
-    count_steps,
-    edges_held,
-    callback_fails,
-    mixed_kinds,
-    violate_late,
-    share_a_device,
-    simulated_cases,
-    train_one_step,
-    use_everything,
-)
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divides by their roots
@@ -47,7 +47,7 @@ ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divide
 def test_ranks_on_devices_equal_ranks_on_the_host(
     replicas: int, splits: int, strategy: str, sample_device: str | None, part: slice
 ) -> None:
-    """Half of the models on two ranks, a part of them elsewhere; the whole matrix is ``gsplit bench exactness --device sim``."""
+    """Half of the models on two ranks, a part of them elsewhere; all: ``gsplit bench exactness --device sim``."""
     cases = simulated_cases(replicas, (strategy,))
     assert {case.model for case in cases} == set(MODELS)
     cases = cases[part]
