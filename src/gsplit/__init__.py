@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gsplit import callbacks, losses
+    from gsplit import callbacks, extending, losses
     from gsplit.distributed.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.inference.evaluate import evaluate
@@ -63,6 +63,7 @@ __all__ = [
     "Trainer",
     "losses",
     "callbacks",
+    "extending",
     "ScalarLog",
     "infer",
     "write_predictions",
@@ -86,7 +87,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("gsplit")
-    if name in ("losses", "callbacks"):
+    if name in ("losses", "callbacks", "extending"):
         return import_module(f"gsplit.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'gsplit' has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Where a rank's input rows lie: in a memory map or a file, with a hot cache above, in one array or several.
+"""Where a rank's input rows lie: in a memory map, a file or elsewhere, with a hot cache above, in one array or several.
 
 A tier never changes a row, so it never changes a result. The order is
 
-    rows side by side <- int8 to float32 <- cache <- memory map, or file
+    rows side by side <- int8 to float32 <- cache <- memory map, or file, or a source of the program's own
 
 so that a cache holds rows as they are stored, the most for its bytes.
 """
@@ -15,9 +15,10 @@ from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
 from gsplit.features.cached import CachedRows
 from gsplit.features.disk import DiskRows
+from gsplit.features.given import GivenRows
 from gsplit.features.hot_order import HotOrder, clip_parts, hottest_prefixes
 from gsplit.features.mapped import MappedRows, torch_dtype
-from gsplit.features.protocol import HostSource
+from gsplit.features.protocol import HostSource, RowSource
 from gsplit.features.scaled import ScaledRows
 from gsplit.features.side_by_side import SideBySideRows
 from gsplit.local_graph import LocalGraph
@@ -29,25 +30,31 @@ __all__ = ["cached_order", "hotness_of", "open_features", "stored_row_bytes"]
 
 
 def open_features(
-    local: LocalGraph, names: Sequence[str], *, cache: int | str = 0, on_disk: bool = False
+    local: LocalGraph, features: Sequence[str | RowSource], *, cache: int | str = 0, on_disk: bool = False
 ) -> HostSource:
-    """The input rows of a rank's vertices: stored features by name, side by side.
+    """The input rows of a rank's vertices: stored features by name, and sources of the program's own, side by side.
 
     ``cache``: bytes of memory for the rank's hottest rows, such as "2GB", which needs a partitioned store. ``on_disk``:
-    read files instead of mapping them, for features that do not fit into memory.
+    read files instead of mapping them, for stored features that do not fit into memory.
     """
     store, num_bytes = local.store, parse_bytes(cache)
+    names = [name for name in features if isinstance(name, str)]
     for name in names:
         store.stored_array(f"features/{name}")
-    order = cached_order(store, local.first, local.stop, names, num_bytes) if num_bytes else None
-    sources = [_open_array(local, name, order, on_disk=on_disk) for name in names]
+    if on_disk and not names:
+        got, fix = "sources of the program's own", "leave features_on_disk out"
+        raise InputError(explain("features_on_disk", "stored features", got, fix))
+    order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
+    sources = [_open(local, found, order, on_disk=on_disk) for found in features]
     return sources[0] if len(sources) == 1 else SideBySideRows(sources)
 
 
-def cached_order(store: GraphStore, first: int, stop: int, names: Sequence[str], cache_bytes: int) -> HotOrder:
+def cached_order(
+    store: GraphStore, first: int, stop: int, features: Sequence[str | RowSource], cache_bytes: int
+) -> HotOrder:
     """Which rows of the vertices ``first .. stop - 1`` a cache of this size holds; reads a few numbers only."""
     boundaries = clip_parts(store.part_boundaries, first, stop)
-    num_rows = cache_bytes // max(1, stored_row_bytes(store, names))
+    num_rows = cache_bytes // max(1, stored_row_bytes(store, features))
     return HotOrder(boundaries, hottest_prefixes(hotness_of(store, first, stop), boundaries, num_rows))
 
 
@@ -60,10 +67,19 @@ def hotness_of(store: GraphStore, first: int, stop: int) -> Array:
     return store.stored_array("hotness")[first - low : stop - low]
 
 
-def stored_row_bytes(store: GraphStore, names: Sequence[str]) -> int:
-    """Bytes of one vertex's rows as they are stored."""
-    arrays = [store.stored_array(f"features/{name}") for name in names]
-    return sum(prod(array.shape[1:]) * array.itemsize for array in arrays)
+def stored_row_bytes(store: GraphStore, features: Sequence[str | RowSource]) -> int:
+    """Bytes of one vertex's rows as they are stored, or as a source of the program's own gives them."""
+    own = [found for found in features if not isinstance(found, str)]
+    arrays = [store.stored_array(f"features/{name}") for name in features if isinstance(name, str)]
+    stored = sum(prod(array.shape[1:]) * array.itemsize for array in arrays)
+    return stored + sum(prod(source.row_shape) * source.dtype.itemsize for source in own)
+
+
+def _open(local: LocalGraph, found: str | RowSource, order: HotOrder | None, *, on_disk: bool) -> HostSource:
+    if isinstance(found, str):
+        return _open_array(local, found, order, on_disk=on_disk)
+    given = GivenRows(found, local.to_original_ids)
+    return given if order is None else CachedRows(given, order)
 
 
 def _open_array(local: LocalGraph, name: str, order: HotOrder | None, *, on_disk: bool) -> HostSource:

@@ -23,12 +23,22 @@ from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.loader_options import check_options, check_prefetch, fingerprint, row_options, stored_checksums
-from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
+from gsplit.loader_options import (
+    check_auto,
+    check_options,
+    check_prefetch,
+    describe_sampler,
+    fingerprint,
+    row_options,
+    sampler_factory,
+    stored_checksums,
+)
+from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
@@ -54,8 +64,10 @@ class NeighborLoader:
 
     ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "push_pull", "hybrid(k)", or "auto",
     the fastest by the planner; the result is the same (docs/strategies.md). ``ownership`` overrides who owns which
-    range of vertices. ``features``, ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the
-    graph has an array of that name. Several ``features`` are put side by side. ``cache``: memory of each rank for its
+    range of vertices. ``sampler``: "uniform", or a function that makes a sampler of your own (docs/minibatch.md).
+    ``features``, ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array
+    of that name. ``features`` may also be a source of rows of your own, which is asked for original ids, or several of
+    both, side by side (docs/loading.md; ``gsplit.extending`` has the protocols). ``cache``: memory of each rank for its
     hottest rows, such as "2GB", from a partitioned store; ``device_cache``: the same in a device's memory. ``copies``:
     memory of each rank for copies of the hottest rows of other ranks, which then need not travel.
     ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
@@ -79,12 +91,12 @@ class NeighborLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         strategy: str = "split",
-        sampler: str = "uniform",
+        sampler: str | SamplerFactory = "uniform",
         seed: int = 0,
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
         partition: Tensor | None = None,
-        features: FeatureNames = "x",
+        features: Features = "x",
         features_on_disk: bool = False,
         cache: int | str = 0,
         device_cache: int | str = 0,
@@ -99,9 +111,9 @@ class NeighborLoader:
         check_options(num_neighbors, batch_size, sampler, seed, options)
         self.mesh, store = resolve_mesh(mesh, "NeighborLoader"), as_graph_store(graph, partition)
         self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
-        steps = PlannedSteps(
-            input_nodes, list(num_neighbors), batch_size, self.arrays.features, features_on_disk, cache
-        )
+        check_auto(strategy, sampler, self.arrays)
+        names = self.arrays.stored_features
+        steps = PlannedSteps(input_nodes, list(num_neighbors), batch_size, names, features_on_disk, cache)
         steps = replace(steps, strategies=("split",)) if copies else steps  # only there input rows are shuffled
         chosen = resolve_strategy(strategy, store, self.mesh, steps)
         self._spec = parse_strategy(chosen.strategy, len(num_neighbors))
@@ -111,9 +123,10 @@ class NeighborLoader:
         rows = row_options(self._spec, self.mesh, cache, device_cache, copies, features_on_disk, self._prefetch)
         views = view_graph(store, self.mesh, make_ownership(store, self.mesh, ownership), self._kind)
         targets = views.targets(self._spec, input_nodes)
-        self._describe(views.owned, targets, num_neighbors, input_nodes, shuffle)
+        self._describe(views.owned, targets, num_neighbors, input_nodes, shuffle, sampler)
         self._compare_ranks(views.owned, rows.copies)
-        how = MiniBatchOptions(list(num_neighbors), self._batch_size, shuffle, deterministic)
+        drawn = sampler_factory(sampler)
+        how = MiniBatchOptions(list(num_neighbors), self._batch_size, shuffle, deterministic, drawn)
         self._strategy = make_strategy(self._spec, views, self.arrays, self.mesh, targets, rows, how)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
@@ -125,8 +138,9 @@ class NeighborLoader:
         num_neighbors: list[int],
         input_nodes: str | Tensor | None,
         shuffle: bool,
+        sampler: str | SamplerFactory,
     ) -> None:
-        names = [f"features/{name}" for name in self.arrays.features]
+        names = [f"features/{name}" for name in self.arrays.stored_features]
         names += [f"edges/{name}" for name in (self.arrays.edge_attr, self.arrays.edge_weight)]
         self.description = {
             "graph": local.store.fingerprint,
@@ -139,6 +153,7 @@ class NeighborLoader:
             "drop_last": str(self._drop_last),
             "seed": str(self._seed),
             "arrays": str(self.arrays),
+            **describe_sampler(sampler),
             **stored_checksums(local.store, ["y", *names, f"targets/{input_nodes}"]),
         }
         """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""

@@ -2,13 +2,18 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 
 from torch import Tensor
 
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
-from gsplit.sampling.neighbor import check_fanouts
+from gsplit.local_graph import ArrayNames
+from gsplit.planner.auto import AUTO
+from gsplit.sampling.checked import CheckedSampler
+from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
+from gsplit.sampling.protocol import SamplerFactory
 from gsplit.store.files import Array, raw_bytes
 from gsplit.store.memory import MemoryStore
 from gsplit.store.protocol import GraphStore
@@ -16,7 +21,16 @@ from gsplit.store.reader import Store
 from gsplit.strategies.assembly import RowOptions
 from gsplit.strategies.spec import StrategySpec
 
-__all__ = ["check_options", "check_prefetch", "fingerprint", "row_options", "stored_checksums"]
+__all__ = [
+    "check_auto",
+    "check_options",
+    "check_prefetch",
+    "describe_sampler",
+    "fingerprint",
+    "row_options",
+    "sampler_factory",
+    "stored_checksums",
+]
 
 _HASHED_BYTES = 64 << 20  # of an array in memory
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
@@ -31,7 +45,7 @@ _REFUSED = {
     "directed": "blocks hold the sampled edges, in their direction",
     "transform": "change the batch in the training loop",
     "transform_sampler_output": "change the batch in the training loop",
-    "neighbor_sampler": "sampling is built in; leave it out",
+    "neighbor_sampler": "sampling is built in, or sampler=FUNCTION; see gsplit.extending",
     "num_workers": "sampling runs compiled in this process; leave it out",
     "persistent_workers": "there are no workers; leave it out",
     "prefetch_factor": "there are no workers; say prefetch=N to make N batches ahead",
@@ -42,7 +56,7 @@ _REFUSED = {
 
 
 def check_options(
-    num_neighbors: list[int], batch_size: int, sampler: str, seed: int, options: dict[str, object]
+    num_neighbors: list[int], batch_size: int, sampler: str | SamplerFactory, seed: int, options: dict[str, object]
 ) -> None:
     """Refuse what is not an option of this loader, and values out of range."""
     check_fanouts(num_neighbors)
@@ -51,12 +65,41 @@ def check_options(
         raise InputError(explain("batch_size", "a positive number", batch_size, fix))
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
-    if sampler != "uniform":
+    if sampler != "uniform" and not callable(sampler):
         fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
-        raise InputError(explain("sampler", "'uniform', the only one built so far", repr(sampler), fix))
+        expected = "'uniform', the only one built so far, or a function that makes a sampler"
+        raise InputError(explain("sampler", expected, repr(sampler), fix))
     for name, value in options.items():
         fix = _REFUSED.get(name, "see the signature of NeighborLoader")
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
+
+
+def check_auto(strategy: str, sampler: str | SamplerFactory, arrays: ArrayNames) -> None:
+    """Refuse to have the planner choose for what it cannot count."""
+    own = ["sampler"] if callable(sampler) else []
+    own += ["features"] if len(arrays.stored_features) < len(arrays.features) else []
+    if strategy == AUTO and own:
+        expected = "the sampler that is built in, and stored features: the planner counts with these"
+        fix = "name a strategy, such as strategy='split'"
+        raise InputError(explain("strategy='auto'", expected, f"{' and '.join(own)} of the program's own", fix))
+
+
+def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
+    """What makes samplers; those of the program's own are checked in every layer."""
+    if not callable(sampler):
+        return uniform_sampler
+    return lambda part: CheckedSampler(sampler(part), part)
+
+
+def describe_sampler(sampler: str | SamplerFactory) -> dict[str, str]:
+    """A sampler of the program's own in short, to compare; nothing for the one that is built in."""
+    if not callable(sampler):
+        return {}
+    more, made_by = getattr(sampler, "fingerprint", None), sampler
+    while isinstance(made_by, partial):
+        made_by = made_by.func
+    name = getattr(made_by, "__qualname__", type(made_by).__qualname__)
+    return {"sampler": name if more is None else f"{name} {more}"}
 
 
 def check_prefetch(depth: int, mesh: Mesh) -> int:

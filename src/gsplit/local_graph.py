@@ -21,30 +21,27 @@ from gsplit.distributed.comm import Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.copies import ForeignCopies, choose_prefixes, fetch_copies
+from gsplit.features.given import describe_rows
 from gsplit.features.held import HeldRows
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import RowSource
-from gsplit.graph import Graph
+from gsplit.graph import Graph, original_ids_of
 from gsplit.ownership import Ownership, own_parts
 from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore
 
-__all__ = ["ArrayNames", "FeatureNames", "GcnRows", "LocalGraph", "make_ownership"]
+__all__ = ["ArrayNames", "Features", "GcnRows", "LocalGraph", "make_ownership"]
 
 Ids = npt.NDArray[np.int64]
-FeatureNames = str | Sequence[str]
-"""One stored feature array, or several whose rows are put side by side."""
+Features = str | RowSource | Sequence[str | RowSource]
+"""The name of stored features or a source of rows of the program's own, or several, whose rows are put side by side."""
 
 
 class ArrayNames:
     """Which stored arrays are loaded. A default edge array that is not there is left out, a named one is refused."""
 
-    def __init__(
-        self, store: GraphStore, features: FeatureNames, edge_attr: str | None, edge_weight: str | None
-    ) -> None:
-        self.features = [features] if isinstance(features, str) else list(features)
-        if not self.features:
-            raise InputError(explain("features", "at least one name", "none", 'name stored features, such as "x"'))
+    def __init__(self, store: GraphStore, features: Features, edge_attr: str | None, edge_weight: str | None) -> None:
+        self.features = _list_features(features)
         self.edge_attr = _find_edge_array(store, edge_attr, "edge_attr")
         self.edge_weight = _find_edge_array(store, edge_weight, "edge_weight")
         if self.edge_weight is not None:
@@ -54,12 +51,32 @@ class ArrayNames:
                 raise InputError(explain(f"edges/{self.edge_weight}", "one weight per edge", got, fix))
 
     @property
+    def stored_features(self) -> list[str]:
+        """The names among the features; the others are sources of the program's own."""
+        return [name for name in self.features if isinstance(name, str)]
+
+    @property
     def has_edge_values(self) -> bool:
         """Whether the sampler has to say which edges it drew."""
         return self.edge_attr is not None or self.edge_weight is not None
 
     def __str__(self) -> str:
-        return f"features {', '.join(self.features)}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
+        features = [found if isinstance(found, str) else describe_rows(found) for found in self.features]
+        return f"features {', '.join(features)}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
+
+
+def _list_features(features: Features) -> list[str | RowSource]:
+    found: list[Any] = [features]
+    if isinstance(features, Sequence) and not isinstance(features, str | RowSource):
+        found = list(features)
+    if not found:
+        raise InputError(explain("features", "at least one name", "none", 'name stored features, such as "x"'))
+    for each in found:
+        if not isinstance(each, str | RowSource):
+            expected = "names of stored features, or sources of rows: row_shape, dtype and read(ids, out)"
+            fix = "import arrays into the store, or see gsplit.extending.RowSource"
+            raise InputError(explain("features", expected, type(each).__name__, fix))
+    return found
 
 
 def _find_edge_array(store: GraphStore, name: str | None, default: str) -> str | None:
@@ -139,10 +156,7 @@ class LocalGraph:
 
     def to_original_ids(self, ids: Tensor) -> Tensor:
         """Original ids of some vertices held."""
-        if not self.original_ids.size:
-            return ids
-        names = torch.from_numpy(self.original_ids[ids.cpu().numpy() - self.first])
-        return names.to(ids.device)
+        return original_ids_of(ids, self.original_ids, self.first)
 
     def gcn_rows(self, *, add_self_loops: bool, fill_value: float, edge_weight: str | None) -> GcnRows:
         """GCN's normalisation by the degrees of the whole graph; made once, in a pass over the edges held."""

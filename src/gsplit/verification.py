@@ -20,9 +20,10 @@ from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.loader import NeighborLoader
-from gsplit.local_graph import FeatureNames
+from gsplit.local_graph import Features
 from gsplit.losses import LossFunction, as_target_loss, named_loss
 from gsplit.nn.parallelize import call_wrapped, parallelize
+from gsplit.sampling.protocol import SamplerFactory
 from gsplit.store.conversion import as_graph_store
 from gsplit.training_step import check_finite
 
@@ -106,7 +107,8 @@ def verify(
     batch_size: int = 1024,
     mesh: Mesh | None = None,
     strategy: str = "split",
-    features: FeatureNames = "x",
+    sampler: str | SamplerFactory = "uniform",
+    features: Features = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     partition: Tensor | None = None,
@@ -118,8 +120,8 @@ def verify(
 ) -> Verification:
     """Train a copy of ``model`` on the ranks of ``mesh`` and on one process, and compare. A collective.
 
-    ``graph`` and the arguments of sampling are those of ``NeighborLoader``. Rank 0 needs the whole graph. The model
-    itself is left as it is.
+    ``graph``, ``features`` and the arguments of sampling are those of ``NeighborLoader``: a sampler whose draws depend
+    on the rank is found out here. Rank 0 needs the whole graph. The model itself is left as it is.
     """
     ranks, store = resolve_mesh(mesh, "gsplit.verify"), as_graph_store(graph, partition)
 
@@ -132,6 +134,7 @@ def verify(
             input_nodes,
             batch_size=batch_size,
             strategy=how,
+            sampler=sampler,
             features=features,
             edge_attr=edge_attr,
             edge_weight=edge_weight,

@@ -87,6 +87,7 @@ def test_public_names() -> None:
         "Trainer",
         "losses",
         "callbacks",
+        "extending",
         "ScalarLog",
         "infer",
         "write_predictions",

@@ -99,8 +99,8 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
     kind, arrays = strategy_class(spec), ArrayNames(store, "x", None, None)
     views = view_graph(store, mesh, make_ownership(store, mesh, None), kind)
     local = views.read(kind)
-    cache_bytes = int(run.cache_share * store.num_vertices * stored_row_bytes(store, arrays.features))
-    rows = _source(local, run.store, arrays.features, run.source, cache_bytes)
+    cache_bytes = int(run.cache_share * store.num_vertices * stored_row_bytes(store, arrays.stored_features))
+    rows = _source(local, run.store, arrays.stored_features, run.source, cache_bytes)
     setup = StrategySetup(
         spec=spec,
         views=views,
@@ -118,7 +118,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
     spans: dict[str, float] = {}
     for step in range(-1, run.steps):
         if run.source in _COLD:
-            forget_features(store, arrays.features)
+            forget_features(store, arrays.stored_features)
         telemetry = StepTelemetry(0, max(step, 0))
         mesh.world.gather_text(Call("start together", step + 1, long_wait=True), "")  # all ranks: before every step
         start, cpu = time.perf_counter(), time.process_time()
@@ -128,7 +128,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
         seconds, cpu_seconds = seconds + time.perf_counter() - start, cpu_seconds + time.process_time() - cpu
         counts = {name: counts.get(name, 0) + count for name, count in telemetry.counts.items()}
         spans = {name: spans.get(name, 0.0) + span for name, span in telemetry.seconds.items()}
-    order = cached_order(store, local.first, local.stop, arrays.features, cache_bytes)
+    order = cached_order(store, local.first, local.stop, arrays.stored_features, cache_bytes)
     predicted = expected_hit_rate(hotness_of(store, local.first, local.stop), order)
     return {
         "seconds": seconds,

@@ -5,7 +5,7 @@ anybody above knowing. Rows are named by ids of the store: vertices, or edges.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ class RowsRead:
     hits: int = 0
 
 
+@runtime_checkable
 class RowSource(Protocol):
     """Rows of one array, by id."""
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.errors import InputError, explain
 from gsplit.features.host import read_to_device
 from gsplit.features.protocol import HostSource, RowsRead
 from gsplit.kernels.buffers import BufferPool
@@ -20,6 +21,9 @@ class SideBySideRows:
     """See ``protocol.HostSource``. Columns in the order of the sources; the type is that of ``torch.cat``."""
 
     def __init__(self, sources: list[HostSource]) -> None:
+        if wrong := [source.row_shape for source in sources if len(source.row_shape) != 1]:
+            got, fix = f"rows of {list(wrong[0])}", "flatten them, or load them alone"
+            raise InputError(explain("features", "rows of one dimension to put side by side", got, fix))
         self._sources = sources
         self._pool = BufferPool(torch.device("cpu"))
         self.row_shape = (sum(source.row_shape[0] for source in sources),)

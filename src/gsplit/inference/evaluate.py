@@ -16,7 +16,7 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, RequiredVertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.inference.tallies import Tally
-from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
+from gsplit.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.metrics import check_metrics
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
@@ -74,7 +74,7 @@ def evaluate_targets(
     *,
     metrics: Sequence[str] = ("accuracy",),
     ownership: Ownership | None = None,
-    features: FeatureNames = "x",
+    features: Features = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     workspace: str | Path | None = None,

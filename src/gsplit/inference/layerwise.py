@@ -35,7 +35,7 @@ from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.inference.workspace import new_workspace_file
-from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph, make_ownership
+from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.nn.calls import LayerCall, dtype_of, one_vertex, rows_of, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
@@ -58,7 +58,7 @@ class InferenceOptions(TypedDict, total=False):
     """Options of ``gsplit.infer``. ``workspace``: where activations are kept, by default the temporary folder."""
 
     ownership: Ownership | None
-    features: FeatureNames
+    features: Features
     edge_attr: str | None
     edge_weight: str | None
     workspace: str | Path | None

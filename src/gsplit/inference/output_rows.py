@@ -15,7 +15,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, all_vertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
-from gsplit.local_graph import ArrayNames, FeatureNames, LocalGraph
+from gsplit.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.mapped_files import create_mapped
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
@@ -42,7 +42,7 @@ def write_rows(
     convert: Callable[[Tensor], Tensor] = lambda rows: rows,
     only: str | None = None,
     ownership: Ownership | None = None,
-    features: FeatureNames = "x",
+    features: Features = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     workspace: str | Path | None = None,

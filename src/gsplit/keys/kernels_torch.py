@@ -27,7 +27,10 @@ def _shift(words: Tensor, bits: int) -> Tensor:
 
 
 def mix(state: Tensor | int, part: Tensor) -> Tensor:
-    """See ``scalar.mix``; elementwise, with one state for all parts or one for each."""
+    """A random word of 64 bits for every part of a key (``scalar.mix``), with one state for all parts or one for each.
+
+    ``mix(mix(key, ids), positions)`` is a word for every position of every vertex, the same wherever it is computed.
+    """
     start = _signed(state) if isinstance(state, int) else state
     z = (part + 1) * _GAMMA + start
     z = (z ^ _shift(z, 30)) * _M1

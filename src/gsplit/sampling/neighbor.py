@@ -18,9 +18,9 @@ from gsplit.mapped_files import check_files, files_behind
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling import kernels_torch as device
 from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
-from gsplit.sampling.protocol import LayerSampler, SampledLayer
+from gsplit.sampling.protocol import LayerSampler, SampledLayer, SampledRange
 
-__all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler"]
+__all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler", "uniform_sampler"]
 
 MAX_FANOUT = 1 << 16
 
@@ -52,6 +52,11 @@ def make_sampler(
 
         return TritonNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
     return TorchNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
+
+
+def uniform_sampler(part: SampledRange) -> LayerSampler:
+    """See ``SamplerFactory``: the sampler that is built in."""
+    return make_sampler(part.graph, part.original_ids, part.device, edge_ids=part.edge_ids)
 
 
 class HostNeighborSampler:

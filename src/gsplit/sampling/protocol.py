@@ -6,12 +6,37 @@ in-edges of all its rows (``sample_layer``) and, after the exchange, finds the r
 What is drawn for a vertex depends on the layer's key, the vertex's original id and its neighbour list alone (law 1).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-__all__ = ["Frontier", "LayerSampler", "SampledLayer"]
+from gsplit.graph import Graph, original_ids_of
+
+__all__ = ["Frontier", "LayerSampler", "SampledLayer", "SampledRange", "SamplerFactory"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRange:
+    """What a sampler is made for: the vertices whose in-edges one rank draws, those it owns or all.
+
+    Ids, those in ``graph`` included, are the store's. ``original_ids`` are those of the range, in its order, and empty
+    where the store's ids are original. ``device``: where ids lie and layers are wanted. ``edge_ids``: whether layers
+    have to say which edges they are made of, because values of edges are loaded.
+    """
+
+    graph: Graph
+    original_ids: npt.NDArray[np.int64]
+    device: torch.device
+    edge_ids: bool = False
+
+    def to_original_ids(self, ids: Tensor) -> Tensor:
+        """Original ids of some vertices of the range: what a draw may depend on, beside the key."""
+        return original_ids_of(ids, self.original_ids, self.graph.first_vertex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +100,8 @@ class LayerSampler(Protocol):
 
     def start(self, targets: Tensor) -> Frontier:
         """Begin a mini-batch from distinct own vertices."""
+
+
+SamplerFactory = Callable[[SampledRange], LayerSampler]
+"""Makes the sampler of a range of vertices; called once for every range that a rank samples, two under some
+strategies."""

@@ -12,6 +12,8 @@ from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource, RowSource
 from gsplit.local_graph import ArrayNames
+from gsplit.sampling.neighbor import uniform_sampler
+from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.targets import LocalTargets
 from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.protocol import Strategy
@@ -41,6 +43,7 @@ class MiniBatchOptions:
     batch_size: int
     shuffle: bool = True
     deterministic: bool = False
+    sampler: SamplerFactory = uniform_sampler
 
 
 def make_strategy(
@@ -55,7 +58,8 @@ def make_strategy(
     """The strategy of a loader. A collective: rows are copied between ranks, and groups are made, where asked for."""
     kind, store = strategy_class(spec), views.sampled.store
     rows = open_features(views.read(kind), arrays.features, cache=options.cache, on_disk=options.on_disk)
-    device_rows = _open_device_rows(kind, views, mesh, rows, options)
+    in_store = len(arrays.stored_features) == len(arrays.features)
+    device_rows = _open_device_rows(kind, views, mesh, rows, options, in_store=in_store)
     read: RowSource = rows
     if kind.reads == "columns":
         read = hold_columns(rows, store.num_vertices, mesh.split_rank, mesh.num_splits)
@@ -74,17 +78,21 @@ def make_strategy(
         deterministic=batches.deterministic,
         copies=_copy_rows(views, rows, mesh, options.copies),
         edge_ids=arrays.has_edge_values,
+        sampler=batches.sampler,
     )
     return kind(setup)
 
 
 def _open_device_rows(
-    kind: type[Strategy], views: GraphViews, mesh: Mesh, rows: HostSource, options: RowOptions
+    kind: type[Strategy], views: GraphViews, mesh: Mesh, rows: HostSource, options: RowOptions, *, in_store: bool
 ) -> DeviceRows | None:
-    """The input rows for a device that the host samples for; own rows may be held there as one copy of all ranks."""
+    """The input rows for a device that the host samples for; own rows may be held there as one copy of all ranks.
+
+    Not those of a source of the program's own, which may be slow or large: they are read as they are needed.
+    """
     if not mesh.host_samples or kind.reads == "columns":
         return None
-    held = kind.reads == "own rows" and not options.on_disk and not parse_bytes(options.cache)
+    held = in_store and kind.reads == "own rows" and not options.on_disk and not parse_bytes(options.cache)
     return open_device_rows(views.read(kind), rows, mesh.device, cache=options.device_cache, held=held)
 
 

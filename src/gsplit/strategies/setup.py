@@ -10,8 +10,8 @@ from gsplit.features.copies import ForeignCopies
 from gsplit.local_graph import LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.neighbor import make_sampler
-from gsplit.sampling.protocol import LayerSampler
+from gsplit.sampling.neighbor import uniform_sampler
+from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.protocol import GraphStore
 from gsplit.strategies.loading import StepLoader
@@ -50,7 +50,7 @@ def view_graph(store: GraphStore, mesh: Mesh, ownership: Ownership, kind: type[S
 class StrategySetup:
     """The arguments of every strategy.
 
-    ``num_columns``: of a whole input row. ``edge_ids``: the sampler says which edges it drew.
+    ``num_columns``: of a whole input row. ``edge_ids``: the sampler says which edges it drew. ``sampler``: makes one.
     """
 
     spec: StrategySpec
@@ -66,10 +66,12 @@ class StrategySetup:
     deterministic: bool = False
     copies: ForeignCopies | None = None
     edge_ids: bool = False
+    sampler: SamplerFactory = uniform_sampler
 
-    def make_sampler(self, graph: LocalGraph) -> LayerSampler:
+    def make_sampler(self, view: LocalGraph) -> LayerSampler:
         """A sampler of the vertices of a view."""
-        return make_sampler(graph.graph, graph.original_ids, self.mesh.sample_device, edge_ids=self.edge_ids)
+        part = SampledRange(view.graph, view.original_ids, self.mesh.sample_device, self.edge_ids)
+        return self.sampler(part)
 
 
 class StrategyBase:
