@@ -1,13 +1,11 @@
-"""A source of rows of one's own: features that lie compressed in blocks, under the hot cache of any other source.
+"""Features of one's own: rows that lie compressed in a file of our making, under the loader's hot cache.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000
 gsplit partition demo.gsplit demo8.gsplit --parts 8 --fanout 10,10
-python examples/own_row_source.py demo8.gsplit
+torchrun --nproc-per-node 2 examples/own_row_source.py demo8.gsplit
 
-A source implements ``HostSource`` of gsplit.features.protocol: the shape and type of a row, and ``place``, which copies
-rows by id to where they are wanted. A database, an object store or a decoder can stand there. Everything above, caches,
-conversion and loading, goes through that protocol. These modules are internal and may move; ``NeighborLoader`` opens
-the store's own sources and does not take one yet.
+A source says the shape and type of a row, and copies rows by original id to where they are wanted. A database, an
+object store or a decoder can stand there; each rank asks for the vertices it owns. docs/loading.md has the rules.
 """
 
 import argparse
@@ -17,13 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.feature_tiers import cached_order
-from gsplit.features.cached import CachedRows
-from gsplit.features.protocol import RowsRead, take_rows
-
-Ids = npt.NDArray[np.int64]
+from gsplit.extending import RowsRead
 
 
 class CompressedRows:
@@ -31,57 +26,44 @@ class CompressedRows:
 
     dtype = torch.float32
 
-    def __init__(self, rows: npt.NDArray[np.float32], rows_per_block: int = 64) -> None:
+    def __init__(self, rows: npt.NDArray[np.float32], rows_per_block: int = 16) -> None:
         self.row_shape, self._per_block = rows.shape[1:], rows_per_block
         pieces = range(0, len(rows), rows_per_block)
         self._blocks = [zlib.compress(rows[start : start + rows_per_block].tobytes()) for start in pieces]
-        self.unpacked = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self._blocks))
-
-    def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
-        """Copy the row of ``ids[k]`` to ``out[places[k]]``, or to ``out[k]`` without places."""
-        where = np.arange(ids.size) if places is None else places
-        blocks = ids // self._per_block
-        num_bytes = 0
-        for block in np.unique(blocks):
-            chosen = np.flatnonzero(blocks == block)
-            packed = self._blocks[block]
-            rows = np.frombuffer(bytearray(zlib.decompress(packed)), np.float32).reshape(-1, *self.row_shape)
-            out[torch.from_numpy(where[chosen])] = torch.from_numpy(rows[ids[chosen] % self._per_block])
-            self.unpacked += 1
-            num_bytes += len(packed)
-        return RowsRead(ids.size, num_bytes)
+        self.fingerprint = str(zlib.crc32(rows.tobytes()))  # compared between ranks, and with a checkpoint
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
-        """The same to any device: through the host's memory."""
-        there = torch.empty(ids.numel(), *self.row_shape)
-        done = self.place(ids.cpu().numpy(), None, there)
-        out.copy_(there)
-        return done
+        """Copy the row of ``ids[k]`` to ``out[k]``; say how many rows were read, and how many bytes that took."""
+        blocks, num_bytes = ids // self._per_block, 0
+        for block in blocks.unique().tolist():
+            chosen, packed = (blocks == block).nonzero().view(-1), self._blocks[block]
+            unpacked = torch.frombuffer(bytearray(zlib.decompress(packed)), dtype=self.dtype)
+            out[chosen] = unpacked.view(-1, *self.row_shape)[ids[chosen] % self._per_block]
+            num_bytes += len(packed)
+        return RowsRead(ids.numel(), num_bytes)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", help="partitioned: it knows its hottest rows")
+    parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
-    store = gsplit.open(options.store)
-    stored = np.asarray(store.stored_array("features/x"))
-    rows = CompressedRows(stored)
-    print(f"{stored.nbytes:,} bytes, compressed {rows.num_bytes:,}")
-
-    order = cached_order(store, 0, store.num_vertices, ["x"], stored.nbytes // 4)  # a quarter, the hottest rows
-    cached = CachedRows(rows, order)
-    hotness = torch.from_numpy(np.array(store.stored_array("hotness"), np.float64))
-    ids = torch.multinomial(hotness, 500, generator=torch.Generator().manual_seed(0))  # as training would ask
-    for name, source in (("without a cache", rows), ("with a cache", cached)):
-        before, out = rows.unpacked, torch.empty(ids.numel(), *rows.row_shape)
-        done = source.read(ids, out)
-        print(f"{name}: {done.hits} of {done.rows} rows from memory, {rows.unpacked - before} blocks unpacked")
-    same = torch.equal(take_rows(cached, ids, torch.device("cpu")), torch.from_numpy(stored[ids.numpy()]))
-    print("the rows that the store holds:", same)
+    mesh, store = gsplit.init(), gsplit.open(options.store)
+    rows = CompressedRows(store.array("features/x").astype(np.float32))
+    cache = store.num_vertices * store.num_features  # bytes of each rank: a quarter of all rows
+    loader = gsplit.NeighborLoader(store, [5, 5], "train", batch_size=512, mesh=mesh, features=rows, cache=cache)
+    torch.manual_seed(0)
+    model = gsplit.parallelize(GraphSAGE(*rows.row_shape, 32, num_layers=2, out_channels=store.num_classes), mesh)
+    trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
+    for epoch in range(options.epochs):
+        losses = trainer.train_epoch()
+        counts = [record.counts for record in loader.telemetry.records]
+        hits, loaded = (sum(count[name] for count in counts) for name in ("cache_hits", "rows_loaded"))
+        if mesh.rank == 0:
+            print(f"epoch {epoch} loss {sum(losses) / len(losses):.4f} rows from the cache {hits / loaded:.0%}")
+    scores = trainer.evaluate(store, ["test"])  # from the same source
+    if mesh.rank == 0:
+        print(f"test accuracy {scores['test']:.3f}")
 
 
 if __name__ == "__main__":
