@@ -71,9 +71,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """``losses_equal``: of every step, to the bit, to those of the uninterrupted run."""
+    """``losses_equal``: of every step, to the bit, to those of the uninterrupted run.
+
+    There are fewer trials than ``num_planned`` where the run was over before its faults were.
+    """
 
     trials: tuple[Trial, ...]
+    num_planned: int
     lives: int
     seconds: float
     num_losses: int
@@ -102,7 +106,8 @@ def run_soak(plan: SoakPlan, *, progress: Progress = silent) -> SoakReport:
         soak = _Soak(plan, Path(name), rng)
         started = time.monotonic()
         for number, fault in enumerate(order):
-            soak.suffer(fault)
+            if not soak.suffer(fault):
+                break
             progress("faults", number + 1, len(order))
         suffered = soak.finish()
         seconds = time.monotonic() - started
@@ -113,7 +118,7 @@ def run_soak(plan: SoakPlan, *, progress: Progress = silent) -> SoakReport:
         took = reference.usages[-1].at_s
     slopes = slopes_of(reference.usages)
     same = bool(expected) and found == expected
-    return SoakReport(tuple(soak.trials), soak.lives, seconds, len(expected), same, slopes, took)
+    return SoakReport(tuple(soak.trials), len(order), soak.lives, seconds, len(expected), same, slopes, took)
 
 
 class _Soak:
@@ -127,15 +132,12 @@ class _Soak:
         self.trials: list[Trial] = []
         self.lives = 0
 
-    def suffer(self, fault: Fault) -> None:
-        """Let the run train for a while, then inflict a fault."""
+    def suffer(self, fault: Fault) -> bool:
+        """Let the run train for a while, then inflict a fault; False if the run was over before."""
         life, network = self._living()
         life.wait_for_ranks()
         if life.watch(self._rng.expovariate(1 / self._plan.every_s)):
-            self._bury()
-            raise InputError(
-                explain("bench soak", "a run that lasts for all faults", life.message(), "train for more epochs")
-            )
+            return False
         members = life.members()
         at = time.monotonic()
         did = fault.inflict(Run(life.launchers, network), self._rng)
@@ -144,7 +146,7 @@ class _Soak:
             self._note(fault, did, life, time.monotonic() - at if gone else None, (), not gone)
             if gone:
                 self._bury()
-            return
+            return True
         in_time = _wait_gone(members, fault.within_s)
         took = time.monotonic() - at
         left = tuple(f"process {pid}" for pid in members if lives(pid))
@@ -152,6 +154,7 @@ class _Soak:
         self._bury()
         left += life.left_files()
         self._note(fault, did, life, took, left, in_time and not left)
+        return True
 
     def finish(self) -> Life:
         """Train to the end; returns the last life."""

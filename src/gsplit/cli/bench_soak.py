@@ -92,6 +92,10 @@ def _show(report: "SoakReport", console: Console) -> None:
         met = "yes" if trial.as_it_should else "[red]no[/]"
         table.add_row(trial.did, gone, met, " ".join((trial.message, *trial.left)))
     console.print(table)
+    if len(report.trials) < report.num_planned:
+        console.print(
+            f"the run was over after {len(report.trials)} of {report.num_planned} faults; train for more epochs"
+        )
     equal = "equal" if report.losses_equal else "[red]NOT equal[/]"
     console.print(
         f"{report.lives} lives, {report.seconds:.0f} s; losses of {report.num_losses} steps {equal} to those of an "
