@@ -32,6 +32,7 @@ def partition_shards(
     mesh: Mesh,
     batch_size: int = 1024,
     objective: str = "gsplit",
+    solver: str | None = None,
     tolerance: float = TOLERANCE,
     c_v: float = C_V,
     c_e: float = C_E,
@@ -44,9 +45,10 @@ def partition_shards(
 
     Ranks hold consecutive ranges of vertices in their order. ``path``, ``NAME.gsplit``, is a name on a file system that
     all of them see: rank r of N writes ``NAME-r-of-N.gsplit``. Any number of ranks up to ``parts`` could run from the
-    result; its shards are for these. The other settings are those of ``gsplit.partition``; the solver is restreaming.
+    result; its shards are for these. The other settings are those of ``gsplit.partition``; the only solver is "restream".
     """
-    path, settings = Path(path), PartitionSettings(parts, objective, "restream", tolerance, c_v, c_e, seed)
+    path, chosen = Path(path), solver or "restream"
+    settings = PartitionSettings(parts, objective, chosen, tolerance, c_v, c_e, seed)
     held = HeldShard.join(shard, mesh)
     check_shard_plan(held, settings)
     workload = ShardWorkload.of_shard(held, input_nodes, num_neighbors, batch_size, seed)
