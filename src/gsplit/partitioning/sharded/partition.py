@@ -45,7 +45,7 @@ def partition_shards(
 
     Ranks hold consecutive ranges of vertices in their order. ``path``, ``NAME.gsplit``, is a name on a file system that
     all of them see: rank r of N writes ``NAME-r-of-N.gsplit``. Any number of ranks up to ``parts`` could run from the
-    result; its shards are for these. The other settings are those of ``gsplit.partition``; the only solver is "restream".
+    result; its shards are for these. The other settings are those of ``gsplit.partition``; the solver is "restream".
     """
     path, chosen = Path(path), solver or "restream"
     settings = PartitionSettings(parts, objective, chosen, tolerance, c_v, c_e, seed)
