@@ -10,7 +10,6 @@ from gsplit.cli.console import emit_json, progress_bars
 from gsplit.cli.summary import describe, show_partition
 from gsplit.cli.task_base import TaskBase, say
 from gsplit.store.reader import open_store
-from gsplit.store.sharded_import import shard_paths
 from gsplit.store.writer import check_output
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ class PartitionTask(TaskBase):
 
     def check(self, nproc: int) -> None:
         """Whether all shards are there, and have a place to go to."""
+        from gsplit.store.sharded_import import shard_paths
+
         for shard, output in zip(shard_paths(self.store, nproc), shard_paths(self.output, nproc), strict=True):
             open_store(shard)
             check_output(output, overwrite=self.overwrite)
@@ -59,6 +60,7 @@ class PartitionTask(TaskBase):
     def run(self, mesh: "Mesh") -> int:
         """Partition; rank 0 shows it."""
         from gsplit.partitioning.sharded.partition import partition_shards
+        from gsplit.store.sharded_import import shard_paths
 
         start = time.perf_counter()
         with progress_bars(self.as_json or mesh.rank > 0) as progress:
