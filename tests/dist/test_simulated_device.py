@@ -38,9 +38,7 @@ ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divide
     [
         (1, 2, "split", None, slice(0, None, 2)),
         (1, 2, "split", "sim:0", slice(1, None, 4)),
-        (1, 1, "split", None, slice(0, None, 5)),
         (1, 2, "data", None, slice(1, None, 5)),
-        (1, 3, "split", None, slice(3, None, 6)),
         (2, 2, "split", None, slice(5, None, 8)),
     ],
 )
