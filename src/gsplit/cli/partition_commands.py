@@ -9,6 +9,8 @@ from rich.console import Console
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
+from gsplit.cli.partition_task import PartitionTask
+from gsplit.cli.ranks import rank_of_environment, run_task
 from gsplit.cli.summary import describe, show, show_partition
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit.store.reader import open_store
@@ -21,7 +23,10 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of
 
 
 def partition(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")],
+    store: Annotated[
+        Path,
+        typer.Argument(metavar="STORE", help="a directory made by gsplit import, or what its shards are named after"),
+    ],
     output: Output,
     parts: Annotated[int, typer.Option(min=1, help="number of parts")],
     targets: Annotated[str, typer.Option(help="targets that training uses; all: every vertex")] = "train",
@@ -34,14 +39,41 @@ def partition(
     c_e: Annotated[float, typer.Option(help="work per sampled edge")] = C_E,
     epochs: Annotated[int, typer.Option(min=1, help="epochs to presample")] = EPOCHS,
     seed: Annotated[int, typer.Option(min=0, help="of the presampled mini-batches and the solver")] = 0,
+    nproc: Annotated[
+        int,
+        typer.Option(min=1, metavar="INT", help="ranks to start, each with one of the store's shards, STORE-i-of-INT"),
+    ] = 1,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Partition a store so that ranks exchange little.
 
-    Writes a renumbered store with even parts; any number of ranks up to --parts can train from it.
+    Writes a renumbered store with even parts; any number of ranks up to --parts can train from it. With --nproc, or
+    on the ranks of a torchrun, shards are read and as many are written, by restreaming.
     """
-    with command(as_json):
+    rank = rank_of_environment()
+    with command(as_json, rank=rank):
+        if nproc > 1 or rank is not None:
+            task = PartitionTask(
+                store=store,
+                as_json=as_json,
+                device="cpu",
+                output=output,
+                parts=parts,
+                fanout=parse_fanout(fanout),
+                targets=None if targets == "all" else targets,
+                batch_size=batch_size,
+                objective=objective,
+                solver=solver,
+                tolerance=tolerance,
+                c_v=c_v,
+                c_e=c_e,
+                epochs=epochs,
+                seed=seed,
+                overwrite=overwrite,
+            )
+            run_task(task, nproc)
+            return
         from gsplit.partitioning.partition import partition as make_partition
 
         check_output(output, overwrite=overwrite)

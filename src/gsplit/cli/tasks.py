@@ -9,12 +9,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from rich.console import Console
 
 from gsplit.cli.announcement import announce_training
 from gsplit.cli.console import emit_json, progress_bars
+from gsplit.cli.partition_task import PartitionTask
 from gsplit.cli.prediction_view import describe_predictions
+from gsplit.cli.task_base import TaskBase, say
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import What
 from gsplit.run.config import TrainSettings
@@ -26,46 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["InferTask", "Task", "TrainTask", "VerifyTask", "parse_task"]
 
 
-class _Task(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    store: Path
-    as_json: bool
-    device: str | None
-
-    def agreement(self) -> dict[str, object]:
-        """What must be the same on every rank; paths may differ between hosts, and what is shown."""
-        said = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights", "workspace"})
-        manifest = open_store(self.store).manifest
-        said |= {"vertices of the store": manifest.num_vertices, "parts of the store": manifest.part_boundaries}
-        if manifest.shard is None:
-            said["edges of the store"] = manifest.arrays["indices"].sha256
-        return said
-
-    @property
-    def grace_s(self) -> float:
-        """Seconds that ranks have to end when they are told to."""
-        return 5.0
-
-    def latest(self) -> Path | None:
-        """The newest checkpoint of what it makes."""
-        return None
-
-    @property
-    def origin(self) -> str:
-        """Where it starts."""
-        return "the start"
-
-    def resumed(self, before: Path | None) -> Self:
-        """What goes on after a failure: from the start, unless there is a newer checkpoint than ``before``."""
-        return self
-
-    def restarted(self) -> Self:
-        """What goes on if a launcher has started its ranks again with the same words."""
-        return self
-
-
-class _SettingsTask(_Task):
+class _SettingsTask(TaskBase):
     settings: TrainSettings
 
     def agreement(self) -> dict[str, object]:
@@ -155,7 +118,7 @@ class TrainTask(_SettingsTask):
         return 0 if result.finished else REQUEUE
 
 
-class InferTask(_Task):
+class InferTask(TaskBase):
     """``gsplit infer``."""
 
     kind: Literal["infer"] = "infer"
@@ -173,7 +136,7 @@ class InferTask(_Task):
 
     def announce(self, num_ranks: int) -> None:
         """Say what is being started."""
-        _say(f"infer with {self.weights} on {self.store}, {num_ranks} rank(s); starting ...")
+        say(f"infer with {self.weights} on {self.store}, {num_ranks} rank(s); starting ...")
 
     def check(self, nproc: int) -> None:
         """Whether there is a run and a place for the result."""
@@ -219,7 +182,7 @@ class VerifyTask(_SettingsTask):
 
     def announce(self, num_ranks: int) -> None:
         """Say what is being started."""
-        _say(f"verify {self.settings.model} on {self.store}, {num_ranks} rank(s) against one; starting ...")
+        say(f"verify {self.settings.model} on {self.store}, {num_ranks} rank(s) against one; starting ...")
 
     def check(self, nproc: int) -> None:
         """Whether the model can be built and wrapped."""
@@ -245,11 +208,7 @@ class VerifyTask(_SettingsTask):
         return 0 if found.ok else DIFFERS
 
 
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
-
-
-Task = TrainTask | InferTask | VerifyTask
+Task = TrainTask | InferTask | VerifyTask | PartitionTask
 
 
 def parse_task(text: str) -> Task:

@@ -6,14 +6,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.distributed.comm import SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
+from gsplit.partitioning.spread import spread_unreached
 from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, weigh
 
-__all__ = ["PartitionPlan", "PartitionSettings", "check_plan", "find_parts"]
+__all__ = ["PartitionPlan", "PartitionSettings", "check_plan", "check_settings", "find_parts", "renumber_parts"]
 
 MAX_PARTS = 1024
 _LARGEST_TOLERANCE = 2.0
@@ -46,12 +48,17 @@ class PartitionPlan:
 
 def check_plan(workload: Workload, settings: PartitionSettings) -> None:
     """Refuse what cannot be solved, before anything long begins."""
+    check_settings(settings, workload.graph.num_vertices, is_renumbered=workload.original_ids.size > 0)
+
+
+def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbered: bool) -> None:
+    """The same for a graph of which only this is known."""
     check_objective(settings.objective)
     if (settings.objective == "random") != (settings.solver == "random"):
         got = f"{settings.objective} with {settings.solver}"
         raise InputError(explain("objective and solver", "random with random", got, "give both, or neither"))
     solver_module(settings.solver).check(NUM_CONSTRAINTS[settings.objective])
-    most = min(workload.graph.num_vertices, MAX_PARTS)
+    most = min(num_vertices, MAX_PARTS)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
         expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")
         raise InputError(explain("parts", expected, settings.parts, "choose another number of parts"))
@@ -59,7 +66,7 @@ def check_plan(workload: Workload, settings: PartitionSettings) -> None:
         expected = f"more than 1 and at most {_LARGEST_TOLERANCE}"
         raise InputError(explain("tolerance", expected, settings.tolerance, "choose one such as 1.05"))
     check_costs(settings.c_v, settings.c_e)
-    if workload.original_ids.size:
+    if is_renumbered:
         fix = "partition the store that it was made from"
         raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", fix))
 
@@ -69,35 +76,21 @@ def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, 
     check_plan(workload, settings)
     weighted = weigh(settings.objective, workload.graph, counts, workload.targets, folder, settings.c_v, settings.c_e)
     solution = run_solver(settings.solver, weighted, folder, settings.parts, settings.tolerance, settings.seed)
-    parts = _spread(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance)
+    parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())
     links = count_links(workload.graph, counts.edges, parts, settings.parts)
     if not solution.ordered:
-        order = bisection_order(links, settings.seed)
-        number = np.empty_like(order)
-        number[order] = np.arange(order.size)
-        parts, links = number.astype(np.int32)[parts], links[np.ix_(order, order)]
+        parts, links = renumber_parts(parts, links, bisection_order(links, settings.seed))
     return PartitionPlan(parts, links, solution)
 
 
-def _spread(
-    parts: npt.NDArray[np.int32], unreached: npt.NDArray[np.bool_], num_parts: int, tolerance: float
-) -> npt.NDArray[np.int32]:
-    """Move vertices that no mini-batch reached out of parts with too many vertices.
+def renumber_parts(
+    parts: npt.NDArray[np.int32], links: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Parts and links with the parts in another order.
 
-    They weigh nothing, so a solver may put them all into one part; but they have rows and edges on disk, and inference
-    computes them. Moving them changes nothing that was counted.
-
-    >>> _spread(np.zeros(6, np.int32), np.array([False, True, True, True, True, True]), 2, 1.01).tolist()
-    [0, 0, 0, 1, 1, 1]
+    >>> renumber_parts(np.array([0, 1, 1], np.int32), np.array([[1, 2], [3, 4]]), np.array([1, 0]))[0].tolist()
+    [1, 0, 0]
     """
-    sizes = np.bincount(parts, minlength=num_parts)
-    cap = max(-(-parts.size // num_parts), int(tolerance * parts.size / num_parts))
-    moved = [
-        np.flatnonzero(unreached & (parts == part))[-(sizes[part] - cap) :] for part in np.flatnonzero(sizes > cap)
-    ]
-    if not moved:
-        return parts
-    ids, room = np.concatenate(moved), np.maximum(cap - sizes, 0)
-    spread = parts.copy()
-    spread[ids] = np.repeat(np.arange(num_parts, dtype=np.int32), room)[: ids.size]
-    return spread
+    number = np.empty_like(order)
+    number[order] = np.arange(order.size)
+    return number.astype(np.int32)[parts], links[np.ix_(order, order)]

@@ -13,7 +13,7 @@ per vertex and two mini-batches.
 import operator
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -23,19 +23,42 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gsplit.blocks import Block
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.defaults import EPOCHS
 from gsplit.progress import Progress, silent
-from gsplit.sampling.minibatch import MiniBatch, StepKey, epoch_positions, sample_minibatch
+from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.store.reader import Store
 
-__all__ = ["Counts", "Drawn", "Workload", "draw_epochs", "presample"]
+__all__ = [
+    "Counts",
+    "Drawn",
+    "Tally",
+    "Workload",
+    "check_batches",
+    "check_epochs",
+    "draw_epochs",
+    "drawn_by",
+    "presample",
+]
 
 Ids = npt.NDArray[np.int64]
 _HELD_PER_THREAD = 2
+
+
+def check_batches(num_neighbors: list[int], batch_size: int, seed: int, num_targets: int) -> None:
+    """Refuse what makes no mini-batches."""
+    check_fanouts(num_neighbors)
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
+    if num_targets == 0:
+        raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
+    if not isinstance(batch_size, int) or batch_size < 1:
+        fix = "give the size of the global mini-batch of training"
+        raise InputError(explain("batch_size", "a positive number", batch_size, fix))
 
 
 @dataclass(frozen=True)
@@ -54,10 +77,8 @@ class Workload:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_fanouts(self.num_neighbors)
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 63:
-            raise InputError(explain("seed", "0 to 2**63 - 1", self.seed, "choose another seed"))
-        if self.targets.size and not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.graph.num_vertices:
+        check_batches(self.num_neighbors, self.batch_size, self.seed, self.targets.size)
+        if not 0 <= int(self.targets.min()) <= int(self.targets.max()) < self.graph.num_vertices:
             got = f"{self.targets.min()}..{self.targets.max()}"
             fix = "run gsplit inspect --verify"
             raise StoreError(explain("targets", f"ids in 0..{self.graph.num_vertices - 1}", got, fix))
@@ -65,11 +86,6 @@ class Workload:
         if (order[1:] <= order[:-1]).any():
             fix = "run gsplit inspect --verify"
             raise StoreError(explain("targets", "every target once, ordered by original id", "another order", fix))
-        if self.targets.size == 0:
-            raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
-            fix = "give the size of the global mini-batch of training"
-            raise InputError(explain("batch_size", "a positive number", self.batch_size, fix))
 
     @classmethod
     def of_store(
@@ -124,10 +140,31 @@ class Counts:
         return self.computed.nbytes + self.edges_drawn.nbytes + self.loaded.nbytes + self.edges.nbytes
 
 
-def _drawn(batch: MiniBatch) -> Drawn:
-    """A mini-batch from the targets down."""
-    input_ids = batch.input_ids.numpy()
-    blocks = list(reversed(batch.blocks))
+class Tally:
+    """Counts under way, for the vertices that a graph holds and their in-edges."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._first, num_held = graph.first_vertex, graph.indptr.size - 1
+        self._computed, self._loaded = (np.zeros(num_held, np.uint32) for _ in range(2))
+        self._edges_drawn = np.zeros(num_held, np.uint64)
+        self._edges = np.zeros(graph.num_edges, np.uint32)
+
+    def add(self, drawn: Drawn) -> None:
+        """Count a mini-batch, or the held part of one."""
+        for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
+            _add_each(self._computed, frontier, self._first)
+            _add(self._edges_drawn, frontier, counts, self._first)
+            _add_each(self._edges, places, 0)
+        _add_each(self._loaded, drawn.input_ids, self._first)
+
+    def counts(self, num_batches: int) -> "Counts":
+        """What was counted over this many mini-batches."""
+        return Counts(self._computed, self._edges_drawn, self._loaded, self._edges, num_batches)
+
+
+def drawn_by(blocks: Sequence[Block], input_ids: Ids) -> Drawn:
+    """A mini-batch, or the part of one that a rank drew, from the targets down; ``blocks`` are from the bottom up."""
+    blocks = list(reversed(blocks))
     places = [block.edge_ids.numpy() for block in blocks if block.edge_ids is not None]
     counts = [block.indptr.diff().numpy() for block in blocks]
     return Drawn([input_ids[: block.num_dst] for block in blocks], counts, places, input_ids)
@@ -145,7 +182,8 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
     def draw(batch: Ids, key: StepKey) -> Drawn:
         sampler = idle.get()
         try:
-            return _drawn(sample_minibatch(sampler, torch.from_numpy(batch), workload.num_neighbors, key))
+            made = sample_minibatch(sampler, torch.from_numpy(batch), workload.num_neighbors, key)
+            return drawn_by(made.blocks, made.input_ids.numpy())
         finally:
             idle.put(sampler)
 
@@ -165,35 +203,31 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
             yield waiting.popleft().result()
 
 
+def check_epochs(epochs: int) -> None:
+    """Refuse to count nothing."""
+    if epochs < 1:
+        raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
+
+
 def presample(
     workload: Workload, *, epochs: int = EPOCHS, threads: int | None = None, progress: Progress = silent
 ) -> Counts:
     """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
-    if epochs < 1:
-        raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
-    graph = workload.graph
-    computed, loaded = (np.zeros(graph.num_vertices, np.uint32) for _ in range(2))
-    edges_drawn = np.zeros(graph.num_vertices, np.uint64)
-    edges = np.zeros(graph.num_edges, np.uint32)
-    total = epochs * workload.steps_per_epoch
-    batches = draw_epochs(workload, range(epochs), threads=threads)
-    for number, drawn in enumerate(batches):
-        for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
-            _add_each(computed, frontier)
-            _add(edges_drawn, frontier, counts)
-            _add_each(edges, places)
-        _add_each(loaded, drawn.input_ids)
+    check_epochs(epochs)
+    tally, total = Tally(workload.graph), epochs * workload.steps_per_epoch
+    for number, drawn in enumerate(draw_epochs(workload, range(epochs), threads=threads)):
+        tally.add(drawn)
         progress("presample", number + 1, total)
-    return Counts(computed, edges_drawn, loaded, edges, total)
+    return tally.counts(total)
 
 
 @kernel
-def _add_each(totals: npt.NDArray[np.uint32], places: Ids) -> None:
+def _add_each(totals: npt.NDArray[np.uint32], places: Ids, first: int) -> None:
     for i in range(places.size):
-        totals[places[i]] += np.uint32(1)
+        totals[places[i] - first] += np.uint32(1)
 
 
 @kernel
-def _add(totals: npt.NDArray[np.uint64], places: Ids, amounts: Ids) -> None:
+def _add(totals: npt.NDArray[np.uint64], places: Ids, amounts: Ids, first: int) -> None:
     for i in range(places.size):
-        totals[places[i]] += np.uint64(amounts[i])
+        totals[places[i] - first] += np.uint64(amounts[i])

@@ -20,12 +20,13 @@ Matrix = npt.NDArray[np.int64]
 _TRIES = 8
 
 
-def count_links(
-    graph: Graph, edge_counts: npt.NDArray[np.uint32], parts: npt.NDArray[np.int32], num_parts: int
-) -> Matrix:
-    """``links[p, q]``: how often an edge from part q into part p was drawn."""
+def count_links(graph: Graph, edge_counts: npt.NDArray[np.uint32], parts: npt.NDArray[Any], num_parts: int) -> Matrix:
+    """``links[p, q]``: how often an edge from part q into part p was drawn, of the in-edges that a graph holds.
+
+    ``parts`` are those of all vertices.
+    """
     links = np.zeros((num_parts, num_parts), np.int64)
-    _count(graph.indptr, graph.indices, edge_counts, parts, links)
+    _count(graph.indptr, graph.indices, edge_counts, graph.first_vertex, parts, links)
     return links
 
 
@@ -34,11 +35,12 @@ def _count(
     indptr: npt.NDArray[Any],
     indices: npt.NDArray[Any],
     edge_counts: npt.NDArray[Any],
+    first: int,
     parts: npt.NDArray[Any],
     links: npt.NDArray[Any],
 ) -> None:
     for vertex in range(indptr.size - 1):
-        part = parts[vertex]
+        part = parts[first + vertex]
         for edge in range(indptr[vertex], indptr[vertex + 1]):
             links[part, parts[indices[edge]]] += edge_counts[edge]
 

@@ -22,7 +22,7 @@ from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.writer import StoreWriter
 
-__all__ = ["order_vertices", "write_renumbered"]
+__all__ = ["order_vertices", "places_of", "run_pieces", "write_renumbered"]
 
 Ids = npt.NDArray[np.int64]
 _PIECE_BYTES = 32 << 20
@@ -79,7 +79,7 @@ def write_renumbered(
     )
 
 
-def _pieces(lengths: Ids, element_bytes: int) -> Iterator[slice]:
+def run_pieces(lengths: Ids, element_bytes: int) -> Iterator[slice]:
     """Cut a row of runs of elements into pieces of bounded size, at least one run each."""
     ends, most = np.cumsum(lengths), max(1, _PIECE_BYTES // element_bytes)
     first = 0
@@ -100,7 +100,8 @@ def _places(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], places: npt.NDA
             at += 1
 
 
-def _places_of(offsets: Array, runs: Ids) -> Ids:
+def places_of(offsets: Array, runs: Ids) -> Ids:
+    """Where the elements of some runs stand, run after run."""
     starts = np.asarray(offsets[runs])
     lengths = offsets[runs + 1] - starts
     places = np.empty(int(lengths.sum()), np.int64)
@@ -118,8 +119,8 @@ def _move_columns(writer: StoreWriter, store: Store, order: Ids, new_id: Ids, pr
     writer.write("indptr", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appenders = {name: writer.append(name, store.dtype(name), store.stored_array(name).shape[1:]) for name in names}
     done = 0
-    for piece in _pieces(lengths, 8 + max(store.stored_array(name)[:1].nbytes for name in names)):
-        places = _places_of(offsets, order[piece])
+    for piece in run_pieces(lengths, 8 + max(store.stored_array(name)[:1].nbytes for name in names)):
+        places = places_of(offsets, order[piece])
         for name, appender in appenders.items():
             values = store.stored_array(name)[places]
             appender.append(new_id[values] if name == "indices" else values)
@@ -140,6 +141,6 @@ def _move_names(writer: StoreWriter, store: Store, order: Ids, progress: Progres
     lengths = np.diff(offsets)[order]
     writer.write("name_offsets", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appender = writer.append("name_bytes", "uint8")
-    for piece in _pieces(lengths, 9):
-        appender.append(text[_places_of(offsets, order[piece])])
+    for piece in run_pieces(lengths, 9):
+        appender.append(text[places_of(offsets, order[piece])])
         progress("move names", piece.stop, order.size)

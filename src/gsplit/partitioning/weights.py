@@ -27,7 +27,18 @@ from gsplit.kernels.jit import kernel
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 
-__all__ = ["NUM_CONSTRAINTS", "check_costs", "check_objective", "vertex_work", "weigh", "work_scale"]
+__all__ = [
+    "NUM_CONSTRAINTS",
+    "check_columns",
+    "check_costs",
+    "check_objective",
+    "check_total_work",
+    "merge_directions",
+    "vertex_work",
+    "weigh",
+    "weigh_vertices",
+    "work_scale",
+]
 
 Array = npt.NDArray[Any]
 NUM_CONSTRAINTS = {"gsplit": 1, "node": 1, "edge": 2, "random": 1}
@@ -47,9 +58,14 @@ def vertex_work(counts: Counts, c_v: float, c_e: float) -> npt.NDArray[np.int64]
     check_costs(c_v, c_e)
     work = c_v * counts.computed.astype(np.float64) + c_e * counts.edges_drawn.astype(np.float64)
     work *= work_scale(c_v, c_e)
-    if float(work.sum()) > _LARGEST_SUM:
-        raise InputError(explain("c_v, c_e", f"work that sums to less than {_LARGEST_SUM}", (c_v, c_e), "choose less"))
+    check_total_work(float(work.sum()), c_v, c_e)
     return np.rint(work).astype(np.int64)
+
+
+def check_total_work(total: float, c_v: float, c_e: float) -> None:
+    """Refuse work that 64 bits cannot add up."""
+    if total > _LARGEST_SUM:
+        raise InputError(explain("c_v, c_e", f"work that sums to less than {_LARGEST_SUM}", (c_v, c_e), "choose less"))
 
 
 def check_costs(c_v: float, c_e: float) -> None:
@@ -64,19 +80,27 @@ def weigh(
 ) -> WeightedGraph:
     """Write the weighted graph of an objective into a folder and open it. Columns of ``graph`` ascend."""
     check_objective(objective)
-    _check_columns(graph)
+    check_columns(graph)
     folder.mkdir(parents=True, exist_ok=True)
-    columns = [vertex_work(counts, c_v, c_e)]
-    if objective == "edge":
-        is_target = np.zeros(graph.num_vertices, np.int64)
-        is_target[targets] = 1
-        columns = [graph.in_degrees(), is_target]
-    vertex_weights = place_array(folder, "vertex_weights", (graph.num_vertices, len(columns)), np.int64)
-    vertex_weights[...] = np.stack(columns, axis=1)
+    vertex_weights = weigh_vertices(objective, graph, counts, targets, folder, c_v, c_e)
     if objective == "random":
         graph = Graph(np.zeros(graph.num_vertices + 1, np.int64), graph.indices[:0], graph.num_vertices)
     edge_counts = counts.edges if objective == "gsplit" else np.empty(0, np.uint32)
     return WeightedGraph(*_write_undirected(graph, edge_counts, folder), vertex_weights)
+
+
+def weigh_vertices(
+    objective: str, graph: Graph, counts: Counts, targets: npt.NDArray[np.int64], folder: Path, c_v: float, c_e: float
+) -> npt.NDArray[np.int64]:
+    """What each vertex that a graph holds weighs, a column per balance constraint, in a map of the folder."""
+    columns = [vertex_work(counts, c_v, c_e)]
+    if objective == "edge":
+        is_target = np.zeros(graph.indptr.size - 1, np.int64)
+        is_target[targets - graph.first_vertex] = 1
+        columns = [graph.in_degrees(), is_target]
+    vertex_weights = place_array(folder, "vertex_weights", (graph.indptr.size - 1, len(columns)), np.int64)
+    vertex_weights[...] = np.stack(columns, axis=1)
+    return vertex_weights
 
 
 def check_objective(objective: str) -> None:
@@ -95,11 +119,23 @@ def _write_undirected(
     ids = place_array(folder, "out_ids", (graph.num_edges,), id_type)
     weights = place_array(folder, "out_weights", (edge_counts.size,), np.uint32)
     _scatter(graph.indptr, graph.indices, edge_counts, starts.copy(), ids, weights)  # out-edges, a counting sort
-    xadj = place_array(folder, "xadj", (n + 1,), np.int64)
-    _count_merged(graph.indptr, graph.indices, edge_counts, starts, ids, weights, xadj)
-    adjncy = place_array(folder, "adjncy", (int(xadj[-1]),), id_type)
+    return merge_directions(graph, edge_counts, starts, ids, weights, folder)
+
+
+def merge_directions(
+    graph: Graph, edge_counts: npt.NDArray[np.uint32], starts: Array, ids: Array, weights: Array, folder: Path
+) -> tuple[Array, Array, npt.NDArray[np.int64]]:
+    """In-edges and out-edges of the vertices that a graph holds as one list of neighbours each, in maps.
+
+    ``ids[starts[row] : starts[row + 1]]`` are where the out-edges of a vertex lead, ascending, with ``weights`` beside;
+    both lie in the folder and are removed.
+    """
+    held, first = graph.indptr.size - 1, graph.first_vertex
+    xadj = place_array(folder, "xadj", (held + 1,), np.int64)
+    _count_merged(graph.indptr, graph.indices, edge_counts, first, starts, ids, weights, xadj)
+    adjncy = place_array(folder, "adjncy", (int(xadj[-1]),), ids.dtype)
     edge_weights = place_array(folder, "edge_weights", (int(xadj[-1]) if edge_counts.size else 0,), np.int64)
-    _fill_merged(graph.indptr, graph.indices, edge_counts, starts, ids, weights, xadj, adjncy, edge_weights)
+    _fill_merged(graph.indptr, graph.indices, edge_counts, first, starts, ids, weights, xadj, adjncy, edge_weights)
     for name in ("out_ids", "out_weights"):
         (folder / f"{name}.npy").unlink()
     return xadj, adjncy, edge_weights
@@ -125,7 +161,7 @@ def _scatter(indptr: Array, indices: Array, counts: Array, cursor: Array, ids: A
                 weights[place] = counts[edge]
 
 
-def _check_columns(graph: Graph) -> None:
+def check_columns(graph: Graph) -> None:
     """Every id in range, every column ascending: what the kernels here and after rely on."""
     if not _ascends(graph.indptr, graph.indices, graph.num_vertices):
         expected = "edges between its vertices, columns ascending"
@@ -152,6 +188,7 @@ def _merge_one(
     indptr: Array,
     indices: Array,
     counts: Array,
+    first: int,
     starts: Array,
     ids: Array,
     out_weights: Array,
@@ -159,9 +196,9 @@ def _merge_one(
     edge_weights: Array,
     place: int,
 ) -> int:
-    """Merge a vertex's in-edges and out-edges, both ascending; returns the number of neighbours that are kept.
+    """Merge the in-edges and out-edges of a row, both ascending; returns the number of neighbours that are kept.
 
-    Writes them at ``place`` unless that is negative.
+    Writes them at ``place`` unless that is negative. The row is that of vertex ``first + vertex``.
     """
     a, a_stop = indptr[vertex], indptr[vertex + 1]
     b, b_stop = starts[vertex], starts[vertex + 1]
@@ -178,7 +215,7 @@ def _merge_one(
         while b < b_stop and ids[b] == neighbour:
             weight += np.int64(out_weights[b]) if counts.size else 1
             b += 1
-        if neighbour != vertex and weight > 0:
+        if neighbour != first + vertex and weight > 0:
             if place >= 0:
                 adjncy[place + kept] = neighbour
                 if counts.size:
@@ -189,11 +226,11 @@ def _merge_one(
 
 @kernel
 def _count_merged(
-    indptr: Array, indices: Array, counts: Array, starts: Array, ids: Array, out_weights: Array, xadj: Array
+    indptr: Array, indices: Array, counts: Array, first: int, starts: Array, ids: Array, out_weights: Array, xadj: Array
 ) -> None:
     xadj[0] = 0
     for vertex in range(indptr.size - 1):
-        kept = _merge_one(vertex, indptr, indices, counts, starts, ids, out_weights, ids, xadj, -1)
+        kept = _merge_one(vertex, indptr, indices, counts, first, starts, ids, out_weights, ids, xadj, -1)
         xadj[vertex + 1] = xadj[vertex] + kept
 
 
@@ -202,6 +239,7 @@ def _fill_merged(
     indptr: Array,
     indices: Array,
     counts: Array,
+    first: int,
     starts: Array,
     ids: Array,
     out_weights: Array,
@@ -210,4 +248,4 @@ def _fill_merged(
     edge_weights: Array,
 ) -> None:
     for vertex in range(indptr.size - 1):
-        _merge_one(vertex, indptr, indices, counts, starts, ids, out_weights, adjncy, edge_weights, xadj[vertex])
+        _merge_one(vertex, indptr, indices, counts, first, starts, ids, out_weights, adjncy, edge_weights, xadj[vertex])

@@ -40,7 +40,7 @@ from gsplit.store.source import EdgeRules, GraphSource, VertexRange, row_slices
 from gsplit.store.writer import StoreWriter, check_output, put_in_place
 from gsplit.untrusted import Expected, read_bounded, read_document
 
-__all__ = ["ShardedImport", "build_shard", "shard_paths"]
+__all__ = ["ShardedImport", "build_shard", "hash_whole", "shard_paths"]
 
 _NOT_YET = ""
 """The fingerprint of the whole graph in a shard that has not been joined."""
@@ -228,13 +228,13 @@ def _find_whole(shards: list[Store], progress: Progress) -> _Whole:
         for name, count in shard.manifest.provenance[0].counts.items():
             counts[name] = counts.get(name, 0) + count
     return _Whole(
-        fingerprint=_hash_whole(shards, progress),
+        fingerprint=hash_whole(shards, progress),
         num_classes=max(shard.num_classes for shard in shards),
         step=shards[0].manifest.provenance[0].model_copy(update={"counts": counts}),
     )
 
 
-def _hash_whole(shards: list[Store], progress: Progress) -> str:
+def hash_whole(shards: list[Store], progress: Progress) -> str:
     """The fingerprint of the graph whose consecutive ranges these are."""
     indptr, indices = hashlib.sha256(raw_bytes(np.zeros(1, np.int64))), hashlib.sha256()
     num_edges, total = 0, sum(shard.num_edges for shard in shards)
@@ -246,4 +246,16 @@ def _hash_whole(shards: list[Store], progress: Progress) -> str:
             indices.update(raw_bytes(sources[piece]))
             progress("join shards", num_edges + piece.stop, total)
         num_edges += shard.num_edges
-    return graph_fingerprint({"indptr": indptr.hexdigest(), "indices": indices.hexdigest()})
+    checksums = {"indptr": indptr.hexdigest(), "indices": indices.hexdigest()}
+    if all(shard.is_renumbered for shard in shards):
+        checksums["original_ids"] = _hash_original_ids(shards)
+    return graph_fingerprint(checksums)
+
+
+def _hash_original_ids(shards: list[Store]) -> str:
+    digest = hashlib.sha256()
+    for shard in shards:
+        ids = shard.stored_array("original_ids")
+        for piece in row_slices(ids.size, ids.itemsize):
+            digest.update(raw_bytes(ids[piece]))
+    return digest.hexdigest()

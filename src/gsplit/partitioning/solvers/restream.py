@@ -15,7 +15,19 @@ from gsplit.kernels.jit import kernel
 from gsplit.keys.kernels_numba import permute
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
+__all__ = [
+    "LAST_PASSES",
+    "ORDERED",
+    "PASSES",
+    "check",
+    "estimate_bytes",
+    "find_caps",
+    "order_blocks",
+    "solve",
+    "stream_blocks",
+]
+
+Weights = npt.NDArray[np.int64]
 
 ORDERED = False
 PASSES, LAST_PASSES = 10, 10
@@ -35,42 +47,71 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     """The part of every vertex, by passes over the graph in blocks of vertices that are in random order."""
     n = graph.num_vertices
     result = np.full(n, -1, np.int32)
-    totals = np.asarray(graph.vertex_weights).sum(axis=0)
-    largest = np.asarray(graph.vertex_weights).max(axis=0, initial=0)
-    caps = np.maximum(np.floor(tolerance * totals / parts), np.maximum(largest, 1)).astype(np.int64)
-    loads = np.zeros((parts, caps.size), np.int64)
-    blocks = -(-n // _BLOCK)
+    weights = np.asarray(graph.vertex_weights)
+    caps = find_caps(weights.sum(axis=0), weights.max(axis=0, initial=0), parts, tolerance)
+    loads, limits = np.zeros((parts, caps.size), np.int64), np.tile(caps, (parts, 1))
     for number in range(PASSES + LAST_PASSES):
-        order = permute(np.arange(blocks), blocks, seed + number) if blocks else np.empty(0, np.int64)
-        strict = number >= PASSES
-        _one_pass(
-            graph.xadj, graph.adjncy, graph.edge_weights, graph.vertex_weights, order, caps, loads, result, strict
-        )
+        order = order_blocks(-(-n // _BLOCK), seed + number)
+        stream_blocks(graph, order, _BLOCK, 0, caps, limits, loads, result, strict=number >= PASSES)
     return result
 
 
+def find_caps(totals: Weights, largest: Weights, parts: int, tolerance: float) -> Weights:
+    """When a part is full: ``tolerance`` times the mean, but with room for the heaviest vertex."""
+    return np.maximum(np.floor(tolerance * totals / parts), np.maximum(largest, 1)).astype(np.int64)
+
+
+def order_blocks(blocks: int, key: int) -> npt.NDArray[np.int64]:
+    """The order of a pass."""
+    return permute(np.arange(blocks), blocks, key) if blocks else np.empty(0, np.int64)
+
+
+def stream_blocks(
+    graph: WeightedGraph,
+    order: npt.NDArray[np.int64],
+    block_size: int,
+    first: int,
+    caps: Weights,
+    limits: Weights,
+    loads: Weights,
+    result: npt.NDArray[Any],
+    *,
+    strict: bool,
+) -> None:
+    """Place the vertices of some blocks; ``loads`` and ``result`` change.
+
+    Row i of the graph is vertex ``first + i``, and ``result`` has the parts of all vertices, -1 where there is none.
+    ``limits`` are the loads that parts may reach in this call, ``caps`` what they are measured by.
+    """
+    weights = (graph.edge_weights, graph.vertex_weights)
+    _place(graph.xadj, graph.adjncy, *weights, order, block_size, first, caps, limits, loads, result, strict)
+
+
 @kernel
-def _one_pass(
+def _place(
     xadj: npt.NDArray[Any],
     adjncy: npt.NDArray[Any],
     edge_weights: npt.NDArray[Any],
     vertex_weights: npt.NDArray[Any],
     order: npt.NDArray[Any],
+    block_size: int,
+    first: int,
     caps: npt.NDArray[Any],
+    limits: npt.NDArray[Any],
     loads: npt.NDArray[Any],
     result: npt.NDArray[Any],
     strict: bool,
 ) -> None:
-    n, (parts, constraints) = result.size, loads.shape
+    n, (parts, constraints) = xadj.size - 1, loads.shape
     gains = np.zeros(parts, np.float64)
     for block in order:
-        for vertex in range(block * _BLOCK, min(n, (block + 1) * _BLOCK)):
+        for vertex in range(block * block_size, min(n, (block + 1) * block_size)):
             gains[:] = 0.0
             for entry in range(xadj[vertex], xadj[vertex + 1]):
                 part = result[adjncy[entry]]
                 if part >= 0:
                     gains[part] += edge_weights[entry] if edge_weights.size else 1.0
-            own = result[vertex]
+            own = result[first + vertex]
             if own >= 0:
                 for c in range(constraints):
                     loads[own, c] -= vertex_weights[vertex, c]
@@ -78,7 +119,7 @@ def _one_pass(
             for part in range(parts):
                 room = 1.0
                 for c in range(constraints):
-                    left = caps[c] - loads[part, c] - vertex_weights[vertex, c]
+                    left = limits[part, c] - loads[part, c] - vertex_weights[vertex, c]
                     room = min(room, left / caps[c])
                 if room < 0.0:
                     continue
@@ -91,6 +132,6 @@ def _one_pass(
                 for part in range(1, parts):
                     if loads[part, 0] < loads[best, 0]:
                         best = part
-            result[vertex] = best
+            result[first + vertex] = best
             for c in range(constraints):
                 loads[best, c] += vertex_weights[vertex, c]
