@@ -21,7 +21,7 @@ from gsplit.progress import silent
 from gsplit.store import sharded_import
 from gsplit.store.build import build_store
 from gsplit.store.importers import arrow
-from gsplit.store.importers.table_columns import TableColumns
+from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
@@ -297,6 +297,34 @@ def test_hosts_that_were_told_different_things_are_refused(tmp_path: Path) -> No
     damaged.write_text("{}")
     with pytest.raises(InputError, match="whole.json: expected what the shards are together .got Field required"):
         sharded_import._read_whole(damaged)
+
+
+def test_hosts_that_take_other_columns_are_refused(tmp_path: Path) -> None:
+    """The same columns by a pattern and by their names are the same."""
+    (tmp_path / "e.csv").write_text("src,dst,w,v\n0,1,1,2\n1,0,3,4\n")
+    (tmp_path / "v.csv").write_text("id,y,f0,f1\n0,1,1,2\n1,0,3,4\n")
+
+    def make(delimiter: str | None = None, **columns: Any) -> GraphSource:
+        told = TableColumns(**{"features": ("f*",), "edge_values": ("w",), **columns})
+        return tables_source(tmp_path / "e.csv", tmp_path / "v.csv", columns=told, delimiter=delimiter)
+
+    path = tmp_path / "g.gsplit"
+    build_shard(make(), path, 0, 2)
+    others: list[dict[str, Any]] = [
+        {"features": ("f1", "f0")},
+        {"edge_values": ("v",)},
+        {"src": "dst", "dst": "src"},
+        {"label": "f0"},
+        {"label_type": LabelType.VALUES},
+    ]
+    for other in others:
+        with pytest.raises(InputError, match="host 1: expected columns as on the other hosts, "):
+            build_shard(make(**other), path, 1, 2)
+    with pytest.raises(InputError, match="host 1: expected delimiter as on the other hosts, None .got ,"):
+        build_shard(make(","), path, 1, 2)
+    done = build_shard(make(features=("f0", "f1")), path, 1, 2)
+    columns = gsplit.open(done.shards[0]).manifest.provenance[0].settings["columns"]
+    assert columns["features"] == ["f0", "f1"] and columns["label"] == "y" and "split" not in columns
 
 
 def test_the_command_says_who_is_missing(tmp_path: Path) -> None:

@@ -117,10 +117,23 @@ def tables_source(
             "vertices": plain_name(Path(vertices)) if vertices else None,
             "ids": ids,
             "unknown_ids": unknown,
+            "delimiter": delimiter,
+            "columns": _used_columns(columns, vertex_table),
         },
         notes=notes,
         identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
     )
+
+
+def _used_columns(columns: TableColumns, vertices: Table | None) -> dict[str, object]:
+    """Which column is taken for what, for the provenance, and for other hosts to be compared with."""
+    edges: dict[str, object] = {"src": columns.src, "dst": columns.dst, "edge_values": list(columns.edge_values)}
+    if vertices is None:
+        return edges
+    names = {"label": columns.label, "split": columns.split, "feature_list": columns.feature_list}
+    found = {what: name for what, name in names.items() if name in vertices.schema.names}
+    features = {"features": list(columns.features)} if columns.features else {}
+    return edges | {"id": columns.id, "label_type": columns.label_type} | found | features
 
 
 def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None) -> TableColumns:
