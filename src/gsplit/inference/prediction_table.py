@@ -4,7 +4,7 @@
     user-1  1       -0.31      2.06
 
 A model with one output has a column ``output``. Where classes have names, these stand in ``class`` and in the names of
-the columns: ``output_spam``.
+the columns: ``output_spam``. A row whose outputs are not finite has an empty ``class``.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gsplit.durable import open_whole
 from gsplit.errors import InputError, explain
+from gsplit.metrics import predicted_classes
 from gsplit.store.importers.arrow import load_arrow
 from gsplit.store.original_order import OriginalOrder
 
@@ -101,12 +103,13 @@ class PredictionTable:
     def _values(self, rows: npt.NDArray[Any]) -> Iterator[Any]:
         """The columns of some rows, in the order of their names."""
         if self.what != "outputs":
-            yield self._named(rows if self.what == "classes" else rows.argmax(axis=1))
+            yield self._named(rows if self.what == "classes" else predicted_classes(torch.tensor(rows)).numpy())
         if self.what != "classes":
             wide = rows.reshape(rows.shape[0], -1)
             yield from (wide.astype(np.float32) if wide.dtype == np.float16 else wide).T
 
     def _named(self, classes: npt.NDArray[Any]) -> Any:
-        if not self.class_names:
-            return classes
-        return load_arrow().array(self.class_names, load_arrow().string()).take(load_arrow().array(classes))
+        """Classes by number or name, empty where there is none."""
+        arrow = load_arrow()
+        numbers = arrow.array(classes, mask=classes < 0)
+        return arrow.array(self.class_names, arrow.string()).take(numbers) if self.class_names else numbers

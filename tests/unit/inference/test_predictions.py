@@ -56,14 +56,18 @@ def _store(kind: str, folder: Path, *, partitioned: bool) -> tuple[Store, dict[A
     return store, dict(zip(ids, classes.tolist(), strict=True))
 
 
-def _model(num_outputs: int = 3) -> Any:
+def _plain_model(num_outputs: int = 3) -> Any:
     """Says of each vertex what its own features are."""
     model = GraphSAGE(3, num_outputs, 1, root_weight=True)
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
         model.convs[0].lin_r.weight.copy_(torch.eye(3)[:num_outputs])
-    return gsplit.parallelize(model, solo_mesh())
+    return model
+
+
+def _model(num_outputs: int = 3) -> Any:
+    return gsplit.parallelize(_plain_model(num_outputs), solo_mesh())
 
 
 @pytest.mark.parametrize("kind", ["strings", "sparse", "dense"])
@@ -110,6 +114,40 @@ def test_names_of_classes_and_a_single_output(tmp_path: Path) -> None:
     made = write_predictions(_model(1), store, tmp_path / "one.parquet", what="outputs")
     assert made.columns == ("output",)
     assert pq.read_table(made.path).to_pydict()["output"] == [float(classes[vertex] == 0) for vertex in sorted(classes)]
+
+
+def test_outputs_that_are_not_finite_have_no_class(tmp_path: Path) -> None:
+    store, classes = _store("dense", tmp_path, partitioned=False)
+    lost, names = [vertex for vertex in range(N) if classes[vertex] == 1], ["a", "b", "c"]
+
+    class OfClassOne(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _plain_model()
+
+        def forward(self, x: Any, edge_index: Any) -> torch.Tensor:
+            out = self.inner(x, edge_index)
+            return torch.where(out[:, 1:2] == 1, float("nan"), out)
+
+    broken = gsplit.parallelize(OfClassOne(), solo_mesh())
+    made = write_predictions(broken, store, tmp_path / "p.npy", what="classes")
+    want = [-1 if vertex in lost else classes[vertex] for vertex in range(N)]
+    assert np.load(made.path).tolist() == want and made.num_without_class == len(lost)
+    for what, named in (("classes", None), ("both", names)):
+        for end in ("parquet", "csv"):
+            made = write_predictions(broken, store, tmp_path / f"p.{end}", what=what, class_names=named)  # type: ignore[arg-type]
+            assert made.num_without_class == len(lost)
+            if end == "parquet":
+                found = pq.read_table(made.path).to_pydict()["class"]
+                assert found == [None if c < 0 else names[c] if named else c for c in want]
+            else:
+                with made.path.open(newline="") as stream:
+                    said = [row["class"] for row in csv.DictReader(stream)]
+                assert said == ["" if c < 0 else names[c] if named else str(c) for c in want]
+    result = InferenceResult(made, 1)
+    said_of_it = f"\nno class in {len(lost)} rows: the model's outputs there are NaN or infinite"
+    assert describe_predictions(result, store).endswith(said_of_it)
+    assert result.as_dict()["rows_without_class"] == len(lost)
 
 
 @pytest.mark.parametrize(
