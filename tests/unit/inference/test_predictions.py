@@ -1,6 +1,7 @@
 """Files of predictions join with the tables that a graph came from, whatever its ids and its parts."""
 
 import csv
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import gsplit
 from gsplit import InputError, write_predictions
 from gsplit.cli.prediction_view import describe_predictions
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.inference import prediction_table
+from gsplit.inference import output_rows, prediction_table
 from gsplit.inference.prediction_table import check_request
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import choose_what
@@ -179,6 +180,35 @@ def test_half_precision_is_written_as_a_table_reads_it(tmp_path: Path) -> None:
         with made.path.open(newline="") as stream:
             rows = list(csv.DictReader(stream))
         assert [int(row["class"]) for row in rows] == [classes[vertex] for vertex in range(N)]
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, classes = _store("dense", tmp_path, partitioned=False)
+    out, partial = tmp_path / "p.npy", tmp_path / "p.npy.partial"
+    partial.write_bytes(b"left by a process that was killed" * 1000)
+    write_rows, refused = output_rows.write_rows, list[str]()
+
+    def second_comes(*words: Any, **options: Any) -> Any:
+        if not refused:
+            with pytest.raises(
+                InputError, match="no other process that writes it .got another process is writing"
+            ) as no:
+                refused.append("")
+                gsplit.infer(_model(), store, out)
+            refused.append(str(no.value))
+        return write_rows(*words, **options)
+
+    monkeypatch.setattr(output_rows, "write_rows", second_comes)
+    found = gsplit.infer(_model(), store, out)
+    assert len(refused) == 2
+    assert np.array_equal(found, np.eye(3, dtype=np.float32)[[classes[vertex] for vertex in range(N)]])
+    assert not partial.exists()
+    monkeypatch.setattr(fcntl, "flock", _no_locks)
+    assert np.array_equal(gsplit.infer(_model(), store, out), found)
+
+
+def _no_locks(*_: object) -> None:
+    raise OSError("no locks here")
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
