@@ -22,6 +22,7 @@ from gsplit.store.importers.vertex_ids import (
     IdMode,
     UnknownIds,
     VertexIds,
+    check_spelling,
     collect_ids,
     dense_ids,
     widened_alike,
@@ -89,6 +90,10 @@ def tables_source(
             number_columns=columns.features,
         )
         _require_vertex_columns(vertex_table, columns)
+    if ids in (IdMode.AUTO, IdMode.MAP):
+        check_spelling(edge_table, [columns.src, columns.dst], delimiter)
+        if vertex_table is not None:
+            check_spelling(vertex_table, [columns.id], delimiter)
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, RowStream] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}

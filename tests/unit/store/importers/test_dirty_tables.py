@@ -120,7 +120,7 @@ def test_labels_with_gaps_and_of_another_type(
         (
             _table(rows=[("u0", 1, "train", 1), ("u0", 1, "train", 2)]),
             COLUMNS,
-            "every id once .got 1 distinct ids in 2",
+            "every id once .got 1 distinct ids in 2.*use --ids names",
         ),
         (_table().replace(",4,", ",?,"), COLUMNS, "got column f0: Row #5: CSV conversion error to double: invalid"),
         (_table(rows=[]), COLUMNS, "v.csv: expected a row per vertex .got no rows"),
@@ -153,6 +153,26 @@ def test_ids_that_are_no_text_name_the_encoding(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_bytes("src,dst\nü1,u2\n".encode("latin-1"))
     with pytest.raises(InputError, match="ids: expected integers or strings .got binary.*save the file in UTF-8"):
         tables_source(tmp_path / "e.csv")
+
+
+def test_csv_ids_that_would_become_other_numbers_are_refused(tmp_path: Path) -> None:
+    edges, vertices = tmp_path / "e.csv", tmp_path / "v.csv"
+    for written in ("02134", "0x10", "-0", "-07"):
+        edges.write_text(f"src,dst\n5,{written}\n")
+        for ids in ("auto", "map"):
+            with pytest.raises(InputError, match=f"e.csv: dst: .*leading zeros .got '{written}', .*--ids names"):
+                tables_source(edges, ids=ids)
+        store = build_store(tables_source(edges, ids="names"), tmp_path / "g.gsplit", overwrite=True)
+        assert sorted(store.vertex_names()) == sorted(["5", written])
+        vertices.write_text(f"id,y\n{written},1\n5,0\n")
+        edges.write_text("src,dst\n5,5\n")
+        with pytest.raises(InputError, match="v.csv: id: expected integers without leading zeros"):
+            tables_source(edges, vertices)
+    edges.write_text("src,dst\n0, 10\n-3,\n")
+    assert tables_source(edges, ids="dense", num_vertices=11).num_vertices == 11
+    edges.write_text("src,dst\n1.0,2.5\n")
+    with pytest.raises(InputError, match="integers or strings .got double.*--ids names reads those of CSV files"):
+        tables_source(edges)
 
 
 def test_what_was_left_out_and_what_may_have_been_meant_is_noted(tmp_path: Path) -> None:
