@@ -140,8 +140,11 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
     known: Any | None = None
     count = 0
     for column in _gathered(columns):
-        if column.null_count:
-            got = f"{column.null_count} empty among {count + len(column)}"
+        num_empty = column.null_count
+        if not arrow.types.is_integer(column.type):
+            num_empty += arrow.compute.sum(arrow.compute.equal(column, "")).as_py() or 0
+        if num_empty:
+            got = f"{num_empty} empty among {count + len(column)}"
             raise InputError(explain(where, "an id in every row", got, "drop or fill these rows"))
         count += len(column)
         values = arrow.compute.unique(_widened(column))

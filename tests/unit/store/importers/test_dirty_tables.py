@@ -168,11 +168,26 @@ def test_csv_ids_that_would_become_other_numbers_are_refused(tmp_path: Path) -> 
         edges.write_text("src,dst\n5,5\n")
         with pytest.raises(InputError, match="v.csv: id: expected integers without leading zeros"):
             tables_source(edges, vertices)
-    edges.write_text("src,dst\n0, 10\n-3,\n")
-    assert tables_source(edges, ids="dense", num_vertices=11).num_vertices == 11
+    edges.write_text("src,dst\n0, 10\n-3,5\n")  # a space is no sign of a name
+    assert tables_source(edges).num_vertices == 4
     edges.write_text("src,dst\n1.0,2.5\n")
     with pytest.raises(InputError, match="integers or strings .got double.*--ids names reads those of CSV files"):
         tables_source(edges)
+
+
+def test_an_empty_string_is_no_id(tmp_path: Path) -> None:
+    edges, vertices = tmp_path / "e.csv", tmp_path / "v.csv"
+    edges.write_text("src,dst\na,b\nb,\n")
+    with pytest.raises(InputError, match="e.csv: expected an id in every row .got 1 empty among 4"):
+        tables_source(edges)
+    vertices.write_text("id,y\na,0\nb,1\n")
+    with pytest.raises(InputError, match="ids among the 2 vertices .got '' in row 1;.*--unknown-ids drop"):
+        build_store(tables_source(edges, vertices), tmp_path / "g.gsplit")
+    store = build_store(tables_source(edges, vertices, unknown_ids="drop"), tmp_path / "g.gsplit")
+    assert (store.num_edges, store.vertex_names()) == (1, ["a", "b"])
+    pq.write_table(pa.table({"id": ["a", "", None], "y": [0, 1, 1]}), tmp_path / "v.parquet")
+    with pytest.raises(InputError, match="v.parquet: id: expected an id in every row .got 2 empty among 3"):
+        tables_source(edges, tmp_path / "v.parquet")
 
 
 def test_what_was_left_out_and_what_may_have_been_meant_is_noted(tmp_path: Path) -> None:
