@@ -81,7 +81,9 @@ def tables_source(
     edge_table.require({columns.src: "--src", columns.dst: "--dst"})
     edge_table.require(dict.fromkeys(columns.edge_values, "--edge-column"))
     vertex_table = None
-    if vertices is not None:
+    if vertices is None:
+        _require_no_vertex_columns(columns)
+    else:
         columns = _matched(columns, vertices, delimiter)
         vertex_table = Table(
             vertices,
@@ -147,7 +149,31 @@ def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None)
         return columns
     others = {columns.id, columns.label, columns.split, columns.feature_list}
     names = [name for name in Table(vertices, delimiter=delimiter).schema.names if name not in others]
+    for pattern in columns.features:
+        if not match_columns([pattern], names):
+            got, fix = f"columns {', '.join(names) or 'none'}", "correct or leave out this --feature-column"
+            raise InputError(explain(vertices, f"a column that matches {pattern}", got, fix))
     return replace(columns, features=tuple(match_columns(columns.features, names)))
+
+
+def _require_no_vertex_columns(columns: TableColumns) -> None:
+    """Without a vertex table, options that speak of it do nothing."""
+    usual = TableColumns()
+    asked = [
+        option
+        for option, name, default in (
+            ("--id-column", columns.id, usual.id),
+            ("--label-column", columns.label, usual.label),
+            ("--label-type", columns.label_type, usual.label_type),
+            ("--split-column", columns.split, usual.split),
+            ("--list-column", columns.feature_list, usual.feature_list),
+            ("--feature-column", tuple(columns.features), usual.features),
+        )
+        if name != default
+    ]
+    if asked:
+        fix = "give the table of vertices with --vertices, or leave these options out"
+        raise InputError(explain(", ".join(asked), "a vertex table", "none", fix))
 
 
 def _require_vertex_columns(table: Table, columns: TableColumns) -> None:

@@ -115,6 +115,11 @@ def test_labels_with_gaps_and_of_another_type(
         (_table("ID,y,split,f0,f1"), COLUMNS, "a column id .got columns ID, y, split, f0, f1.*--id-column ID"),
         (_table("node_id,y,split,f0,f1"), COLUMNS, "--id-column node_id"),
         (_table(), TableColumns(features=("f0", "f1s")), "expected a column f1s .*--feature-column f1\\."),
+        (
+            _table(),
+            TableColumns(features=("f*", "g*")),
+            "a column that matches g. .got columns f0, f1.*--feature-column",
+        ),
         (_table(), TableColumns(label="label"), "expected a column label .*--label-column y"),
         (_table("id, y, split, f0, f1"), COLUMNS, "expected a column f0 .*remove the spaces around names and values"),
         (
@@ -188,6 +193,18 @@ def test_an_empty_string_is_no_id(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a", "", None], "y": [0, 1, 1]}), tmp_path / "v.parquet")
     with pytest.raises(InputError, match="v.parquet: id: expected an id in every row .got 2 empty among 3"):
         tables_source(edges, tmp_path / "v.parquet")
+
+
+def test_options_of_a_vertex_table_need_one(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text(EDGES)
+    for option, columns in {
+        "--id-column": TableColumns(id="name"),
+        "--label-type": TableColumns(label_type=LabelType.VALUES),
+        "--split-column, --feature-column": TableColumns(split="part", features=["f0"]),
+        "--label-column, --list-column": TableColumns(label="label", feature_list="v"),
+    }.items():
+        with pytest.raises(InputError, match=f"^{option}: expected a vertex table .got none.*with --vertices"):
+            tables_source(tmp_path / "e.csv", columns=columns)
 
 
 def test_what_was_left_out_and_what_may_have_been_meant_is_noted(tmp_path: Path) -> None:
