@@ -20,6 +20,7 @@ from gsplit.errors import InputError, StoreError
 from gsplit.progress import silent
 from gsplit.store import sharded_import
 from gsplit.store.build import build_store
+from gsplit.store.host_agreement import building
 from gsplit.store.importers import arrow
 from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.tables import tables_source
@@ -274,6 +275,27 @@ def test_hosts_that_finish_at_once_join_once(tmp_path: Path, monkeypatch: pytest
     assert [gsplit.open(shard).fingerprint for shard in outputs] == [whole.fingerprint] * 4
     for shard in outputs:
         verify_store(gsplit.open(shard))
+
+
+def test_a_host_that_is_started_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, path = _edges(tmp_path, "sorted", np.arange(N)), tmp_path / "g.gsplit"
+    build, tried = sharded_import._build, list[int]()
+
+    def second_comes(*words: Any) -> None:
+        if not tried:
+            tried.append(1)
+            with pytest.raises(InputError, match="one process per host .got host 1 is being built by another process"):
+                build_shard(tables_source(edges), path, 1, 2)
+            build_shard(tables_source(edges), path, 0, 2)  # another host is welcome
+        build(*words)
+
+    monkeypatch.setattr(sharded_import, "_build", second_comes)
+    done = build_shard(tables_source(edges), path, 1, 2)
+    assert tried and not done.missing and all(shard.exists() for shard in done.shards)
+    assert not list(tmp_path.glob(".*"))
+    monkeypatch.setattr(fcntl, "flock", _no_locks)
+    with building(tmp_path, 1), building(tmp_path, 1):
+        pass
 
 
 def _no_locks(*_: object) -> None:
