@@ -45,10 +45,14 @@ def building(folder: Path, host: int) -> Iterator[None]:
 
 
 def agree(folder: Path, told: dict[str, object], host: int) -> None:
-    """Write down what the first host was told; refuse one that was told something else."""
+    """Write down what the first host was told; refuse one that was told something else.
+
+    Unless nothing has been built of it and nobody builds: then the first command was a mistake. For a host that is
+    ``building``.
+    """
     fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
     with locked(folder):
-        if not (folder / _AGREED).exists():
+        if not (folder / _AGREED).exists() or _is_unused(folder, host):
             write_whole(folder / _AGREED, [json.dumps(told, indent=1).encode()])
             return
         found = read_document(folder / _AGREED, Expected("what the hosts agreed on", fix), follow=False)
@@ -57,3 +61,16 @@ def agree(folder: Path, told: dict[str, object], host: int) -> None:
         if found.get(key) != told.get(key):
             expected = f"{key} as on the other hosts, {str(found.get(key))[:80]}"
             raise InputError(explain(f"host {host}", expected, str(told.get(key))[:80], fix))
+
+
+def _is_unused(folder: Path, host: int) -> bool:
+    """Whether there is no shard, and no other host that builds one; not where that cannot be known, without locks."""
+    if any(folder.glob("*.gsplit")):
+        return False
+    for path in set(folder.glob(f"*.{_LOCK}")) - {folder / f"{host}.{_LOCK}"}:
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+    return not (folder / "whole.json").exists()

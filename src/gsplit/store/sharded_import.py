@@ -4,7 +4,7 @@
 from the store that one host would have built: the same arrays byte for byte, and the same manifests but for times.
 
     .NAME.gsplit.hosts-N/       beside the output, while the import lasts
-      agreed.json               what every host must have been told, written by the first that comes
+      agreed.json               what every host must have been told, written by the first that comes; anew while nothing is built
       0.gsplit, 1.gsplit, ...   shards that are complete but for what only all of them together know
       lock                      held by the one who agrees or joins
       0.lock, 1.lock, ...       held by the process that builds a host's shard
@@ -61,13 +61,15 @@ class _Whole(BaseModel):
 class ShardedImport:
     """How far an import by several hosts has come: ``missing`` are the hosts whose shards are not built yet.
 
-    ``was_built``: this host's shard was there from an earlier run. ``shards`` exist once none is missing.
+    ``was_built``: this host's shard was there from an earlier run. ``shards`` exist once none is missing. ``counts``:
+    what was counted, by all hosts once none is missing, else by this one if it has built now.
     """
 
     vertex_range: tuple[int, int]
     was_built: bool
     missing: list[int]
     shards: list[Path]
+    counts: dict[str, int]
 
 
 def shard_paths(path: Path, num_hosts: int) -> list[Path]:
@@ -109,12 +111,16 @@ def build_shard(
         folder.mkdir(exist_ok=True)
     parts = list(ranges) if ranges else [0, source.num_vertices]
     built = folder / f"{host}.gsplit"
+    counts: dict[str, int] = {}
     with building(folder, host):
         agree(folder, _told(source, rules, parts), host)
         was_built = being_joined or (built.exists() and not overwrite)
         if not was_built:
-            _build(source, built, held, rules, parts, progress)
-    return ShardedImport((first, stop), was_built, _join(folder, outputs, overwrite, progress), outputs)
+            counts = _build(source, built, held, rules, parts, progress)
+    missing = _join(folder, outputs, overwrite, progress)
+    if not missing:
+        counts = open_store(outputs[host]).manifest.provenance[0].counts
+    return ShardedImport((first, stop), was_built, missing, outputs, counts)
 
 
 def _cut(source: GraphSource, num_hosts: int, ranges: Sequence[int] | None) -> Ownership:
@@ -140,11 +146,12 @@ def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, 
 
 def _build(
     source: GraphSource, path: Path, held: VertexRange, rules: EdgeRules, parts: list[int], progress: Progress
-) -> None:
+) -> dict[str, int]:
     shard = Shard(whole_fingerprint=_NOT_YET, num_targets={name: int(ids.size) for name, ids in source.targets.items()})
     with StoreWriter(path, overwrite=True) as writer:
         manifest = write_arrays(writer, source, rules, held, progress, shard)
         writer.commit(manifest.model_copy(update={"part_boundaries": parts}))
+    return manifest.provenance[0].counts
 
 
 def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:

@@ -349,6 +349,27 @@ def test_hosts_that_take_other_columns_are_refused(tmp_path: Path) -> None:
     assert columns["features"] == ["f0", "f1"] and columns["label"] == "y" and "split" not in columns
 
 
+def test_the_command_says_what_it_counted_and_takes_the_advice_of_a_refusal(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst\na,b\nb,a\nz,b\na,z\n")
+    (tmp_path / "v.csv").write_text("id,f0,more\na,nan,1\nb,3,4\n")
+
+    def run(host: int, *words: str) -> Any:
+        files = [str(tmp_path / "e.csv"), str(tmp_path / "g.gsplit"), "--vertices", str(tmp_path / "v.csv")]
+        options = ["--feature-column", "f*", "--host", str(host), "--hosts", "2", *words]
+        return CliRunner().invoke(app, ["import", "tables", *files, *options])
+
+    assert "--unknown-ids drop" in run(0).stderr
+    with building(tmp_path / ".g.gsplit.hosts-2", 1):  # by another process, as it was told before
+        assert "expected unknown_ids as on the other hosts, refuse" in run(0, "--unknown-ids", "drop").stderr
+    said = run(0, "--unknown-ids", "drop").stdout
+    assert "note: not imported: more" in said and "host 0: edges with unknown ids dropped: 1\n" in said
+    assert "note: features x: 1 values are NaN or infinite" in said
+    assert "expected unknown_ids as on the other hosts, drop" in run(1).stderr  # host 0 is built
+    said = run(1, "--unknown-ids", "drop").stdout
+    assert "all hosts: edges with unknown ids dropped: 2\n" in said and "all hosts: edges stored: 2\n" in said
+    assert "note: features x: 1 values are NaN or infinite" in said
+
+
 def test_the_command_says_who_is_missing(tmp_path: Path) -> None:
     edges, out = _edges(tmp_path, "sorted", np.arange(N)), tmp_path / "g.gsplit"
 
