@@ -20,6 +20,7 @@ reads all ``indptr`` and ``indices`` once.
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -115,6 +116,8 @@ def build_shard(
     with building(folder, host):
         agree(folder, _told(source, rules, parts), host)
         was_built = being_joined or (built.exists() and not overwrite)
+        if not being_joined:
+            _check_unchanged(source, folder, [n for n in range(num_hosts) if n != host or was_built])
         if not was_built:
             counts = _build(source, built, held, rules, parts, progress)
     missing = _join(folder, outputs, overwrite, progress)
@@ -142,6 +145,17 @@ def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, 
         "input": source.identity,
         **step_settings(source, rules),
     }
+
+
+def _check_unchanged(source: GraphSource, folder: Path, hosts: Sequence[int]) -> None:
+    """Refuse an input that was written after a host had read it: the shards would be of different graphs."""
+    for host in hosts:
+        manifest = folder / f"{host}.gsplit" / "manifest.json"
+        with suppress(FileNotFoundError):  # not built, or put in place just now
+            if manifest.stat().st_mtime < source.modified:
+                got = f"an input that was written after host {host} was built"
+                fix = f"build host {host} again with --overwrite; copies of the input must keep its time (cp -p)"
+                raise InputError(explain("input", "files as the other hosts have read them", got, fix))
 
 
 def _build(

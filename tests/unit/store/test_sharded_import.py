@@ -349,6 +349,21 @@ def test_hosts_that_take_other_columns_are_refused(tmp_path: Path) -> None:
     assert columns["features"] == ["f0", "f1"] and columns["label"] == "y" and "split" not in columns
 
 
+def test_an_input_that_changed_after_a_host_was_built_is_refused(tmp_path: Path) -> None:
+    edges, path = tmp_path / "e.csv", tmp_path / "g.gsplit"
+    edges.write_text("src,dst\n0,1\n1,0\n")
+    build_shard(tables_source(edges), path, 0, 2)
+    edges.write_text("src,dst\n1,1\n1,0\n")  # of the same size
+    later = (tmp_path / ".g.gsplit.hosts-2" / "0.gsplit" / "manifest.json").stat().st_mtime + 5
+    os.utime(edges, (later, later))
+    for host in (0, 1):
+        with pytest.raises(InputError, match="input that was written after host 0 was built.*host 0 again with --over"):
+            build_shard(tables_source(edges), path, host, 2)
+    os.utime(edges, (later - 3600, later - 3600))  # before both hosts are built
+    build_shard(tables_source(edges), path, 0, 2, overwrite=True)
+    assert not build_shard(tables_source(edges), path, 1, 2).missing
+
+
 def test_the_command_says_what_it_counted_and_takes_the_advice_of_a_refusal(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("src,dst\na,b\nb,a\nz,b\na,z\n")
     (tmp_path / "v.csv").write_text("id,f0,more\na,nan,1\nb,3,4\n")

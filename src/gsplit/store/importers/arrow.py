@@ -155,6 +155,10 @@ class Table:
         said = [f"{file.relative_to(places)} {file.stat().st_size}" for file in self._files]
         return hashlib.sha256("\n".join(said).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def modified(self) -> float:
+        """When a file of it was last written, in seconds as ``stat`` has them."""
+        return max(file.stat().st_mtime for file in self._files)
+
     def forecast_rows(self) -> int:
         """Number of rows: known for Parquet, guessed from the size for CSV."""
         if self.is_csv:

@@ -129,6 +129,7 @@ def tables_source(
         },
         notes=notes,
         identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
+        modified=max(table.modified() for table in (edge_table, vertex_table) if table),
     )
 
 
