@@ -9,6 +9,7 @@ the columns: ``output_spam``. A row whose outputs are not finite has an empty ``
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -83,22 +84,27 @@ class PredictionTable:
         arrow = load_arrow()
         chunks = self._chunks(ids)
         first = next(chunks)
-        with open_whole(path) as stream:
-            kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
-            with kind(stream, first.schema) as writer:
-                writer.write(first)
-                for chunk in chunks:
+        kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
+        try:
+            with open_whole(path) as stream, kind(stream, first.schema) as writer:
+                for chunk in chain([first], chunks):
                     writer.write(chunk)
+        except OSError as error:
+            fix = "free space, or write to another disk"
+            raise InputError(explain(path, "room for the table", error.strerror or error, fix)) from None
 
     def _chunks(self, ids: OriginalOrder) -> Iterator[Any]:
         """The table in pieces that take little memory; one at least."""
+        arrow = load_arrow()
         num_rows, row_bytes = self.rows.shape[0], max(1, self.rows[:1].nbytes)
         step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
         for low in range(0, max(1, num_rows), step):
             high = min(num_rows, low + step)
             vertices = np.arange(low, high) if self.vertices is None else self.vertices[low:high]
-            columns = [ids.imported_ids(vertices), *self._values(self.rows[low:high])]
-            yield load_arrow().table(columns, names=["id", *self.columns])
+            found = ids.imported_ids(vertices)
+            kind = arrow.string() if isinstance(found, list) else arrow.int64()  # also where there are no rows
+            columns = [arrow.array(found, kind), *self._values(self.rows[low:high])]
+            yield arrow.table(columns, names=["id", *self.columns])
 
     def _values(self, rows: npt.NDArray[Any]) -> Iterator[Any]:
         """The columns of some rows, in the order of their names."""

@@ -1,6 +1,6 @@
 """``gsplit.write_predictions``: what a model says of every vertex, as a file that joins with the user's own tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -63,7 +63,7 @@ def write_predictions(
     if path.suffix in TABLES and store.vertex_range != (0, store.num_vertices):
         fix = "open the whole store, or write .npy"
         raise InputError(explain(path, "the ids of all vertices for a table", "a shard", fix))
-    names = tuple(store.class_names if class_names is None else class_names)
+    names = tuple(store.class_names if class_names is None else _checked_names(class_names))
     vertices = None if only is None else target_ids(store, only)
     num_without_class = torch.zeros(1, dtype=torch.int64)
 
@@ -89,6 +89,15 @@ def write_predictions(
     total = num_without_class.to(comm.device)
     comm.all_reduce(Call("count rows without a class"), total).wait()
     return Predictions(path, what, rows.shape[0], table_of(rows).columns, int(total))
+
+
+def _checked_names(names: object) -> list[str]:
+    """Names of classes as a caller gives them, each a string."""
+    found = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
+    if not all(isinstance(name, str) for name in found):
+        fix = "give a list such as ['ham', 'spam']"
+        raise InputError(explain("class names", "a string for every class", repr(names)[:80], fix))
+    return found
 
 
 def _check_classes(rows: Tensor, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@
 from the store that one host would have built: the same arrays byte for byte, and the same manifests but for times.
 
     .NAME.gsplit.hosts-N/       beside the output, while the import lasts
-      agreed.json               what every host must have been told, written by the first that comes; anew while nothing is built
+      agreed.json               what every host must have been told, by the first that comes; anew while none is built
       0.gsplit, 1.gsplit, ...   shards that are complete but for what only all of them together know
       lock                      held by the one who agrees or joins
       0.lock, 1.lock, ...       held by the process that builds a host's shard

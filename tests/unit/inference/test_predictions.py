@@ -1,7 +1,9 @@
 """Files of predictions join with the tables that a graph came from, whatever its ids and its parts."""
 
 import csv
+import errno
 import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ from gsplit import InputError, write_predictions
 from gsplit.cli.prediction_view import describe_predictions
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.inference import output_rows, prediction_table
-from gsplit.inference.prediction_table import check_request
+from gsplit.inference.prediction_table import PredictionTable, check_request
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import choose_what
 from gsplit.run.results import InferenceResult
 from gsplit.store.build import build_store
 from gsplit.store.importers.table_columns import TableColumns
 from gsplit.store.importers.tables import tables_source
+from gsplit.store.original_order import OriginalOrder
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
 
@@ -182,25 +185,46 @@ def test_half_precision_is_written_as_a_table_reads_it(tmp_path: Path) -> None:
         assert [int(row["class"]) for row in rows] == [classes[vertex] for vertex in range(N)]
 
 
+@pytest.mark.parametrize("kind, id_type", [("strings", "string"), ("sparse", "int64"), ("dense", "int64")])
+def test_no_rows_have_the_types_of_all_rows(kind: str, id_type: str, tmp_path: Path) -> None:
+    store, _ = _store(kind, tmp_path, partitioned=False)
+    none, ids = np.empty(0, np.int64), np.empty(0, np.int64)
+    for end in ("parquet", "csv"):
+        table = PredictionTable("classes", (), none, ids)
+        table.write(tmp_path / f"p.{end}", OriginalOrder(store, tmp_path))
+    found = pq.read_table(tmp_path / "p.parquet")
+    assert (found.num_rows, [str(field.type) for field in found.schema]) == (0, [id_type, "int64"])
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = _store("dense", tmp_path, partitioned=False)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("p.csv", "p.parquet"):
+        with pytest.raises(InputError, match=f"{name}: expected room for the table .got No space left on device"):
+            write_predictions(_model(), store, tmp_path / name)
+    assert not list(tmp_path.glob("p.*"))
+
+
 def test_two_processes_do_not_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, classes = _store("dense", tmp_path, partitioned=False)
     out, partial = tmp_path / "p.npy", tmp_path / "p.npy.partial"
     partial.write_bytes(b"left by a process that was killed" * 1000)
-    write_rows, refused = output_rows.write_rows, list[str]()
+    write_rows, refused = output_rows.write_rows, list[bool]()
 
     def second_comes(*words: Any, **options: Any) -> Any:
         if not refused:
-            with pytest.raises(
-                InputError, match="no other process that writes it .got another process is writing"
-            ) as no:
-                refused.append("")
+            refused.append(True)
+            with pytest.raises(InputError, match="no other process that writes it .got another process is writing it"):
                 gsplit.infer(_model(), store, out)
-            refused.append(str(no.value))
         return write_rows(*words, **options)
 
     monkeypatch.setattr(output_rows, "write_rows", second_comes)
     found = gsplit.infer(_model(), store, out)
-    assert len(refused) == 2
+    assert refused
     assert np.array_equal(found, np.eye(3, dtype=np.float32)[[classes[vertex] for vertex in range(N)]])
     assert not partial.exists()
     monkeypatch.setattr(fcntl, "flock", _no_locks)
@@ -226,6 +250,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         write_predictions(_model(1), store, tmp_path / "p.csv")
     with pytest.raises(InputError, match="class names: expected 3, one per output .got 2"):
         write_predictions(_model(), store, tmp_path / "p.csv", class_names=["a", "b"])
+    for names in ([1, 2, 3], "abc", 3):
+        with pytest.raises(InputError, match="class names: expected a string for every class .got "):
+            write_predictions(_model(), store, tmp_path / "p.csv", class_names=names)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="one of the targets it has, targets/test, targets/train .got targets/tset"):
         write_predictions(_model(), store, tmp_path / "p.csv", only="tset")
     shard = write_shard(store, tmp_path / "s.gsplit", 0, 50)
