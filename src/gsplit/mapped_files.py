@@ -29,6 +29,7 @@ __all__ = [
     "check_files",
     "create_mapped",
     "files_behind",
+    "fill_mapped",
     "flush",
     "map_file",
     "reserve",
@@ -101,7 +102,14 @@ def reserve(file: int, num_bytes: int, path: Path) -> None:
 
 def create_mapped(path: Path, dtype: Any, shape: tuple[int, ...], header: bytes) -> Array:
     """A new file of ``header`` and zeros, its space reserved, as a writable map of the zeros."""
-    with path.open("xb+") as stream:
+    path.touch(exist_ok=False)
+    return fill_mapped(path, dtype, shape, header)
+
+
+def fill_mapped(path: Path, dtype: Any, shape: tuple[int, ...], header: bytes) -> Array:
+    """The same in place of what a file holds."""
+    with path.open("rb+") as stream:
+        stream.truncate(0)
         stream.write(header)
         stream.flush()
         return _map_new(stream.fileno(), np.dtype(dtype), shape, len(header), path)

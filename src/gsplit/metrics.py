@@ -4,7 +4,8 @@ A metric is a function of sums that can be added over chunks of targets and over
 targets are divided. ``roc_auc`` alone is none: it needs the order of all scores (``inference.tallies`` gathers them).
 
 Outputs are logits. Labels are one class per target (integers, outputs of several columns), or entries of one or several
-columns: 0 and 1, where an output above 0 says 1, or floats. Labels of NaN, and integers below 0, are left out.
+columns: 0 and 1, where an output above 0 says 1, or floats. Labels of NaN, and integers below 0, are left out. Outputs
+that are not finite say no class, and NaN neither 0 nor 1: such targets count as wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "check_metrics",
     "is_classes",
     "is_labelled",
+    "predicted_classes",
     "rank_area",
     "score_columns",
 ]
@@ -72,6 +74,16 @@ def is_labelled(y: Tensor) -> Tensor:
     return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
+def predicted_classes(out: Tensor) -> Tensor:
+    """The class with the largest of each row of outputs; -1 where that is NaN or infinite, and so none is.
+
+    >>> predicted_classes(torch.tensor([[0.1, 0.7], [float("nan"), 1.0], [-float("inf"), 1.0]])).tolist()
+    [1, -1, 1]
+    """
+    largest, classes = out.max(dim=1)
+    return torch.where(largest.isfinite(), classes, -1)
+
+
 def _zeros_and_ones(targets: Scored) -> tuple[Tensor, Tensor, Tensor]:
     """Of labelled entries: what the model says, what is true, and which they are."""
     y, labelled = targets.y, targets.labelled
@@ -84,18 +96,19 @@ def _zeros_and_ones(targets: Scored) -> tuple[Tensor, Tensor, Tensor]:
 
 def _count_right(targets: Scored) -> Tensor:
     if targets.is_classes:
-        right, all_of_them = targets.out.argmax(dim=1) == targets.y, torch.ones_like(targets.y)
+        right, all_of_them = predicted_classes(targets.out) == targets.y, torch.ones_like(targets.y)
     else:
         said, true, all_of_them = _zeros_and_ones(targets)
-        right = (said == true) & all_of_them
+        right = (said == true) & all_of_them & ~targets.out.isnan()
     return torch.stack([right.sum(), all_of_them.sum()]).double()
 
 
 def _count_confusion(targets: Scored) -> Tensor:
     """For every class or column: right ones, those that are said, those that are true; [C, 3]."""
     if targets.is_classes:
-        width, said, true = targets.out.size(1), targets.out.argmax(dim=1), targets.y
-        found = [torch.bincount(values, minlength=width) for values in (said[said == true], said, true)]
+        width, said, true = targets.out.size(1), predicted_classes(targets.out), targets.y
+        counted = (said[said == true], said[said >= 0], true)
+        found = [torch.bincount(values, minlength=width) for values in counted]
     else:
         are_said, are_true, _ = _zeros_and_ones(targets)
         found = [entries.sum(0) for entries in (are_said & are_true, are_said, are_true)]

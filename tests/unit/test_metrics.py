@@ -48,6 +48,16 @@ def test_scores_of_classes(pieces: int) -> None:
     assert found["roc_auc"] == pytest.approx(np.mean(areas))
 
 
+def test_outputs_that_are_not_finite_are_wrong_and_not_class_0() -> None:
+    nan, inf = float("nan"), float("inf")
+    out, y = [[nan, nan], [1.0, 0.0], [0.0, 1.0], [inf, 0.0], [-inf, 0.0]], [0, 0, 1, 0, 1]
+    found = _scores(["accuracy", "f1_micro", "f1_macro"], out, y, 1)
+    assert found["accuracy"] == pytest.approx(3 / 5)
+    assert found["f1_micro"] == pytest.approx(2 * 3 / (3 + 5))
+    assert found["f1_macro"] == pytest.approx((2 * 1 / (1 + 3) + 1) / 2)
+    assert _scores(["accuracy"], [[nan], [1.0]], [0.0, 1.0], 1)["accuracy"] == 0.5
+
+
 def _area(scores: np.ndarray, positive: np.ndarray) -> float:
     found = mannwhitneyu(scores[positive], scores[~positive]).statistic
     return float(found / positive.sum() / (~positive).sum())

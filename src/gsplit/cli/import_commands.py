@@ -4,7 +4,7 @@ Importers are imported by the command that uses them, so that ``gsplit --help`` 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from gsplit.cli.summary import describe, show
 from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
+from gsplit.store.statistics import not_finite_key
 from gsplit.store.writer import check_output
 
 __all__ = ["import_app"]
@@ -64,6 +65,7 @@ def _run_host(
                     "missing_hosts": done.missing,
                     "shards": [] if done.missing else [str(path) for path in done.shards],
                     "seconds": seconds,
+                    "counts": done.counts,
                     "notes": list(source.notes),
                 }
             )
@@ -76,6 +78,12 @@ def _run_host(
             console.print(f"the shards appear when all hosts have built theirs; missing: {missing}", highlight=False)
         else:
             console.print(f"all {hosts} shards are there: {done.shards[0]} and so on", highlight=False, soft_wrap=True)
+        whose = f"host {host}" if done.missing else "all hosts"
+        for what, count in done.counts.items():
+            if count:
+                console.print(f"{whose}: {what.replace('_', ' ')}: {count:,}", highlight=False, markup=False)
+        not_finite = {name: {"num_not_finite": done.counts.get(not_finite_key(name))} for name in source.features}
+        _show_notes([*source.notes, *_not_finite(not_finite)], console)
 
 
 def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, overwrite: bool, as_json: bool) -> None:
@@ -99,8 +107,12 @@ def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, ove
         show(document, console)
         rate = f"{human(num_read / seconds)} edges/s"
         console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
-        for note in [*source.notes, *_not_finite(document["features"])]:
-            console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        _show_notes([*source.notes, *_not_finite(document["features"])], console)
+
+
+def _show_notes(notes: Sequence[str], console: Console) -> None:
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _not_finite(features: Mapping[str, Mapping[str, Any]]) -> list[str]:

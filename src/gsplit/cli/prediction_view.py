@@ -6,6 +6,7 @@ from gsplit.inference.prediction_table import TABLES
 from gsplit.store.reader import Store
 
 if TYPE_CHECKING:
+    from gsplit.inference.predictions import Predictions
     from gsplit.run.results import InferenceResult
 
 __all__ = ["describe_predictions"]
@@ -14,8 +15,13 @@ _MOST_COLUMNS = 4
 
 
 def describe_predictions(result: "InferenceResult", store: Store) -> str:
-    """A line about the file, and a hint where there is more to have."""
-    made = result.predictions
+    """A line about the file, a hint where there is more to have, and a warning where outputs are not finite."""
+    lost = result.predictions.num_without_class
+    warning = f"\nno class in {lost:,} rows: the model's outputs there are NaN or infinite" if lost else ""
+    return _describe_file(result.predictions, store) + warning
+
+
+def _describe_file(made: "Predictions", store: Store) -> str:
     columns = list(made.columns)
     if len(columns) > _MOST_COLUMNS:
         columns = [*columns[: _MOST_COLUMNS - 1], "...", columns[-1]]

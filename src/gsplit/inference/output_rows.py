@@ -1,6 +1,9 @@
 """The outputs of a model, or its classes, in original order: in memory, or in a file that all ranks write to."""
 
+import fcntl
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +19,7 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.closure import Ids, all_vertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.mapped_files import create_mapped
+from gsplit.mapped_files import fill_mapped
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
@@ -90,14 +93,11 @@ def write_file(
     ``finish`` gets the .npy file and its rows; what it leaves of the file is removed.
     """
     mesh, partial = mesh_of(model), path.with_name(f"{path.name}.partial")
-    run_on_rank_zero(mesh.world, "check output", lambda: _check_place(path))
-    try:
+    with ExitStack() as held:
+        run_on_rank_zero(mesh.world, "check output", lambda: _take_place(path, partial, held))
         rows = write_rows(model, store, partial, **options)
         run_on_rank_zero(mesh.world, "finish file", lambda: finish(partial, rows))
         return rows
-    finally:
-        if mesh.rank == 0:
-            partial.unlink(missing_ok=True)
 
 
 def target_ids(store: GraphStore, name: str) -> Ids:
@@ -113,6 +113,35 @@ def _check_place(path: Path) -> None:
         raise InputError(explain(path, "a file in a folder that exists", got, "choose another place"))
 
 
+def _take_place(path: Path, partial: Path, held: ExitStack) -> None:
+    """Make the partial file, empty, and lock it: until ``held`` ends, another process that wants it is refused."""
+    _check_place(path)
+    if partial.is_symlink():
+        partial.unlink()  # a stranger's, never followed
+    file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    held.callback(os.close, file)
+    if not _lock(file) or not _is_open_as(file, partial):  # or: what the one before us has just put in place
+        fix = "wait until it has ended, or write to another file"
+        raise InputError(explain(path, "no other process that writes it", "another process is writing it", fix))
+    held.callback(lambda: partial.unlink() if _is_open_as(file, partial) else None)
+
+
+def _lock(file: int) -> bool:
+    """Whether nobody else has the lock; it is ours then, on file systems that have locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_open_as(file: int, path: Path) -> bool:
+    """Whether the file that is open still has this name."""
+    return path.exists() and os.path.samestat(os.fstat(file), path.stat(follow_symlinks=False))
+
+
 def _as_numpy(rows: Tensor) -> npt.NDArray[Any]:
     return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy(force=True)
 
@@ -126,9 +155,8 @@ def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any]
 
 
 def _create(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    path.unlink(missing_ok=True)  # what a run that was killed left
     try:
-        create_mapped(path, dtype, shape, plain_header(dtype, shape))
+        fill_mapped(path, dtype, shape, plain_header(dtype, shape))
     except OSError as error:
         fix = "free space, or write to another disk"
         raise InputError(explain(path, "room for all rows", error.strerror, fix)) from None

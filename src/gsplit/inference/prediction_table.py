@@ -4,19 +4,22 @@
     user-1  1       -0.31      2.06
 
 A model with one output has a column ``output``. Where classes have names, these stand in ``class`` and in the names of
-the columns: ``output_spam``.
+the columns: ``output_spam``. A row whose outputs are not finite has an empty ``class``.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gsplit.durable import open_whole
 from gsplit.errors import InputError, explain
+from gsplit.metrics import predicted_classes
 from gsplit.store.importers.arrow import load_arrow
 from gsplit.store.original_order import OriginalOrder
 
@@ -81,32 +84,38 @@ class PredictionTable:
         arrow = load_arrow()
         chunks = self._chunks(ids)
         first = next(chunks)
-        with open_whole(path) as stream:
-            kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
-            with kind(stream, first.schema) as writer:
-                writer.write(first)
-                for chunk in chunks:
+        kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
+        try:
+            with open_whole(path) as stream, kind(stream, first.schema) as writer:
+                for chunk in chain([first], chunks):
                     writer.write(chunk)
+        except OSError as error:
+            fix = "free space, or write to another disk"
+            raise InputError(explain(path, "room for the table", error.strerror or error, fix)) from None
 
     def _chunks(self, ids: OriginalOrder) -> Iterator[Any]:
         """The table in pieces that take little memory; one at least."""
+        arrow = load_arrow()
         num_rows, row_bytes = self.rows.shape[0], max(1, self.rows[:1].nbytes)
         step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
         for low in range(0, max(1, num_rows), step):
             high = min(num_rows, low + step)
             vertices = np.arange(low, high) if self.vertices is None else self.vertices[low:high]
-            columns = [ids.imported_ids(vertices), *self._values(self.rows[low:high])]
-            yield load_arrow().table(columns, names=["id", *self.columns])
+            found = ids.imported_ids(vertices)
+            kind = arrow.string() if isinstance(found, list) else arrow.int64()  # also where there are no rows
+            columns = [arrow.array(found, kind), *self._values(self.rows[low:high])]
+            yield arrow.table(columns, names=["id", *self.columns])
 
     def _values(self, rows: npt.NDArray[Any]) -> Iterator[Any]:
         """The columns of some rows, in the order of their names."""
         if self.what != "outputs":
-            yield self._named(rows if self.what == "classes" else rows.argmax(axis=1))
+            yield self._named(rows if self.what == "classes" else predicted_classes(torch.tensor(rows)).numpy())
         if self.what != "classes":
             wide = rows.reshape(rows.shape[0], -1)
             yield from (wide.astype(np.float32) if wide.dtype == np.float16 else wide).T
 
     def _named(self, classes: npt.NDArray[Any]) -> Any:
-        if not self.class_names:
-            return classes
-        return load_arrow().array(self.class_names, load_arrow().string()).take(load_arrow().array(classes))
+        """Classes by number or name, empty where there is none."""
+        arrow = load_arrow()
+        numbers = arrow.array(classes, mask=classes < 0)
+        return arrow.array(self.class_names, arrow.string()).take(numbers) if self.class_names else numbers

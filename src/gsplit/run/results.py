@@ -122,4 +122,4 @@ class InferenceResult:
         """For JSON."""
         made = self.predictions
         shown = {"out": str(made.path), "what": made.what, "rows": made.num_rows, "columns": list(made.columns)}
-        return {**shown, "ranks": self.ranks}
+        return {**shown, "rows_without_class": made.num_without_class, "ranks": self.ranks}

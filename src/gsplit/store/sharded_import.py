@@ -4,9 +4,10 @@
 from the store that one host would have built: the same arrays byte for byte, and the same manifests but for times.
 
     .NAME.gsplit.hosts-N/       beside the output, while the import lasts
-      agreed.json               what every host must have been told, written by the first that comes
+      agreed.json               what every host must have been told, by the first that comes; anew while none is built
       0.gsplit, 1.gsplit, ...   shards that are complete but for what only all of them together know
       lock                      held by the one who agrees or joins
+      0.lock, 1.lock, ...       held by the process that builds a host's shard
       whole.json                that: the fingerprint of the whole graph, its classes, its counts
 
 A host writes its own shard, whole or not at all, then looks whether it is the last. The last one joins: it writes
@@ -16,14 +17,13 @@ same command, also if it died while joining. The fingerprint is the SHA-256 of t
 reads all ``indptr`` and ``indices`` once.
 """
 
-import fcntl
 import hashlib
-import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -34,17 +34,18 @@ from gsplit.ownership import Ownership, own_equally
 from gsplit.progress import Progress, silent
 from gsplit.store.build import check_source, step_settings, write_arrays
 from gsplit.store.files import raw_bytes
+from gsplit.store.host_agreement import agree, building, locked
 from gsplit.store.manifest import Manifest, ProvenanceStep, Shard, graph_fingerprint, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeRules, GraphSource, VertexRange, row_slices
 from gsplit.store.writer import StoreWriter, check_output, put_in_place
-from gsplit.untrusted import Expected, read_bounded, read_document
+from gsplit.untrusted import Expected, read_bounded
 
 __all__ = ["ShardedImport", "build_shard", "hash_whole", "shard_paths"]
 
 _NOT_YET = ""
 """The fingerprint of the whole graph in a shard that has not been joined."""
-_AGREED, _WHOLE, _LOCK, _MOST_BYTES = "agreed.json", "whole.json", "lock", 16 << 20
+_WHOLE, _MOST_BYTES = "whole.json", 16 << 20
 
 
 class _Whole(BaseModel):
@@ -61,13 +62,15 @@ class _Whole(BaseModel):
 class ShardedImport:
     """How far an import by several hosts has come: ``missing`` are the hosts whose shards are not built yet.
 
-    ``was_built``: this host's shard was there from an earlier run. ``shards`` exist once none is missing.
+    ``was_built``: this host's shard was there from an earlier run. ``shards`` exist once none is missing. ``counts``:
+    what was counted, by all hosts once none is missing, else by this one if it has built now.
     """
 
     vertex_range: tuple[int, int]
     was_built: bool
     missing: list[int]
     shards: list[Path]
+    counts: dict[str, int]
 
 
 def shard_paths(path: Path, num_hosts: int) -> list[Path]:
@@ -108,12 +111,19 @@ def build_shard(
         check_output(outputs[host], overwrite=overwrite)
         folder.mkdir(exist_ok=True)
     parts = list(ranges) if ranges else [0, source.num_vertices]
-    _agree(folder, _told(source, rules, parts), host)
     built = folder / f"{host}.gsplit"
-    was_built = being_joined or (built.exists() and not overwrite)
-    if not was_built:
-        _build(source, built, held, rules, parts, progress)
-    return ShardedImport((first, stop), was_built, _join(folder, outputs, overwrite, progress), outputs)
+    counts: dict[str, int] = {}
+    with building(folder, host):
+        agree(folder, _told(source, rules, parts), host)
+        was_built = being_joined or (built.exists() and not overwrite)
+        if not being_joined:
+            _check_unchanged(source, folder, [n for n in range(num_hosts) if n != host or was_built])
+        if not was_built:
+            counts = _build(source, built, held, rules, parts, progress)
+    missing = _join(folder, outputs, overwrite, progress)
+    if not missing:
+        counts = open_store(outputs[host]).manifest.provenance[0].counts
+    return ShardedImport((first, stop), was_built, missing, outputs, counts)
 
 
 def _cut(source: GraphSource, num_hosts: int, ranges: Sequence[int] | None) -> Ownership:
@@ -137,33 +147,31 @@ def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, 
     }
 
 
-def _agree(folder: Path, told: dict[str, object], host: int) -> None:
-    fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
-    with _locked(folder):
-        if not (folder / _AGREED).exists():
-            write_whole(folder / _AGREED, [json.dumps(told, indent=1).encode()])
-            return
-        found = read_document(folder / _AGREED, Expected("what the hosts agreed on", fix), follow=False)
-    told = json.loads(json.dumps(told))
-    for key in sorted(found.keys() | told.keys()):
-        if found.get(key) != told.get(key):
-            expected = f"{key} as on the other hosts, {str(found.get(key))[:80]}"
-            raise InputError(explain(f"host {host}", expected, str(told.get(key))[:80], fix))
+def _check_unchanged(source: GraphSource, folder: Path, hosts: Sequence[int]) -> None:
+    """Refuse an input that was written after a host had read it: the shards would be of different graphs."""
+    for host in hosts:
+        manifest = folder / f"{host}.gsplit" / "manifest.json"
+        with suppress(FileNotFoundError):  # not built, or put in place just now
+            if manifest.stat().st_mtime < source.modified:
+                got = f"an input that was written after host {host} was built"
+                fix = f"build host {host} again with --overwrite; copies of the input must keep its time (cp -p)"
+                raise InputError(explain("input", "files as the other hosts have read them", got, fix))
 
 
 def _build(
     source: GraphSource, path: Path, held: VertexRange, rules: EdgeRules, parts: list[int], progress: Progress
-) -> None:
+) -> dict[str, int]:
     shard = Shard(whole_fingerprint=_NOT_YET, num_targets={name: int(ids.size) for name, ids in source.targets.items()})
     with StoreWriter(path, overwrite=True) as writer:
         manifest = write_arrays(writer, source, rules, held, progress, shard)
         writer.commit(manifest.model_copy(update={"part_boundaries": parts}))
+    return manifest.provenance[0].counts
 
 
 def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
     """Complete the shards if all of them are built; return the hosts whose are not."""
     try:
-        with _locked(folder):
+        with locked(folder):
             if not (folder / _WHOLE).exists():
                 missing = [host for host in range(len(outputs)) if not (folder / f"{host}.gsplit").exists()]
                 if not folder.exists():  # another host has joined while this one waited
@@ -178,23 +186,13 @@ def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress
                 if built.exists():  # not put in place by one that died
                     write_whole(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
                     put_in_place(built, output, overwrite=overwrite)
-            shutil.rmtree(folder)
+            done = folder.with_name(f"{folder.name}.done-{uuid4().hex}")
+            folder.rename(done)  # at once: nobody writes into a folder that is half removed
+        shutil.rmtree(done)
     except FileNotFoundError:  # another host has joined in the meantime
         if folder.exists():
             raise
     return []
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep the other hosts out. By a file: not every shared file system locks folders. Without locks, go on.
-
-    Then two hosts may join at once. They do the same, in steps that are whole or not done; one of them may fail.
-    """
-    with (folder / _LOCK).open("a") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _read_whole(path: Path) -> _Whole:

@@ -124,7 +124,7 @@ class GraphSource:
 
     ``edges_near`` leaves out edges without an end in a range, as far as that can be known without reading them; the
     second argument says whether sources count as ends, as they do where reverse edges are added. ``identity`` differs
-    for other inputs, as far as that can be known without reading them.
+    for other inputs, as far as that can be known without reading them; ``modified`` is when an input was last written.
     """
 
     kind: str
@@ -142,6 +142,7 @@ class GraphSource:
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     identity: str = ""
+    modified: float = 0.0
 
     @property
     def whole(self) -> VertexRange:

@@ -1,6 +1,9 @@
 """Files of predictions join with the tables that a graph came from, whatever its ids and its parts."""
 
 import csv
+import errno
+import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,15 @@ import gsplit
 from gsplit import InputError, write_predictions
 from gsplit.cli.prediction_view import describe_predictions
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.inference import prediction_table
-from gsplit.inference.prediction_table import check_request
+from gsplit.inference import output_rows, prediction_table
+from gsplit.inference.prediction_table import PredictionTable, check_request
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import choose_what
 from gsplit.run.results import InferenceResult
 from gsplit.store.build import build_store
 from gsplit.store.importers.table_columns import TableColumns
 from gsplit.store.importers.tables import tables_source
+from gsplit.store.original_order import OriginalOrder
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
 
@@ -56,14 +60,18 @@ def _store(kind: str, folder: Path, *, partitioned: bool) -> tuple[Store, dict[A
     return store, dict(zip(ids, classes.tolist(), strict=True))
 
 
-def _model(num_outputs: int = 3) -> Any:
+def _plain_model(num_outputs: int = 3) -> Any:
     """Says of each vertex what its own features are."""
     model = GraphSAGE(3, num_outputs, 1, root_weight=True)
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
         model.convs[0].lin_r.weight.copy_(torch.eye(3)[:num_outputs])
-    return gsplit.parallelize(model, solo_mesh())
+    return model
+
+
+def _model(num_outputs: int = 3) -> Any:
+    return gsplit.parallelize(_plain_model(num_outputs), solo_mesh())
 
 
 @pytest.mark.parametrize("kind", ["strings", "sparse", "dense"])
@@ -112,6 +120,40 @@ def test_names_of_classes_and_a_single_output(tmp_path: Path) -> None:
     assert pq.read_table(made.path).to_pydict()["output"] == [float(classes[vertex] == 0) for vertex in sorted(classes)]
 
 
+def test_outputs_that_are_not_finite_have_no_class(tmp_path: Path) -> None:
+    store, classes = _store("dense", tmp_path, partitioned=False)
+    lost, names = [vertex for vertex in range(N) if classes[vertex] == 1], ["a", "b", "c"]
+
+    class OfClassOne(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _plain_model()
+
+        def forward(self, x: Any, edge_index: Any) -> torch.Tensor:
+            out = self.inner(x, edge_index)
+            return torch.where(out[:, 1:2] == 1, float("nan"), out)
+
+    broken = gsplit.parallelize(OfClassOne(), solo_mesh())
+    made = write_predictions(broken, store, tmp_path / "p.npy", what="classes")
+    want = [-1 if vertex in lost else classes[vertex] for vertex in range(N)]
+    assert np.load(made.path).tolist() == want and made.num_without_class == len(lost)
+    for what, named in (("classes", None), ("both", names)):
+        for end in ("parquet", "csv"):
+            made = write_predictions(broken, store, tmp_path / f"p.{end}", what=what, class_names=named)  # type: ignore[arg-type]
+            assert made.num_without_class == len(lost)
+            if end == "parquet":
+                found = pq.read_table(made.path).to_pydict()["class"]
+                assert found == [None if c < 0 else names[c] if named else c for c in want]
+            else:
+                with made.path.open(newline="") as stream:
+                    said = [row["class"] for row in csv.DictReader(stream)]
+                assert said == ["" if c < 0 else names[c] if named else str(c) for c in want]
+    result = InferenceResult(made, 1)
+    said_of_it = f"\nno class in {len(lost)} rows: the model's outputs there are NaN or infinite"
+    assert describe_predictions(result, store).endswith(said_of_it)
+    assert result.as_dict()["rows_without_class"] == len(lost)
+
+
 @pytest.mark.parametrize(
     "kind, hint", [("strings", "ids are strings"), ("sparse", "ids are mapped numbers"), ("dense", "")]
 )
@@ -143,6 +185,56 @@ def test_half_precision_is_written_as_a_table_reads_it(tmp_path: Path) -> None:
         assert [int(row["class"]) for row in rows] == [classes[vertex] for vertex in range(N)]
 
 
+@pytest.mark.parametrize("kind, id_type", [("strings", "string"), ("sparse", "int64"), ("dense", "int64")])
+def test_no_rows_have_the_types_of_all_rows(kind: str, id_type: str, tmp_path: Path) -> None:
+    store, _ = _store(kind, tmp_path, partitioned=False)
+    none, ids = np.empty(0, np.int64), np.empty(0, np.int64)
+    for end in ("parquet", "csv"):
+        table = PredictionTable("classes", (), none, ids)
+        table.write(tmp_path / f"p.{end}", OriginalOrder(store, tmp_path))
+    found = pq.read_table(tmp_path / "p.parquet")
+    assert (found.num_rows, [str(field.type) for field in found.schema]) == (0, [id_type, "int64"])
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = _store("dense", tmp_path, partitioned=False)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("p.csv", "p.parquet"):
+        with pytest.raises(InputError, match=f"{name}: expected room for the table .got No space left on device"):
+            write_predictions(_model(), store, tmp_path / name)
+    assert not list(tmp_path.glob("p.*"))
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, classes = _store("dense", tmp_path, partitioned=False)
+    out, partial = tmp_path / "p.npy", tmp_path / "p.npy.partial"
+    partial.write_bytes(b"left by a process that was killed" * 1000)
+    write_rows, refused = output_rows.write_rows, list[bool]()
+
+    def second_comes(*words: Any, **options: Any) -> Any:
+        if not refused:
+            refused.append(True)
+            with pytest.raises(InputError, match="no other process that writes it .got another process is writing it"):
+                gsplit.infer(_model(), store, out)
+        return write_rows(*words, **options)
+
+    monkeypatch.setattr(output_rows, "write_rows", second_comes)
+    found = gsplit.infer(_model(), store, out)
+    assert refused
+    assert np.array_equal(found, np.eye(3, dtype=np.float32)[[classes[vertex] for vertex in range(N)]])
+    assert not partial.exists()
+    monkeypatch.setattr(fcntl, "flock", _no_locks)
+    assert np.array_equal(gsplit.infer(_model(), store, out), found)
+
+
+def _no_locks(*_: object) -> None:
+    raise OSError("no locks here")
+
+
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for name, got in (("p.xlsx", ".xlsx"), ("p", "a name without one")):
         with pytest.raises(InputError, match=rf"expected a name that ends in .parquet, .csv or .npy .got {got}"):
@@ -158,6 +250,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         write_predictions(_model(1), store, tmp_path / "p.csv")
     with pytest.raises(InputError, match="class names: expected 3, one per output .got 2"):
         write_predictions(_model(), store, tmp_path / "p.csv", class_names=["a", "b"])
+    for names in ([1, 2, 3], "abc", 3):
+        with pytest.raises(InputError, match="class names: expected a string for every class .got "):
+            write_predictions(_model(), store, tmp_path / "p.csv", class_names=names)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="one of the targets it has, targets/test, targets/train .got targets/tset"):
         write_predictions(_model(), store, tmp_path / "p.csv", only="tset")
     shard = write_shard(store, tmp_path / "s.gsplit", 0, 50)

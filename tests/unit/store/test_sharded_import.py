@@ -20,8 +20,9 @@ from gsplit.errors import InputError, StoreError
 from gsplit.progress import silent
 from gsplit.store import sharded_import
 from gsplit.store.build import build_store
+from gsplit.store.host_agreement import building
 from gsplit.store.importers import arrow
-from gsplit.store.importers.table_columns import TableColumns
+from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
@@ -276,6 +277,27 @@ def test_hosts_that_finish_at_once_join_once(tmp_path: Path, monkeypatch: pytest
         verify_store(gsplit.open(shard))
 
 
+def test_a_host_that_is_started_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edges, path = _edges(tmp_path, "sorted", np.arange(N)), tmp_path / "g.gsplit"
+    build, tried = sharded_import._build, list[int]()
+
+    def second_comes(*words: Any) -> None:
+        if not tried:
+            tried.append(1)
+            with pytest.raises(InputError, match="one process per host .got host 1 is being built by another process"):
+                build_shard(tables_source(edges), path, 1, 2)
+            build_shard(tables_source(edges), path, 0, 2)  # another host is welcome
+        build(*words)
+
+    monkeypatch.setattr(sharded_import, "_build", second_comes)
+    done = build_shard(tables_source(edges), path, 1, 2)
+    assert tried and not done.missing and all(shard.exists() for shard in done.shards)
+    assert not list(tmp_path.glob(".*"))
+    monkeypatch.setattr(fcntl, "flock", _no_locks)
+    with building(tmp_path, 1), building(tmp_path, 1):
+        pass
+
+
 def _no_locks(*_: object) -> None:
     raise OSError("no locks here")
 
@@ -297,6 +319,70 @@ def test_hosts_that_were_told_different_things_are_refused(tmp_path: Path) -> No
     damaged.write_text("{}")
     with pytest.raises(InputError, match="whole.json: expected what the shards are together .got Field required"):
         sharded_import._read_whole(damaged)
+
+
+def test_hosts_that_take_other_columns_are_refused(tmp_path: Path) -> None:
+    """The same columns by a pattern and by their names are the same."""
+    (tmp_path / "e.csv").write_text("src,dst,w,v\n0,1,1,2\n1,0,3,4\n")
+    (tmp_path / "v.csv").write_text("id,y,f0,f1\n0,1,1,2\n1,0,3,4\n")
+
+    def make(delimiter: str | None = None, **columns: Any) -> GraphSource:
+        told = TableColumns(**{"features": ("f*",), "edge_values": ("w",), **columns})
+        return tables_source(tmp_path / "e.csv", tmp_path / "v.csv", columns=told, delimiter=delimiter)
+
+    path = tmp_path / "g.gsplit"
+    build_shard(make(), path, 0, 2)
+    others: list[dict[str, Any]] = [
+        {"features": ("f1", "f0")},
+        {"edge_values": ("v",)},
+        {"src": "dst", "dst": "src"},
+        {"label": "f0"},
+        {"label_type": LabelType.VALUES},
+    ]
+    for other in others:
+        with pytest.raises(InputError, match="host 1: expected columns as on the other hosts, "):
+            build_shard(make(**other), path, 1, 2)
+    with pytest.raises(InputError, match="host 1: expected delimiter as on the other hosts, None .got ,"):
+        build_shard(make(","), path, 1, 2)
+    done = build_shard(make(features=("f0", "f1")), path, 1, 2)
+    columns = gsplit.open(done.shards[0]).manifest.provenance[0].settings["columns"]
+    assert columns["features"] == ["f0", "f1"] and columns["label"] == "y" and "split" not in columns
+
+
+def test_an_input_that_changed_after_a_host_was_built_is_refused(tmp_path: Path) -> None:
+    edges, path = tmp_path / "e.csv", tmp_path / "g.gsplit"
+    edges.write_text("src,dst\n0,1\n1,0\n")
+    build_shard(tables_source(edges), path, 0, 2)
+    edges.write_text("src,dst\n1,1\n1,0\n")  # of the same size
+    later = (tmp_path / ".g.gsplit.hosts-2" / "0.gsplit" / "manifest.json").stat().st_mtime + 5
+    os.utime(edges, (later, later))
+    for host in (0, 1):
+        with pytest.raises(InputError, match="input that was written after host 0 was built.*host 0 again with --over"):
+            build_shard(tables_source(edges), path, host, 2)
+    os.utime(edges, (later - 3600, later - 3600))  # before both hosts are built
+    build_shard(tables_source(edges), path, 0, 2, overwrite=True)
+    assert not build_shard(tables_source(edges), path, 1, 2).missing
+
+
+def test_the_command_says_what_it_counted_and_takes_the_advice_of_a_refusal(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst\na,b\nb,a\nz,b\na,z\n")
+    (tmp_path / "v.csv").write_text("id,f0,more\na,nan,1\nb,3,4\n")
+
+    def run(host: int, *words: str) -> Any:
+        files = [str(tmp_path / "e.csv"), str(tmp_path / "g.gsplit"), "--vertices", str(tmp_path / "v.csv")]
+        options = ["--feature-column", "f*", "--host", str(host), "--hosts", "2", *words]
+        return CliRunner().invoke(app, ["import", "tables", *files, *options])
+
+    assert "--unknown-ids drop" in run(0).stderr
+    with building(tmp_path / ".g.gsplit.hosts-2", 1):  # by another process, as it was told before
+        assert "expected unknown_ids as on the other hosts, refuse" in run(0, "--unknown-ids", "drop").stderr
+    said = run(0, "--unknown-ids", "drop").stdout
+    assert "note: not imported: more" in said and "host 0: edges with unknown ids dropped: 1\n" in said
+    assert "note: features x: 1 values are NaN or infinite" in said
+    assert "expected unknown_ids as on the other hosts, drop" in run(1).stderr  # host 0 is built
+    said = run(1, "--unknown-ids", "drop").stdout
+    assert "all hosts: edges with unknown ids dropped: 2\n" in said and "all hosts: edges stored: 2\n" in said
+    assert "note: features x: 1 values are NaN or infinite" in said
 
 
 def test_the_command_says_who_is_missing(tmp_path: Path) -> None:

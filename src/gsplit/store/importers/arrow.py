@@ -118,19 +118,19 @@ class Table:
             got = "a folder without files" if self.path.is_dir() else "no such file"
             raise InputError(explain(self.path, "a table, or a folder of them", got, "check the path"))
         first = self._files[0]
-        self._is_csv = not first.name.endswith((".parquet", ".pq"))
-        if self._is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
+        self.is_csv = not first.name.endswith((".parquet", ".pq"))
+        if self.is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
             got = f"one that ends in {first.suffix}" if first.suffix else "one without an ending"
             raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", got, "convert it"))
         if delimiter is not None and len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
-        line = _first_line(first) if self._is_csv else ""
+        line = _first_line(first) if self.is_csv else ""
         self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of those that come equally often
         arrow = load_arrow()
         self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
         self._types |= dict.fromkeys(text_columns, arrow.string())
         with explained(first, _TABLE_FIX, line.split(self._delimiter)):
-            self.schema = self._csv(first).schema if self._is_csv else self._parquet(first).schema_arrow
+            self.schema = self._csv(first).schema if self.is_csv else self._parquet(first).schema_arrow
             names = list(self.schema.names)
         if len(set(names)) != len(names):
             raise InputError(explain(first, "every column name once", names, "rename the columns"))
@@ -155,9 +155,13 @@ class Table:
         said = [f"{file.relative_to(places)} {file.stat().st_size}" for file in self._files]
         return hashlib.sha256("\n".join(said).encode("utf-8", "surrogateescape")).hexdigest()
 
+    def modified(self) -> float:
+        """When a file of it was last written, in seconds as ``stat`` has them."""
+        return max(file.stat().st_mtime for file in self._files)
+
     def forecast_rows(self) -> int:
         """Number of rows: known for Parquet, guessed from the size for CSV."""
-        if self._is_csv:
+        if self.is_csv:
             return sum(file.stat().st_size for file in self._files) // _CSV_ROW_BYTES
         return sum(self._parquet(file).metadata.num_rows for file in self._files)
 
@@ -200,7 +204,7 @@ class Table:
         self, file: Path, columns: Sequence[str], rows: int, near: Sequence[IdBounds]
     ) -> Iterator[tuple[int, Any]]:
         """Batches with the number of rows left out before each; the last may be an empty one."""
-        if self._is_csv:
+        if self.is_csv:
             yield from ((0, batch) for batch in self._csv(file, list(columns)))
             return
         arrow, skipped, opened = load_arrow(), 0, self._parquet(file)
@@ -218,7 +222,7 @@ class Table:
 
     def extent(self, column: str) -> tuple[int, int] | None:
         """Smallest and largest value of a Parquet column as its statistics say; None where they do not."""
-        if self._is_csv:
+        if self.is_csv:
             return None
         ends: list[int] = []
         for file in self._files:

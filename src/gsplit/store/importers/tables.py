@@ -22,6 +22,7 @@ from gsplit.store.importers.vertex_ids import (
     IdMode,
     UnknownIds,
     VertexIds,
+    check_spelling,
     collect_ids,
     dense_ids,
     widened_alike,
@@ -80,7 +81,9 @@ def tables_source(
     edge_table.require({columns.src: "--src", columns.dst: "--dst"})
     edge_table.require(dict.fromkeys(columns.edge_values, "--edge-column"))
     vertex_table = None
-    if vertices is not None:
+    if vertices is None:
+        _require_no_vertex_columns(columns)
+    else:
         columns = _matched(columns, vertices, delimiter)
         vertex_table = Table(
             vertices,
@@ -89,6 +92,10 @@ def tables_source(
             number_columns=columns.features,
         )
         _require_vertex_columns(vertex_table, columns)
+    if ids in (IdMode.AUTO, IdMode.MAP):
+        check_spelling(edge_table, [columns.src, columns.dst], delimiter)
+        if vertex_table is not None:
+            check_spelling(vertex_table, [columns.id], delimiter)
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, RowStream] = {}
     targets: dict[str, npt.NDArray[np.int64]] = {}
@@ -117,10 +124,24 @@ def tables_source(
             "vertices": plain_name(Path(vertices)) if vertices else None,
             "ids": ids,
             "unknown_ids": unknown,
+            "delimiter": delimiter,
+            "columns": _used_columns(columns, vertex_table),
         },
         notes=notes,
         identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
+        modified=max(table.modified() for table in (edge_table, vertex_table) if table),
     )
+
+
+def _used_columns(columns: TableColumns, vertices: Table | None) -> dict[str, object]:
+    """Which column is taken for what, for the provenance, and for other hosts to be compared with."""
+    edges: dict[str, object] = {"src": columns.src, "dst": columns.dst, "edge_values": list(columns.edge_values)}
+    if vertices is None:
+        return edges
+    names = {"label": columns.label, "split": columns.split, "feature_list": columns.feature_list}
+    found = {what: name for what, name in names.items() if name in vertices.schema.names}
+    features = {"features": list(columns.features)} if columns.features else {}
+    return edges | {"id": columns.id, "label_type": columns.label_type} | found | features
 
 
 def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None) -> TableColumns:
@@ -129,7 +150,31 @@ def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None)
         return columns
     others = {columns.id, columns.label, columns.split, columns.feature_list}
     names = [name for name in Table(vertices, delimiter=delimiter).schema.names if name not in others]
+    for pattern in columns.features:
+        if not match_columns([pattern], names):
+            got, fix = f"columns {', '.join(names) or 'none'}", "correct or leave out this --feature-column"
+            raise InputError(explain(vertices, f"a column that matches {pattern}", got, fix))
     return replace(columns, features=tuple(match_columns(columns.features, names)))
+
+
+def _require_no_vertex_columns(columns: TableColumns) -> None:
+    """Without a vertex table, options that speak of it do nothing."""
+    usual = TableColumns()
+    asked = [
+        option
+        for option, name, default in (
+            ("--id-column", columns.id, usual.id),
+            ("--label-column", columns.label, usual.label),
+            ("--label-type", columns.label_type, usual.label_type),
+            ("--split-column", columns.split, usual.split),
+            ("--list-column", columns.feature_list, usual.feature_list),
+            ("--feature-column", tuple(columns.features), usual.features),
+        )
+        if name != default
+    ]
+    if asked:
+        fix = "give the table of vertices with --vertices, or leave these options out"
+        raise InputError(explain(", ".join(asked), "a vertex table", "none", fix))
 
 
 def _require_vertex_columns(table: Table, columns: TableColumns) -> None:

@@ -5,19 +5,20 @@ ids only, and integers that already are 0 .. n-1 stay as they are. The mapping i
 (``vertex_ids``, or ``name_offsets`` and ``name_bytes``), so that results can be joined back.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, load_arrow
+from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, Table, load_arrow
 from gsplit.store.source import VertexRange
 
-__all__ = ["IdMode", "UnknownIds", "VertexIds", "collect_ids", "dense_ids", "widened_alike"]
+__all__ = ["IdMode", "UnknownIds", "VertexIds", "check_spelling", "collect_ids", "dense_ids", "widened_alike"]
 
 
 class IdMode(StrEnum):
@@ -42,6 +43,7 @@ BATCH_IDS = 1 << 23
 
 
 _NO_ID = 1 << 63
+_OTHER_SPELLING = r"^\s*([+]|-?0[0-9xX]|-0\s*$)"
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,35 @@ def dense_ids(num_vertices: int) -> VertexIds:
     return VertexIds(num_vertices, None)
 
 
+def check_spelling(table: Table, columns: Sequence[str], delimiter: str | None) -> None:
+    """Refuse CSV ids that would be read as integers but are written otherwise, such as 007 and 0x10: maybe names.
+
+    Looks at the first rows only.
+    """
+    arrow = load_arrow()
+    whole = [name for name in columns if arrow.types.is_integer(table.schema.field(name).type)]
+    if not table.is_csv or not whole:
+        return
+    for batch in islice(Table(table.path, delimiter=delimiter, text_columns=whole).batches(whole, 1), 1):
+        for name, column in zip(whole, batch.columns, strict=True):
+            other = column.filter(arrow.compute.match_substring_regex(column, _OTHER_SPELLING))
+            if len(other):
+                got = f"{other[0].as_py()!r}, which would become another id as a number"
+                fix = "read ids as they are written: --ids names"
+                raise InputError(explain(f"{table.path}: {name}", "integers without leading zeros", got, fix))
+
+
 def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexIds:
     """The distinct ids of some columns; with ``unique``, one that comes twice is refused."""
     arrow = load_arrow()
     known: Any | None = None
     count = 0
     for column in _gathered(columns):
-        if column.null_count:
-            got = f"{column.null_count} empty among {count + len(column)}"
+        num_empty = column.null_count
+        if not arrow.types.is_integer(column.type):
+            num_empty += arrow.compute.sum(arrow.compute.equal(column, "")).as_py() or 0
+        if num_empty:
+            got = f"{num_empty} empty among {count + len(column)}"
             raise InputError(explain(where, "an id in every row", got, "drop or fill these rows"))
         count += len(column)
         values = arrow.compute.unique(_widened(column))
@@ -130,7 +153,8 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
         return dense_ids(0)
     if unique and len(known) != count:
         got = f"{len(known)} distinct ids in {count} rows"
-        raise InputError(explain(where, "every id once", got, "drop rows so that each vertex has one"))
+        fix = "drop rows so that each vertex has one; if 7 and 007 differ in your CSV file, use --ids names"
+        raise InputError(explain(where, "every id once", got, fix))
     known = known.take(arrow.compute.sort_indices(known))
     if arrow.types.is_integer(known.type) and known[0].as_py() == 0 and known[-1].as_py() == len(known) - 1:
         return dense_ids(len(known))
@@ -149,7 +173,8 @@ def _widened(column: Any) -> Any:
             raise InputError(explain("ids", "integers below 2**63", error, "map them to smaller ones")) from None
     if arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
         return column.cast(arrow.large_string())
-    fix = "save the file in UTF-8" if arrow.types.is_binary(column.type) else "convert the id columns"
+    fix = "convert the id columns; --ids names reads those of CSV files as text"
+    fix = "save the file in UTF-8" if arrow.types.is_binary(column.type) else fix
     raise InputError(explain("ids", "integers or strings", column.type, fix))
 
 

@@ -115,12 +115,17 @@ def test_labels_with_gaps_and_of_another_type(
         (_table("ID,y,split,f0,f1"), COLUMNS, "a column id .got columns ID, y, split, f0, f1.*--id-column ID"),
         (_table("node_id,y,split,f0,f1"), COLUMNS, "--id-column node_id"),
         (_table(), TableColumns(features=("f0", "f1s")), "expected a column f1s .*--feature-column f1\\."),
+        (
+            _table(),
+            TableColumns(features=("f*", "g*")),
+            "a column that matches g. .got columns f0, f1.*--feature-column",
+        ),
         (_table(), TableColumns(label="label"), "expected a column label .*--label-column y"),
         (_table("id, y, split, f0, f1"), COLUMNS, "expected a column f0 .*remove the spaces around names and values"),
         (
             _table(rows=[("u0", 1, "train", 1), ("u0", 1, "train", 2)]),
             COLUMNS,
-            "every id once .got 1 distinct ids in 2",
+            "every id once .got 1 distinct ids in 2.*use --ids names",
         ),
         (_table().replace(",4,", ",?,"), COLUMNS, "got column f0: Row #5: CSV conversion error to double: invalid"),
         (_table(rows=[]), COLUMNS, "v.csv: expected a row per vertex .got no rows"),
@@ -153,6 +158,53 @@ def test_ids_that_are_no_text_name_the_encoding(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_bytes("src,dst\nü1,u2\n".encode("latin-1"))
     with pytest.raises(InputError, match="ids: expected integers or strings .got binary.*save the file in UTF-8"):
         tables_source(tmp_path / "e.csv")
+
+
+def test_csv_ids_that_would_become_other_numbers_are_refused(tmp_path: Path) -> None:
+    edges, vertices = tmp_path / "e.csv", tmp_path / "v.csv"
+    for written in ("02134", "0x10", "-0", "-07"):
+        edges.write_text(f"src,dst\n5,{written}\n")
+        for ids in ("auto", "map"):
+            with pytest.raises(InputError, match=f"e.csv: dst: .*leading zeros .got '{written}', .*--ids names"):
+                tables_source(edges, ids=ids)
+        store = build_store(tables_source(edges, ids="names"), tmp_path / "g.gsplit", overwrite=True)
+        assert sorted(store.vertex_names()) == sorted(["5", written])
+        vertices.write_text(f"id,y\n{written},1\n5,0\n")
+        edges.write_text("src,dst\n5,5\n")
+        with pytest.raises(InputError, match="v.csv: id: expected integers without leading zeros"):
+            tables_source(edges, vertices)
+    edges.write_text("src,dst\n0, 10\n-3,5\n")  # a space is no sign of a name
+    assert tables_source(edges).num_vertices == 4
+    edges.write_text("src,dst\n1.0,2.5\n")
+    with pytest.raises(InputError, match="integers or strings .got double.*--ids names reads those of CSV files"):
+        tables_source(edges)
+
+
+def test_an_empty_string_is_no_id(tmp_path: Path) -> None:
+    edges, vertices = tmp_path / "e.csv", tmp_path / "v.csv"
+    edges.write_text("src,dst\na,b\nb,\n")
+    with pytest.raises(InputError, match="e.csv: expected an id in every row .got 1 empty among 4"):
+        tables_source(edges)
+    vertices.write_text("id,y\na,0\nb,1\n")
+    with pytest.raises(InputError, match="ids among the 2 vertices .got '' in row 1;.*--unknown-ids drop"):
+        build_store(tables_source(edges, vertices), tmp_path / "g.gsplit")
+    store = build_store(tables_source(edges, vertices, unknown_ids="drop"), tmp_path / "g.gsplit")
+    assert (store.num_edges, store.vertex_names()) == (1, ["a", "b"])
+    pq.write_table(pa.table({"id": ["a", "", None], "y": [0, 1, 1]}), tmp_path / "v.parquet")
+    with pytest.raises(InputError, match="v.parquet: id: expected an id in every row .got 2 empty among 3"):
+        tables_source(edges, tmp_path / "v.parquet")
+
+
+def test_options_of_a_vertex_table_need_one(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text(EDGES)
+    for option, columns in {
+        "--id-column": TableColumns(id="name"),
+        "--label-type": TableColumns(label_type=LabelType.VALUES),
+        "--split-column, --feature-column": TableColumns(split="part", features=["f0"]),
+        "--label-column, --list-column": TableColumns(label="label", feature_list="v"),
+    }.items():
+        with pytest.raises(InputError, match=f"^{option}: expected a vertex table .got none.*with --vertices"):
+            tables_source(tmp_path / "e.csv", columns=columns)
 
 
 def test_what_was_left_out_and_what_may_have_been_meant_is_noted(tmp_path: Path) -> None:
