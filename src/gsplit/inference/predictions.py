@@ -93,8 +93,9 @@ def write_predictions(
 
 def _checked_names(names: object) -> list[str]:
     """Names of classes as a caller gives them, each a string."""
-    found = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
-    if not all(isinstance(name, str) for name in found):
+    given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
+    found = [name for name in given if isinstance(name, str)]
+    if len(found) != len(given):
         fix = "give a list such as ['ham', 'spam']"
         raise InputError(explain("class names", "a string for every class", repr(names)[:80], fix))
     return found
