@@ -93,12 +93,12 @@ def write_predictions(
 
 def _checked_names(names: object) -> list[str]:
     """Names of classes as a caller gives them, each a string."""
-    given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
-    found = [name for name in given if isinstance(name, str)]
-    if len(found) != len(given):
+    found = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
+    words = [name for name in found if isinstance(name, str)]
+    if isinstance(names, str) or len(words) < len(found):
         fix = "give a list such as ['ham', 'spam']"
         raise InputError(explain("class names", "a string for every class", repr(names)[:80], fix))
-    return found
+    return words
 
 
 def _check_classes(rows: Tensor, names: Sequence[str]) -> None:
