@@ -1,6 +1,7 @@
 """Scores that cannot be: refused before training where the labels tell, left out where only the outputs do."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from gsplit import from_pyg
+from gsplit import InputError, from_pyg
+from gsplit.distributed.comm import Call, SoloComm
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run
@@ -54,3 +56,37 @@ def test_an_area_that_later_lists_do_not_have_is_left_out(tmp_path: Path, caplog
     found = train_run(settings, _store(tmp_path, y), solo_mesh(), None)
     assert found.best is not None and sorted(found.best.scores) == ["test", "val", "val roc_auc"]
     assert "targets/test: left out of the scores: roc_auc: expected targets of both kinds" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "y, metric, match",
+    [
+        (RNG.integers(0, 3, NUM), "accuracy,rmse", "metric rmse: expected float labels .got int64"),
+        (X[:, 0], "rmse,accuracy", "metric accuracy: expected labels of 0 and 1 .got others in targets/val"),
+        (X[:, 0], "roc_auc", "metric roc_auc: expected labels of 0 and 1 .got others in targets/val"),
+        (np.where(SPLIT == 2, 1, RNG.integers(0, 3, NUM)), "roc_auc", "roc_auc: expected targets/val of both kinds"),
+        (np.where(SPLIT == 2, 1, RNG.integers(0, 2, (3, NUM))).T.copy(), "roc_auc", "targets/val of both kinds"),
+        (np.where(SPLIT == 2, np.nan, X[:, 0]), "mae", "targets/val: expected at least one label .got none"),
+    ],
+)
+def test_metrics_that_do_not_fit_are_refused_before_training(tmp_path: Path, y: Any, metric: str, match: str) -> None:
+    store, out = _store(tmp_path, y), tmp_path / "run"
+    with pytest.raises(InputError, match=match):
+        train_run(SETTINGS.model_copy(update={"metric": metric}), store, solo_mesh(), out)
+    assert not out.exists()
+
+
+def test_labels_of_another_ranks_shard_are_checked(tmp_path: Path) -> None:
+    class Two(SoloComm):
+        """Rank 0 of two, whose peer has a bad shard."""
+
+        def gather_text(self, call: Call, text: str) -> list[str]:
+            return [text, "targets/train: 3 without" if call.name == "check labels" else text]
+
+    mesh = replace(solo_mesh(), world=Two())
+    with pytest.raises(InputError, match="targets/train: 3 without"):
+        train_run(SETTINGS, _store(tmp_path, X[:, 0].copy()), mesh, tmp_path / "run")
+    y = np.where(np.arange(NUM) < 9, np.nan, X[:, 0])
+    (tmp_path / "own").mkdir()
+    with pytest.raises(InputError, match="targets/train: expected a label of every target .got 5 without"):
+        train_run(SETTINGS, _store(tmp_path / "own", y), mesh, tmp_path / "run")
