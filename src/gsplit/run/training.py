@@ -188,6 +188,8 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
             trainer.save_in_background()
         arrays, folder = array_names(run.settings), run.workspace
         scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", workspace=folder, **arrays)
+        if "val" not in scores:
+            view.note(f"no {run.metrics[0].name} of val, where it is no finite number: this epoch cannot be the best")
         if run.saves:
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch

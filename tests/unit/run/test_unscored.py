@@ -16,6 +16,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run
 from gsplit.run.layout import finished_folder
+from gsplit.run.results import SilentView
 from gsplit.run.training import train_run
 from gsplit.store.reader import Store
 
@@ -35,11 +36,21 @@ def _store(folder: Path, y: Any, x: Any = X, edges: Any = EDGES) -> Store:
     return from_pyg(data, folder / "demo.gsplit")
 
 
+class _Notes(SilentView):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
 def test_scores_that_are_no_number_lose_no_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = X.copy()
     x[2] = np.nan  # a val vertex that no other vertex reads
     store = _store(tmp_path, X[:, 0].copy(), x, EDGES[:, EDGES[0] != 2])
-    found = train_run(SETTINGS, store, solo_mesh(), tmp_path / "run")
+    view = _Notes()
+    found = train_run(SETTINGS, store, solo_mesh(), tmp_path / "run", view=view)
+    assert sum("no rmse of val, where it is no finite number" in text for text in view.texts) == 3
     assert "targets/val: rmse is nan and left out of the scores" in caplog.text
     assert found.best is None and len(found.history.losses) == 9  # patience counts scores, of which there are none
     assert [sorted(evaluation.scores) for evaluation in found.history.evaluations] == [["test"]] * 3
