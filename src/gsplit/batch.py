@@ -23,7 +23,7 @@ from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer"]
+__all__ = ["Batch", "BatchContext", "BatchLayer", "divisor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +235,11 @@ class Batch:
     def mean(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
         """Mean over the whole mini-batch of one value per target, the same on every rank. A collective.
 
-        ``weight``, one per target: sum(weight * values) / sum(weight), both sums over all ranks. The gradient is right
-        when parameter gradients are then AVERAGED over the ranks.
+        ``weight``, one per target: sum(weight * values) / sum(weight), both sums over all ranks and in float32 at
+        least; 0 where all weights are 0. The gradient is right when parameter gradients are then AVERAGED over ranks.
         """
         total, weights = self.weighted_sum(values, weight)
-        return total / weights
+        return total / divisor(weights)
 
     def weighted_sum(self, values: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
         """Both halves of ``mean``: sum(weight * values) and sum(weight), for means over several mini-batches.
@@ -247,6 +247,7 @@ class Batch:
         Without weights every target weighs 1. A collective.
         """
         self._check_per_target(values, "values")
+        values = values.to(torch.promote_types(values.dtype, torch.float32))  # 2048 + 1 is 2048 in half precision
         if weight is None:
             return self._global_sum(values, "mean"), self.global_batch_size
         self._check_per_target(weight, "weight")
@@ -265,6 +266,13 @@ class Batch:
             fix = "make the mesh for that device: gsplit.init(device=...)"
             raise InputError(explain("batch.to", f"the mesh's device, {own}", device, fix))
         return self
+
+
+def divisor(weight: Tensor | float) -> Tensor | float:
+    """What sums are divided by for a mean: their weight, or 1 where nothing weighs, so that 0 stays 0."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, torch.ones_like(weight), weight)
+    return weight or 1
 
 
 def _no_edge_values(name: str, graph: LocalGraph) -> str:

@@ -11,7 +11,9 @@ __all__ = ["Callback", "EvaluationReport", "StepReport"]
 
 @dataclass(frozen=True)
 class StepReport:
-    """An optimizer step. ``step`` counts from 0 in each epoch of ``num_steps`` steps, ``number`` from 1 in all.
+    """An optimizer step. ``epoch`` counts from 0, and so does ``step`` in each epoch of ``num_steps`` steps.
+
+    ``number`` counts steps from 1 in all.
 
     ``num_edges`` are the sampled edges of this rank, over all layers. ``stages``: seconds of this rank by stage.
     """
@@ -30,7 +32,10 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """An exact evaluation after ``number`` steps; scores by target list, as ``Trainer.evaluate`` returns them."""
+    """An exact evaluation after ``number`` steps; scores by target list, as ``Trainer.evaluate`` returns them.
+
+    ``epoch``: epochs begun, so 1 in and after the first.
+    """
 
     epoch: int
     number: int

@@ -4,7 +4,8 @@
 
 Each is PyTorch's function with ``reduction="none"``, brought to one value and one weight per target; ``batch.mean``
 makes of them what PyTorch's ``reduction="mean"`` gives for the whole mini-batch in one process. Labels of several
-columns count entry by entry. Entries without a label (NaN, or -1 where labels are integers) are left out of the mean.
+columns count entry by entry. Entries without a label (NaN, or integers below 0) are left out of the mean, which is 0
+where no label is left.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,21 +39,23 @@ class TargetLoss(NamedTuple):
     weight: Tensor | None = None
 
 
-LossFunction = Callable[[Tensor, Tensor], Tensor | TargetLoss]
+LossFunction = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor | None]]
 """From outputs and labels of this rank's targets to one value per target, with weights or without."""
 
 
-def as_target_loss(found: Tensor | TargetLoss) -> TargetLoss:
+def as_target_loss(found: Tensor | tuple[Tensor, Tensor | None]) -> TargetLoss:
     """What a loss function has returned, with its weights if it has any."""
-    return found if isinstance(found, TargetLoss) else TargetLoss(found)
+    return TargetLoss(*found) if isinstance(found, tuple) else TargetLoss(found)
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> TargetLoss:
-    """``F.cross_entropy`` of one class per target."""
+    """``F.cross_entropy`` of one class per target; those below 0 are no label."""
     if y.dim() != 1 or y.is_floating_point():
         got = f"{_short(y)} {list(y.shape)}"
         raise InputError(explain("y", "one class per target for cross_entropy", got, "choose another loss"))
-    return TargetLoss(F.cross_entropy(out, y.long(), reduction="none"))
+    labelled = y >= 0  # PyTorch itself leaves out -100 alone
+    values = F.cross_entropy(out, y.long().clamp(min=0), reduction="none")
+    return TargetLoss(torch.where(labelled, values, torch.zeros_like(values)), labelled.to(values.dtype))
 
 
 def weighted_cross_entropy(class_weights: Sequence[float] | Tensor) -> LossFunction:
@@ -66,7 +69,9 @@ def weighted_cross_entropy(class_weights: Sequence[float] | Tensor) -> LossFunct
         if out.size(1) != weights.size(0):
             fix = "give as many weights as the model has outputs"
             raise InputError(explain("class_weights", f"{out.size(1)} numbers", weights.size(0), fix))
-        return TargetLoss(cross_entropy(out, y).values, weights.to(out.device, out.dtype)[y.long()])
+        values, labelled = cross_entropy(out, y)
+        assert labelled is not None
+        return TargetLoss(values, weights.to(out.device, values.dtype)[y.long().clamp(min=0)] * labelled)
 
     return weighted
 

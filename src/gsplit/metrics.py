@@ -143,7 +143,7 @@ def _macro(sums: Tensor) -> float:
 
 def _mean_area(areas: Tensor) -> float:
     """The mean over columns with both kinds of targets."""
-    known = areas[~areas.isnan()]
+    known = areas[areas[:, 1] > 0, 0]
     if not known.numel():
         fix = "choose another metric, or other targets"
         raise InputError(explain("roc_auc", "targets of both kinds", "only one", fix))
@@ -191,14 +191,18 @@ def score_columns(targets: Scored) -> list[tuple[Tensor, Tensor]]:
     return [(scores, y == c) for c, scores in enumerate(out.softmax(dim=1).unbind(1))]
 
 
-def rank_area(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
-    """The area under the ROC curve by ranks (Mann and Whitney): ties count half; NaN without both kinds.
+def rank_area(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float | None:
+    """The area under the ROC curve by ranks (Mann and Whitney): ties count half; None without both kinds.
+
+    NaN if any score is NaN, which has no place in the order.
 
     >>> rank_area(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     0.75
     """
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
+        return None
+    if np.isnan(scores).any():
         return float("nan")
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]

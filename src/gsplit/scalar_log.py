@@ -1,9 +1,9 @@
 """Losses, rates and scores of a training in a folder: ``scalars.csv`` always, and event files for TensorBoard.
 
-A row per number: ``step,epoch,name,value``. Steps are those of the optimizer, from 1. A training that is resumed goes
-on in the same folder: rows of steps that it will make again are taken out, so that every step is there once. One that
-begins anew leaves an older log there as ``scalars-1.csv``, and so on. Made on rank 0 alone: ``edges_per_s`` and
-``seconds`` are those of rank 0.
+A row per number: ``step,epoch,name,value``. Steps are those of the optimizer; both count from 1. A training that is
+resumed goes on in the same folder: rows of steps that it will make again are taken out, so that every step is there
+once. One that begins anew leaves an older log there as ``scalars-1.csv``, and so on. Made on rank 0 alone:
+``edges_per_s`` and ``seconds`` are those of rank 0.
 """
 
 import csv
@@ -20,7 +20,7 @@ from gsplit.durable import write_whole
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.untrusted import open_regular
 
-__all__ = ["ScalarLog"]
+__all__ = ["ScalarLog", "check_log_folder"]
 
 _HEAD = ("step", "epoch", "name", "value")
 
@@ -63,7 +63,7 @@ class ScalarLog(Callback):
                 "seconds": report.seconds,
                 "edges_per_s": report.num_edges / max(report.seconds, 1e-9),
             }
-            self._write(report.number, report.epoch, values)
+            self._write(report.number, report.epoch + 1, values)  # reports of steps count epochs from 0
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Write the scores."""
@@ -92,6 +92,15 @@ class ScalarLog(Callback):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_log_folder(folder: Path) -> None:
+    """Refuse a place where no log can be written, or where another file has its name."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        got = f"{there}, which cannot be written" if there.is_dir() else f"{there}, a file"
+        raise InputError(explain(folder, "a folder for the log, or a place for one", got, "choose another folder"))
+    _read_rows(folder / "scalars.csv")
 
 
 def _set_aside(path: Path) -> None:

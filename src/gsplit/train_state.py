@@ -110,9 +110,12 @@ class TrainState:
         return bool(evaluations) and evaluations[-1].num_steps == self.num_steps
 
     def record_evaluation(self, scores: dict[str, float], keep_best: str | None, metric: Metric) -> None:
-        """Keep the scores; copy the weights if the score named ``keep_best``, of this metric, is the best so far."""
+        """Keep the scores; copy the weights if the score named ``keep_best``, of this metric, is the best so far.
+
+        An evaluation that has no such score, since it was no number, is not the best.
+        """
         self.history.evaluations.append(Evaluation(self.epoch, self.num_steps, scores))
-        if keep_best is not None and (
+        if keep_best in scores and (
             self.best is None or metric.is_better(scores[keep_best], self.best.scores[keep_best])
         ):
             weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}

@@ -125,6 +125,7 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> float:
         """A step of the optimizer on one mini-batch; returns its loss, the same on every rank. A collective."""
+        self._step.reset()
         self._step.add(batch)
         return self._read_loss(batch, self._step.finish(batch))
 
@@ -288,6 +289,7 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint that was read. A collective."""
         restore_state(self.state, checkpoint, self._description)
+        self._step.reset()
         self._has_told_start = False
         if self._saver is not None:
             self._saver.set_newer_aside()

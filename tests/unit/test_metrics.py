@@ -22,11 +22,11 @@ VALUES_Y = np.where(RNG.random((40, 3)) < 0.2, np.nan, RNG.normal(size=(40, 3)))
 
 
 def _scores(names: Sequence[str], out: object, y: object, pieces: int = 3) -> dict[str, float]:
-    tally = Tally(check_metrics(names))
+    tally, comm = Tally(metrics := check_metrics(names)), SoloComm()
     rows, labels = torch.as_tensor(out), torch.as_tensor(y)
     for some, theirs in zip(rows.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
         tally.add(some, theirs)
-    return tally.finish(SoloComm())
+    return {metric.name: metric.finish(tally.total(metric, comm)) for metric in metrics}
 
 
 def _f1(said: np.ndarray, true: np.ndarray) -> float:
@@ -83,7 +83,16 @@ def test_two_classes_are_told_apart_by_one_curve() -> None:
     one = _scores(["roc_auc", "accuracy"], ENTRY_OUT[:, :1], y)  # a logit of one column, as bce has
     assert one["roc_auc"] == pytest.approx(_area(ENTRY_OUT[:, 0], y == 1))
     assert one["accuracy"] == pytest.approx(((ENTRY_OUT[:, 0] > 0) == y).mean())
-    assert np.isnan(rank_area(np.ones(3), np.ones(3, bool)))
+    assert rank_area(np.ones(3), np.ones(3, bool)) is None
+
+
+def test_one_output_of_nan_makes_the_area_nan() -> None:
+    """Sorted as the largest it would count as a positive; its column must not be left out of the mean, either."""
+    out = ENTRY_OUT.copy()
+    out[3, 1] = np.nan
+    y = np.nan_to_num(ENTRY_Y)
+    assert np.isfinite(_scores(["roc_auc"], ENTRY_OUT, y)["roc_auc"])
+    assert np.isnan(_scores(["roc_auc"], out, y)["roc_auc"])
 
 
 def test_errors_of_values() -> None:
@@ -126,4 +135,5 @@ def test_a_rank_without_targets_counts_nothing() -> None:
             tensor += torch.tensor([1.0, 2.0])
             return super().all_reduce(call, tensor)
 
-    assert Tally(check_metrics(["accuracy"])).finish(Two()) == {"accuracy": 0.5}
+    (accuracy,) = check_metrics(["accuracy"])
+    assert accuracy.finish(Tally([accuracy]).total(accuracy, Two())) == 0.5

@@ -39,6 +39,8 @@ def test_a_log_has_the_numbers_of_steps_and_evaluations(tmp_path: Path) -> None:
         for number in range(1, 4):
             log.on_step(_step(number))
         log.on_evaluation(_evaluation(3))
+    with (tmp_path / "log" / "scalars.csv").open() as stream:
+        assert {row["epoch"] for row in csv.DictReader(stream)} == {"1"}  # steps and evaluations of the first epoch
     assert _rows(tmp_path / "log") == [
         (2, "loss", 0.5),
         (2, "learning_rate", 0.1),

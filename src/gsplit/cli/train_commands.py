@@ -14,6 +14,7 @@ from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import check_request
 from gsplit.run.config import TrainSettings
+from gsplit.scalar_log import check_log_folder
 from gsplit.store.reader import open_store
 
 __all__ = ["infer", "train", "verify"]
@@ -76,13 +77,25 @@ def train(
             store=store,
             as_json=as_json,
             device=device,
-            settings=settings,
+            settings=_with_checked_log(settings, run),
             out=run,
             overwrite=overwrite,
             workspace=workspace,
             resume=resume is not None,
         )
         run_task(task, nproc, max_restarts=max_restarts, min_ranks=min_ranks)
+
+
+def _with_checked_log(settings: TrainSettings, run: Path | None) -> TrainSettings:
+    """The settings with an absolute --log-dir, since a run may be resumed from elsewhere; one that cannot be fails."""
+    if settings.log_dir is None:
+        return settings
+    folder = Path(settings.log_dir).resolve()
+    if run is not None and folder.is_relative_to(run.resolve()):  # a run takes no other files in its folder
+        raise InputError(explain("--log-dir", f"a folder outside of the run {run}", folder, "choose another folder"))
+    if rank_of_environment() in (None, 0):  # the one rank that writes it, perhaps on another host
+        check_log_folder(folder)
+    return settings.model_copy(update={"log_dir": str(folder)})
 
 
 class _Kept:

@@ -29,6 +29,7 @@ __all__ = [
     "assert_same_on_all_ranks",
     "explain_closed",
     "new_ledger",
+    "run_on_all_ranks",
     "run_on_rank_zero",
 ]
 
@@ -207,6 +208,20 @@ def run_on_rank_zero(comm: Comm, what: str, act: Callable[[], None]) -> None:
             said = str(error) or type(error).__name__
     if said := comm.gather_text(Call(what, long_wait=True), said)[0]:
         raise InputError(said)
+
+
+def run_on_all_ranks(comm: Comm, what: str, act: Callable[[], None]) -> None:
+    """Call ``act``, which is no collective, on every rank; if it fails anywhere, all ranks raise. A collective."""
+    failed: GSplitError | None = None
+    try:
+        act()
+    except GSplitError as error:
+        failed = error
+    texts = comm.gather_text(Call(what, long_wait=True), "" if failed is None else str(failed))
+    if failed is not None:
+        raise failed
+    for text in filter(None, texts):
+        raise InputError(text)
 
 
 def _short(value: object) -> str:

@@ -1,6 +1,7 @@
 """``gsplit.evaluate``: exact metrics on stored targets, computing no more than these targets need."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from gsplit.distributed.comm import Comm
@@ -17,7 +19,7 @@ from gsplit.inference.closure import Ids, RequiredVertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.inference.tallies import Tally
 from gsplit.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.metrics import check_metrics
+from gsplit.metrics import Metric, check_metrics
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
@@ -59,7 +61,8 @@ def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[Eval
     """Exact scores on stored targets from all neighbours; the same on every rank. A collective.
 
     ``metrics`` are names of ``gsplit.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
-    ``scores["val mae"]`` another. Each target is counted once, whatever the ranks.
+    ``scores["val mae"]`` another. Each target is counted once, whatever the ranks. A score that is no finite number,
+    such as that of outputs of NaN, is left out, with a warning.
 
     Computes the named targets and what they need of their neighbourhoods, or all vertices below a layer that needs more
     than half of them, and logs which. Other options are those of ``gsplit.infer``.
@@ -97,25 +100,47 @@ def evaluate_targets(
             for name, listed in own.items():
                 places = torch.from_numpy(np.flatnonzero(np.isin(ids, listed)))
                 tallies[name].add(out[places], y[places])
-    return _report(_scores(store, tallies, mesh.world), needed, mesh.rank)
+    return _report(_scores(store, tallies, chosen, mesh.world), needed, mesh.rank)
 
 
-def _scores(store: GraphStore, tallies: dict[str, Tally], comm: Comm) -> dict[str, float]:
+def _scores(store: GraphStore, tallies: dict[str, Tally], metrics: Sequence[Metric], comm: Comm) -> dict[str, float]:
     """Scores of all lists; targets without a label are left out, and that is said. All ranks: same names.
 
     So is a list without any label, such as a test set that is to be predicted; the first one must have some.
     """
-    scores = {}
+    scores, first = {}, next(iter(tallies))
     for name, tally in tallies.items():
         labelled = tally.count_labelled(comm)
         missing = store.stored_targets(name)[2] - labelled
-        if labelled == 0 and name == next(iter(tallies)):
+        if labelled == 0 and name == first:
             raise InputError(explain(f"targets/{name}", "at least one label", "none", "name targets with labels"))
         if missing:
             _LOG.warning("targets/%s: %d without a label are left out of the score", name, missing)
-        for number, (metric, score) in enumerate(tally.finish(comm).items() if labelled else ()):
-            scores[name if number == 0 else f"{name} {metric}"] = score
+        for number, metric in enumerate(metrics if labelled else ()):
+            score = _finish(metric, tally.total(metric, comm), name, is_first=name == first)
+            if score is not None:
+                scores[name if number == 0 else f"{name} {metric.name}"] = score
     return scores
+
+
+def _finish(metric: Metric, sums: Tensor, name: str, *, is_first: bool) -> float | None:
+    """The score of one list, the same on every rank; None, with a warning, where there is none.
+
+    The weights of a training must not be lost for a score. The metric must fit the first list, though.
+    """
+    try:
+        score = metric.finish(sums)
+    except InputError as error:
+        if is_first:
+            raise
+        _LOG.warning("targets/%s: left out of the scores: %s", name, error)
+        return None
+    if not math.isfinite(score):
+        _LOG.warning(
+            "targets/%s: %s is %s and left out of the scores: look at features and outputs", name, metric.name, score
+        )
+        return None
+    return score
 
 
 def count_evaluation_edges(graph: Any, names: list[str], mesh: Mesh, num_layers: int) -> int:

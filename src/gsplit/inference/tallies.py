@@ -43,14 +43,11 @@ class Tally:
         comm.all_reduce(Call("count labelled targets"), total).wait()
         return int(total)
 
-    def finish(self, comm: Comm) -> dict[str, float]:
-        """The score of every metric over all ranks, the same on every rank. A collective."""
-        return {
-            metric.name: metric.finish(self._areas(comm) if metric.count is None else self._total(metric, comm))
-            for metric in self._metrics
-        }
+    def total(self, metric: Metric, comm: Comm) -> Tensor:
+        """What ``metric.finish`` makes the score of, over all ranks and the same on every rank. A collective."""
+        return self._areas(comm) if metric.count is None else self._sum(metric, comm)
 
-    def _total(self, metric: Metric, comm: Comm) -> Tensor:
+    def _sum(self, metric: Metric, comm: Comm) -> Tensor:
         own = self._sums.get(metric.name)
         shape = [] if own is None else list(own.shape)
         texts = comm.gather_text(Call("sizes of sums"), ",".join(map(str, shape)))  # a rank may have no targets
@@ -61,16 +58,17 @@ class Tally:
         return there.cpu()
 
     def _areas(self, comm: Comm) -> Tensor:
-        """The area of every column, from rank 0. A collective."""
+        """The area of every column, and whether it has one, [C, 2], from rank 0. A collective."""
         columns = score_columns(_join(self._kept)) if self._kept else []
         (width,) = {int(text) for text in comm.gather_text(Call("columns of scores"), str(len(columns)))} - {0}
-        areas = torch.zeros(width, dtype=torch.float64)
+        areas = torch.zeros(width, 2, dtype=torch.float64)
         none = torch.empty(0, dtype=torch.float64)
         for place in range(width):
             scores, positive = columns[place] if columns else (none, none)
             gathered = _gather(comm, torch.stack([scores.double(), positive.double()], dim=1)).numpy()
             if comm.rank == 0:
-                areas[place] = rank_area(gathered[:, 0], gathered[:, 1] > 0)
+                area = rank_area(gathered[:, 0], gathered[:, 1] > 0)
+                areas[place] = torch.tensor([0.0, 0.0] if area is None else [area, 1.0])
         there = areas.to(comm.device)
         comm.broadcast(Call("areas", long_wait=True), there)
         return there.cpu()

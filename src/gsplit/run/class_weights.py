@@ -7,10 +7,9 @@ from torch import Tensor
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.inference.layerwise import flat_mesh, inference_ownership
-from gsplit.local_graph import LocalGraph
 from gsplit.losses import LossFunction, named_loss, weighted_cross_entropy
 from gsplit.run.config import TrainSettings
+from gsplit.run.loss_choice import own_labels
 from gsplit.store.reader import Store
 
 __all__ = ["balanced_weights", "make_loss"]
@@ -55,9 +54,7 @@ def balanced_weights(counts: Tensor) -> Tensor:
 
 def _count_classes(store: Store, targets: str, mesh: Mesh) -> Tensor:
     """Targets of every class; each is counted by the one rank that owns it. A collective."""
-    ranks = flat_mesh(mesh)
-    local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
-    labels = store.stored_array("y")[local.targets(targets).ids - store.vertex_range[0]]
+    labels = own_labels(store, targets, mesh)
     counts = torch.from_numpy(np.bincount(labels[labels >= 0], minlength=store.num_classes)).to(mesh.device)
-    ranks.world.all_reduce(Call("count classes"), counts).wait()
+    mesh.world.all_reduce(Call("count classes"), counts).wait()
     return counts

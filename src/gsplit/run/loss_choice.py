@@ -11,6 +11,8 @@ import torch
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.inference.layerwise import flat_mesh, inference_ownership
+from gsplit.local_graph import LocalGraph
 from gsplit.metrics import DEFAULT_METRICS
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import RunView, SilentView
@@ -18,7 +20,7 @@ from gsplit.sampling.targets import StoredTargets
 from gsplit.store.files import Array
 from gsplit.store.reader import Store
 
-__all__ = ["check_labels", "choose_loss", "fitting_loss", "num_outputs"]
+__all__ = ["check_labels", "choose_loss", "fitting_loss", "is_binary", "is_labelled", "num_outputs", "own_labels"]
 
 _VERIFY = "run gsplit inspect --verify, then restore the store or import it again"
 _CONVERT = "import the labels in another form, or choose another --loss"
@@ -44,7 +46,7 @@ def fitting_loss(store: Store, targets: str) -> str:
         raise InputError(explain("the store", "labels to train on", "none", "import labels with the graph"))
     if _is_classes(store):
         return "cross_entropy"
-    if _num_columns(store) > 1 and all(_is_binary(rows).all() for rows in _label_rows(store, targets)):
+    if _num_columns(store) > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets)):
         return "bce"
     if not _is_float(store):
         raise InputError(explain("y", "classes, columns of 0 and 1, or floats", _form(store), _CONVERT))
@@ -58,17 +60,17 @@ def num_outputs(store: Store, loss: str) -> int:
 
 
 def check_labels(store: Store, targets: str, loss: str) -> None:
-    """Every target needs a label that the loss takes: training would end in a message about a tensor."""
+    """Refuse targets without a label that the loss takes, as far as they are held here."""
     _check_form(store, loss)
     if store.stored_targets(targets)[2] == 0:
         raise InputError(explain(f"targets/{targets}", "at least one target", "none", "name other targets"))
     unlabelled = 0
     for rows in _label_rows(store, targets):
-        unlabelled += int((~_is_labelled(rows).reshape(rows.shape[0], -1).any(axis=1)).sum())
+        unlabelled += int((~is_labelled(rows).reshape(rows.shape[0], -1).any(axis=1)).sum())
         if loss == "cross_entropy" and int(rows.max()) >= store.num_classes:
             raise StoreError(explain("y", f"classes 0..{store.num_classes - 1}", int(rows.max()), _VERIFY))
-        if loss == "bce" and not _is_binary(rows).all():
-            other = rows[~_is_binary(rows)][0]
+        if loss == "bce" and not is_binary(rows).all():
+            other = rows[~is_binary(rows)][0]
             raise InputError(explain("y", "0, 1 or no label everywhere for --loss bce", other, _CONVERT))
         if np.isinf(rows).any():
             raise InputError(explain("y", "finite values", "an infinite one", "import other labels"))
@@ -108,17 +110,26 @@ def _num_columns(store: Store) -> int:
     return 1 if labels.ndim == 1 else int(labels.shape[1])
 
 
+def own_labels(store: Store, targets: str, mesh: Mesh) -> Array:
+    """Labels of the targets that this rank owns; each target is owned by one rank. A collective."""
+    ranks = flat_mesh(mesh)
+    local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
+    rows: Array = store.stored_array("y")[local.targets(targets).ids - store.vertex_range[0]]
+    return rows
+
+
 def _label_rows(store: Store, targets: str) -> Iterator[Array]:
     labels, first = store.stored_array("y"), store.vertex_range[0]
     for _, ids in StoredTargets(targets, *store.stored_targets(targets), store.vertex_range).pieces():
         yield labels[ids - first]
 
 
-def _is_labelled(rows: Array) -> Array:
+def is_labelled(rows: Array) -> Array:
+    """Entries that have a label."""
     return ~np.isnan(rows) if np.issubdtype(rows.dtype, np.floating) else rows >= 0
 
 
-def _is_binary(rows: Array) -> Array:
+def is_binary(rows: Array) -> Array:
     """Entries that are 0, 1 or without a label."""
     missing = np.isnan(rows) if np.issubdtype(rows.dtype, np.floating) else rows == -1
     found: Array = missing | (rows == 0) | (rows == 1)

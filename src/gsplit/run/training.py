@@ -13,7 +13,7 @@ import torch
 
 from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.training import read_on_all_ranks
-from gsplit.distributed.comm import run_on_rank_zero
+from gsplit.distributed.comm import run_on_all_ranks, run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
 from gsplit.distributed.stragglers import WaitClock
 from gsplit.errors import InputError, explain
@@ -29,6 +29,7 @@ from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
 from gsplit.run.learning_rate import learning_rate
 from gsplit.run.loss_choice import check_labels, choose_loss
+from gsplit.run.metric_check import check_metric_labels
 from gsplit.run.partition_hint import hint_at_partitioning
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
@@ -73,8 +74,8 @@ class _Run:
     @property
     def evaluated(self) -> list[str]:
         """The targets that are evaluated."""
-        found = ((name, f"targets/{name}") for name in ("val", "test"))
-        return [name for name, array in found if array in self.store.names and self.store.stored_array(array).size]
+        stored = [name for name in ("val", "test") if f"targets/{name}" in self.store.names]
+        return [name for name in stored if self.store.stored_targets(name)[2]]
 
     @property
     def num_steps(self) -> int:
@@ -114,8 +115,10 @@ def train_run(
     settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
     run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
-    run_on_rank_zero(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
+    run_on_all_ranks(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
     schedule = _make_schedule(run)
+    if schedule.every != 0:
+        check_metric_labels(store, run.evaluated, run.metrics, run.loss, mesh)
     checkpoint = None
     with RunLock(out) if out is not None else nullcontext() as lock:
         if out is not None and lock is not None and resume:
@@ -185,6 +188,8 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
             trainer.save_in_background()
         arrays, folder = array_names(run.settings), run.workspace
         scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", workspace=folder, **arrays)
+        if "val" not in scores:
+            view.note(f"no {run.metrics[0].name} of val, where it is no finite number: this epoch cannot be the best")
         if run.saves:
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch

@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from gsplit.callbacks import StepReport
 from gsplit.cli.main import app
+from gsplit.cli.tasks import TrainTask
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import SilentView
 from gsplit.run.training import train_run
+from gsplit.scalar_log import check_log_folder
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
@@ -72,6 +74,32 @@ def test_one_seed_decides_everything(store: Store) -> None:
     assert train_run(SETTINGS, store, solo_mesh(), None).history.losses == first.history.losses
     other = train_run(SETTINGS.model_copy(update={"seed": 1}), store, solo_mesh(), None)
     assert not set(other.history.losses) & set(first.history.losses)
+
+
+def test_places_for_a_log_are_checked_before_ranks_start(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[TrainTask] = []
+    monkeypatch.setattr("gsplit.cli.train_commands.run_task", lambda task, *_, **__: tasks.append(task))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "scalars.csv").write_text("a,b\n")
+    for given, message in (
+        ("run", "--log-dir: expected a folder outside of the run run"),
+        ("run/1/log", "--log-dir: expected a folder outside of the run run"),
+        ("file", "file: expected a folder for the log, or a place for one"),
+        ("file/log", "file, a file"),
+        ("other", "scalars.csv: expected a log of scalars (got another file)"),
+    ):
+        found = CliRunner().invoke(app, ["train", str(store.path), "--out", "run", "--log-dir", given])
+        assert found.exit_code == 2 and message in found.stderr.replace("\n", " "), found.stderr
+    assert not tasks
+    assert CliRunner().invoke(app, ["train", str(store.path), "--log-dir", "new/log"]).exit_code == 0
+    assert tasks[0].settings.log_dir == str(tmp_path / "new" / "log")  # a resumed run may be started elsewhere
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(InputError, match="or a place for one .got .*, which cannot be written"):
+        check_log_folder(tmp_path / "new" / "log")
 
 
 def test_events_need_a_folder(store: Store) -> None:
