@@ -10,21 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-__all__ = ["Graph", "original_ids_of"]
-
-
-def original_ids_of(ids: Tensor, original_ids: npt.NDArray[np.int64], first_vertex: int) -> Tensor:
-    """Original ids of some vertices, where those from ``first_vertex`` on are listed; an empty list changes nothing.
-
-    >>> original_ids_of(torch.tensor([6, 5]), np.array([40, 50]), first_vertex=5).tolist()
-    [50, 40]
-    """
-    if not original_ids.size:
-        return ids
-    return torch.from_numpy(original_ids[ids.cpu().numpy() - first_vertex]).to(ids.device)
+__all__ = ["Graph"]
 
 
 @dataclass(frozen=True, slots=True)

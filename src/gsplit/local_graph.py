@@ -25,8 +25,8 @@ from gsplit.features.given import describe_rows
 from gsplit.features.held import HeldRows
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import RowSource
-from gsplit.graph import Graph, original_ids_of
-from gsplit.ownership import Ownership, own_parts
+from gsplit.graph import Graph
+from gsplit.ownership import Ownership, original_ids_of, own_parts
 from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["Ownership", "lightest_runs", "own_equally", "own_parts"]
+__all__ = ["Ownership", "lightest_runs", "original_ids_of", "own_equally", "own_parts"]
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,14 @@ def _count_runs(ends: list[int], heaviest: int) -> int:
         done = ends[bisect_right(ends, done + heaviest) - 1]
         runs += 1
     return runs
+
+
+def original_ids_of(ids: Tensor, original_ids: npt.NDArray[np.int64], first_vertex: int) -> Tensor:
+    """Original ids of some vertices, where those from ``first_vertex`` on are listed; an empty list changes nothing.
+
+    >>> original_ids_of(torch.tensor([6, 5]), np.array([40, 50]), first_vertex=5).tolist()
+    [50, 40]
+    """
+    if not original_ids.size:
+        return ids
+    return torch.from_numpy(original_ids[ids.cpu().numpy() - first_vertex]).to(ids.device)

@@ -15,11 +15,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gsplit.durable import open_whole
 from gsplit.errors import InputError, explain
-from gsplit.metrics import predicted_classes
 from gsplit.store.importers.arrow import load_arrow
 from gsplit.store.original_order import OriginalOrder
 
@@ -32,6 +30,15 @@ TABLES = (".parquet", ".csv")
 """How the names of tables end."""
 
 _CHUNK_ROWS, _CHUNK_BYTES = 1 << 16, 16 << 20
+
+
+def _classes_of(outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    import torch  # here: the command line reads this module before it has said what it starts
+
+    from gsplit.metrics import predicted_classes
+
+    classes: npt.NDArray[np.int64] = predicted_classes(torch.tensor(outputs)).numpy()
+    return classes
 
 
 def default_what(path: Path, *, classifies: bool) -> What:
@@ -109,7 +116,7 @@ class PredictionTable:
     def _values(self, rows: npt.NDArray[Any]) -> Iterator[Any]:
         """The columns of some rows, in the order of their names."""
         if self.what != "outputs":
-            yield self._named(rows if self.what == "classes" else predicted_classes(torch.tensor(rows)).numpy())
+            yield self._named(rows if self.what == "classes" else _classes_of(rows))
         if self.what != "classes":
             wide = rows.reshape(rows.shape[0], -1)
             yield from (wide.astype(np.float32) if wide.dtype == np.float16 else wide).T
