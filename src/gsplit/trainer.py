@@ -284,6 +284,8 @@ class Trainer:
         and prefetching may differ. The steps that follow are those that would have followed. Checkpoints of later steps
         in ``save_to`` are renamed to end in ``.unused``: the latest one there is always one of this training.
         """
+        if self._saver is not None:  # what is being written may be what is asked for
+            self._saver.finish()
         self.restore(read_on_all_ranks(self.state.loader.mesh.world, Path(place)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
