@@ -51,27 +51,23 @@ def partition(
     Writes a renumbered store with even parts; any number of ranks up to --parts can train from it. With --nproc, or
     on the ranks of a torchrun, shards are read and as many are written, by restreaming.
     """
-    rank = rank_of_environment()
+    rank, chosen = rank_of_environment(), None if targets == "all" else targets
+    choices: dict[str, Any] = {
+        "batch_size": batch_size,
+        "objective": objective,
+        "solver": solver,
+        "tolerance": tolerance,
+        "c_v": c_v,
+        "c_e": c_e,
+        "epochs": epochs,
+        "seed": seed,
+        "overwrite": overwrite,
+    }
     with command(as_json, rank=rank):
+        hops = parse_fanout(fanout)
         if nproc > 1 or rank is not None:
-            task = PartitionTask(
-                store=store,
-                as_json=as_json,
-                device="cpu",
-                output=output,
-                parts=parts,
-                fanout=parse_fanout(fanout),
-                targets=None if targets == "all" else targets,
-                batch_size=batch_size,
-                objective=objective,
-                solver=solver,
-                tolerance=tolerance,
-                c_v=c_v,
-                c_e=c_e,
-                epochs=epochs,
-                seed=seed,
-                overwrite=overwrite,
-            )
+            asked = {"parts": parts, "fanout": hops, "targets": chosen, **choices}
+            task = PartitionTask(store=store, output=output, as_json=as_json, device="cpu", **asked)
             run_task(task, nproc)
             return
         from gsplit.partitioning.partition import partition as make_partition
@@ -79,23 +75,7 @@ def partition(
         check_output(output, overwrite=overwrite)
         opened, start = open_store(store), time.perf_counter()
         with progress_bars(as_json) as progress:
-            made = make_partition(
-                opened,
-                output,
-                parts,
-                parse_fanout(fanout),
-                None if targets == "all" else targets,
-                batch_size=batch_size,
-                objective=objective,
-                solver=solver,
-                tolerance=tolerance,
-                c_v=c_v,
-                c_e=c_e,
-                epochs=epochs,
-                seed=seed,
-                overwrite=overwrite,
-                progress=progress,
-            )
+            made = make_partition(opened, output, parts, hops, chosen, **choices, progress=progress)
         document = describe(made) | {"seconds": time.perf_counter() - start}
         if as_json:
             emit_json(document)

@@ -63,24 +63,11 @@ class PartitionTask(TaskBase):
         from gsplit.store.sharded_import import shard_paths
 
         start = time.perf_counter()
+        shard = open_store(shard_paths(self.store, mesh.size)[mesh.rank])
+        choices = self.model_dump(exclude={*TaskBase.model_fields, "kind", "output", "parts", "fanout", "targets"})
         with progress_bars(self.as_json or mesh.rank > 0) as progress:
             made = partition_shards(
-                open_store(shard_paths(self.store, mesh.size)[mesh.rank]),
-                self.output,
-                self.parts,
-                self.fanout,
-                self.targets,
-                mesh=mesh,
-                batch_size=self.batch_size,
-                objective=self.objective,
-                solver=self.solver,
-                tolerance=self.tolerance,
-                c_v=self.c_v,
-                c_e=self.c_e,
-                epochs=self.epochs,
-                seed=self.seed,
-                overwrite=self.overwrite,
-                progress=progress,
+                shard, self.output, self.parts, self.fanout, self.targets, mesh=mesh, **choices, progress=progress
             )
         if mesh.rank:
             return 0
