@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from forked_scripts import run_forked, run_ranks_forked, start_forked
 
+from gsplit.bench.soak_watch import find_ranks
 from gsplit.run.checkpoint import latest_checkpoint
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -111,9 +112,20 @@ def test_the_cause_is_said_once_when_ranks_fail(store: str, tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-def _children(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in listed.stdout.split()]
+_WITH_A_THREAD = """
+import sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+from gsplit.cli.main import main
+sys.argv[0] = "gsplit"
+main()
+"""
+
+
+def test_a_launcher_with_threads_starts_ranks_that_are_no_copies_of_it(store: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(_WITH_A_THREAD)
+    words = ["verify", store, *SMALL, "--nproc", "2", "--json"]
+    found = _json(run_forked([str(tmp_path / "program.py"), *words], tmp_path))
+    assert (found["ok"], found["ranks"]) == (True, 2)
 
 
 @pytest.mark.timeout(240)  # starting three processes on a busy machine
@@ -127,10 +139,10 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     while not (steps.exists() and steps.read_text().count("\n") > 3):
         assert time.monotonic() < deadline and started.process.is_alive()
         time.sleep(0.1)
-    ranks = _children(started.pid)
-    assert len(ranks) >= 2
+    ranks = find_ranks(started.pid)
+    assert sorted(ranks) == [0, 1]
     if how == "kill a rank":
-        os.kill(ranks[-1], signal.SIGKILL)
+        os.kill(ranks[1], signal.SIGKILL)
     else:
         os.kill(started.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
     done = started.wait(60)
@@ -143,5 +155,5 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
         assert latest is not None and int(latest.name[5:13]) == document["steps"] > 3
         assert document["finished"] is False
     assert "Traceback" not in done.stderr
-    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks.values())
     assert not (out / "current").exists()  # not a finished run

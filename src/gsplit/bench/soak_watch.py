@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from gsplit.distributed.launched_rank import PROCESS_NAME
+
 __all__ = ["Slope", "Usage", "find_ranks", "fit_slope", "lives", "processes_of", "slopes_of", "usage_of"]
 
 _WARM_UP_S, _WARM_UP_SHARE = 20.0, 0.3  # at least, and of a run: imports, first steps, buffers that reach their size
@@ -56,13 +58,14 @@ def lives(pid: int) -> bool:
 
 
 def find_ranks(launcher: int) -> dict[int, int]:
-    """The ranks under a launcher and their process ids. What a rank has started has its environment too."""
+    """The ranks under a launcher and their process ids: ours have their number as a name, torchrun's as a variable."""
     found: dict[int, int] = {}
     for process in processes_of(launcher)[1:]:
         with suppress(psutil.Error):
-            rank = process.environ().get("RANK")
-            if rank is not None:
-                found.setdefault(int(rank), process.pid)
+            rank = process.name().removeprefix(PROCESS_NAME)
+            rank = rank if rank.isdigit() else process.environ().get("RANK", "")
+            if rank.isdigit():
+                found.setdefault(int(rank), process.pid)  # what a rank has started has its environment too
     return found
 
 

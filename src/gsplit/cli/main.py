@@ -1,5 +1,6 @@
 """The ``gsplit`` command: its verbs, each in a module of its own."""
 
+import gc
 from importlib.metadata import version
 from typing import Annotated
 
@@ -47,4 +48,7 @@ def _root(
 
 def main() -> None:
     """Entry point of the ``gsplit`` script."""
-    app()
+    try:
+        app()
+    finally:
+        gc.freeze()  # what torch and PyG have made is not looked through once more at the end, which takes a second

@@ -1,8 +1,9 @@
 """How a command runs on ranks: in this process, in those that a launcher started, or in ones that it starts itself.
 
 The process that the user starts resolves everything into one task, checks what can be checked without ranks, and
-starts ranks (``python -m gsplit.cli.ranks``) that find exactly that task, as JSON, in their environment. Under torchrun
-every rank is started by the user and resolves the same command line.
+starts ranks that find exactly that task, as JSON, in their environment: copies of itself where that can be, for it has
+imported what they need, or ``python -m gsplit.cli.ranks``. Under torchrun every rank is started by the user and
+resolves the same command line.
 """
 
 import logging
@@ -37,6 +38,8 @@ def default_ranks(number: int) -> int:
 
 def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | None = None) -> None:
     """Do a task here, on the ranks of a torchrun, or on ``nproc`` ranks started for it, again if they fail."""
+    from gsplit.distributed.forked_rank import stay_with_one_thread
+
     rank = rank_of_environment()
     restarts = max_restarts > 0 or min_ranks is not None
     if rank is not None and restarts:
@@ -50,6 +53,7 @@ def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | 
         _run_here(task, nproc if rank is not None else 1)
         return
     numbers = _rank_numbers(task, nproc, min_ranks)
+    stay_with_one_thread()
     task.check(nproc)
     code = _launch(task, numbers, max_restarts)
     if code:
@@ -65,14 +69,15 @@ def _rank_numbers(task: Task, nproc: int, min_ranks: int | None) -> list[int]:
 
 
 def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
+    from gsplit.distributed.forked_rank import can_fork
     from gsplit.distributed.launch import launch
     from gsplit.distributed.restarts import Restart, restart_on_failure
 
     before, current = task.latest(), task
 
     def run(num_ranks: int) -> int:
-        command = [sys.executable, "-P", "-m", "gsplit.cli.ranks"]
-        return launch(command, num_ranks, variables={_TASK: current.model_dump_json()}, grace_s=task.grace_s)
+        program = _main if can_fork(task.device) else [sys.executable, "-P", "-m", "gsplit.cli.ranks"]
+        return launch(program, num_ranks, variables={_TASK: current.model_dump_json()}, grace_s=task.grace_s)
 
     def go_on(restart: Restart) -> None:
         nonlocal current

@@ -13,11 +13,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 
 from gsplit.distributed.failures import Cause, find_cause
-from gsplit.distributed.rank_processes import RankProcesses
+from gsplit.distributed.rank_processes import RankProcesses, start_command, start_copy
 from gsplit.errors import CommError, Terminated
 
 __all__ = ["ALLOCATOR", "DIFFERS", "REQUEUE", "GroupFailedError", "launch"]
@@ -72,7 +72,7 @@ class _Signals:
 
 
 def launch(
-    command: Sequence[str],
+    program: Sequence[str] | Callable[[], int],
     nproc: int,
     *,
     tuned_allocator: bool = True,
@@ -80,18 +80,20 @@ def launch(
     variables: Mapping[str, str] | None = None,
     grace_s: float = 5.0,
 ) -> int:
-    """Run a command as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
+    """Run a program as ``nproc`` ranks of this host and wait; if one fails, the others are ended.
 
-    The command's process is the rank itself (not a shell's child) and calls ``gsplit.init``. ``variables`` are added
-    to its environment. Measurements say ``threads`` per rank, whatever the environment says, and may leave the
-    allocator as it is. SIGTERM and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed.
+    The program is a command whose process is the rank itself (not a shell's child), or a function for copies of this
+    process, which start faster, if ``can_fork``. It calls ``gsplit.init``. ``variables`` are added to its environment.
+    Measurements say ``threads`` per rank, whatever the environment says, and may leave the allocator as it is. SIGTERM
+    and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed.
 
     Returns 0, or what all ranks ended with if that is DIFFERS or REQUEUE. What a rank could not do is this call's
     error, ``GroupFailedError``.
     """
     environment = _environment_of_ranks(nproc, tuned_allocator=tuned_allocator, threads=threads)
     with _Signals() as signals:
-        ranks = RankProcesses(command, nproc, {**environment, **(variables or {})})
+        start = start_copy(program) if callable(program) else start_command(program)
+        ranks = RankProcesses(start, nproc, {**environment, **(variables or {})})
         try:
             return _wait(ranks, signals, grace_s)
         finally:

@@ -19,6 +19,7 @@ from typing import NoReturn
 __all__ = [
     "ERROR_FILE",
     "LAUNCHER",
+    "PROCESS_NAME",
     "STATUS",
     "STATUS_BYTES",
     "STORE",
@@ -39,7 +40,10 @@ LAUNCHER = "GSPLIT_LAUNCHER"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where TorchElastic, and ``launch``, look for a rank's error."""
 
-_PR_SET_PDEATHSIG = 1
+PROCESS_NAME = "gsplit rank "
+"""Before a rank's number, in lists of processes such as that of ``top``."""
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class Status(StrEnum):
@@ -58,10 +62,15 @@ def set_status(status: Status) -> None:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel kill this process when the launcher ends, however that happens; nothing without ``launch``."""
+    """Have the kernel kill this process when the launcher ends, however that happens; nothing without ``launch``.
+
+    And name it: it may be a copy of the launcher.
+    """
     if LAUNCHER not in os.environ:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    control = ctypes.CDLL(None, use_errno=True).prctl
+    control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    control(_PR_SET_NAME, f"{PROCESS_NAME}{os.environ['RANK']}".encode())
     if os.getppid() != int(os.environ[LAUNCHER]):  # it had ended before the kernel was asked
         os._exit(1)
 

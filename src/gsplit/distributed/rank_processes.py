@@ -9,28 +9,55 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from gsplit.distributed.failures import RankEnd, parse_report
+from gsplit.distributed.forked_rank import fork_rank
 from gsplit.distributed.launched_rank import ERROR_FILE, LAUNCHER, STATUS, STATUS_BYTES, STORE, Status
 
-__all__ = ["RankProcesses"]
+__all__ = ["RankProcesses", "Start", "start_command", "start_copy"]
 
 _LOOK_S = 0.05
 _KILLED_S = 5.0  # how long the kernel may take to end a process that it was told to kill
 
 
+class _Process(Protocol):
+    """A process that was started, as ``subprocess`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+Start = Callable[[Mapping[str, str], Sequence[int]], _Process]
+"""Starts a rank with an environment and files that it inherits."""
+
+
+def start_command(command: Sequence[str]) -> Start:
+    """A rank that is a process of its own."""
+    return lambda environment, files: subprocess.Popen(command, env=environment, pass_fds=files)
+
+
+def start_copy(main: Callable[[], int]) -> Start:
+    """A rank that is a copy of this process, with all of its files; ``main`` is what it does."""
+    return lambda environment, files: fork_rank(main, environment)
+
+
 class RankProcesses:
     """A group of ranks. ``ends`` has those that have ended, in the order in which that was seen."""
 
-    def __init__(self, command: Sequence[str], num_ranks: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, start: Start, num_ranks: int, environment: Mapping[str, str]) -> None:
         self.ends: list[RankEnd] = []
         self._asked_to_end = False
         self._files = [os.memfd_create(f"gsplit-{name}", os.MFD_CLOEXEC) for name in ["store", "status"]]
         store, self._status = self._files
         self._errors: list[int] = []
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, _Process] = {}
         shared = {
             **environment,
             "WORLD_SIZE": str(num_ranks),
@@ -44,9 +71,7 @@ class RankProcesses:
                 error = os.memfd_create("gsplit-error", os.MFD_CLOEXEC)
                 self._errors.append(error)
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE: f"/proc/self/fd/{error}"}
-                self._running[rank] = subprocess.Popen(
-                    command, env={**shared, **own}, pass_fds=(store, self._status, error)
-                )
+                self._running[rank] = start({**shared, **own}, (store, self._status, error))
         except BaseException:
             self.end(0.0)
             self.close()

@@ -65,9 +65,9 @@ def known_machine(path: Path | None = None) -> Hardware | None:
     kept = Expected("constants that were measured before", "remove the file")
     try:
         same = read_document(path, kept).get("notes") == _identity()
-    except InputError:
+        return read_hardware(path) if same else None
+    except InputError:  # damaged, or of a version that measured less
         return None
-    return read_hardware(path) if same else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,8 @@ class _Injector(importlib.abc.MetaPathFinder):
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if os.environ.get("RANK") != str(self._fault["rank"]):  # or the launcher, which ranks are copies of
+                return function(*args, **kwargs)
             self._calls += 1
             reached = Path(self._fault["folder"], "reached")
             if self._calls == self._fault["call"] and (self._fault["repeat"] or not reached.exists()):
@@ -89,6 +91,4 @@ class _Injector(importlib.abc.MetaPathFinder):
 
 
 if FAULT in os.environ and __name__ == "sitecustomize":
-    _fault = json.loads(os.environ[FAULT])
-    if os.environ.get("RANK") == str(_fault["rank"]):
-        sys.meta_path.insert(0, _Injector(_fault))
+    sys.meta_path.insert(0, _Injector(json.loads(os.environ[FAULT])))

@@ -55,3 +55,8 @@ def test_a_calibration_is_kept_until_the_machine_changes(tmp_path: Path, monkeyp
     path.write_text("damaged")
     calibration.this_machine()
     assert len(made) == 4 and read_hardware(path) == made[-1]
+    document = json.loads(path.read_text())
+    del document["constants"]["split_s"]  # by a version that did not know it
+    path.write_text(json.dumps(document))
+    calibration.this_machine()
+    assert len(made) == 5 and read_hardware(path) == made[-1]
