@@ -1,6 +1,7 @@
 """Shared settings: hypothesis profiles, and where the real graphs lie."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 settings.register_profile("dev", max_examples=50, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON)  # type: ignore[arg-type]
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background has it ignored
 
 ROOT = Path(__file__).resolve().parents[1]
 

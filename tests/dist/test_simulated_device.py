@@ -29,6 +29,7 @@ from gsplit.testing import RankFailedError, run_ranks
 from gsplit.testing.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
+STEPS = 2  # the second from weights that the first has changed
 ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divides by their roots
 
 
@@ -45,17 +46,21 @@ ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divide
 def test_ranks_on_devices_equal_ranks_on_the_host(
     replicas: int, splits: int, strategy: str, sample_device: str | None, part: slice
 ) -> None:
-    """Half of the models on two ranks, a part of them elsewhere; all: ``gsplit bench exactness --device sim``."""
+    """Half of the models on two ranks, a part of them elsewhere, for two steps.
+
+    All, and five steps: ``gsplit bench exactness --device sim``.
+    """
     cases = simulated_cases(replicas, (strategy,))
     assert {case.model for case in cases} == set(MODELS)
     cases = cases[part]
     size = replicas * splits
-    host = run_ranks(train_cases, size, cases, splits, replicas=replicas, timeout_s=200)
+    host = run_ranks(train_cases, size, cases, splits, STEPS, replicas=replicas, timeout_s=200)
     there: list[list[TrainedCase]] = run_ranks(
         train_cases,
         size,
         cases,
         splits,
+        STEPS,
         replicas=replicas,
         timeout_s=250,
         device="sim:0",
@@ -70,8 +75,8 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
 @pytest.mark.timeout(200)
 def test_every_other_strategy_on_devices_equals_itself_on_the_host() -> None:
     cases = [Case("sage", strategy, "no targets on rank 1", 0.5, None, None) for strategy in OTHER_STRATEGIES]
-    host = run_ranks(train_cases, 2, cases, 2, timeout_s=90)
-    there: list[list[TrainedCase]] = run_ranks(train_cases, 2, cases, 2, timeout_s=120, device="sim:0")
+    host = run_ranks(train_cases, 2, cases, 2, STEPS, timeout_s=90)
+    there: list[list[TrainedCase]] = run_ranks(train_cases, 2, cases, 2, STEPS, timeout_s=120, device="sim:0")
     for place, case in enumerate(cases):
         for rank in range(2):
             assert compare(host[rank][place], [there[rank][place]]).largest == 0.0, (case, rank)

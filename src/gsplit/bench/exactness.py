@@ -108,12 +108,12 @@ def small_store(ownership: str, num_splits: int) -> tuple[MemoryStore, Ownership
     return MemoryStore(store.graph, [0, n], store.arrays, store.dtypes), Ownership(cuts)
 
 
-def train_cases(mesh: Mesh, cases: list[Case], num_splits: int) -> list[TrainedCase]:
+def train_cases(mesh: Mesh, cases: list[Case], num_splits: int, steps: int = STEPS) -> list[TrainedCase]:
     """Train every case on this mesh."""
-    return [_train(mesh, case, num_splits) for case in cases]
+    return [_train(mesh, case, num_splits, steps) for case in cases]
 
 
-def _train(mesh: Mesh, case: Case, num_splits: int) -> TrainedCase:
+def _train(mesh: Mesh, case: Case, num_splits: int, steps: int) -> TrainedCase:
     store, ownership = small_store(case.ownership, num_splits)
     model = parallelize(make_model(case), mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -130,7 +130,7 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> TrainedCase:
     outputs: list[dict[int, Any]] = []
     losses: list[float] = []
     gradients: list[list[Any]] = []
-    while len(losses) < STEPS:
+    while len(losses) < steps:
         for batch in loader:
             out = model(batch.x, batch.edge_index, **_edge_values(case, batch))
             loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
@@ -141,7 +141,7 @@ def _train(mesh: Mesh, case: Case, num_splits: int) -> TrainedCase:
             gradients.append([None if p.grad is None else p.grad.numpy(force=True).copy() for p in model.parameters()])
             optimizer.step()
             optimizer.zero_grad()
-            if len(losses) == STEPS:
+            if len(losses) == steps:
                 break
     state = {name: value.numpy(force=True).copy() for name, value in model.state_dict().items()}
     return TrainedCase(outputs, losses, gradients, state)
@@ -203,7 +203,7 @@ def run_exactness(
         for place, case in enumerate(cases):
             found = [rank[place] for rank in many]
             if on_host is None:
-                differences = compare(_train(solo_mesh(), case, splits), found)
+                differences = compare(_train(solo_mesh(), case, splits, STEPS), found)
             else:
                 pairs = zip(on_host, found, strict=True)
                 differences = worst_of([compare(rank[place], [there]) for rank, there in pairs])

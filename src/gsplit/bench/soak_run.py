@@ -14,6 +14,7 @@ from pathlib import Path
 from gsplit.bench.soak_watch import Usage, find_ranks, processes_of, usage_of
 from gsplit.bench.two_hosts import TwoHosts
 from gsplit.errors import CommError, explain
+from gsplit.testing.fault_trials import OF_OTHERS
 
 __all__ = ["Life", "start"]
 
@@ -82,7 +83,8 @@ class Life:
 
     def left_files(self) -> tuple[str, ...]:
         """Temporary files that nobody took away."""
-        return tuple(sorted(path.name for path in (self.folder / "tmp").iterdir()))
+        names = sorted(path.name for path in (self.folder / "tmp").iterdir())
+        return tuple(name for name in names if not name.startswith(OF_OTHERS))
 
     def message(self) -> str:
         """The line that says most about why it ended."""

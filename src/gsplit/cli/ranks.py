@@ -6,16 +6,14 @@ imported what they need, or ``python -m gsplit.cli.ranks``. Under torchrun every
 resolves the same command line.
 """
 
-import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import typer
 from rich.console import Console
 
 from gsplit.cli.console import command
+from gsplit.cli.library_notes import library_notes
 from gsplit.cli.tasks import Task, parse_task
 from gsplit.distributed.launched_rank import end_with_launcher
 from gsplit.errors import InputError, explain
@@ -89,18 +87,6 @@ def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
     return restart_on_failure(run, numbers, max_restarts, go_on)
 
 
-@contextmanager
-def _quiet_library() -> Iterator[None]:
-    """What the library would log, the command shows in its own way."""
-    logger = logging.getLogger("gsplit")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 def _run_here(task: Task, nproc: int) -> None:
     from gsplit.distributed.comm import assert_same_on_all_ranks
     from gsplit.distributed.mesh import init
@@ -111,7 +97,7 @@ def _run_here(task: Task, nproc: int) -> None:
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
     assert_same_on_all_ranks(mesh.world, "command", task.agreement())  # ranks may have been started by hand
-    with _quiet_library():
+    with library_notes(mesh.rank):
         code = task.run(mesh)
     mesh.close()
     if code:

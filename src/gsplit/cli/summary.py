@@ -34,6 +34,7 @@ def describe(store: Store) -> dict[str, Any]:
         "num_features": store.num_features,
         "num_classes": store.num_classes,
         "class_names": list(store.class_names),
+        "feature_columns": manifest.feature_columns,
         "features": {
             n: _array(entries[f"features/{n}"]) | {"num_not_finite": counts.get(not_finite_key(n))}
             for n in manifest.names("features")
@@ -114,9 +115,13 @@ def _classes(document: dict[str, Any]) -> str:
         return "no labels"
     kind = "" if document["num_classes"] else " (y holds values, not classes)"
     gaps, names = document["num_unlabelled_vertices"], document["class_names"]
-    if names:
-        kind = f" ({', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''})"
+    kind = _some(names) or kind
     return f"{document['num_classes']:,}{kind}" + (f", unlabelled vertices: {gaps:,}" if gaps else "")
+
+
+def _some(names: list[str]) -> str:
+    """The first of some names, in brackets, if there are any."""
+    return f" ({', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''})" if names else ""
 
 
 def _can_draw(console: Console) -> bool:
@@ -146,7 +151,8 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
             warning = f", NaN or infinite: {bad:,}" if bad else ""
             size = " x ".join(f"{n:,}" for n in array["shape"])
             scaled = " with a scale per row" if word == "features" and array["dtype"] == "int8" else ""
-            lines.append((f"{word} {name}", f"{array['dtype']} {size}{scaled}{warning}"))
+            columns = _some(document["feature_columns"]) if (word, name) == ("features", "x") else ""
+            lines.append((f"{word} {name}", f"{array['dtype']} {size}{columns}{scaled}{warning}"))
     lines.append(("classes", _classes(document)))
     lines += [(f"targets {name}", f"{count:,}") for name, count in document["targets"].items()]
     lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -79,6 +80,7 @@ def _be_rank(main: Callable[[], int], environment: Mapping[str, str]) -> NoRetur
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None  # it is looked up once, and was perhaps
         _tune(environment)
         code = main()
     except SystemExit as end:

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
 
 from gsplit.distributed.failures import Cause, find_cause
@@ -85,15 +86,16 @@ def launch(
     The program is a command whose process is the rank itself (not a shell's child), or a function for copies of this
     process, which start faster, if ``can_fork``. It calls ``gsplit.init``. ``variables`` are added to its environment.
     Measurements say ``threads`` per rank, whatever the environment says, and may leave the allocator as it is. SIGTERM
-    and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed.
+    and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed. Their temporary folder is one of their
+    own, and goes with them: a rank that is killed removes nothing, and PyG leaves a file for every kind of layer.
 
     Returns 0, or what all ranks ended with if that is DIFFERS or REQUEUE. What a rank could not do is this call's
     error, ``GroupFailedError``.
     """
     environment = _environment_of_ranks(nproc, tuned_allocator=tuned_allocator, threads=threads)
-    with _Signals() as signals:
+    with _Signals() as signals, TemporaryDirectory(prefix="gsplit-ranks-", ignore_cleanup_errors=True) as temporary:
         start = start_copy(program) if callable(program) else start_command(program)
-        ranks = RankProcesses(start, nproc, {**environment, **(variables or {})})
+        ranks = RankProcesses(start, nproc, {**environment, "TMPDIR": temporary, **(variables or {})})
         try:
             return _wait(ranks, signals, grace_s)
         finally:

@@ -71,6 +71,7 @@ def write_renumbered(
             part_boundaries=[0, *np.cumsum(sizes).tolist()],
             num_classes=whole.num_classes,
             class_names=whole.class_names,
+            feature_columns=whole.feature_columns,
             arrays=writer.finish_arrays(),
             statistics=whole.statistics,  # of the degrees: an order does not change them
             part_statistics=statistics,

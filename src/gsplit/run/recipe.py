@@ -50,11 +50,31 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     if settings.edge_attr is not None:
         shape = store.stored_array(f"edges/{settings.edge_attr}").shape
         edge_features = shape[1] if len(shape) == 2 else 1
-    return ModelShape(width, outputs, edge_features, store.class_names)
+    return ModelShape(width, outputs, edge_features, store.class_names, _columns(store, settings))
 
 
 def _num_columns(store: Store, settings: TrainSettings) -> int:
     return sum(store.stored_array(f"features/{name}").shape[1] for name in settings.feature_names)
+
+
+def _columns(store: Store, settings: TrainSettings) -> tuple[str, ...]:
+    """What the inputs of the model were called in the user's table, as far as that is known."""
+    return tuple(store.manifest.feature_columns) if settings.feature_names == ["x"] else ()
+
+
+def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) -> None:
+    """Refuse features that are not those of the training: fewer, more, or others in their places."""
+    width, columns = _num_columns(store, settings), _columns(store, settings)
+    if width != trained.num_features:
+        fix = "give the store it was trained on, or one like it"
+        raise InputError(explain(store.path, f"{trained.num_features} features", width, fix))
+    if columns and trained.feature_columns and columns != trained.feature_columns:
+        place = next(i for i in range(width) if columns[i] != trained.feature_columns[i])
+        expected = f"{trained.feature_columns[place]} as column {place} of the features, as in training"
+        fix = (
+            "import with --feature-column for each of them, in the order that gsplit inspect --json shows of that store"
+        )
+        raise InputError(explain(store.path, expected, columns[place], fix))
 
 
 class ArrayNames(TypedDict):
@@ -110,10 +130,7 @@ def infer_run(
     settings, shape = load_run(run)
     what = choose_what(settings, out, what)
     run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
-    width = _num_columns(store, settings)
-    if width != shape.num_features:
-        fix = "give the store it was trained on, or one like it"
-        raise InputError(explain(store.path, f"{shape.num_features} features", width, fix))
+    _check_features(store, settings, shape)
     model = build_model(settings, shape, store)
     load_weights(run, model)
     made = write_predictions(

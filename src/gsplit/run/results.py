@@ -22,6 +22,7 @@ class ModelShape:
     num_classes: int
     num_edge_features: int | None = None
     class_names: tuple[str, ...] = ()
+    feature_columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape
 from gsplit.store.importers.npz_file import NpzMember, npz_members
-from gsplit.store.manifest import ClassNames
+from gsplit.store.manifest import ClassNames, ColumnNames
 from gsplit.untrusted import Expected, read_document
 
 __all__ = ["read_settings", "read_weights"]
@@ -34,6 +34,7 @@ class _Shape(BaseModel):
     num_classes: Annotated[Size, Field(ge=1)]
     num_edge_features: Size | None
     class_names: ClassNames = []
+    feature_columns: ColumnNames = []
 
 
 class _Document(BaseModel):
@@ -50,7 +51,8 @@ def read_settings(path: Path) -> tuple[TrainSettings, ModelShape]:
         key = ".".join(str(part)[:80] for part in first["loc"])
         raise _SETTINGS.refuse(path, f"{key}: {first['msg']}") from None
     found = document.shape
-    shape = ModelShape(found.num_features, found.num_classes, found.num_edge_features, tuple(found.class_names))
+    names = tuple(found.class_names), tuple(found.feature_columns)
+    shape = ModelShape(found.num_features, found.num_classes, found.num_edge_features, *names)
     return check_settings(document.settings, lambda key: f"{path}: settings.{key}"), shape
 
 

@@ -57,6 +57,7 @@ def write_arrays(
         part_boundaries=[0, source.num_vertices],
         num_classes=len(source.class_names) or num_classes,
         class_names=list(source.class_names),
+        feature_columns=list(source.feature_columns),
         arrays=writer.finish_arrays(),
         statistics=statistics,
         shard=shard,

@@ -22,7 +22,7 @@ _AGREED, _LOCK = "agreed.json", "lock"
 def locked(folder: Path) -> Iterator[None]:
     """Keep the other hosts out. By a file: not every shared file system locks folders. Without locks, go on.
 
-    Then two hosts may join at once. They do the same, in steps that are whole or not done; one of them may fail.
+    Then two hosts may join at once. They do the same, in steps that are whole or not done; who fails tries again.
     """
     with (folder / _LOCK).open("a") as file:
         with suppress(OSError):

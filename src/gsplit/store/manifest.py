@@ -26,9 +26,11 @@ __all__ = [
     "MAX_CLASS_NAME",
     "MAX_NAMED_CLASSES",
     "MAX_VERTICES",
+    "MAX_WORD",
     "VERSION",
     "ArrayEntry",
     "ClassNames",
+    "ColumnNames",
     "Manifest",
     "PartStatistics",
     "ProvenanceStep",
@@ -46,6 +48,7 @@ MAX_EDGES = 1 << 40
 MAX_COLUMNS = 1 << 24
 MAX_NAMED_CLASSES = 1 << 14
 MAX_CLASS_NAME = 200
+MAX_WORD = 1000
 MAX_MANIFEST_BYTES = 64 << 20
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
@@ -116,10 +119,11 @@ class ArrayEntry(_Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-Word = Annotated[str, Field(max_length=1000)]
+Word = Annotated[str, Field(max_length=MAX_WORD)]
 
 
 ClassNames = Annotated[list[Annotated[str, Field(max_length=MAX_CLASS_NAME)]], Field(max_length=MAX_NAMED_CLASSES)]
+ColumnNames = Annotated[list[Word], Field(max_length=MAX_COLUMNS)]
 
 
 class ProvenanceStep(_Strict):
@@ -177,6 +181,8 @@ class Manifest(_Strict):
     num_classes: Annotated[int, Field(ge=0, le=1 << 63)] = 0
     class_names: ClassNames = []
     """What the classes were called, where labels were strings; class k is the k-th."""
+    feature_columns: ColumnNames = []
+    """What the columns of ``features/x`` were called, where they were columns of a table."""
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
     part_statistics: PartStatistics | None = None
@@ -207,10 +213,16 @@ class Manifest(_Strict):
             self._check_entry(name, entry)
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(f"class_names: {len(self.class_names)} for {self.num_classes} classes")
+        self._check_columns()
         self._check_scales()
         self._check_part_statistics()
         self._check_shard()
         return self
+
+    def _check_columns(self) -> None:
+        named, features = len(self.feature_columns), self.arrays.get("features/x")
+        if named and (features is None or features.shape[1] != named):
+            raise ValueError(f"feature_columns: {named} names, and features/x has not as many columns")
 
     def _check_scales(self) -> None:
         """Features of int8 mean nothing without the scale of each row."""

@@ -204,6 +204,11 @@ def _open_directory(path: Path) -> int:
 
 
 def _read_manifest(root: int) -> Manifest:
+    try:
+        os.stat("manifest.json", dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        fix = "check the path; gsplit import makes a store"
+        raise StoreError(explain("manifest.json", "one, as in the directory of every store", "none", fix)) from None
     return parse_manifest(read_inside(root, "manifest.json", MAX_MANIFEST_BYTES))
 
 

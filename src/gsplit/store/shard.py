@@ -64,6 +64,7 @@ def write_shard(
                 part_boundaries=whole.part_boundaries,
                 num_classes=whole.num_classes,
                 class_names=whole.class_names,
+                feature_columns=whole.feature_columns,
                 arrays=writer.finish_arrays(),
                 statistics=statistics,
                 part_statistics=whole.part_statistics,

@@ -18,7 +18,9 @@ reads all ``indptr`` and ``indices`` once.
 """
 
 import hashlib
+import random
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gsplit.durable import write_whole
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.ownership import Ownership, own_equally
 from gsplit.progress import Progress, silent
 from gsplit.store.build import check_source, step_settings, write_arrays
@@ -46,6 +48,7 @@ __all__ = ["ShardedImport", "build_shard", "hash_whole", "shard_paths"]
 _NOT_YET = ""
 """The fingerprint of the whole graph in a shard that has not been joined."""
 _WHOLE, _MOST_BYTES = "whole.json", 16 << 20
+_TRIES = 5
 
 
 class _Whole(BaseModel):
@@ -169,29 +172,42 @@ def _build(
 
 
 def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
-    """Complete the shards if all of them are built; return the hosts whose are not."""
-    try:
-        with locked(folder):
-            if not (folder / _WHOLE).exists():
-                missing = [host for host in range(len(outputs)) if not (folder / f"{host}.gsplit").exists()]
-                if not folder.exists():  # another host has joined while this one waited
-                    return []
-                if missing:
-                    return missing
-                shards = [open_store(folder / f"{host}.gsplit") for host in range(len(outputs))]
-                write_whole(folder / _WHOLE, [_find_whole(shards, progress).model_dump_json(indent=1).encode()])
-            whole = _read_whole(folder / _WHOLE)
-            for host, output in enumerate(outputs):
-                built = folder / f"{host}.gsplit"
-                if built.exists():  # not put in place by one that died
-                    write_whole(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
-                    put_in_place(built, output, overwrite=overwrite)
-            done = folder.with_name(f"{folder.name}.done-{uuid4().hex}")
-            folder.rename(done)  # at once: nobody writes into a folder that is half removed
-        shutil.rmtree(done)
-    except FileNotFoundError:  # another host has joined in the meantime
-        if folder.exists():
-            raise
+    """Complete the shards if all of them are built; return the hosts whose are not.
+
+    Every part of it can be done again. So where the file system has no locks, and hosts that join at once take files
+    from under each other, they try again.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return _join_once(folder, outputs, overwrite, progress)
+        except (FileNotFoundError, StoreError):
+            if not folder.exists():  # another host has joined in the meantime
+                return []
+            if not tries_left:
+                raise
+            time.sleep(random.uniform(0.0, 0.2))
+    raise AssertionError("the last try returns or raises")
+
+
+def _join_once(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
+    with locked(folder):
+        if not (folder / _WHOLE).exists():
+            missing = [host for host in range(len(outputs)) if not (folder / f"{host}.gsplit").exists()]
+            if not folder.exists():  # another host has joined while this one waited
+                return []
+            if missing:
+                return missing
+            shards = [open_store(folder / f"{host}.gsplit") for host in range(len(outputs))]
+            write_whole(folder / _WHOLE, [_find_whole(shards, progress).model_dump_json(indent=1).encode()])
+        whole = _read_whole(folder / _WHOLE)
+        for host, output in enumerate(outputs):
+            built = folder / f"{host}.gsplit"
+            if built.exists():  # not put in place by one that died
+                write_whole(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
+                put_in_place(built, output, overwrite=overwrite)
+        done = folder.with_name(f"{folder.name}.done-{uuid4().hex}")
+        folder.rename(done)  # at once: nobody writes into a folder that is half removed
+    shutil.rmtree(done)
     return []
 
 

@@ -134,6 +134,7 @@ class GraphSource:
     edges_near: Callable[[VertexRange, bool], Iterator[EdgeChunk]] | None = None
     edge_values: Mapping[str, ValueType] = field(default_factory=dict)
     features: Mapping[str, RowStream] = field(default_factory=dict)
+    feature_columns: tuple[str, ...] = ()
     y: RowStream | None = None
     class_names: tuple[str, ...] = ()
     targets: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)

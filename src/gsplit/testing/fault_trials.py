@@ -20,7 +20,7 @@ from pathlib import Path
 from gsplit.testing import fault_injection
 from gsplit.testing.fault_injection import FAULT
 
-__all__ = ["PLACES", "Fault", "Outcome", "run_command", "run_mismatched"]
+__all__ = ["OF_OTHERS", "PLACES", "Fault", "Outcome", "run_command", "run_mismatched"]
 
 PLACES = {
     "start": "gsplit.distributed.process_groups:connect",
@@ -34,7 +34,7 @@ PLACES = {
 
 _MARK = "GSPLIT_TEST_TRIAL"
 _LOOK_S = 0.1
-_OF_OTHERS = ("torch_geometric.", "torchinductor_", "__pycache__")
+OF_OTHERS = ("torch_geometric.", "torchinductor_", "__pycache__")
 """Temporary files that PyG and torch leave behind however a process ends."""
 
 
@@ -104,7 +104,7 @@ class _Trial:
         since = reached.stat().st_mtime if reached.exists() else self._begin
         left = [*(f"process {pid}" for pid in running), *(f"port {port}" for port in ports)]
         left += [segment for segment in sorted(self._segments) if Path(segment).exists()]
-        left += [file.name for file in sorted(self._temporary.iterdir()) if not file.name.startswith(_OF_OTHERS)]
+        left += [file.name for file in sorted(self._temporary.iterdir()) if not file.name.startswith(OF_OTHERS)]
         return Outcome(reached.exists(), None if running else round(end - since, 1), list(codes), self._said(), left)
 
     def _find_running(self) -> list[int]:

@@ -44,7 +44,7 @@ def test_gaps_and_dropped_edges_are_counted_and_shown(tmp_path: Path) -> None:
     assert document["provenance"][0]["counts"]["edges_with_unknown_ids_dropped"] == 2
     assert document["notes"] == ["y: whole numbers of float32 imported as classes; missing, stored as -1: 1"]
     screen = " ".join(_run("inspect", tmp_path / "g.gsplit").stdout.split())
-    assert "features x float32 3 x 2, NaN or infinite: 2" in screen
+    assert "features x float32 3 x 2 (f, g), NaN or infinite: 2" in screen
     assert "classes 3, unlabelled vertices: 1" in screen
     assert "edges with unknown ids dropped 2" in screen
 

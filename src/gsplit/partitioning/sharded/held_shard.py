@@ -81,4 +81,5 @@ def _said_of(store: Store) -> dict[str, object]:
         "arrays": {name: (entry.dtype, entry.shape[1:]) for name, entry in sorted(manifest.arrays.items())},
         "targets": targets,
         "classes": (manifest.num_classes, manifest.class_names),
+        "columns of the features": manifest.feature_columns,
     }

@@ -85,6 +85,7 @@ def write_new_shard(
             part_boundaries=order.part_boundaries,
             num_classes=whole.num_classes,
             class_names=whole.class_names,
+            feature_columns=whole.feature_columns,
             arrays=arrays,
             statistics=scan_edges(graph, order.old_ids, progress),
             part_statistics=statistics,

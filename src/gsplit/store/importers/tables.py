@@ -29,6 +29,7 @@ from gsplit.store.importers.vertex_ids import (
 )
 from gsplit.store.importers.vertex_table import (
     drop_unlabelled,
+    named_columns,
     table_notes,
     vertex_features,
     vertex_labels,
@@ -114,6 +115,7 @@ def tables_source(
         edges_near=lambda held, both: _edge_chunks(edge_table, columns, vertex_ids, unknown, held, both_ends=both),
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=features,
+        feature_columns=named_columns(columns) if features else (),
         y=labels.rows if labels else None,
         class_names=labels.class_names if labels else (),
         targets=targets,

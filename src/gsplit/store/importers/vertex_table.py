@@ -14,14 +14,14 @@ from gsplit.store.importers.arrow import Table, explained, list_rows, load_arrow
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.table_columns import LabelType, TableColumns, guess_column
 from gsplit.store.importers.vertex_ids import VertexIds
-from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES
+from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES, MAX_WORD
 from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, VertexRange, dtype_name
 
-__all__ = ["drop_unlabelled", "table_notes", "vertex_features", "vertex_labels", "vertex_targets"]
+__all__ = ["drop_unlabelled", "named_columns", "table_notes", "vertex_features", "vertex_labels", "vertex_targets"]
 
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _NO_SPLIT = ("", "none", "nan", "null", "na")
-_NAMES_BYTES = 1 << 19  # of all class names as JSON: a run keeps them in its settings
+_NAMES_BYTES = 1 << 19  # of all class or column names as JSON: a run keeps them in its settings
 
 
 def _placed(
@@ -35,6 +35,12 @@ def _placed(
         vertices = ids.lookup(str(table.path), batch[columns.id])
         assert (vertices >= 0).all(), f"{table.path} changed while it was read"
         yield vertices, batch
+
+
+def named_columns(columns: TableColumns) -> tuple[str, ...]:
+    """The columns that are the features, in order; none if their names are too long to be kept with every run."""
+    short = max(map(len, columns.features), default=0) <= MAX_WORD
+    return tuple(columns.features) if short and len(json.dumps(columns.features)) <= _NAMES_BYTES else ()
 
 
 def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
