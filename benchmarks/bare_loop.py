@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from gsplit.distributed.launch import ALLOCATOR
+from gsplit.distributed.allocator import ALLOCATOR
 
 FANOUT, BATCH, WARM_UP = [15, 15, 15], 1024, 2
 SIZES: dict[str, dict[str, Any]] = {"sage": {"hidden_channels": 256}, "gat": {"hidden_channels": 128, "heads": 4}}

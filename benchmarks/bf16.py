@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gsplit.distributed.launch import ALLOCATOR
+from gsplit.distributed.allocator import ALLOCATOR
 
 FANOUT, HIDDEN = [10, 10], 64
 RUNS = ("float32", "bf16", "float32 again")

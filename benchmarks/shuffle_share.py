@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from bare_loop import BATCH, FANOUT, SIZES, WARM_UP
-from gsplit.distributed.launch import ALLOCATOR
+from gsplit.distributed.allocator import ALLOCATOR
 from gsplit.testing import run_ranks
 
 PARTS = ("forward", "backward", "features")

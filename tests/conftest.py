@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gsplit.testing.ranks import IMPORTED_BEFORE
+
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=50, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("ci", max_examples=50, derandomize=True, **_COMMON)  # type: ignore[arg-type]
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+IMPORTED_BEFORE.append("warm_server")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background has it ignored
 
 ROOT = Path(__file__).resolve().parents[1]

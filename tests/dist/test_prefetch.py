@@ -1,13 +1,11 @@
 """Batches made ahead: the same bits at every depth, and an end in good time however a rank fails."""
 
-import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_scripts import start_forked
 from prefetch_programs import train_at_depths
 
 from gsplit.testing import run_ranks
@@ -83,26 +81,21 @@ def test_every_rank_ends_with_the_cause_when_one_fails(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[1] / "support")])
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program), how],
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        start_forked(
+            [str(program), how],
+            tmp_path,
+            {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            name=f"rank-{rank}",
         )
         for rank in range(2)
     ]
-    try:
-        ranks[1].wait(100)
-        start = time.monotonic()
-        said = [rank.communicate(timeout=30) for rank in ranks]
-        assert time.monotonic() - start < 10
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert tuple(rank.returncode for rank in ranks) == codes, said
+    failing = ranks[1].wait(100)
+    start = time.monotonic()
+    done = [ranks[0].wait(30), failing]
+    assert time.monotonic() - start < 10
+    said = [(rank.stdout, rank.stderr) for rank in done]
+    assert tuple(rank.returncode for rank in done) == codes, said
     assert "CommError" in said[0][1] and "all ranks to join" in said[0][1], said[0][1]
     assert failed in said[1][1]
     assert all("step 1" in out for out, _ in said)  # what had been made before the failure was trained on

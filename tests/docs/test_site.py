@@ -127,7 +127,7 @@ def test_every_message_in_troubleshooting_is_one_of_ours() -> None:
 
 
 def test_the_allocator_settings_of_the_page_are_the_launchers() -> None:
-    from gsplit.distributed.launch import ALLOCATOR
+    from gsplit.distributed.allocator import ALLOCATOR
 
     export = " ".join(["export", *(f"{name}={value}" for name, value in ALLOCATOR.items())])
     assert export in (DOCS / "performance.md").read_text()

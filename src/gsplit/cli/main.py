@@ -2,9 +2,10 @@
 
 import gc
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gsplit.cli.bench_commands import bench_app
 from gsplit.cli.convert_command import convert
@@ -19,7 +20,16 @@ from gsplit.cli.train_commands import infer, train, verify
 
 __all__ = ["app", "main"]
 
+
+class _InOrderOfUse(TyperGroup):
+    """Commands as a user comes to need them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: (name == "bench", name != "import"))
+
+
 app = typer.Typer(
+    cls=_InOrderOfUse,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # brackets in a help text are text

@@ -21,6 +21,7 @@ from gsplit.run.config import TrainSettings, applies_to_verify, load_settings
 __all__ = ["Flags", "settings_options"]
 
 _METAVARS = {int: "INT", float: "FLOAT", str: "NAME", bool: None}
+_SIZES = ("cache", "device_cache", "copies")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def _parameters(names: list[str]) -> list[inspect.Parameter]:
     for name in names:
         field = TrainSettings.model_fields[name]
         kind, metavar = _kind(field)
+        metavar = "SIZE" if name in _SIZES else metavar
         shown = "" if field.default is None or field.default is False else f" [default: {_text(field.default)}]"
         options[name] = Annotated[kind | None, typer.Option(metavar=metavar, help=f"{field.description}{shown}")]
     keyword = inspect.Parameter.KEYWORD_ONLY

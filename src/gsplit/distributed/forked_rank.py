@@ -7,23 +7,19 @@ signal handlers and functions to call at its end.
 """
 
 import atexit
-import ctypes
 import gc
 import os
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["ForkedRank", "can_fork", "fork_rank", "stay_with_one_thread"]
+from gsplit.distributed.allocator import tune_allocator
 
-_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2, "MALLOC_MMAP_MAX_": -4}
-"""The parameter of glibc's ``mallopt`` for an environment variable that it reads at the start of a process only."""
-_MOST_INT = 2**31 - 1
+__all__ = ["ForkedRank", "can_fork", "fork_rank", "stay_with_one_thread"]
 
 
 def stay_with_one_thread() -> None:
@@ -80,7 +76,6 @@ def _be_rank(main: Callable[[], int], environment: Mapping[str, str]) -> NoRetur
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        tempfile.tempdir = None  # it is looked up once, and was perhaps
         _tune(environment)
         code = main()
     except SystemExit as end:
@@ -100,8 +95,4 @@ def _tune(environment: Mapping[str, str]) -> None:
     import torch
 
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    libc = ctypes.CDLL(None)
-    for name, parameter in _MALLOPT.items():
-        if name in environment and hasattr(libc, "mallopt"):
-            value = int(environment[name])
-            libc.mallopt(parameter, value if value <= _MOST_INT else -1)  # -1 as a threshold: never
+    tune_allocator(environment)

@@ -1,8 +1,7 @@
 """Starting ranks on this host and waiting for them: what ``--nproc`` does.
 
-Ranks on the CPU get one share of the cores each and an allocator that keeps its memory: glibc otherwise gives large
-blocks back to the kernel after every step, and page faults on fresh memory then cost about a third of the time
-(at up to 1.8 times the memory). Under torchrun, and with one process, nothing is started.
+Ranks on the CPU get one share of the cores each and an allocator that keeps its memory (``allocator``). Under torchrun,
+and with one process, nothing is started.
 
 A launcher of our own, not TorchElastic's, whose rendezvous unpickles what any user of the machine can write into it
 (docs/decisions/0011). If one rank fails, the others are ended, and the error names the one that was the cause.
@@ -14,22 +13,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
 
+from gsplit.distributed.allocator import ALLOCATOR
 from gsplit.distributed.failures import Cause, find_cause
 from gsplit.distributed.rank_processes import RankProcesses, start_command, start_copy
 from gsplit.errors import CommError, Terminated
 
-__all__ = ["ALLOCATOR", "DIFFERS", "REQUEUE", "GroupFailedError", "launch"]
+__all__ = ["DIFFERS", "REQUEUE", "GroupFailedError", "launch"]
 
 _LOG = logging.getLogger("gsplit")
-
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "68719476736",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 
 DIFFERS = 3
 """Exit code of ranks that did their work and found that results differ."""
@@ -86,16 +79,15 @@ def launch(
     The program is a command whose process is the rank itself (not a shell's child), or a function for copies of this
     process, which start faster, if ``can_fork``. It calls ``gsplit.init``. ``variables`` are added to its environment.
     Measurements say ``threads`` per rank, whatever the environment says, and may leave the allocator as it is. SIGTERM
-    and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed. Their temporary folder is one of their
-    own, and goes with them: a rank that is killed removes nothing, and PyG leaves a file for every kind of layer.
+    and Ctrl-C go on to the ranks, which have ``grace_s`` before they are killed.
 
     Returns 0, or what all ranks ended with if that is DIFFERS or REQUEUE. What a rank could not do is this call's
     error, ``GroupFailedError``.
     """
     environment = _environment_of_ranks(nproc, tuned_allocator=tuned_allocator, threads=threads)
-    with _Signals() as signals, TemporaryDirectory(prefix="gsplit-ranks-", ignore_cleanup_errors=True) as temporary:
+    with _Signals() as signals:
         start = start_copy(program) if callable(program) else start_command(program)
-        ranks = RankProcesses(start, nproc, {**environment, "TMPDIR": temporary, **(variables or {})})
+        ranks = RankProcesses(start, nproc, {**environment, **(variables or {})})
         try:
             return _wait(ranks, signals, grace_s)
         finally:

@@ -7,7 +7,7 @@ import resource
 import shutil
 from pathlib import Path
 
-from gsplit.distributed.launch import ALLOCATOR
+from gsplit.distributed.allocator import ALLOCATOR
 from gsplit.doctor.line import Line, amount
 from gsplit.free_memory import free_bytes
 
@@ -107,5 +107,7 @@ def check_allocator() -> Line:
     if all(name in os.environ for name in ALLOCATOR):
         return Line("allocator", "ok", "glibc, tuned to keep its memory")
     settings = " ".join(f"{name}={value}" for name, value in ALLOCATOR.items())
-    found = "glibc as it is; gsplit train tunes it for its ranks"
-    return Line("allocator", "ok", found, f"for your own scripts under torchrun: export {settings}")
+    found = "glibc as it is; gsplit train tunes it for itself"
+    return Line(
+        "allocator", "ok", found, f"for your own scripts: gsplit.init(tuned_allocator=True), or export {settings}"
+    )

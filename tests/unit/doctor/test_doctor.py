@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
-from gsplit.distributed.launch import ALLOCATOR
+from gsplit.distributed.allocator import ALLOCATOR
 from gsplit.doctor import examine, machine, network, stores
 from gsplit.doctor.line import Line
 from gsplit.store.build import build_store
