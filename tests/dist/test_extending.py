@@ -29,7 +29,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("ranks, cases", [(2, CASES[::3]), (3, CASES)])
+@pytest.mark.parametrize("ranks, cases", [(2, CASES[::2]), (3, CASES[1::2])])
 def test_ranks_train_as_one_process_does(ranks: int, cases: list[dict[str, Any]], path: str) -> None:
     want = train_extended(solo_mesh(), path, [{}])[0]
     uniform = train_extended(solo_mesh(), path, [{"sampler": "uniform"}])[0]

@@ -17,8 +17,8 @@ from fuzz_surfaces import SURFACES
 from gsplit.errors import InputError
 
 NUMBERS = {"manifest": 2000, "array": 1500, "settings": 800, "run settings": 1500, "run weights": 500}
-NUMBERS |= {"hardware": 1500, "records": 800, "npz": 250, "csv": 200, "parquet": 200, "ogb csv": 120, "ogb npz": 150}
-NUMBERS |= {"store": 500, "shard": 400, "checkpoint": 1000}
+NUMBERS |= {"hardware": 1500, "records": 800, "npz": 150, "csv": 120, "parquet": 120, "ogb csv": 80, "ogb npz": 100}
+NUMBERS |= {"store": 300, "shard": 250, "checkpoint": 800}
 
 
 @cache

@@ -94,5 +94,6 @@ def _tune(environment: Mapping[str, str]) -> None:
     """What libraries read from the environment when they are loaded, which has happened."""
     import torch
 
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    threads = environment["OMP_NUM_THREADS"].partition(",")[0]  # OpenMP takes a number for every level of nesting
+    torch.set_num_threads(int(threads))
     tune_allocator(environment)

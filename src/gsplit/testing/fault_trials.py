@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -123,7 +124,8 @@ class _Trial:
         for pid in running:
             with suppress(OSError):
                 links = [str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()]
-                self._segments.update(link for link in links if link.startswith("/dev/shm/"))
+                shared = [link for link in links if link.startswith("/dev/shm/")]
+                self._segments.update(link for link in shared if not link.startswith(tempfile.gettempdir()))
 
     def _said(self) -> str:
         """The errors and restarts that the processes told of, one line each."""

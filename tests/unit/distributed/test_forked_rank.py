@@ -35,7 +35,7 @@ os.environ["BEFORE"] = "yes"
 atexit.register(print, "the launcher ends")
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGINT, lambda *_: None)
-environment = {"SAID": "by the launcher", "OMP_NUM_THREADS": "2"}
+environment = {"SAID": "by the launcher", "OMP_NUM_THREADS": "2,1"}
 ends = {}
 ends["looks"] = wait(fork_rank(look, environment))
 plain = json.load(open("seen"))
