@@ -133,6 +133,7 @@ def test_a_launcher_with_threads_starts_ranks_that_are_no_copies_of_it(store: st
 def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Path, how: str, code: int) -> None:
     command = ["-m", "gsplit", "train", store, *SMALL, "--epochs", "10000", "--nproc", "2"]
     out = tmp_path / "run"
+    command += ["--save-every", "2"] if how == "kill a rank" else []
     started = start_forked([*command, "--evaluate-every", "0", "--out", str(out), "--json"], tmp_path)
     deadline = time.monotonic() + 100
     steps = out / "1" / "steps-rank-1.jsonl"
@@ -150,6 +151,8 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     document = json.loads(done.stdout)
     if how == "kill a rank":
         assert "expected to finish (got signal 9 (SIGKILL)" in document["error"]
+        kept = document["error"].splitlines()[-1]
+        assert kept == f"the latest checkpoint of {out} is kept; to go on: --resume {out}"
     else:  # all that was trained is kept
         latest = latest_checkpoint(out)
         assert latest is not None and int(latest.name[5:13]) == document["steps"] > 3

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from gsplit.errors import GSplitError, Terminated, explain
+from gsplit.errors import CommError, GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
@@ -46,8 +46,8 @@ def command(
 ) -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 
-    ``lost`` is what a user should know after Ctrl-C. A rank leaves all of that to whoever started it; ``launched`` if
-    that is a command of ours, which says why the rank failed.
+    ``lost`` is what a user should know after Ctrl-C, and after ranks have failed if that can be gone on with. A rank
+    leaves all of that to whoever started it; ``launched`` if that is a command of ours, which says why the rank failed.
     """
     if rank is not None:
         with _as_rank(rank, launched):
@@ -56,6 +56,9 @@ def command(
     signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except CommError as error:  # ranks have failed, perhaps in the middle of their work
+        can_go_on = isinstance(lost, Lost) and lost.exit_code == os.EX_TEMPFAIL
+        _fail(f"{error}\n{lost}" if can_go_on else str(error), 2, as_json)
     except GSplitError as error:
         _fail(str(error), 2, as_json)
     except BrokenPipeError:  # whoever read our output has gone
