@@ -11,8 +11,9 @@ import numpy as np
 from gsplit.errors import InputError, explain
 from gsplit.free_memory import free_bytes
 from gsplit.progress import Progress, silent
+from gsplit.store.array_roles import role_of
 from gsplit.store.edge_arrays import write_edges
-from gsplit.store.manifest import MAX_VERTICES, Manifest, Shard, new_step, role_of
+from gsplit.store.manifest import MAX_VERTICES, Manifest, Shard, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeRules, GraphSource, VertexRange
 from gsplit.store.vertex_arrays import write_vertices

@@ -1,26 +1,23 @@
 """What ``manifest.json`` says: sizes, the arrays that exist, where they come from.
 
-The manifest holds no paths: an array's name is its path, and names are made of a fixed role and, in the
-folders, one plain word. Every shape must follow from the counts, so a manifest that parses is
-consistent with itself; whether the files agree with it is ``reader``'s business.
+The manifest holds no paths: an array's name is its path (``array_roles``). Every shape must follow from the counts, so
+a manifest that parses is consistent with itself; whether the files agree with it is ``reader``'s business.
 """
 
-import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gsplit.errors import StoreError, explain
+from gsplit.store.array_roles import role_of
 from gsplit.store.statistics import Statistics
 from gsplit.untrusted import describe_fault
 
 __all__ = [
-    "INPUT_POSITION",
     "MAX_EDGES",
     "MAX_MANIFEST_BYTES",
     "MAX_CLASS_NAME",
@@ -32,14 +29,13 @@ __all__ = [
     "ClassNames",
     "ColumnNames",
     "Manifest",
+    "Meanings",
     "PartStatistics",
     "ProvenanceStep",
     "Shard",
-    "file_of",
     "graph_fingerprint",
     "new_step",
     "parse_manifest",
-    "role_of",
 ]
 
 VERSION = 2
@@ -50,58 +46,6 @@ MAX_NAMED_CLASSES = 1 << 14
 MAX_CLASS_NAME = 200
 MAX_WORD = 1000
 MAX_MANIFEST_BYTES = 64 << 20
-
-_INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-_ANY = ("bool", *_INTEGERS, *_FLOATS)
-
-
-@dataclass(frozen=True)
-class Role:
-    """What an array of this name must be: its types, what one row stands for, how many dimensions."""
-
-    dtypes: tuple[str, ...]
-    rows: Literal["vertex", "vertex + 1", "edge", "any"]
-    dimensions: tuple[int, ...] = (1,)
-
-
-ROLES = {
-    "indptr": Role(("int64",), "vertex + 1"),
-    "indices": Role(("int32", "int64"), "edge"),
-    "y": Role(_ANY, "vertex", (1, 2)),
-    "original_ids": Role(("int64",), "vertex"),
-    "hotness": Role(("int64",), "vertex"),
-    "vertex_ids": Role(("int64",), "vertex"),
-    "name_offsets": Role(("int64",), "vertex + 1"),
-    "name_bytes": Role(("uint8",), "any"),
-}
-FOLDERS = {
-    "features": Role(("int8", *_FLOATS), "vertex", (2,)),
-    "scales": Role(("float32",), "vertex"),
-    "edges": Role(_ANY, "edge", (1, 2)),
-    "targets": Role(("int64",), "any"),
-    "target_positions": Role(("int64",), "any"),
-}
-INPUT_POSITION = "input_position"
-"""The per-edge array in which an importer keeps where an edge stood in its input; no value of the edge."""
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
-
-
-def role_of(name: str) -> Role:
-    """The role of an array by its name, such as ``indptr`` or ``features/x``."""
-    folder, slash, word = name.partition("/")
-    if not slash and name in ROLES:
-        return ROLES[name]
-    if slash and folder in FOLDERS and _WORD.fullmatch(word):
-        return FOLDERS[folder]
-    known = ", ".join([*ROLES, *(f"{folder}/NAME" for folder in FOLDERS)])
-    raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -)")
-
-
-def file_of(name: str) -> str:
-    """The path of an array inside the store."""
-    role_of(name)
-    return f"{name}.npy"
 
 
 class _Strict(BaseModel):
@@ -167,6 +111,14 @@ class Shard(_Strict):
 
     whole_fingerprint: str
     num_targets: dict[str, Extent]
+
+
+class Meanings(TypedDict):
+    """What values stand for; a store that is made of another keeps it."""
+
+    num_classes: int
+    class_names: list[str]
+    feature_columns: list[str]
 
 
 class Manifest(_Strict):
@@ -262,6 +214,15 @@ class Manifest(_Strict):
         rows = {"vertex": local, "vertex + 1": local + 1, "edge": self.num_edges}.get(role.rows, entry.shape[0])
         if entry.shape[0] != rows:
             raise ValueError(f"{name}: {entry.shape[0]} rows instead of {rows} (one per {role.rows})")
+
+    @property
+    def meanings(self) -> Meanings:
+        """What values stand for."""
+        return {
+            "num_classes": self.num_classes,
+            "class_names": self.class_names,
+            "feature_columns": self.feature_columns,
+        }
 
     def names(self, folder: str) -> list[str]:
         """The words under a folder such as ``features`` or ``targets``, sorted."""

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.store.array_roles import role_of
 from gsplit.store.files import Array
-from gsplit.store.manifest import role_of
 from gsplit.store.protocol import GraphStore
 
 __all__ = ["OriginalOrder"]

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 from gsplit.errors import InputError, explain
 from gsplit.graph import Graph
+from gsplit.store.array_roles import INPUT_POSITION
 from gsplit.store.files import Array
-from gsplit.store.manifest import INPUT_POSITION
 
 __all__ = ["GraphStore", "edge_value_names", "missing_array"]
 

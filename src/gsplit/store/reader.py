@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
+from gsplit.store.array_roles import file_of
 from gsplit.store.files import Array, ArrayFile, read_inside
-from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, graph_fingerprint, parse_manifest
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, graph_fingerprint, parse_manifest
 from gsplit.store.original_order import OriginalOrder
 from gsplit.store.protocol import edge_value_names, missing_array
 

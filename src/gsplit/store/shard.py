@@ -11,8 +11,9 @@ import numpy as np
 from gsplit.errors import InputError, explain
 from gsplit.ownership import own_parts
 from gsplit.progress import Progress, silent
+from gsplit.store.array_roles import role_of
 from gsplit.store.files import Array
-from gsplit.store.manifest import Manifest, Shard, new_step, role_of
+from gsplit.store.manifest import Manifest, Shard, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import row_slices
 from gsplit.store.verify import scan_edges, verify_store
@@ -62,9 +63,7 @@ def write_shard(
                 num_edges=graph.num_edges,
                 vertex_range=(first, stop),
                 part_boundaries=whole.part_boundaries,
-                num_classes=whole.num_classes,
-                class_names=whole.class_names,
-                feature_columns=whole.feature_columns,
+                **whole.meanings,
                 arrays=writer.finish_arrays(),
                 statistics=statistics,
                 part_statistics=whole.part_statistics,

@@ -14,8 +14,8 @@ from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
+from gsplit.store.array_roles import file_of
 from gsplit.store.files import Array, raw_bytes
-from gsplit.store.manifest import file_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail

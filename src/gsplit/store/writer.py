@@ -21,8 +21,9 @@ from typing import Self
 from gsplit.durable import flush_folder
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.mapped_files import create_mapped, flush
+from gsplit.store.array_roles import file_of
 from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, write_bytes
-from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest
 from gsplit.untrusted import Expected, read_document
 
 __all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place"]

@@ -73,6 +73,13 @@ def test_help_is_plain_whole_and_fits_80_columns() -> None:
             assert text or parameter.param_type_name == "argument", (path, parameter.name)
 
 
+def test_commands_are_listed_as_a_user_comes_to_need_them() -> None:
+    said = CliRunner().invoke(app, ["--help"]).stdout
+    listed = [line.split()[0] for line in said.partition("Commands:")[2].splitlines() if line[2:3].strip()]
+    assert listed[:3] == ["import", "inspect", "convert"] and listed[-1] == "bench"
+    assert "--cache SIZE" in CliRunner().invoke(app, ["train", "--help"]).stdout
+
+
 def test_every_summary_starts_with_a_verb() -> None:
     verbs = {"Check", "Compare", "Generate", "Import", "Make", "Measure", "Partition", "Show", "Train", "Write"}
     assert {command.help.split()[0] for _, command in _commands(typer.main.get_command(app))} <= verbs

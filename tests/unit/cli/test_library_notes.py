@@ -14,6 +14,7 @@ def test_warnings_of_rank_zero_are_notes_and_errors_of_all_ranks_are_shown(capsy
         log.info("not for users")
         for missing in (9, 9, 8):  # of several evaluations
             log.warning("targets/test: %d without a label are left out of the score", missing)
+        log.handle(log.makeRecord(log.name, logging.WARNING, "loader.py", 1, "it was announced", (), None))
         log.error("rank 1 does not come")
     with library_notes(1):
         log.warning("the same as on rank 0")

@@ -272,3 +272,8 @@ def test_a_share_that_contradicts_itself_is_refused(tmp_path: Path, path: str, v
     file.write_text(json.dumps(_with(json.loads(file.read_text()), path, value)))
     with pytest.raises(gsplit.StoreError, match=re.escape(message)):
         open_store(tmp_path / "g.gsplit")
+
+
+def test_a_directory_that_is_no_store_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="manifest.json: expected one, as in the directory of every store .got none."):
+        open_store(tmp_path)

@@ -277,6 +277,28 @@ def test_hosts_that_finish_at_once_join_once(tmp_path: Path, monkeypatch: pytest
         verify_store(gsplit.open(shard))
 
 
+@pytest.mark.parametrize("fails, joined", [(2, True), (99, False)])
+def test_a_join_that_another_disturbs_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, joined: bool
+) -> None:
+    tries: list[int] = []
+
+    def disturbed(*_: Any) -> list[int]:
+        tries.append(1)
+        if len(tries) <= fails:
+            raise FileNotFoundError("taken away by another host")
+        return [3]
+
+    monkeypatch.setattr(sharded_import, "_join_once", disturbed)
+    if joined:
+        assert sharded_import._join(tmp_path, [], False, silent) == [3]
+    else:
+        with pytest.raises(FileNotFoundError, match="taken away"):
+            sharded_import._join(tmp_path, [], False, silent)
+    assert len(tries) == min(fails + 1, sharded_import._TRIES)
+    assert sharded_import._join(tmp_path / "gone", [], False, silent) == ([3] if joined else [])
+
+
 def test_a_host_that_is_started_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, path = _edges(tmp_path, "sorted", np.arange(N)), tmp_path / "g.gsplit"
     build, tried = sharded_import._build, list[int]()

@@ -80,6 +80,5 @@ def _said_of(store: Store) -> dict[str, object]:
         "fingerprint of the whole": store.fingerprint,
         "arrays": {name: (entry.dtype, entry.shape[1:]) for name, entry in sorted(manifest.arrays.items())},
         "targets": targets,
-        "classes": (manifest.num_classes, manifest.class_names),
-        "columns of the features": manifest.feature_columns,
+        "meanings": manifest.meanings,
     }

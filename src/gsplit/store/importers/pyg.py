@@ -18,11 +18,11 @@ from torch_geometric.data import Data
 
 from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
+from gsplit.store.array_roles import INPUT_POSITION
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import feature_values
 from gsplit.store.files import Array
 from gsplit.store.importers.labels import Labels, as_labels
-from gsplit.store.manifest import INPUT_POSITION
 from gsplit.store.memory import MemoryStore, renumbered_store
 from gsplit.store.reader import Store
 from gsplit.store.source import (
