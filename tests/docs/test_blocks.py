@@ -27,6 +27,7 @@ PAGES = {str(page.relative_to(ROOT)): blocks_of(page) for page in pages()}
 RUN = {name: blocks for name, blocks in PAGES.items() if any(block.is_run for block in blocks)}
 COMMAND_LINE = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
 STORES = ("STORE", "p.gsplit", "arxiv.gsplit")  # the names that pages give to a partitioned store
+_TELL = "\nprint('last loss', float(loss.detach()))\n"
 
 
 def _gsplit(words: list[str]) -> str:
@@ -89,8 +90,10 @@ def _run_commands(block: Block) -> None:
 def _run_python(block: Block, names: dict[str, Any], place: Path) -> None:
     if block.ranks > 1:
         program = place / "program.py"
-        program.write_text(block.text)
-        run_ranks_forked([str(program)], block.ranks, place, cwd=place)
+        program.write_text(block.text + _TELL)
+        told = [run_ranks_forked([str(program)], number, place, cwd=place) for number in (1, block.ranks)]
+        losses = [float(rank.rpartition("last loss ")[2]) for ranks in told for rank in ranks]
+        assert losses == pytest.approx(losses[:1] * len(losses), rel=1e-5)  # the same on one process, as pages say
         return
     lines = "\n" * (block.line - (block.kind == "setup"))  # tracebacks name the page's line
     exec(compile(lines + block.text, str(ROOT / block.page), "exec"), names)
