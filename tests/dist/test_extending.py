@@ -28,13 +28,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made.path)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("ranks, cases", [(2, CASES[::2]), (3, CASES[1::2])])
 def test_ranks_train_as_one_process_does(ranks: int, cases: list[dict[str, Any]], path: str) -> None:
     want = train_extended(solo_mesh(), path, [{}])[0]
     uniform = train_extended(solo_mesh(), path, [{"sampler": "uniform"}])[0]
     assert len(want[0]) > 2 and want[0] != pytest.approx(uniform[0], abs=1e-3)  # it is another mini-batch
-    for found in run_ranks(train_extended, ranks, path, cases, timeout_s=150):
+    for found in run_ranks(train_extended, ranks, path, cases):
         for case, (losses, weights, score, asked, owned) in zip(cases, found, strict=True):
             assert losses == pytest.approx(want[0], abs=1e-9), case
             assert weights == pytest.approx(want[1], abs=1e-9), case

@@ -52,15 +52,13 @@ def _check(found: list[list[Found]], cases: list[dict[str, Any]], want: Found) -
             assert hits == full if full is not None else 0 < hits < rows, case
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_tiers_change_nothing(num_ranks: int, parted: Store) -> None:
     path, cases = str(parted.path), [*CASES, *DATA]
-    found = run_ranks(train_with, num_ranks, path, cases, timeout_s=200)
+    found = run_ranks(train_with, num_ranks, path, cases)
     _check(found, cases, train_with(solo_mesh(), path, CASES[:1])[0])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 def test_stored_types_are_the_features_everywhere(num_ranks: int, dtype: str, parted: Store, tmp_path: Path) -> None:
@@ -68,11 +66,10 @@ def test_stored_types_are_the_features_everywhere(num_ranks: int, dtype: str, pa
     made = write_with_features(parted, tmp_path / "c.gsplit", dtype)
     plain = write_with_features(made, tmp_path / "f.gsplit", "float32")
     cases = [CASES[0], {"cache": 1000, "features_on_disk": True}, DATA[0]]
-    found = run_ranks(train_with, num_ranks, str(made.path), cases, timeout_s=200)
+    found = run_ranks(train_with, num_ranks, str(made.path), cases)
     _check(found, cases, train_with(solo_mesh(), str(plain.path), CASES[:1])[0])
 
 
-@pytest.mark.timeout(300)
 def test_several_arrays_on_two_ranks(parted: Store) -> None:
-    found = run_ranks(train_with, 2, str(parted.path), TWO, timeout_s=200)
+    found = run_ranks(train_with, 2, str(parted.path), TWO)
     _check(found, TWO, train_with(solo_mesh(), str(parted.path), TWO[:1])[0])

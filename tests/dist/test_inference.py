@@ -13,7 +13,6 @@ from gsplit.testing import run_ranks
 KINDS = ["gat", "gcn", "pna"]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 3), (2, 2)])
 def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_path: Path) -> None:
     n, size = VERTICES, replicas * splits
@@ -23,7 +22,7 @@ def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_pat
         (0, *range(7, 7 + size - 1), n),
         None,  # two parts: from three ranks on, or with replicas, fewer than ranks
     ]
-    ranks = run_ranks(infer_all, size, KINDS, boundaries, str(tmp_path), replicas=replicas, timeout_s=200)
+    ranks = run_ranks(infer_all, size, KINDS, boundaries, str(tmp_path), replicas=replicas)
     (tmp_path / "one").mkdir()
     one = infer_all(solo_mesh(), KINDS, boundaries, str(tmp_path / "one"))
     for rank in ranks:

@@ -44,7 +44,6 @@ def test_the_attack_works_on_the_rendezvous_of_torchelastic(tmp_path: Path) -> N
     assert (tmp_path / "executed").is_dir()
 
 
-@pytest.mark.timeout(120)
 def test_an_intruder_reaches_nothing_of_a_run(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
@@ -64,13 +63,13 @@ def test_an_intruder_reaches_nothing_of_a_run(tmp_path: Path) -> None:
         assert running.is_alive()
     finally:
         (tmp_path / "stop").touch()
-        running.join(60)
+        running.join(300)
     assert results == [0]
     assert not (tmp_path / "executed").exists()
 
 
 def _wait_for_ranks(folder: Path, running: threading.Thread) -> list[int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(found := list(folder.glob("pid-*"))) < 2:
         assert time.monotonic() < deadline and running.is_alive()
         time.sleep(0.1)

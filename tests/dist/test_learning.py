@@ -24,7 +24,7 @@ def _one_process() -> tuple[Any, Any, Any]:
 def test_ranks_learn_what_one_process_learns(num_ranks: int) -> None:
     """In one start: processes are what costs."""
     want, want_accumulated, want_bf16 = _one_process()
-    for found, accumulated, bf16 in run_ranks(learn_everything, num_ranks, timeout_s=110):
+    for found, accumulated, bf16 in run_ranks(learn_everything, num_ranks):
         for name, (losses, weights, scores) in found.items():
             assert losses == pytest.approx(want[name][0], abs=1e-12), name
             torch.testing.assert_close(weights, want[name][1], rtol=0, atol=1e-9)
@@ -56,5 +56,5 @@ def test_one_process_tells_the_cases_apart() -> None:
 def test_rows_of_bfloat16_are_shuffled_on_the_host_and_on_devices() -> None:
     want = shuffle_bf16(solo_mesh())
     for device in ("cpu", "sim"):
-        for losses in run_ranks(shuffle_bf16, 2, timeout_s=110, device=device):
+        for losses in run_ranks(shuffle_bf16, 2, device=device):
             assert losses == pytest.approx(want, abs=0.05)

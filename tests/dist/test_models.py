@@ -43,12 +43,11 @@ def _covering(replicas: int, splits: int) -> list[Case]:
     return list(wanted.values())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 4), (2, 2)])
 def test_models_equal_one_process(replicas: int, splits: int) -> None:
     cases = _covering(replicas, splits)
     assert {case.model for case in cases} == set(MODELS)
-    ranks = run_ranks(train_cases, replicas * splits, cases, splits, STEPS, replicas=replicas, timeout_s=200)
+    ranks = run_ranks(train_cases, replicas * splits, cases, splits, STEPS, replicas=replicas)
     for place, (case, one) in enumerate(zip(cases, train_cases(solo_mesh(), cases, splits, STEPS), strict=True)):
         worst = compare(one, [rank[place] for rank in ranks])
         assert worst.largest <= TOLERANCE, (case, worst)

@@ -1,7 +1,7 @@
 """What goes wrong between real ranks is named: who is missing and what it does, who does something else and what."""
 
 import pytest
-from fault_programs import HANGS, MISMATCHES, hang, mismatch
+from fault_programs import HANGS, LATE, MISMATCHES, hang, mismatch
 
 from gsplit.testing import run_ranks
 
@@ -41,14 +41,14 @@ def test_the_rank_that_is_missing_is_named_with_its_stage_and_stack(device: str,
 
 @WAYS
 def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(device: str, shared_memory: bool) -> None:
-    names = [name for name in MISMATCHES if shared_memory or name != "eval, batch norm"]  # which waits until it is late
+    names = [name for name in MISMATCHES if shared_memory or name != LATE]
     names = [name for name in names if device == "cpu" or name not in ("epoch", "kind")]
     ranks = run_ranks(mismatch, 2, names, shared_memory, device=device, shared_memory=shared_memory)
     parts = {
         "mean against sum": ("rank 0: mean of step 0", "rank 1: sum of step 0"),
         "frozen": ("6 of 6 parameters trained", "rank 1: ", "5 of 6 parameters trained, not convs.0.lin_l.weight"),
         "eval": ("model: training", "model: evaluating"),
-        "eval, batch norm": ("rank 0: training", "rank 1: evaluating"),
+        LATE: ("rank 0: training", "rank 1: evaluating"),
         "loader": ("epoch 0 of loader 0", "epoch 0 of loader 1"),
         "order": ("rank 0: count (all-reduce of torch.float32 [3])", "rank 1: count (all-reduce of torch.float32 [5])"),
         "kind": ("rank 0: count (all-reduce of", "rank 1: count (broadcast of"),

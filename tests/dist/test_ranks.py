@@ -149,7 +149,7 @@ def test_ranks_have_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch)
 def test_a_failing_rank_ends_the_others_in_seconds(how: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailedError, match=f"(?s){message}"):
         run_ranks(fail_on_one, 3, how, str(tmp_path / "clock"))
-    assert time.monotonic() - float((tmp_path / "clock").read_text()) < 10  # the others would wait for 60
+    assert time.monotonic() - float((tmp_path / "clock").read_text()) < 100  # others would wait for 300
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def _differ(one: Trained, two: Trained) -> float:
     return max(*losses, *(float(np.abs(one.weights[name] - two.weights[name]).max()) for name in one.weights))
 
 
-@pytest.mark.timeout(240)
 def test_ranks_go_on_where_others_stopped(tmp_path: Path) -> None:
     """1 -> 2 -> 1 ranks, split -> data -> split, other prefetching, stops in mid-epoch; dropout, BatchNorm, float64."""
     folders = [tmp_path / name for name in "abcdef"]
@@ -47,7 +46,6 @@ def test_ranks_go_on_where_others_stopped(tmp_path: Path) -> None:
             Piece(2, save_to=folders[4], stop_by_rank=1, prefetch=1),
             Piece(STEPS, begin_from=folders[4]),
         ],
-        timeout_s=200,
     )
     for first, second, whole, data, stopped, after in on_ranks:
         assert first.losses == pytest.approx(want.losses[:7], abs=1e-9)
@@ -85,18 +83,17 @@ def _start_ranks(words: list[str], folder: Path) -> list[ForkedProcess]:
     return [start_forked(words, folder, each, name=f"rank-{each['RANK']}") for each in own]
 
 
-@pytest.mark.timeout(240)
 def test_the_command_saves_when_it_is_told_to_stop(tmp_path: Path) -> None:
     graph = PlantedGraph(4000, 60_000, num_features=16)
     store = str(build_store(synthetic_source(graph), tmp_path / "demo.gsplit").path)
     run, train = tmp_path / "run", ["-m", "gsplit", "train", store, *SMALL]
     ranks = _start_ranks([*train, "--epochs", "10000", "--out", str(run), "--save-every", "1000000"], tmp_path)
-    steps, deadline = run / "1" / "steps-rank-1.jsonl", time.monotonic() + 100
+    steps, deadline = run / "1" / "steps-rank-1.jsonl", time.monotonic() + 300
     while not (steps.exists() and steps.read_text().count("\n") > 3):
         assert time.monotonic() < deadline and all(rank.process.is_alive() for rank in ranks), ranks[0].err.read_text()
         time.sleep(0.05)
     os.kill(ranks[1].pid, signal.SIGTERM)  # one of them is enough
-    ended = [rank.wait(60) for rank in ranks]
+    ended = [rank.wait(300) for rank in ranks]
     assert [rank.returncode for rank in ended] == [75, 75], ended[0].stderr
     stopped = json.loads(ended[0].stdout)
     assert stopped["finished"] is False and stopped["steps"] == len(stopped["losses"]) > 3

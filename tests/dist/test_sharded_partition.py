@@ -93,7 +93,6 @@ def _check_shards(made: list[Store], store: Store, hotness: Any, folder: Path) -
     assert step.settings["ranks"] == len(made)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_ranks_do_what_one_process_does(num_ranks: int, tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit", 600, 5000)

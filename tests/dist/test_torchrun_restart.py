@@ -37,5 +37,5 @@ def test_a_second_start_does_not_read_the_addresses_of_the_first(tmp_path: Path)
             )
             for rank in ("0", "1")
         ]
-        for done in [rank.wait(100) for rank in ranks]:
+        for done in [rank.wait(300) for rank in ranks]:
             assert (done.returncode, done.stdout) == (0, "met: ['0', '1']\n"), done.stderr

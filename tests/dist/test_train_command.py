@@ -41,7 +41,6 @@ def _json_of_ranks(num_ranks: int, folder: Path, *args: str) -> Any:
     return json.loads(first)
 
 
-@pytest.mark.timeout(500)
 def test_train_infer_and_evaluate_do_not_depend_on_the_ranks(store: str, tmp_path: Path) -> None:
     train = ["-m", "gsplit", "train", store, *SMALL, "--epochs", "2", "--lr", "0.01"]
     one = _json(run_forked([*train, "--json", "--out", str(tmp_path / "one")], tmp_path))
@@ -128,14 +127,13 @@ def test_a_launcher_with_threads_starts_ranks_that_are_no_copies_of_it(store: st
     assert (found["ok"], found["ranks"]) == (True, 2)
 
 
-@pytest.mark.timeout(240)  # starting three processes on a busy machine
 @pytest.mark.parametrize("how, code", [("kill a rank", 2), ("interrupt", 75), ("terminate", 75)])
 def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Path, how: str, code: int) -> None:
     command = ["-m", "gsplit", "train", store, *SMALL, "--epochs", "10000", "--nproc", "2"]
     out = tmp_path / "run"
     command += ["--save-every", "2"] if how == "kill a rank" else []
     started = start_forked([*command, "--evaluate-every", "0", "--out", str(out), "--json"], tmp_path)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     steps = out / "1" / "steps-rank-1.jsonl"
     while not (steps.exists() and steps.read_text().count("\n") > 3):
         assert time.monotonic() < deadline and started.process.is_alive()
@@ -146,7 +144,7 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
         os.kill(ranks[1], signal.SIGKILL)
     else:
         os.kill(started.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
-    done = started.wait(60)
+    done = started.wait(300)
     assert done.returncode == code, done.stderr
     document = json.loads(done.stdout)
     if how == "kill a rank":

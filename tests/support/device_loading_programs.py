@@ -93,7 +93,7 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
 def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
     """Two ranks in a process that has Triton's interpreter on from its start."""
     program = train_tiers if what == "train" else count_loading
-    return run_ranks(program, 2, path, cases, device="sim:0", timeout_s=250)
+    return run_ranks(program, 2, path, cases, device="sim:0")
 
 
 def forget_to_join(mesh: Mesh, path: str) -> None:

@@ -38,7 +38,7 @@ class ForkedProcess:
         assert self.process.pid is not None
         return self.process.pid
 
-    def wait(self, timeout_s: float = 200.0) -> "CompletedProcess[str]":
+    def wait(self, timeout_s: float = 500.0) -> "CompletedProcess[str]":
         """Wait for its end; a process that takes longer is killed."""
         self.process.join(timeout_s)
         if self.process.is_alive():
@@ -96,14 +96,14 @@ def start_forked(
 
 
 def run_forked(
-    words: list[str], folder: Path, *, cwd: Path | None = None, timeout_s: float = 200.0
+    words: list[str], folder: Path, *, cwd: Path | None = None, timeout_s: float = 500.0
 ) -> "CompletedProcess[str]":
     """A process to its end."""
     return start_forked(words, folder, cwd=cwd).wait(timeout_s)
 
 
 def run_ranks_forked(
-    words: list[str], num_ranks: int, folder: Path, *, cwd: Path | None = None, timeout_s: float = 100.0
+    words: list[str], num_ranks: int, folder: Path, *, cwd: Path | None = None, timeout_s: float = 500.0
 ) -> list[str]:
     """The standard output of every rank, all of which must end with exit code 0."""
     with socket.socket() as probe:

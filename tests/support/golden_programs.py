@@ -111,7 +111,7 @@ def run_golden(ranks: int) -> list[list[dict[str, Any]]]:
     cases = [case for case in golden_cases() if case.ranks == ranks]
     if ranks == 1:
         return [train_golden(solo_mesh(), cases)]
-    return run_ranks(train_golden, ranks, cases, timeout_s=110)
+    return run_ranks(train_golden, ranks, cases)
 
 
 if __name__ == "__main__":

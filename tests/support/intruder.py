@@ -73,6 +73,6 @@ def read_as_other_user(paths: Iterable[str]) -> list[str]:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=20,
+        timeout=100,
     )
     return done.stdout.split()

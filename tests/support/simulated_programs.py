@@ -1,6 +1,7 @@
 """What ranks run in the tests of the simulated device."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import gsplit
 from gsplit.batch import Batch
-from gsplit.bench.exactness import CLASSES, WIDTH, Case, TrainedCase, make_model, small_store, train_cases
+from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.triton.launch import set_launcher
@@ -35,13 +36,15 @@ def simulated_cases(replicas: int, strategies: tuple[str, ...] = ("split", "data
     return cases
 
 
-def _loader(mesh: Mesh, strategy: str = "split", num_layers: int = 3) -> gsplit.NeighborLoader:
+def _loader(
+    mesh: Mesh, strategy: str = "split", num_neighbors: Sequence[int] = (4, 3, -1), batch_size: int = 12
+) -> gsplit.NeighborLoader:
     store, ownership = small_store("random", mesh.num_splits)
     return gsplit.NeighborLoader(
         store,
-        [4, 3, -1][:num_layers],
+        list(num_neighbors),
         "train",
-        batch_size=12,
+        batch_size=batch_size,
         mesh=mesh,
         seed=3,
         strategy=strategy,
@@ -155,13 +158,22 @@ def edges_held(mesh: Mesh) -> tuple[int, int]:
     return int(local.graph.indptr[-1] - local.graph.indptr[0]), sampler.indices.numel()
 
 
-def train_one_step(mesh: Mesh, case: Case) -> TrainedCase:
-    """A case, stopped early: Triton's interpreter is slow."""
-    return train_cases(mesh, [case], mesh.num_splits, 1)[0]
+def small_step(mesh: Mesh, case: Case) -> tuple[list[Any], int]:
+    """Outputs, loss and gradients of a step of few edges, and its waits: Triton's interpreter is slow."""
+    model = gsplit.parallelize(make_model(case), mesh)
+    batch = _loader(mesh, num_neighbors=[2, 2, 2], batch_size=4).make_batch(0, 0)
+    log = switched_on().log if mesh.device.type == "sim" else None
+    before = log.counts() if log is not None else simulated.DeviceCounts()
+    out = model(batch.x, batch.edge_index)
+    loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
+    loss.backward()
+    num_waits = (log.counts() - before).num_waits if log is not None else 0
+    found = [out.detach(), loss.detach(), *(p.grad for p in model.parameters())]
+    return [None if tensor is None else tensor.numpy(force=True) for tensor in found], num_waits
 
 
-def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str], int]:
-    """A case trained with Triton kernels in the interpreter, which kernels there were, and a step's waits."""
+def watched_step(mesh: Mesh, case: Case) -> tuple[list[Any], int, set[str]]:
+    """A small step with Triton kernels in the interpreter, and which kernels there were."""
     seen: set[str] = set()
 
     def watch(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
@@ -169,13 +181,12 @@ def count_triton_launches(mesh: Mesh, case: Case) -> tuple[TrainedCase, set[str]
         inner(kernel, grid, args, constants, writes)
 
     inner = set_launcher(watch)
-    trained = train_one_step(mesh, case)
-    return trained, seen, count_steps(mesh, [case])[0]["step"].num_waits
+    return *small_step(mesh, case), seen
 
 
-def train_with_triton(case: Case) -> list[tuple[TrainedCase, set[str], int]]:
+def step_with_triton(case: Case) -> list[tuple[list[Any], int, set[str]]]:
     """Two ranks, for a process that has Triton's interpreter on from its start."""
-    return run_ranks(count_triton_launches, 2, case, device="sim:0", sample_device="sim:0", timeout_s=200)
+    return run_ranks(watched_step, 2, case, device="sim:0", sample_device="sim:0")
 
 
 def share_a_device(mesh: Mesh) -> None:

@@ -22,7 +22,7 @@ MODULES = sorted((ROOT / "src" / "gsplit").rglob("*.py"))
 
 
 def _run(*command: str, cwd: Path = ROOT, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, input=text, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, input=text, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: str(p.relative_to(ROOT / "src")))
@@ -130,7 +130,7 @@ def test_layers_hold_and_a_broken_layer_is_noticed(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert broken.returncode == 1

@@ -24,7 +24,7 @@ def _program(path: Path, text: str) -> None:
 def _run(words: list[str | Path], folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     """A script that finds the programs of ``folder`` first."""
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), **variables}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def _begin(folder: Path) -> str:
@@ -39,7 +39,7 @@ def test_shellcheck_has_nothing_to_say() -> None:
     scripts = [ROOT / ".ci" / "run", *sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
     assert len(scripts) == 4
     linter = str(Path(sys.executable).parent / "shellcheck")
-    done = subprocess.run([linter, *scripts], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([linter, *scripts], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 

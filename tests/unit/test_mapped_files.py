@@ -45,7 +45,7 @@ buffer[:] = bytes(8 << 20)
 
 def _die(program: str, argument: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program, str(argument)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, str(argument)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == -signal.SIGBUS, done.stderr
     return done.stderr

@@ -96,7 +96,6 @@ def test_the_sdist_builds_the_same_wheel_and_has_what_its_tests_read(built: Buil
     assert not (source / "benchmarks" / "results").exists()  # megabytes that nothing reads
 
 
-@pytest.mark.timeout(180)
 def test_the_wheel_trains_where_only_its_dependencies_are(built: Built, tmp_path: Path) -> None:
     """About 10 s of a core: a Python of its own imports torch and PyG. Kernels run as plain Python, not compiled."""
     venv.create(tmp_path / "venv", with_pip=False)
@@ -118,6 +117,6 @@ def test_the_wheel_trains_where_only_its_dependencies_are(built: Built, tmp_path
 
 def _run(folder: Path, *words: str) -> str:
     plain = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(words, cwd=folder, env=plain, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(words, cwd=folder, env=plain, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (words, done.stdout, done.stderr)
     return done.stdout

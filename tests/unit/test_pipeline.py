@@ -114,7 +114,7 @@ def test_it_lives_as_long_as_whoever_takes_and_goes_on_for_another() -> None:
                 target=lambda count: items.extend(pipeline.take() for _ in range(count)), args=(number,)
             )
             taker.start()
-            taker.join(10)
+            taker.join(300)
             time.sleep(0.5)
             assert not _threads()
     assert items == [f"item {step}" for step in range(6)] and maker.made == list(range(6))

@@ -68,10 +68,10 @@ def test_nesting_is_bounded() -> None:
 )
 def test_hostile_toml_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.toml").write_text(text)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InputError, match=message) as raised:
         load_settings(tmp_path / "t.toml", {})
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert str(raised.value).isprintable() and len(str(raised.value)) < 1000
 
 

@@ -51,7 +51,7 @@ def _run(
     try:
         if options["device"].startswith("sim"):
             stack.enter_context(simulated_device())  # before the first backward of the process
-        mesh = init(timeout_s=60.0, **options)
+        mesh = init(timeout_s=300.0, **options)
         result = program(mesh, *args)
     except BaseException as error:
         pipe.send(
@@ -67,7 +67,7 @@ def run_ranks(
     program: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 100.0,
+    timeout_s: float = 500.0,
     replicas: int = 1,
     shared_memory: bool = True,
     device: str = "cpu",

@@ -26,14 +26,14 @@ def test_ranks_are_found_under_their_launcher_and_counted_with_it() -> None:
     launcher = subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True)
     ranks: dict[int, int] = {}
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 300
         while len(ranks := find_ranks(launcher.pid)) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         assert sorted(ranks) == [0, 1] and all(lives(pid) for pid in ranks.values())
         held = usage_of([launcher.pid], time.monotonic())
         assert held.processes == 3 and held.threads >= 3 and held.memory_bytes > 1e6 and held.descriptors > 3
         assert FAULTS["kill"].inflict(Run([launcher.pid]), Random(0)).startswith("SIGKILL to rank")
-        end = time.monotonic() + 20
+        end = time.monotonic() + 300
         while all(lives(pid) for pid in ranks.values()) and time.monotonic() < end:
             time.sleep(0.05)
         assert sum(lives(pid) for pid in ranks.values()) == 1

@@ -125,14 +125,13 @@ for step in range(1, 1_000_000):
 """
 
 
-@pytest.mark.timeout(60)
 def test_a_kill_while_writing_never_costs_the_latest(tmp_path: Path) -> None:
     """benchmarks/resume.py does this fifty times."""
     last, script = 0, tmp_path / "saver.py"
     script.write_text(SAVER)
     for _ in range(3):
         started = start_forked([str(script), str(tmp_path)], tmp_path)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not list(tmp_path.glob("*.tmp")) or len(list_checkpoints(tmp_path)) < 2:
             assert time.monotonic() < deadline and started.process.is_alive(), started.err.read_text()
         os.kill(started.pid, signal.SIGKILL)

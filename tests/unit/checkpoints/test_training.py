@@ -169,7 +169,7 @@ def test_saving_by_hand_waits_for_the_save_in_the_background(tmp_path: Path, mon
     monkeypatch.setattr("gsplit.durable.os.fsync", slow_flush)
     trainer.train_epoch(1)
     trainer.save_in_background()
-    assert flushes.wait(10)
+    assert flushes.wait(300)
     trainer.save(tmp_path)
     trainer.save()  # raises what went wrong in the background
     assert _names(tmp_path) == ["01.safetensors"]

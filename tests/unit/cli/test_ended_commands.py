@@ -36,6 +36,6 @@ def test_sigterm_while_torch_is_imported(has_checkpoint: bool, code: int, said: 
         folder = checkpoint_folder(tmp_path / "1")
         folder.mkdir(parents=True)
         checkpoint_path(folder, 3).write_bytes(b"")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("error: terminated; ") and said in done.stderr and "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from gsplit.store.shard import write_shard
 
 def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     start = [sys.executable, "-c", "from gsplit.cli.main import main; main()"]
-    return subprocess.run([*start, *map(str, words)], capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run([*start, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_gaps_and_dropped_edges_are_counted_and_shown(tmp_path: Path) -> None:

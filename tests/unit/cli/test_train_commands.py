@@ -100,7 +100,7 @@ def test_ranks_read_exactly_the_settings_that_were_resolved() -> None:
 def test_what_is_started_is_said_before_torch_is_imported(store: Store) -> None:
     code = "import sys; sys.modules['torch'] = None; from gsplit.cli.main import main; main()"  # importing it fails
     command = [sys.executable, "-c", code, "train", str(store.path), *SMALL, "--nproc", "2", "--epochs", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "train sage, 2 layers of width 8, on " in done.stderr
     assert "1,000 vertices, 8,000 edges" in done.stderr
     assert "2 rank(s), strategy split; global mini-batch of 200 targets, 100.0 per rank" in done.stderr

@@ -109,7 +109,7 @@ def test_a_stopped_process_is_told_from_one_that_runs_and_one_that_has_ended() -
         seen = RankProcess(child.pid, stat[19], -1)
         assert seen.state() == "running"
         child.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while seen.state() != "stopped" and time.monotonic() < deadline:
             time.sleep(0.01)
         assert seen.state() == "stopped"
@@ -126,7 +126,7 @@ def test_a_process_writes_its_own_stack_and_those_of_its_newest_threads() -> Non
         begun = threading.Event()
         waiting.append(threading.Thread(target=_wait_here, args=(begun, release)))
         waiting[-1].start()
-        assert begun.wait(30)
+        assert begun.wait(300)
     said = read_stack(own_process(StackFile()))
     release.set()
     for thread in waiting:
@@ -139,7 +139,7 @@ def test_a_process_writes_its_own_stack_and_those_of_its_newest_threads() -> Non
 
 def _wait_here(begun: threading.Event, release: threading.Event) -> None:
     begun.set()
-    release.wait(30)
+    release.wait(300)
 
 
 class _Store:

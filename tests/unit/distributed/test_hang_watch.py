@@ -11,7 +11,7 @@ from gsplit.distributed.hang_watch import HangWatch
 
 
 def _until(caplog: pytest.LogCaptureFixture, count: int) -> list[str]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while len(caplog.messages) < count and time.monotonic() < deadline:
         time.sleep(0.05)
     return caplog.messages

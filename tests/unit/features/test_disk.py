@@ -135,7 +135,7 @@ def test_an_error_waits_for_the_other_threads(tmp_path: Path, monkeypatch: pytes
 
     def read(self: DiskRows, work: Any, first: int, stop: int) -> None:
         if first == 0:
-            busy.wait(10)
+            busy.wait(300)
             raise OSError("planted")
         busy.set()
         time.sleep(0.2)
@@ -164,7 +164,7 @@ def test_nothing_is_left_behind(how: str, tmp_path: Path) -> None:
             take_rows(rows, torch.arange(3), CPU)
     del rows
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 300
     while _reading_threads(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (_num_open(tmp_path), _reading_threads(tmp_path)) == (0, [])

@@ -81,7 +81,7 @@ def test_the_script_predicts_from_stores(tmp_path: Path) -> None:
     write_hardware(PRESETS["v100-nvlink"], machine, {})
     options = ["--stores", str(tmp_path), "--hardware", str(machine), "--json"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(records), *options], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, str(SCRIPT), str(records), *options], capture_output=True, text=True, timeout=300, check=True
     )
     document = json.loads(done.stdout)
     assert len(document["choices"]) == 1 and document["choices"][0]["best"] == "split"

@@ -397,7 +397,7 @@ for path in sys.argv[1:]:
         shutil.copytree(sound, store)
         damage(store)
     command = [sys.executable, "-c", code, *map(str, stores)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)
     for line, store in zip(done.stdout.splitlines(), stores, strict=True):
         assert line.startswith(f"{store} refused:"), line

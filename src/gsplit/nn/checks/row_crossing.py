@@ -19,7 +19,7 @@ from torch.nn import Module
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import LayerCall, rows_of, tensors_of
-from gsplit.nn.checks.toy import ExampleInput, toy_boundary, toy_halves
+from gsplit.nn.checks.toy import ExampleInput, toy_boundary
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 
@@ -60,14 +60,17 @@ def _swap_rows(call: LayerCall, rows: Tensor) -> LayerCall:
     return ((rows, *args[1:]), kwargs) if args else (args, {**kwargs, "x": rows})
 
 
-def find_row_crossings(plan: ForwardPlan, like: ExampleInput, run: RunPass, kind: type[ForwardPass]) -> RowCrossings:
-    """Try the model on toy batches with boundaries, and with hidden input rows."""
-    whole, _ = toy_halves(plan.depth, like)[0]
-    expected = list(tensors_of(run(whole, kind)))
+def find_row_crossings(
+    plan: ForwardPlan, like: ExampleInput, whole: Batch, expected: Any, run: RunPass, kind: type[ForwardPass]
+) -> RowCrossings:
+    """Try the model on toy batches with boundaries, and with hidden input rows.
+
+    ``expected``: what it returned for ``whole``, the toy batch of all targets.
+    """
 
     def same(batch: Batch, how: type[ForwardPass]) -> bool:
         with suppress(InputError):
-            return _all_close(expected, list(tensors_of(run(batch, how))))
+            return _all_close(list(tensors_of(expected)), list(tensors_of(run(batch, how))))
         return False
 
     levels = [level for level in range(1, plan.depth) if same(toy_boundary(plan.depth, like, level), kind)]

@@ -105,11 +105,12 @@ def _outputs_of(
         return out
 
     run(toy_empty(plan.depth, like))
-    found, crossings = [], []
+    found, crossings, halves = [], [], toy_halves(plan.depth, like)
     for training in (False, True):
         model.train(training)
-        found.append([(run(batch), half) for batch, half in toy_halves(plan.depth, like)])
-        crossings.append(find_row_crossings(plan, like, run, _DeterministicPass))
+        found.append([(run(batch), half) for batch, half in halves])
+        whole, expected = halves[0][0], found[-1][0][0]
+        crossings.append(find_row_crossings(plan, like, whole, expected, run, _DeterministicPass))
     boundaries = crossings[0].boundaries & crossings[1].boundaries
     return found, RowCrossings(boundaries, all(each.input_in_bottom_only for each in crossings))
 

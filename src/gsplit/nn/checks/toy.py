@@ -2,9 +2,10 @@
 
 The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all
 row spaces differ in size, so that a tensor's size tells its row space; ``toy_halves`` are mini-batches with targets in
-common.
+common. They are sampled on the host, once per number of layers, and only then go to the model's device.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.nn.forward_plan import RowSpace, num_rows
 from gsplit.ownership import Ownership
-from gsplit.sampling.minibatch import StepKey, sample_minibatch
+from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.store.memory import MemoryStore
 
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _PAIRS = 4
+_ALL = slice(0, 2 * _PAIRS)  # targets
 _TRIES = 200
 _KEY = StepKey(0, 0, 0)
 
@@ -103,6 +105,7 @@ def num_toy_vertices(num_layers: int) -> int:
     return _PAIRS * _spacing(num_layers)
 
 
+@functools.cache
 def _toy_graph(num_layers: int, seed: int) -> tuple[Graph, Tensor]:
     """Chains with side edges, self-loops and vertices without in-edges; targets in neighbouring pairs."""
     rng = np.random.default_rng(seed)
@@ -134,18 +137,25 @@ def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
     return MemoryStore(graph, [0, graph.num_vertices], arrays, dict.fromkeys(arrays, "float64"))
 
 
-def _batch_of(graph: Graph, targets: Tensor, num_layers: int, like: ExampleInput, extra: list[int]) -> Batch:
-    """A mini-batch of the toy graph on one process; layer l has ``extra[l]`` rows from nowhere."""
-    sample = sample_minibatch(_toy_sampler(graph, like), targets.to(like.row.device), [-1] * num_layers, _KEY)
+@functools.cache
+def _toy_sample(num_layers: int, seed: int, first: int, stop: int) -> MiniBatch:
+    """All in-edges of the targets ``first`` to ``stop``, hop after hop."""
+    graph, targets = _toy_graph(num_layers, seed)
+    return sample_minibatch(_toy_sampler(graph), targets[first:stop], [-1] * num_layers, _KEY)
+
+
+def _batch_of(num_layers: int, like: ExampleInput, extra: list[int], part: slice, seed: int = 0) -> Batch:
+    """A mini-batch of some targets of a toy graph on one process; layer l has ``extra[l]`` rows from nowhere."""
+    sample = _toy_sample(num_layers, seed, part.start, part.stop)
     padded = [
         _PaddedExchange(block.num_src, block.num_dst, more) for block, more in zip(sample.blocks, extra, strict=True)
     ]
     exchanges: list[Exchange] = [PremixedExchange(padded[0]), *padded[1:]]
-    return _assemble(graph, like, sample.blocks, exchanges, [(0, sample.input_ids)])
+    return _assemble(_toy_graph(num_layers, seed)[0], like, sample.blocks, exchanges, [(0, sample.input_ids)])
 
 
-def _toy_sampler(graph: Graph, like: ExampleInput) -> TorchNeighborSampler:
-    return TorchNeighborSampler(graph, np.empty(0, np.int64), like.row.device, edge_ids=True)
+def _toy_sampler(graph: Graph) -> TorchNeighborSampler:
+    return TorchNeighborSampler(graph, np.empty(0, np.int64), torch.device("cpu"), edge_ids=True)
 
 
 def _assemble(
@@ -155,7 +165,7 @@ def _assemble(
     exchanges: list[Exchange],
     frontiers: list[tuple[int, Tensor]],
 ) -> Batch:
-    """A batch of some blocks; rows that no vertex is named for are zero."""
+    """A batch of some blocks, on the model's device; rows that no vertex is named for are zero."""
     device, mesh = like.row.device, solo_mesh(like.row.device)
     local = LocalGraph(_toy_store(graph, like), mesh, Ownership((0, graph.num_vertices)))
     has_attr, layers = like.num_edge_features is not None, list[BatchLayer]()
@@ -163,7 +173,7 @@ def _assemble(
         assert block.edge_ids is not None
         layers.append(
             BatchLayer(
-                Block(block.indptr, block.src_rows, exchange.num_mixed, block.edge_ids),
+                replace(block.to(device), num_src=exchange.num_mixed),
                 exchange,
                 take_rows(local.edge_rows("edge_attr"), block.edge_ids, device) if has_attr else None,
                 take_rows(local.edge_rows("edge_weight"), block.edge_ids, device),
@@ -176,7 +186,7 @@ def _assemble(
     return Batch(
         x=torch.cat([x, x.new_zeros(exchanges[0].num_mixed - x.size(0), *x.shape[1:])]),
         labels=None,
-        frontiers=tuple(FrontierIds(level, ids, ids) for level, ids in frontiers),
+        frontiers=tuple(FrontierIds(level, ids.to(device), ids.to(device)) for level, ids in frontiers),
         layers=tuple(layers),
         num_targets=num_targets,
         global_batch_size=num_targets,
@@ -191,39 +201,54 @@ def _row_spaces(num_layers: int) -> list[RowSpace]:
 
 def toy_batch(num_layers: int, like: ExampleInput) -> tuple[Batch, dict[int, RowSpace]]:
     """A batch in which no two row spaces have the same number of rows, and the row space of each number."""
+    seed, extra = _distinct_sizes(num_layers)
+    batch = _batch_of(num_layers, like, list(extra), _ALL, seed)
+    return batch, {num_rows(batch, space): space for space in _row_spaces(num_layers)}
+
+
+@functools.cache
+def _distinct_sizes(num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """The toy graph and the extra rows with which all row spaces differ in size."""
+    like, spaces = ExampleInput(torch.zeros(1, 1), None), _row_spaces(num_layers)
     for seed in range(_TRIES):
         rng = np.random.default_rng(1000 + seed)
-        graph, targets = _toy_graph(num_layers, seed)
         extra = [int(more) for more in rng.integers(1, 40 * num_layers, num_layers)]
-        batch = _batch_of(graph, targets, num_layers, like, extra)
-        space_of = {num_rows(batch, space): space for space in _row_spaces(num_layers)}
-        if len(space_of) == len(_row_spaces(num_layers)):
-            return batch, space_of
+        batch = _batch_of(num_layers, like, extra, _ALL, seed)
+        if len({num_rows(batch, space) for space in spaces}) == len(spaces):
+            return seed, tuple(extra)
     raise AssertionError(f"no toy batch of {num_layers} layers found")
 
 
 def toy_empty(num_layers: int, like: ExampleInput) -> Batch:
     """A mini-batch of which a rank has nothing."""
-    graph, targets = _toy_graph(num_layers, 0)
-    return _batch_of(graph, targets[:0], num_layers, like, [0] * num_layers)
+    return _batch_of(num_layers, like, [0] * num_layers, slice(0, 0))
 
 
 def toy_boundary(num_layers: int, like: ExampleInput, level: int) -> Batch:
     """The toy mini-batch of all targets with a boundary: below it all rows but the targets' are in another order."""
-    graph, targets = _toy_graph(num_layers, 0)
-    device, sampler = like.row.device, _toy_sampler(graph, like)
-    upper = sample_minibatch(sampler, targets.to(device), [-1] * (num_layers - level), _KEY, bottom_layer=level)
-    num_rows, num_targets = upper.input_ids.numel(), targets.numel()
-    places = torch.cat([torch.arange(num_targets), torch.arange(num_rows - 1, num_targets - 1, -1)]).to(device)
-    lower = sample_minibatch(sampler, upper.input_ids[places], [-1] * level, _KEY)
-    nothing, num_dst = places[:0], upper.blocks[0].num_dst
+    device = like.row.device
+    upper, lower, places = _toy_parts(num_layers, level)
+    num_rows, num_dst = places.numel(), upper.blocks[0].num_dst
+    places = places.to(device)
+    nothing = places[:0]
     index = BoundaryIndex(ShuffleIndex(nothing, (0,), (0,), num_rows, num_dst), places, nothing)
     comm = solo_mesh(device).shuffles
     exchanges: list[Exchange] = [IdentityExchange(block.num_src, block.num_dst) for block in lower.blocks]
     exchanges.append(BoundaryExchange(index, comm, 0, level, BufferPool(device), deterministic=True))
     exchanges += [IdentityExchange(block.num_src, block.num_dst) for block in upper.blocks[1:]]
     frontiers = [(0, lower.input_ids), (level + 1, upper.input_ids)]
-    return _assemble(graph, like, (*lower.blocks, *upper.blocks), exchanges, frontiers)
+    return _assemble(_toy_graph(num_layers, 0)[0], like, (*lower.blocks, *upper.blocks), exchanges, frontiers)
+
+
+@functools.cache
+def _toy_parts(num_layers: int, level: int) -> tuple[MiniBatch, MiniBatch, Tensor]:
+    """The layers above a boundary, those below it, and where the upper ones find their rows among the lower ones'."""
+    graph, targets = _toy_graph(num_layers, 0)
+    sampler = _toy_sampler(graph)
+    upper = sample_minibatch(sampler, targets, [-1] * (num_layers - level), _KEY, bottom_layer=level)
+    num_rows, num_targets = upper.input_ids.numel(), targets.numel()
+    places = torch.cat([torch.arange(num_targets), torch.arange(num_rows - 1, num_targets - 1, -1)])
+    return upper, sample_minibatch(sampler, upper.input_ids[places], [-1] * level, _KEY), places
 
 
 def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]:
@@ -232,7 +257,5 @@ def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]
     Targets of the first half draw from those of the second, which draw from none of the first: mixing along either
     direction of the edges, or along the rows either way, changes one of the two.
     """
-    graph, targets = _toy_graph(num_layers, 0)
-    none = [0] * num_layers
-    halves = [slice(0, 2 * _PAIRS), slice(0, _PAIRS), slice(_PAIRS, 2 * _PAIRS)]
-    return [(_batch_of(graph, targets[half], num_layers, like, none), half) for half in halves]
+    halves = [_ALL, slice(0, _PAIRS), slice(_PAIRS, 2 * _PAIRS)]
+    return [(_batch_of(num_layers, like, [0] * num_layers, half), half) for half in halves]

@@ -6,6 +6,7 @@ from a dispatch mode for factories, and from three registered kernels for ``torc
 around modes. What is done with each is in ``execution``.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ _execute: Callable[[Any, Any, Any], Any]
 _library: Any = None
 
 
+@functools.cache
 def sim_device() -> torch.device:
     """The device's name for torch; known once it is installed."""
     return torch.device(DEVICE_TYPE, 0)
@@ -60,12 +62,12 @@ class SimTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, requires_grad: bool = False) -> "SimTensor":
-        options: dict[str, Any] = {"dtype": inner.dtype, "device": sim_device(), "requires_grad": requires_grad}
-        if inner.layout == torch.strided:
-            options |= {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "layout": inner.layout}
-        else:
-            options["dispatch_layout"] = True
-        out: SimTensor = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **options)
+        options: dict[str, Any] = {"dispatch_layout": True}
+        if inner.layout is torch.strided:
+            options = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "layout": torch.strided}
+        out: SimTensor = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), dtype=inner.dtype, device=sim_device(), requires_grad=requires_grad, **options
+        )
         out.host = inner
         return out
 
@@ -107,6 +109,11 @@ class SimTensor(Tensor):
 
 class SimMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees operations that have no tensor of the device among their arguments."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing compiles here, and the guard around every operation would cost as much as some of them."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _execute(func, args, kwargs or {})

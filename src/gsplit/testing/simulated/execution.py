@@ -1,6 +1,6 @@
 """One operation on the simulated device: checked as CUDA would, counted, run on the host tensors and wrapped again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,61 +8,69 @@ import torch
 from torch import Tensor
 
 from gsplit.testing.simulated.backend import DEVICE_TYPE, SimTensor, correct_aliasing, sim_device, without_modes
-from gsplit.testing.simulated.operations import INDEXING, LAUNCHES_NOTHING, why_host_waits
+from gsplit.testing.simulated.operations import INDEXING, Operation, operation_of, why_host_waits
 from gsplit.testing.simulated.state import active, moved
 
 __all__ = ["copy", "host_tensors", "launch_triton", "run"]
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lies in tuples, lists and dicts; torch's own function for it takes most of an operation's time."""
+    """What lies in tuples and lists; torch's own function for it takes most of an operation's time."""
     if isinstance(value, tuple | list):
         for inner in value:
-            yield from leaves(inner)
-    elif isinstance(value, dict):
-        for inner in value.values():
             yield from leaves(inner)
     else:
         yield value
 
 
-def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Tuples, lists and dicts with everything in them changed."""
-    if isinstance(value, tuple | list):
-        return type(value)([map_leaves(change, inner) for inner in value])
-    if isinstance(value, dict):
-        return {key: map_leaves(change, inner) for key, inner in value.items()}
-    return change(value)
+def _tensors_in(args: Any, kwargs: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+    return found
 
 
 def _unwrap(value: Any) -> Any:
-    return value.host if isinstance(value, SimTensor) else value
+    """Host tensors in place of those of the device, in tuples and lists too."""
+    if isinstance(value, SimTensor):
+        return value.host
+    return type(value)(map(_unwrap, value)) if isinstance(value, tuple | list) else value
 
 
 def _wrap(value: Any) -> Any:
-    return SimTensor(value) if isinstance(value, Tensor) and not isinstance(value, SimTensor) else value
+    """Tensors of the device in place of host tensors, in tuples and lists too."""
+    if isinstance(value, Tensor):
+        return value if isinstance(value, SimTensor) else SimTensor(value)
+    return type(value)(map(_wrap, value)) if isinstance(value, tuple | list) else value
+
+
+def _unwrap_options(kwargs: Any) -> dict[str, Any]:
+    return {key: _unwrap(value) for key, value in kwargs.items()}
 
 
 def run(func: Any, args: Any, kwargs: Any) -> Any:
     """One operation: checked, counted, run on the host."""
-    name: str = func._schema.name
-    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    operation = operation_of(func)
+    tensors = _tensors_in(args, kwargs)
     held = [tensor for tensor in tensors if isinstance(tensor, SimTensor)]
-    if name.startswith("c10d::"):
+    if operation.is_collective:
         return _run_collective(func, args, kwargs, tensors, held)
-    short = name.split("::")[1]
-    if name == "prim::layout":
+    if operation.name == "prim::layout":
         return args[0].host.layout
     device = kwargs.get("device")
     makes_here = device is not None and torch.device(device).type == DEVICE_TYPE
     if not held and not makes_here:
-        return _run_on_host(short, func, args, kwargs)
-    if short == "copy_":
+        return _run_on_host(operation.short, func, args, kwargs)
+    if operation.short == "copy_":
         return copy(args[0], args[1], bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False)))
-    if short == "_to_copy":
+    if operation.short == "_to_copy":
         return _to_copy(args[0], kwargs)
-    _check_devices(short, args, kwargs, tensors)
-    return _run_kernel(short, func, args, kwargs, held)
+    if len(held) < len(tensors):
+        _check_devices(operation.short, args, kwargs, tensors)
+    return _run_kernel(operation, func, args, kwargs, held)
 
 
 def _run_collective(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], held: list[SimTensor]) -> Any:
@@ -70,7 +78,7 @@ def _run_collective(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], he
         raise RuntimeError(f"{func._schema.name}: tensors of one collective on {sim_device()} and on the host")
     if any(not tensor.host.is_contiguous() for tensor in held):
         raise ValueError("Tensors must be contiguous")
-    return func(*map_leaves(_unwrap, args), **map_leaves(_unwrap, kwargs))
+    return func(*_unwrap(args), **_unwrap_options(kwargs))
 
 
 def _run_on_host(short: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,30 +140,31 @@ def _check_devices(short: str, args: Any, kwargs: Any, tensors: list[Tensor]) ->
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {shapes} ({short})")
 
 
-def _run_kernel(short: str, func: Any, args: Any, kwargs: Any, held: list[SimTensor]) -> Any:
-    state = active()
+def _run_kernel(operation: Operation, func: Any, args: Any, kwargs: Any, held: list[SimTensor]) -> Any:
+    state, short = active(), operation.short
     reason = why_host_waits(short, func, args, kwargs)
-    options = map_leaves(_unwrap, kwargs)
+    options = _unwrap_options(kwargs)
     if "device" in options:
         options["device"] = torch.device("cpu")
     options.pop("pin_memory", None)
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    with state.own_random_numbers() if draws else nullcontext():
-        out = func(*map_leaves(_unwrap, args), **options)
+    with state.own_random_numbers() if operation.draws else nullcontext():
+        out = func(*_unwrap(args), **options)
     if short == "_local_scalar_dense":
         state.log.copy(args[0].host.element_size(), "host")
         wrapped = out
     else:
-        wrapped = map_leaves(_wrap, out)
-    if short not in LAUNCHES_NOTHING:
-        reads, writes = _accesses(func, args, kwargs) if state.tracker.check else ([], [])
-        _note_launch(short, reads, writes + [leaf for leaf in leaves(wrapped) if isinstance(leaf, SimTensor)])
+        wrapped = _wrap(out)
+    if operation.launches:
+        state.log.launch()
+        if state.tracker.check:
+            reads, writes = _accesses(func, args, kwargs)
+            _note_access(short, reads, writes + [leaf for leaf in leaves(wrapped) if isinstance(leaf, SimTensor)])
     elif reason is not None:
         _note_access(short, [args[0]])
     if reason is not None:
         state.log.wait(reason)
         state.tracker.host_waited(state.tracker.snapshot(state.tracker.current()))
-    if short == "_local_scalar_dense" or not held:
+    if not operation.aliases or not held:
         return wrapped
     return correct_aliasing(func, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
 

@@ -4,12 +4,14 @@ Names are those of torch's operator schemas, without ``aten::`` and overload. A 
 kernels; each operation counts as one, so launches are a lower bound.
 """
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["INDEXING", "LAUNCHES_NOTHING", "why_host_waits"]
+__all__ = ["INDEXING", "Operation", "operation_of", "why_host_waits"]
 
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 """Operations that take index tensors of the host as well, and copy them."""
@@ -26,7 +28,7 @@ _ALWAYS_WAIT = {
     "is_nonzero": "bool",
 }
 
-LAUNCHES_NOTHING = frozenset(
+_LAUNCHES_NOTHING = frozenset(
     {
         "_local_scalar_dense",
         "_reshape_alias",
@@ -73,6 +75,37 @@ LAUNCHES_NOTHING = frozenset(
     }
 )
 """Views, and memory that is only reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is the same for every call of an operation.
+
+    ``name`` is that of its schema, ``short`` without the namespace. ``draws``: it takes random numbers. ``aliases``:
+    something it returns may be, or share memory with, one of its arguments.
+    """
+
+    name: str
+    short: str
+    is_collective: bool
+    launches: bool
+    draws: bool
+    aliases: bool
+
+
+@functools.cache
+def operation_of(func: Any) -> Operation:
+    """What torch's overload of an operation is; looked up once, as a step has thousands of calls."""
+    schema = func._schema
+    namespace, short = schema.name.split("::")
+    return Operation(
+        schema.name,
+        short,
+        is_collective=namespace == "c10d",
+        launches=short not in _LAUNCHES_NOTHING,
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        aliases=any(value.alias_info is not None for value in (*schema.arguments, *schema.returns)),
+    )
 
 
 def why_host_waits(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

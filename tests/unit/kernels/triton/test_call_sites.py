@@ -28,5 +28,5 @@ def test_the_host_never_imports_triton() -> None:
         "make_sampler(Graph(np.array([0, 0]), np.array([], int), 1), np.array([], int), torch.device('cpu'));"
         "print('triton' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert found.stdout.strip() == "False"
