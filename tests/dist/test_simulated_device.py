@@ -101,12 +101,12 @@ def test_triton_kernels_in_the_interpreter_compute_the_same_step(model: str, ker
     host = run_ranks(small_step, 2, case)
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
         there = run("simulated_programs.step_with_triton", case)
-    for (expected, _), (found, num_waits, kernels) in zip(host, there, strict=True):
+    for (expected, _), (found, waits, kernels) in zip(host, there, strict=True):
         assert len(found) == len(expected) > 5
         for here, other in zip(expected, found, strict=True):
             np.testing.assert_allclose(other, here, rtol=0.0, atol=bound)
         assert kernel in kernels and len(kernels) >= 8, kernels
-        assert num_waits == 0
+        assert [line for line in waits if not line.startswith("gsplit/nn/gradients.py")] == []  # flags, the first time
 
 
 def test_no_step_waits_for_the_device() -> None:

@@ -1,6 +1,7 @@
 """What ranks run in the tests of the simulated device."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def edges_held(mesh: Mesh) -> tuple[int, int]:
     return int(local.graph.indptr[-1] - local.graph.indptr[0]), sampler.indices.numel()
 
 
-def small_step(mesh: Mesh, case: Case) -> tuple[list[Any], int]:
+def small_step(mesh: Mesh, case: Case) -> tuple[list[Any], Counter[str]]:
     """Outputs, loss and gradients of a step of few edges, and its waits: Triton's interpreter is slow."""
     model = gsplit.parallelize(make_model(case), mesh)
     batch = _loader(mesh, num_neighbors=[2, 2, 2], batch_size=4).make_batch(0, 0)
@@ -167,12 +168,12 @@ def small_step(mesh: Mesh, case: Case) -> tuple[list[Any], int]:
     out = model(batch.x, batch.edge_index)
     loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
     loss.backward()
-    num_waits = (log.counts() - before).num_waits if log is not None else 0
+    waits = (log.counts() - before).waits if log is not None else Counter[str]()
     found = [out.detach(), loss.detach(), *(p.grad for p in model.parameters())]
-    return [None if tensor is None else tensor.numpy(force=True) for tensor in found], num_waits
+    return [None if tensor is None else tensor.numpy(force=True) for tensor in found], waits
 
 
-def watched_step(mesh: Mesh, case: Case) -> tuple[list[Any], int, set[str]]:
+def watched_step(mesh: Mesh, case: Case) -> tuple[list[Any], Counter[str], set[str]]:
     """A small step with Triton kernels in the interpreter, and which kernels there were."""
     seen: set[str] = set()
 
@@ -184,7 +185,7 @@ def watched_step(mesh: Mesh, case: Case) -> tuple[list[Any], int, set[str]]:
     return *small_step(mesh, case), seen
 
 
-def step_with_triton(case: Case) -> list[tuple[list[Any], int, set[str]]]:
+def step_with_triton(case: Case) -> list[tuple[list[Any], Counter[str], set[str]]]:
     """Two ranks, for a process that has Triton's interpreter on from its start."""
     return run_ranks(watched_step, 2, case, device="sim:0", sample_device="sim:0")
 

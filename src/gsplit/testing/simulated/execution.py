@@ -47,7 +47,7 @@ def _wrap(value: Any) -> Any:
     return type(value)(map(_wrap, value)) if isinstance(value, tuple | list) else value
 
 
-def _unwrap_options(kwargs: Any) -> dict[str, Any]:
+def _unwrap_options(kwargs: Any) -> Any:
     return {key: _unwrap(value) for key, value in kwargs.items()}
 
 
