@@ -17,7 +17,7 @@ from simulated_programs import (
     mixed_kinds,
     share_a_device,
     simulated_cases,
-    small_step,
+    small_steps,
     use_everything,
     violate_late,
 )
@@ -94,14 +94,15 @@ def test_a_sampler_on_a_device_holds_its_own_edges_only() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("model, kernel, bound", [("sage", "spread_kernel", 0.0), ("gat", "gat_forward_kernel", 1e-9)])
-def test_triton_kernels_in_the_interpreter_compute_the_same_step(model: str, kernel: str, bound: float) -> None:
+def test_triton_kernels_in_the_interpreter_compute_the_same_step() -> None:
     """Sampling, shuffles, dropout and attention by Triton kernels, on two ranks: but for attention, every bit."""
-    case = Case(model, "split", "random", 0.5, None, None)
-    host = run_ranks(small_step, 2, case)
+    wanted = {"sage": ("spread_kernel", 0.0), "gat": ("gat_forward_kernel", ATTENTION)}
+    cases = [Case(model, "split", "random", 0.5, None, None) for model in wanted]
+    host = run_ranks(small_steps, 2, cases)
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        there = run("simulated_programs.step_with_triton", case)
-    for (expected, _), (found, waits, kernels) in zip(host, there, strict=True):
+        there = run("simulated_programs.steps_with_triton", cases)
+    for rank, (kernel, bound), place in ((r, wanted[c.model], i) for r in range(2) for i, c in enumerate(cases)):
+        (expected, _, _), (found, waits, kernels) = host[rank][place], there[rank][place]
         assert len(found) == len(expected) > 5
         for here, other in zip(expected, found, strict=True):
             np.testing.assert_allclose(other, here, rtol=0.0, atol=bound)
@@ -109,10 +110,16 @@ def test_triton_kernels_in_the_interpreter_compute_the_same_step(model: str, ker
         assert [line for line in waits if not line.startswith("gsplit/nn/gradients.py")] == []  # flags, the first time
 
 
-def test_no_step_waits_for_the_device() -> None:
-    """Making a batch, and all behind it; reading the loss is the training loop's, once per step (see the trainer)."""
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_no_step_waits_for_the_device(num_ranks: int) -> None:
+    """Making a batch, and all behind it; reading the loss is the training loop's, once per step (see the trainer).
+
+    All models on one rank; what ranks do with each other is the same for all of them.
+    """
     cases = simulated_cases(1, ("split",))
-    for case, counts in zip(cases, run_ranks(count_steps, 2, cases, device="sim:0")[0], strict=True):
+    cases = cases if num_ranks == 1 else [case for case in cases if case.model == "gat"]
+    found = run_ranks(count_steps, num_ranks, cases, device="sim:0")[0]
+    for case, counts in zip(cases, found, strict=True):
         assert counts["step"].num_waits == 0, (case, counts["step"].waits)
         assert counts["loading"].num_waits == 0 and 2 <= counts["loading"].launches <= 5, (case, counts["loading"])
         assert counts["step"].launches > 100  # it does count

@@ -159,8 +159,22 @@ def edges_held(mesh: Mesh) -> tuple[int, int]:
     return int(local.graph.indptr[-1] - local.graph.indptr[0]), sampler.indices.numel()
 
 
-def small_step(mesh: Mesh, case: Case) -> tuple[list[Any], Counter[str]]:
-    """Outputs, loss and gradients of a step of few edges, and its waits: Triton's interpreter is slow."""
+SmallStep = tuple[list[Any], Counter[str], set[str]]
+
+
+def small_steps(mesh: Mesh, cases: list[Case]) -> list[SmallStep]:
+    """Outputs, loss and gradients of a step of few edges (Triton's interpreter is slow), its waits, and its kernels."""
+    return [_small_step(mesh, case) for case in cases]
+
+
+def _small_step(mesh: Mesh, case: Case) -> SmallStep:
+    kernels: set[str] = set()
+
+    def watch(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
+        kernels.add(kernel.__name__)
+        launcher(kernel, grid, args, constants, writes)
+
+    launcher = set_launcher(watch)
     model = gsplit.parallelize(make_model(case), mesh)
     batch = _loader(mesh, num_neighbors=[2, 2, 2], batch_size=4).make_batch(0, 0)
     log = switched_on().log if mesh.device.type == "sim" else None
@@ -169,25 +183,14 @@ def small_step(mesh: Mesh, case: Case) -> tuple[list[Any], Counter[str]]:
     loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
     loss.backward()
     waits = (log.counts() - before).waits if log is not None else Counter[str]()
+    set_launcher(launcher)
     found = [out.detach(), loss.detach(), *(p.grad for p in model.parameters())]
-    return [None if tensor is None else tensor.numpy(force=True) for tensor in found], waits
+    return [None if tensor is None else tensor.numpy(force=True) for tensor in found], waits, kernels
 
 
-def watched_step(mesh: Mesh, case: Case) -> tuple[list[Any], Counter[str], set[str]]:
-    """A small step with Triton kernels in the interpreter, and which kernels there were."""
-    seen: set[str] = set()
-
-    def watch(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
-        seen.add(kernel.__name__)
-        inner(kernel, grid, args, constants, writes)
-
-    inner = set_launcher(watch)
-    return *small_step(mesh, case), seen
-
-
-def step_with_triton(case: Case) -> list[tuple[list[Any], Counter[str], set[str]]]:
+def steps_with_triton(cases: list[Case]) -> list[list[SmallStep]]:
     """Two ranks, for a process that has Triton's interpreter on from its start."""
-    return run_ranks(watched_step, 2, case, device="sim:0", sample_device="sim:0")
+    return run_ranks(small_steps, 2, cases, device="sim:0", sample_device="sim:0")
 
 
 def share_a_device(mesh: Mesh) -> None:

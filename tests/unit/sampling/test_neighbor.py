@@ -101,17 +101,20 @@ def test_renumbering_changes_nothing_in_original_ids(
     assert seen[0] == seen[1]
 
 
-def _draws(degree: int, fanout: int, count: int, *, use_torch: bool = False) -> np.ndarray:
-    """Picks of one vertex with ``degree`` in-neighbours under ``count`` different keys."""
-    graph = Graph(np.array([0, degree, *[degree] * degree]), np.arange(1, degree + 1, dtype=np.int32), degree + 1)
+def _draws(degree: int, fanout: int, count: int, num_vertices: int, *, use_torch: bool = False) -> np.ndarray:
+    """Picks of vertices with the same ``degree`` in-neighbours, in as many steps as ``count`` of them take."""
+    stop = num_vertices * degree
+    indptr = np.concatenate([np.arange(0, stop, degree), np.full(degree + 1, stop)])
+    neighbours = np.tile(np.arange(num_vertices, num_vertices + degree, dtype=np.int32), num_vertices)
+    graph = Graph(indptr, neighbours, num_vertices + degree)
     sampler = TorchNeighborSampler(graph, NONE, CPU) if use_torch else HostNeighborSampler(graph, NONE)
-    out = np.empty((count, fanout), np.int64)
-    for i in range(count):
-        frontier = sampler.start(torch.tensor([0]))
-        drawn = frontier.sample_layer(StepKey(1, 0, i).layer(0), fanout)
-        out[i] = frontier.ids(frontier.num_rows)[drawn.sources].numpy() - 1
+    out = np.empty((count // num_vertices, num_vertices * fanout), np.int64)
+    for step, row in enumerate(out):
+        frontier = sampler.start(torch.arange(num_vertices))
+        drawn = frontier.sample_layer(StepKey(1, 0, step).layer(0), fanout)
+        row[:] = frontier.ids(frontier.num_rows)[drawn.sources].numpy() - num_vertices
         frontier.close()
-    return out
+    return out.reshape(count, fanout)
 
 
 def _uniform(counts: np.ndarray, expected: float, variance_share: float = 1.0, lost: int = 1) -> None:
@@ -122,7 +125,7 @@ def _uniform(counts: np.ndarray, expected: float, variance_share: float = 1.0, l
 @pytest.mark.parametrize("degree, fanout", [(6, 2), (6, 3), (70, 2), (100, 15)])
 def test_inclusion_and_pairs_match_theory(degree: int, fanout: int) -> None:
     count = 40_000
-    draws = _draws(degree, fanout, count)
+    draws = _draws(degree, fanout, count, 200)
     assert all(len(set(row)) == fanout for row in draws[:1000])
     included = np.bincount(draws.reshape(-1), minlength=degree)
     share = fanout / degree  # each vertex is in a sample with this probability; inclusions are negatively correlated
@@ -141,13 +144,13 @@ def test_inclusion_and_pairs_match_theory(degree: int, fanout: int) -> None:
 
 def test_every_subset_is_equally_likely() -> None:
     subsets = {frozenset(c): i for i, c in enumerate(combinations(range(7), 3))}
-    draws = _draws(7, 3, 35_000)
+    draws = _draws(7, 3, 35_000, 100)
     _uniform(np.bincount([subsets[frozenset(row)] for row in draws.tolist()], minlength=35), 1000)
 
 
 @pytest.mark.parametrize("use_torch", [False, True])
 def test_a_vertex_with_a_million_neighbours(use_torch: bool) -> None:
-    draws = _draws(1_000_000, 15, 300, use_torch=use_torch)
+    draws = _draws(1_000_000, 15, 300, 1, use_torch=use_torch)
     assert all(len(set(row)) == 15 for row in draws)
     _uniform(np.bincount(draws.reshape(-1) // 50_000, minlength=20), draws.size / 20)
 
