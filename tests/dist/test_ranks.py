@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from rank_programs import (
     Case,
+    end_after_a_look,
     everything,
     exchange_many,
     fail_on_one,
+    imported_modules,
     mismatched,
     read_variable,
     refuse_sharing,
@@ -21,6 +23,7 @@ from rank_programs import (
 
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.testing import RankFailedError, run_ranks
+from gsplit.testing.ranks import IMPORTED_BEFORE
 
 
 def _case(seed: int, world_size: int, kind: str) -> Case:
@@ -181,3 +184,14 @@ def test_ranks_that_do_not_do_the_same_are_told() -> None:
         assert f"24 bytes of torch.float32 [3] from rank 1 for this call (got {got})" in one[how]
         back = "24 bytes" if how == "count" else "mean of step 0 (all-to-all of torch.float32 [3])"
         assert f"from rank 0 for this call (got {back})" in two[how]
+
+
+def test_a_collective_that_ends_just_after_a_look_has_not_failed() -> None:
+    """A rank looks every second whether the others do the same; a busy machine puts the end right behind a look."""
+    assert run_ranks(end_after_a_look, 2) == [2.0, 2.0]
+
+
+def test_the_server_of_ranks_has_imported_what_it_was_told_to() -> None:
+    """Also modules of the caller's path; an import that fails there is silent, and every rank would do the work."""
+    assert set(IMPORTED_BEFORE) <= run_ranks(imported_modules, 1)[0]
+    assert "warm_server" in IMPORTED_BEFORE

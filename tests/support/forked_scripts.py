@@ -6,7 +6,6 @@ killed. What torchrun gives a rank, a rank has too. Processes that it starts its
 """
 
 import atexit
-import multiprocessing
 import os
 import runpy
 import socket
@@ -18,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from gsplit.testing.ranks import IMPORTED_BEFORE
+from gsplit.testing.ranks import fork_context
 
 __all__ = ["ForkedProcess", "run_forked", "run_ranks_forked", "start_forked"]
 
@@ -86,11 +85,9 @@ def start_forked(
     cwd: Path | None = None,
 ) -> ForkedProcess:
     """Start ``script.py args`` or ``-m module args``; what it says goes to files of this name in ``folder``."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED_BEFORE)
     everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     out, err = folder / f"{name}.out", folder / f"{name}.err"
-    process = context.Process(target=_become, args=(words, everything, cwd, out, err), daemon=True)
+    process = fork_context().Process(target=_become, args=(words, everything, cwd, out, err), daemon=True)
     process.start()
     return ForkedProcess(words, process, out, err)
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,29 @@ def fail_on_one(mesh: Mesh, how: str, clock: str) -> None:
     mesh.shuffles.all_reduce(Call("wait", 3, 2), torch.zeros(1)).wait()
 
 
+class _EndsAfterTheLook:
+    """A collective that ends between a look at it, which came too early, and what is asked then."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self.is_completed = work.is_completed
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        """Wait; a look with a limit is over just before the end."""
+        self._work.wait()
+        if limit is not None:
+            raise RuntimeError("Operation timed out!")
+
+
+def end_after_a_look(mesh: Mesh) -> float:
+    """A sum over ranks that is there when the host has just given up looking."""
+    total = torch.ones(1)
+    work: Any = mesh.world.all_reduce(Call("sum"), total)
+    work._work = _EndsAfterTheLook(work._work)
+    work.wait()
+    return total.item()
+
+
 def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
     """Several programs in one start of the ranks, which is what takes the time."""
     return {
@@ -308,3 +333,8 @@ def return_rank(mesh: Mesh, offset: int) -> int:
 
 def read_variable(mesh: Mesh, name: str) -> str | None:
     return os.environ.get(name)
+
+
+def imported_modules(mesh: Mesh) -> set[str]:
+    """What this process has imported."""
+    return set(sys.modules)

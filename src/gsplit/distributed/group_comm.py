@@ -49,9 +49,10 @@ class _GroupWork:
             try:
                 self._work.wait(_LOOK)
                 return
-            except RuntimeError:
-                if self._work.is_completed():  # failed; or else only this look is over
-                    raise
+            except RuntimeError:  # it failed, or only this look is over
+                if self._work.is_completed():
+                    self._work.wait()  # raises if it failed; it may also have ended since the look
+                    return
             self._comm.calls.compare(self._call, self._number)
             if time.monotonic() > deadline:
                 raise self._comm.calls.late(self._call, self._number)

@@ -9,12 +9,15 @@ process group and no state of the caller. The imports take 5 to 8 s of a core; s
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -22,7 +25,7 @@ from gsplit.distributed.launched_rank import STORE
 from gsplit.distributed.mesh import init
 from gsplit.errors import CommError, RankFaultError
 
-__all__ = ["IMPORTED_BEFORE", "RankFailedError", "run_ranks"]
+__all__ = ["IMPORTED_BEFORE", "RankFailedError", "fork_context", "run_ranks"]
 
 
 _GRACE_S = 0.5
@@ -45,6 +48,7 @@ def _run(
 
     from gsplit.testing.simulated import simulated_device
 
+    os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     stack = ExitStack()
@@ -63,6 +67,21 @@ def _run(
     mesh.close()
 
 
+def fork_context() -> ForkServerContext:
+    """Starts processes as forks of a server, which this makes sure is running, with ``IMPORTED_BEFORE`` imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_BEFORE)
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}  # Python 3.11 does not hand the path on
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return context
+
+
 def run_ranks(
     program: Callable[..., Any],
     world_size: int,
@@ -78,19 +97,16 @@ def run_ranks(
     ``device="sim"`` gives every rank a simulated device of its own (``gsplit.testing.simulated``), "cuda" a real one.
     ``program`` is a function of a module that can be imported. Its result and arguments are sent between processes.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED_BEFORE)
+    context = fork_context()
     options = {
         "device": device,
         "sample_device": sample_device,
         "replicas": replicas,
         "shared_memory": shared_memory,
     }
-    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS",)}
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when the server imports torch
     folder = tempfile.TemporaryDirectory(prefix="gsplit-ranks-")
-    rendezvous = {"WORLD_SIZE": str(world_size), STORE: f"{folder.name}/store"}
-    shared = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | rendezvous  # the server has the environment of its own start
+    own = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), STORE: f"{folder.name}/store"}
+    shared = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | own  # the server has the environment of its own start
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -106,8 +122,6 @@ def run_ranks(
             pipes.append(ours)
         return _collect(processes, pipes, timeout_s)
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
         for process in processes:
             if process.is_alive():
                 process.kill()
