@@ -54,7 +54,7 @@ class _GroupWork:
                     self._work.wait()  # raises if it failed; it may also have ended since the look
                     return
             self._comm.calls.compare(self._call, self._number)
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and not self._work.is_completed():  # this process may have been stopped
                 raise self._comm.calls.late(self._call, self._number)
 
 

@@ -113,7 +113,7 @@ class Pipes:
                 raise InputError(explain_closed(call))
             if not ready:
                 self._watch.compare(call, number)
-            if not ready and time.monotonic() > deadline:
+            if not ready and time.monotonic() > deadline and not poll.poll(0):  # this process may have been stopped
                 raise self._watch.late(call, number)
         return received
 

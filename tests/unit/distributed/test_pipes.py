@@ -2,7 +2,8 @@
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from watched import watch_pair
@@ -54,6 +55,23 @@ def test_a_peer_that_is_gone_is_named_at_once_and_its_last_message_still_counts(
     with pytest.raises(CommError, match="got rank 1, which has ended or closed its mesh"):
         ends[0].exchange(CALL, 3, [b"more", b"more"])
     ends[0].close()
+
+
+def test_a_message_that_came_while_this_process_was_stopped_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = _pair(timeout_s=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[list[bytes]]] = []
+
+        def be_stopped(*_: object) -> None:
+            if not others:
+                others.append(pool.submit(ends[1].exchange, CALL, 1, [b"last", b"last"]))
+                time.sleep(0.5)  # past the limit
+
+        monkeypatch.setattr(ends[0]._watch, "compare", be_stopped)
+        assert ends[0].exchange(CALL, 1, [b"mine", b"mine"]) == [b"mine", b"last"]
+        assert others[0].result() == [b"mine", b"last"]
+    for end in ends:
+        end.close()
 
 
 def test_a_silent_peer_is_named_when_the_time_is_up() -> None:
