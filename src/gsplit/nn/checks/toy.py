@@ -138,6 +138,7 @@ def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
 
 
 @functools.cache
+@torch.inference_mode(False)  # kept: must do outside of it, too
 def _toy_sample(num_layers: int, seed: int, first: int, stop: int) -> MiniBatch:
     """All in-edges of the targets ``first`` to ``stop``, hop after hop."""
     graph, targets = _toy_graph(num_layers, seed)
@@ -241,6 +242,7 @@ def toy_boundary(num_layers: int, like: ExampleInput, level: int) -> Batch:
 
 
 @functools.cache
+@torch.inference_mode(False)  # kept: must do outside of it, too
 def _toy_parts(num_layers: int, level: int) -> tuple[MiniBatch, MiniBatch, Tensor]:
     """The layers above a boundary, those below it, and where the upper ones find their rows among the lower ones'."""
     graph, targets = _toy_graph(num_layers, 0)
