@@ -17,8 +17,8 @@ SLEEPER = """
 import os, subprocess, sys, time
 if "RANK" not in os.environ:
     for rank in ("0", "1"):
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": rank})
-time.sleep(60)
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "RANK": rank})
+time.sleep(600)
 """
 
 

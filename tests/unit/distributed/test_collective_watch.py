@@ -103,7 +103,7 @@ def test_two_threads_in_one_group_are_refused() -> None:
 
 
 def test_a_stopped_process_is_told_from_one_that_runs_and_one_that_has_ended() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
         seen = RankProcess(child.pid, stat[19], -1)

@@ -44,11 +44,11 @@ wait(fork_rank(look, tuned))
 seen = json.load(open("seen")) | {"left": os.path.exists("left")}
 ends["exits"] = wait(fork_rank(lambda: sys.exit(7), environment))
 ends["raises"] = wait(fork_rank(lambda: 1 // 0, environment))
-sleeping = fork_rank(lambda: time.sleep(60) or 0, environment)
+sleeping = fork_rank(lambda: time.sleep(600) or 0, environment)
 sleeping.send_signal(signal.SIGKILL)
 ends["killed"] = wait(sleeping)
 sleeping.send_signal(signal.SIGKILL)  # it has ended: nobody is signalled
-terminated = fork_rank(lambda: time.sleep(60) or 0, environment)
+terminated = fork_rank(lambda: time.sleep(600) or 0, environment)
 time.sleep(0.5)
 terminated.send_signal(signal.SIGTERM)
 ends["terminated"] = wait(terminated)

@@ -1,5 +1,7 @@
 """Every solver on planted communities and on graphs that are no fun; failures become messages."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -170,6 +172,7 @@ def test_a_solver_ends_with_whoever_started_it(tmp_path: Path) -> None:
             children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
             solver = next((c for c in children if "pymetis" in Path(f"/proc/{c}/maps").read_text()), None)
             assert caller.poll() is None
+        os.kill(int(solver), signal.SIGSTOP)  # so that it cannot end by itself
         caller.kill()
     deadline = time.monotonic() + 300
     while Path(f"/proc/{solver}").exists() and _state(solver) != "Z" and time.monotonic() < deadline:
