@@ -79,7 +79,7 @@ def main() -> None:
     settings = {"OMP_NUM_THREADS": "1", **ALLOCATOR}  # read when a process starts
     if any(os.environ.get(name) != value for name, value in settings.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **settings})
-    from gsplit.bench.provenance import current_commit, describe_machine, installed_versions
+    from gsplit_bench.provenance import current_commit, describe_machine, installed_versions
 
     title = "| graph | run | mean loss of the last 20 steps | mean distance | largest | val | test | CPU s per step |"
     lines, records = [title, "|---|---|---|---|---|---|---|---|"], {}

@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 
-from gsplit.bench.provenance import current_commit, describe_machine, installed_versions
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing.fault_trials import Fault, Outcome, run_command, run_mismatched
+from gsplit_bench.fault_trials import Fault, Outcome, run_command, run_mismatched
+from gsplit_bench.provenance import current_commit, describe_machine, installed_versions
 
 OF_LAUNCHER = ("SIGTERM to the launcher", "SIGTERM to the launcher, SIGSTOP", "SIGKILL of the launcher")
 KINDS = ("SIGKILL", "exception", "exit 0", OF_LAUNCHER[0], "SIGSTOP")

@@ -35,7 +35,7 @@ def measure(architectures: list[int], packages: str) -> None:
     sys.path.append(packages)  # torch, after this interpreter's own packages
     import triton
 
-    from gsplit.kernels.triton.matrix import CASES, compile_case
+    from gsplit_bench.kernel_cases import CASES, compile_case
 
     print(json.dumps([triton.__version__, [case.name for case in CASES]]), flush=True)
     for capability in architectures:

@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from gsplit.bench.partition import bench_partition
-from gsplit.bench.partition_figure import save_partitions
 from gsplit.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.forecast import imbalance
@@ -38,6 +36,8 @@ from gsplit.partitioning.weights import vertex_work
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import open_store
+from gsplit_bench.partition import bench_partition
+from gsplit_bench.partition_figure import save_partitions
 from real_graphs import real_store
 
 GRAPHS = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages", "ego-twitter": "ego_twitter_topology"}

@@ -1,6 +1,6 @@
 """Print the paper's Table 3 beside what the planner makes of Table 1 and one set of V100 constants, as Markdown."""
 
-from gsplit.bench.paper_table import GRAPHS, MODELS, predict_table
+from gsplit_bench.paper_table import GRAPHS, MODELS, predict_table
 
 
 def main() -> None:

@@ -40,8 +40,7 @@ from gsplit.run.checkpoint import latest_checkpoint
 from gsplit.run.layout import finished_folder, training_folder
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import run_ranks
-from gsplit.testing.ranks import IMPORTED_BEFORE
+from gsplit_bench.ranks import IMPORTED_BEFORE, run_ranks
 
 SETTINGS = [
     "--hidden",

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from gsplit.bench.paper_table import COUNTS, TARGETS
 from gsplit.kernels.buffers import SLACK
+from gsplit_bench.paper_table import COUNTS, TARGETS
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, HIDDEN, EPOCHS = 3, 256, 10

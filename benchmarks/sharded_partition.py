@@ -26,7 +26,7 @@ from gsplit.partitioning.solvers import restream
 from gsplit.partitioning.weights import vertex_work, weigh
 from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import host_range, write_shard
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 FANOUTS, BATCH_SIZE, SEED = [15, 15, 15], 1024, 0
 

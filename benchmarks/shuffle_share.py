@@ -18,7 +18,7 @@ from typing import Any
 
 from bare_loop import BATCH, FANOUT, SIZES, WARM_UP
 from gsplit.distributed.allocator import ALLOCATOR
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 PARTS = ("forward", "backward", "features")
 

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gsplit.bench.provenance import current_commit, describe_machine, installed_versions
-from gsplit.bench.soak_run import Life, start
-from gsplit.bench.soak_watch import lives
-from gsplit.bench.two_hosts import TwoHosts
+from gsplit_bench.provenance import current_commit, describe_machine, installed_versions
+from gsplit_bench.soak_run import Life, start
+from gsplit_bench.soak_watch import lives
+from gsplit_bench.two_hosts import TwoHosts
 
 PATIENCE_S = 200.0
 

@@ -26,7 +26,7 @@ from gsplit.nn.parallelize import parallelize
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import open_store
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 STEPS, WARM_UP = 30, 10
 

@@ -1,0 +1,164 @@
+"""``python -m gsplit_bench train``: training steps of our strategies and of peers, on the same ranks in turn."""
+
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gsplit.cli.console import command, emit_json, progress_bars
+from gsplit.cli.options import Json, parse_fanout
+from gsplit.durable import write_whole
+from gsplit.errors import InputError, explain
+from gsplit_bench.train_view import show_report
+
+if TYPE_CHECKING:
+    from gsplit_bench.train import TrainReport
+
+__all__ = ["train"]
+
+
+def train(
+    graphs: Annotated[list[Path], typer.Argument(metavar="GRAPH", help="partitioned stores")],
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="a study of the paper: redundancy, main, partition, ranks, replicas, hidden, batch, layers or accuracy"
+        ),
+    ] = None,
+    systems: Annotated[
+        str | None, typer.Option(help="strategies, dgl and pyg, such as split,data,dgl [default: split,data,dgl,pyg]")
+    ] = None,
+    models: Annotated[str | None, typer.Option(help="sage and gat, or other stock models [default: sage,gat]")] = None,
+    ranks: Annotated[str | None, typer.Option(help="numbers of ranks, such as 1,2,4 [default: 2]")] = None,
+    replicas: Annotated[str | None, typer.Option(help="numbers of replicas [default: 1]")] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(help="targets of the GLOBAL mini-batch; several: 256,1024 [default: 1024]")
+    ] = None,
+    hidden: Annotated[str | None, typer.Option(help="widths of hidden layers [default: 256]")] = None,
+    layers: Annotated[str | None, typer.Option(help="numbers of layers, with 15 neighbours each [default: 3]")] = None,
+    fanout: Annotated[str | None, typer.Option(help="neighbours per hop, such as 15,10,5, instead of --layers")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="where features lie: memory, disk or both [default: memory]")
+    ] = None,
+    cache: Annotated[
+        float | None, typer.Option(min=0, max=1, help="each rank's cache of features on disk, of all [default: 0.1]")
+    ] = None,
+    allocator: Annotated[str | None, typer.Option(help="of the ranks: tuned, default or both [default: tuned]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="threads of each rank [default: 1]")] = None,
+    warm_up: Annotated[int | None, typer.Option(min=1, help="steps before, not measured [default: 1]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="steps of a system's turn [default: 2]")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="turns of every system [default: 3]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=0, help="train and evaluate so many epochs instead of turns")
+    ] = None,
+    count: Annotated[
+        str | None, typer.Option(help="numbers of ranks to count for, in one process, such as 8,64")
+    ] = None,
+    targets: Annotated[str | None, typer.Option(help="targets of the mini-batches [default: train]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of mini-batches and weights [default: 1]")] = None,
+    out: Annotated[Path | None, typer.Option(help="file for the JSON document, written after every launch")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure training: strategies and peers on the same ranks.
+
+    They take turns. All start from the same weights; all strategies train the same steps, so their losses must be
+    equal. Times are per step, medians of the turns. Ranks that this machine does not have are counted (--count).
+    """
+    with command(as_json, lost="what --out has is complete so far" if out else "nothing was written"):
+        from gsplit_bench.presets import DEFAULT, find_preset
+        from gsplit_bench.train import run_study
+
+        given: dict[str, Any] = {
+            "systems": _names(systems),
+            "models": _names(models),
+            "ranks": _numbers("--ranks", ranks),
+            "replicas": _numbers("--replicas", replicas),
+            "batch_sizes": _numbers("--batch-size", batch_size),
+            "hidden": _numbers("--hidden", hidden),
+            "fanouts": _fanouts(layers, fanout),
+            "features": _both(features, ("memory", "disk")),
+            "cache": cache,
+            "allocators": _both(allocator, ("tuned", "default")),
+            "threads": threads,
+            "warm_up": warm_up,
+            "steps": steps,
+            "repeats": repeats,
+            "epochs": epochs,
+            "counted_ranks": _numbers("--count", count),
+            "counted_strategies": _strategies(systems),
+            "targets": targets,
+            "seed": seed,
+        }
+        study = replace(
+            find_preset(preset) if preset else DEFAULT,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        _check_out(out)
+        with progress_bars(as_json) as progress:
+            report = run_study(
+                study,
+                graphs,
+                preset=preset,
+                command=shlex.join(["gsplit", *sys.argv[1:]]),
+                progress=progress,
+                keep=lambda so_far: _write(out, so_far),
+            )
+        if as_json:
+            emit_json(report.as_dict())
+        else:
+            show_report(report, Console())
+        if report.failures or not report.losses_equal:
+            raise typer.Exit(1)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part for part in text.split(",") if part)
+
+
+def _strategies(systems: str | None) -> tuple[str, ...] | None:
+    """Those of the systems that are ours: they are counted, too."""
+    from gsplit_bench.train_study import PEERS
+
+    return tuple(name for name in _names(systems) or () if name not in PEERS) or None
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise InputError(explain(option, "positive numbers like 1,2,4", text, "separate them by commas"))
+    return numbers
+
+
+def _fanouts(layers: str | None, fanout: str | None) -> tuple[tuple[int, ...], ...] | None:
+    if fanout is not None:
+        return (tuple(parse_fanout(fanout)),)
+    numbers = _numbers("--layers", layers)
+    return None if numbers is None else tuple((15,) * number for number in numbers)
+
+
+def _both(text: str | None, values: tuple[str, ...]) -> tuple[str, ...] | None:
+    return values if text == "both" else _names(text)
+
+
+def _check_out(out: Path | None) -> None:
+    """Refuse before anything is measured, not after hours of it."""
+    if out is not None and out.exists():
+        raise InputError(explain(out, "a new file", "one that exists", "choose another --out, or remove it"))
+    if out is not None and not out.parent.is_dir():
+        raise InputError(explain(out, "a file in a folder that exists", "no such folder", "make it first"))
+
+
+def _write(out: Path | None, report: "TrainReport") -> None:
+    """Put the document into its place in one go."""
+    if out is not None:
+        write_whole(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])
