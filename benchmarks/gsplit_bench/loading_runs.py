@@ -1,11 +1,4 @@
-"""Real ranks that sample and load mini-batches from several kinds of sources, without a model.
-
-Sources: ``memory`` (rows of the rank's range in its memory), ``map`` (memory map, read before: in the page cache),
-``warm`` (files, read before), ``cold`` (files, put out of the page cache before every mini-batch by
-``posix_fadvise(POSIX_FADV_DONTNEED)``; ranks of one host share the page cache, so a row that one has read is in memory
-for the others), ``bus`` and ``network`` (memory throttled to 12 and 1 GB/s for every rank). All have the same cache;
-``indexed`` has none: ``x[n_id]`` on a memory map, which is how PyG's loader reads, put out of memory as in ``cold``.
-"""
+"""Real ranks that sample and load the same mini-batches from memory, from disk and from throttled sources."""
 
 import gc
 import time
@@ -25,6 +18,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import cached_order, hotness_of, open_features, stored_row_bytes
 from gsplit.features.cached import CachedRows
+from gsplit.features.host import read_to_device
 from gsplit.features.hot_order import expected_hit_rate
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import HostSource, RowsRead
@@ -36,11 +30,30 @@ from gsplit.strategies.registry import strategy_class
 from gsplit.strategies.setup import StrategySetup, view_graph
 from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry
-from gsplit_bench.page_cache import forget_features
+from gsplit_bench.machine import forget_features
 from gsplit_bench.ranks import run_ranks
-from gsplit_bench.throttled import ThrottledRows
 
-__all__ = ["SOURCES", "LoadingRun", "run_loading"]
+__all__ = ["SOURCES", "LoadingRun", "ThrottledRows", "run_loading"]
+
+
+class ThrottledRows:
+    """See ``protocol.HostSource``. What ``source`` reads faster than ``bytes_per_s`` is waited for."""
+
+    def __init__(self, source: HostSource, bytes_per_s: float) -> None:
+        self._source, self._bytes_per_s = source, bytes_per_s
+        self.row_shape, self.dtype = source.row_shape, source.dtype
+
+    def read(self, ids: Tensor, out: Tensor) -> RowsRead:
+        return read_to_device(self, ids, out)
+
+    def place(self, ids: npt.NDArray[np.int64], places: npt.NDArray[np.int64] | None, out: Tensor) -> RowsRead:
+        start = time.perf_counter()
+        read = self._source.place(ids, places, out)
+        left = read.num_bytes / self._bytes_per_s - (time.perf_counter() - start)
+        if left > 0:
+            time.sleep(left)
+        return read
+
 
 SOURCES = ("memory", "map", "warm", "cold", "bus", "network", "indexed")
 _COLD = ("cold", "indexed")

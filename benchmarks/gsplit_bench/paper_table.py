@@ -12,6 +12,7 @@ Orkut (all, P3* too) and Papers100M (60 %); the text says that Friendster's feat
 of loading leave room for hardly any misses, so 1 is taken.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,7 @@ from gsplit.planner.hardware import PRESETS, Hardware
 from gsplit.planner.layouts import parse_layout
 from gsplit.planner.shapes import PlannedModel
 
-__all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "predict_table"]
+__all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "main", "predict_table"]
 
 System = Literal["DGL", "P3*", "GSplit"]
 SYSTEMS: tuple[System, ...] = ("DGL", "P3*", "GSplit")
@@ -152,3 +153,16 @@ def _sliced_rank(own: RankCounts) -> RankCounts:
         away,
         own.edges_drawn,
     )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One row per model and system, one column per graph."""
+    print("| model | system | " + " | ".join(GRAPHS) + " |")
+    print("|---|---|" + "---|" * len(GRAPHS))
+    table = predict_table()
+    for model in MODELS:
+        for system in dict.fromkeys(row.system for row in table):
+            cells = [row for row in table if (row.model, row.system) == (model, system)]
+            shown = [f"{row.predicted_s:.1f} / {row.measured_s:.1f} ({row.error:+.0%})" for row in cells]
+            print(f"| {model} | {system} | " + " | ".join(shown) + " |")
+    print(f"\npredicted / measured seconds per epoch; largest error {max(abs(row.error) for row in table):.0%}")

@@ -24,8 +24,8 @@ from gsplit.partitioning.presample import Workload
 from gsplit.planner.layouts import parse_layout
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import open_store
-from gsplit_bench.provenance import current_commit, describe_machine, installed_versions
-from gsplit_bench.simulated_ranks import RanksCount, count_ranks
+from gsplit_bench.counted_ranks import RanksCount, count_ranks
+from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.train_rank import RankResult
 from gsplit_bench.train_records import TrainRecord, check_losses, combine_ranks
 from gsplit_bench.train_study import Launch, Scenario, Study

@@ -1,19 +1,16 @@
-"""One rank of ``python -m gsplit_bench train``: ``python -m gsplit_bench.train_rank FOLDER``, started by ``train.run_study``.
+"""One rank of ``python -m gsplit_bench train``, started by ``train.run_study`` with the folder of the launch.
 
-Reads the scenarios of its launch from FOLDER, runs them one after the other with the systems of each in turn, and adds
-a line to FOLDER/rank-R.jsonl for every system, so that what is done is not lost if a later scenario fails.
+The systems of a scenario take turns; in a study of accuracy each trains whole epochs instead.
 """
 
 import functools
 import gc
 import json
 import logging
-import os
 import resource
-import sys
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -26,14 +23,47 @@ from gsplit.distributed.mesh import Mesh, init
 from gsplit.errors import GSplitError, InputError, MissingDependencyError, explain
 from gsplit.store.reader import Store, open_store
 from gsplit.telemetry import StepTelemetry
-from gsplit_bench.clocks import read_clocks
-from gsplit_bench.page_cache import forget_features
-from gsplit_bench.peers.protocol import System
-from gsplit_bench.train_accuracy import EpochResult, train_epochs
+from gsplit_bench.machine import forget_features, read_clocks
+from gsplit_bench.peers.ddp import System
 from gsplit_bench.train_study import Scenario
-from gsplit_bench.train_systems import check_store, is_ours, make_system, touch_pages
+from gsplit_bench.train_systems import StrategySystem, check_store, is_ours, make_system, touch_pages
 
-__all__ = ["RankResult", "Turn", "run_scenario"]
+__all__ = ["EpochResult", "RankResult", "Turn", "run_scenario"]
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What one epoch came to: the mean loss of its steps, exact accuracies after it, and seconds per step."""
+
+    epoch: int
+    loss: float
+    losses: list[float]
+    accuracies: dict[str, float]
+    wall_s: float
+    cpu_s: float
+    blocked_s: float
+
+
+def train_epochs(
+    systems: Mapping[str, System], scenario: Scenario, store: Store, mesh: Mesh, done: Callable[[int], None]
+) -> dict[str, list[EpochResult]]:
+    """Train our strategies for the scenario's epochs, one after the other, and evaluate after each. A collective."""
+    names = [name for name in ("val", "test") if f"targets/{name}" in store.names]
+    if not names:
+        raise InputError(explain(store.path, "val or test targets", "none", "import the graph with them"))
+    found: dict[str, list[EpochResult]] = {}
+    for system_name, system in systems.items():
+        assert isinstance(system, StrategySystem)  # peers were refused: evaluation is ours
+        trainer, found[system_name] = system.trainer, []
+        for epoch in range(scenario.epochs):
+            start = read_clocks()
+            losses = trainer.train_epoch()
+            passed, steps = read_clocks().since(start), len(losses)
+            times = (passed.wall_s / steps, passed.cpu_s / steps, passed.blocked_s / steps)
+            scores = trainer.evaluate(store, names)
+            found[system_name].append(EpochResult(epoch, fmean(losses), losses, scores, *times))
+            done(sum(map(len, found.values())))
+    return found
 
 
 @dataclass(frozen=True)
@@ -178,7 +208,3 @@ def _main(folder: Path, rank: int) -> None:
         if not isinstance(error, GSplitError):
             traceback.print_exc()
         fail(error, 2)
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(os.environ["RANK"]))

@@ -13,9 +13,8 @@ from gsplit.run.models import make_model
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
 from gsplit.trainer import Trainer
-from gsplit_bench.peers.ddp import DdpSystem
+from gsplit_bench.peers.ddp import DdpSystem, System
 from gsplit_bench.peers.dgl_ddp import DglPeer
-from gsplit_bench.peers.protocol import System
 from gsplit_bench.peers.pyg_ddp import PygPeer
 from gsplit_bench.train_study import PEERS, Scenario
 

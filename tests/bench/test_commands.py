@@ -12,8 +12,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from gsplit.cli import main
-from gsplit_bench import exactness, exactness_report
-from gsplit_bench.commands import app
+from gsplit_bench import commands, exactness
+from gsplit_bench.commands import _SCRIPTS, app
 
 
 def _run(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -90,10 +90,10 @@ def test_exactness_says_how_far_apart_and_exits_with_one_if_too_far(
 ) -> None:
     case = exactness.Case("gine", "split", "random", 0.5, None, None, edge_values=True)
     rows = [
-        exactness_report.ExactnessRow(1, 2, case, exactness_report.Differences(1e-12, 2e-12, 3e-12, weights)),
-        exactness_report.ExactnessRow(2, 2, case, exactness_report.Differences(output=4e-12)),
+        exactness.ExactnessRow(1, 2, case, exactness.Differences(1e-12, 2e-12, 3e-12, weights)),
+        exactness.ExactnessRow(2, 2, case, exactness.Differences(output=4e-12)),
     ]
-    monkeypatch.setattr(exactness, "run_exactness", lambda *args, **kwargs: exactness_report.ExactnessReport(rows))
+    monkeypatch.setattr(exactness, "run_exactness", lambda *args, **kwargs: exactness.ExactnessReport(rows))
     done = _run("exactness")
     assert done.returncode == (0 if ok else 1)
     assert f"2 cases, {'all' if ok else 'NOT all'} within 1e-09" in done.stdout
@@ -101,7 +101,7 @@ def test_exactness_says_how_far_apart_and_exits_with_one_if_too_far(
     assert document["worst"] == {"output": 4e-12, "loss": 2e-12, "gradient": 3e-12, "weights": weights}
     assert (document["cases"], document["ok"], document["tolerance"]) == (2, ok, 1e-9)
     assert document["rows"][1] | {"model": "gine", "replicas": 2, "splits": 2, "output": 4e-12} == document["rows"][1]
-    assert not exactness_report.ExactnessReport([]).ok
+    assert not exactness.ExactnessReport([]).ok
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,19 @@ def test_exactness_runs_on_the_ranks_asked_for(
 ) -> None:
     seen: list[Any] = []
 
-    def record(given: list[tuple[int, int]], *_: Any, **__: Any) -> exactness_report.ExactnessReport:
+    def record(given: list[tuple[int, int]], *_: Any, **__: Any) -> exactness.ExactnessReport:
         seen.extend(given)
-        return exactness_report.ExactnessReport([])
+        return exactness.ExactnessReport([])
 
     monkeypatch.setattr(exactness, "run_exactness", record)
     _run("exactness", *asked)
     assert tuple(seen) == meshes
     assert _run("exactness", "--ranks", "5").returncode == 2
+
+
+def test_every_command_that_reads_its_own_arguments_is_there() -> None:
+    for name, (place, _) in _SCRIPTS.items():
+        module, function = place.split(":")
+        path = Path(commands.__file__).with_name(f"{module}.py")
+        assert re.search(rf"^def {function}\(arguments: Sequence\[str\]\)", path.read_text(), re.M), name
+    assert "predicted / measured seconds per epoch" in _run("planner-paper").stdout

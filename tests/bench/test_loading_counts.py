@@ -11,9 +11,7 @@ from gsplit.partitioning.presample import Workload, presample
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit_bench.loading import count_loading
-from gsplit_bench.loading_counts import count_data, count_split
-from gsplit_bench.loading_tables import BUDGETS, COPY_BUDGETS
+from gsplit_bench.loading import BUDGETS, COPY_BUDGETS, count_data, count_loading, count_split
 
 RANKS = [2, 3, 8]
 

@@ -15,8 +15,7 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit_bench.commands import app
-from gsplit_bench.loading_runs import LoadingRun, run_loading
-from gsplit_bench.throttled import ThrottledRows
+from gsplit_bench.loading_runs import LoadingRun, ThrottledRows, run_loading
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gsplit.errors import MissingDependencyError
-from gsplit_bench.partition_figure import save_partitions
+from gsplit_bench.partition import save_partitions
 
 
 def _document(parts: int) -> dict[str, Any]:

@@ -15,11 +15,9 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit_bench.clocks import read_clocks
+from gsplit_bench.machine import current_commit, describe_machine, installed_versions, read_clocks
 from gsplit_bench.peers import dgl_ddp, pyg_ddp
-from gsplit_bench.presets import DEFAULT
-from gsplit_bench.provenance import current_commit, describe_machine, installed_versions
-from gsplit_bench.train_study import Launch, Scenario
+from gsplit_bench.train_study import DEFAULT, Launch, Scenario
 from gsplit_bench.train_systems import check_store, is_ours, make_system, touch_pages
 
 

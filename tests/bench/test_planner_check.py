@@ -1,11 +1,10 @@
 """The check of the planner counts regret and errors right, on made-up records."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,19 +13,8 @@ from gsplit.planner.estimate import StageSeconds
 from gsplit.planner.hardware import PRESETS, write_hardware
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit_bench import planner_check as check
 from gsplit_bench.report.documents import PlannerCheck
-
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "planner_check.py"
-
-
-@pytest.fixture(scope="module")
-def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("planner_check", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planner_check"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _record(graph: str, system: str, wall: float, **more: Any) -> dict[str, Any]:
@@ -53,7 +41,7 @@ def _step(wall: float, sample: float) -> Any:
     return SimpleNamespace(wall_s=wall, cpu_s=2 * wall, ranks=(stages, stages))
 
 
-def test_regret_is_the_chosen_strategy_over_the_best_measured(check: ModuleType) -> None:
+def test_regret_is_the_chosen_strategy_over_the_best_measured() -> None:
     records = [
         _record("a", "split", 1.0),
         _record("a", "data", 1.2),
@@ -81,7 +69,11 @@ def test_the_script_predicts_from_stores(tmp_path: Path) -> None:
     write_hardware(PRESETS["v100-nvlink"], machine, {})
     options = ["--stores", str(tmp_path), "--hardware", str(machine), "--json"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(records), *options], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-m", "gsplit_bench", "planner-check", str(records), *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     document = json.loads(done.stdout)
     assert len(document["choices"]) == 1 and document["choices"][0]["best"] == "split"

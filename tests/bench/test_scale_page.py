@@ -1,19 +1,13 @@
-"""docs/scale.md shows what benchmarks/scale.py prints, from the records that are committed."""
+"""docs/scale.md shows what ``python -m gsplit_bench scale`` prints, from the records that are committed."""
 
-import sys
 from pathlib import Path
 
-import pytest
+from gsplit_bench import scale
 
-ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
-def test_the_page_shows_what_the_script_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import scale
-
-    page = (ROOT / "docs" / "scale.md").read_text()
+def test_the_page_shows_what_the_command_prints() -> None:
+    page = PAGE.read_text()
     for number, table in enumerate(scale.tables()):
-        assert table in page, f"table {number} differs: copy the output of python benchmarks/scale.py"
-    for name in ("scale", "scale_model"):
-        del sys.modules[name]
+        assert table in page, f"table {number} differs: copy the output of python -m gsplit_bench scale"

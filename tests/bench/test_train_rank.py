@@ -14,10 +14,9 @@ from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench import train as bench_train
-from gsplit_bench.presets import DEFAULT
 from gsplit_bench.train import run_study
 from gsplit_bench.train_rank import RankResult, Turn, run_scenario
-from gsplit_bench.train_study import Launch, Scenario, Study
+from gsplit_bench.train_study import DEFAULT, Launch, Scenario, Study
 from gsplit_bench.train_systems import StrategySystem
 
 

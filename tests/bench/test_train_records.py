@@ -11,13 +11,12 @@ from rich.console import Console
 import gsplit
 from gsplit.partitioning.presample import Workload
 from gsplit.store.reader import Store
-from gsplit_bench.presets import DEFAULT
-from gsplit_bench.simulated_ranks import count_ranks
+from gsplit_bench.counted_ranks import count_ranks
 from gsplit_bench.train import TrainReport
+from gsplit_bench.train_command import show_report
 from gsplit_bench.train_rank import RankResult, Turn
 from gsplit_bench.train_records import LOSS_TOLERANCE, Spread, TrainRecord, check_losses, combine_ranks, objective_of
-from gsplit_bench.train_study import Launch, Scenario
-from gsplit_bench.train_view import show_report
+from gsplit_bench.train_study import DEFAULT, Launch, Scenario
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import pytest
 
 import gsplit
 from gsplit.planner.layouts import parse_layout
-from gsplit_bench.presets import DEFAULT, PRESETS, find_preset
-from gsplit_bench.train_study import Launch, Study
+from gsplit_bench.train_study import DEFAULT, PRESETS, Launch, Study, find_preset
 
 
 def test_ranks_are_launched_once_per_number_and_allocator() -> None:

@@ -14,8 +14,7 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
-from gsplit_bench.loading_counts import count_split
-from gsplit_bench.loading_tables import received_with_copies
+from gsplit_bench.loading import count_split, received_with_copies
 from gsplit_bench.ranks import run_ranks
 
 VERTICES, FEATURES = 1500, 8

@@ -1,11 +1,16 @@
-"""The loop of a DDP script, around a peer's sampler and layers.
+"""What takes part in a measurement: a system that makes one training step at a time, and the loop of a DDP script.
 
-Data parallel: every rank has its own targets, every W-th of the shuffled list's next B, so that the global mini-batch
-is of the size of ours; it computes their whole neighbourhood from features gathered by ``x[n_id]``, and averages
-gradients with torch's DistributedDataParallel. On one rank there is nothing to wrap.
+All systems mark the same stages in the step's telemetry: ``sample`` (from targets to edges and the ids of input rows),
+``load_features``, ``forward`` with the loss, ``backward`` with the gradients' all-reduce, ``optimizer``.
+
+``DdpSystem`` is data parallel: every rank has its own targets, every W-th of the shuffled list's next B, so that the
+global mini-batch has the size of ours. It computes their whole neighbourhood from features gathered by ``x[n_id]``, and
+averages gradients with torch's DistributedDataParallel. On one rank there is nothing to wrap.
 """
 
 import warnings
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,14 +23,44 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
-from gsplit_bench.peers.protocol import Peer
 from gsplit_bench.train_study import Scenario
 
-__all__ = ["DdpSystem"]
+__all__ = ["DdpSystem", "Peer", "PeerSample", "System"]
+
+
+class System(Protocol):
+    """Something to be measured. Every rank makes one, and calls the same methods in the same order."""
+
+    @property
+    def note(self) -> str:
+        """What somebody who reads its record has to know; empty if there is nothing."""
+
+    def train_step(self, epoch: int, step: int) -> StepTelemetry:
+        """One whole step, from the targets to the new weights; its numbers on this rank, with the loss."""
+
+
+@dataclass(frozen=True)
+class PeerSample:
+    """What a peer has sampled for a rank's targets: ``edges`` is for its own model."""
+
+    edges: Any
+    input_ids: Tensor
+    num_edges: int
+
+
+class Peer(Protocol):
+    """Another system's sampler and layers; the loop around them is the same for all (``ddp``)."""
+
+    note: str
+    model: Module
+    """Called as ``model(x, edges)``; gives a row for every target."""
+
+    def sample(self, targets: Tensor, key: StepKey) -> PeerSample:
+        """Draw the neighbourhood of some vertices."""
 
 
 class DdpSystem:
-    """See ``protocol.System``."""
+    """See ``System``."""
 
     def __init__(self, peer: Peer, scenario: Scenario, store: Store, mesh: Mesh) -> None:
         self._peer, self._scenario, self._mesh = peer, scenario, mesh

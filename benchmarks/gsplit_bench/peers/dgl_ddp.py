@@ -17,7 +17,7 @@ from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.graph import Graph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import Store
-from gsplit_bench.peers.protocol import PeerSample
+from gsplit_bench.peers.ddp import PeerSample
 from gsplit_bench.train_study import Scenario
 
 __all__ = ["DglPeer", "load_dgl", "to_dgl"]

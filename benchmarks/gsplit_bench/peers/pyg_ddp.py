@@ -16,7 +16,7 @@ from gsplit.run.models import make_model
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.store.reader import Store
-from gsplit_bench.peers.protocol import PeerSample
+from gsplit_bench.peers.ddp import PeerSample
 from gsplit_bench.train_study import Scenario
 
 __all__ = ["PygPeer", "has_pyg_sampler"]

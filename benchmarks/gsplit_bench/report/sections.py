@@ -17,7 +17,7 @@ from gsplit.report.write import (
     write_files,
 )
 from gsplit.run.recipe import check_new_file
-from gsplit_bench.partition_figure import draw_partitions
+from gsplit_bench.partition import draw_partitions
 from gsplit_bench.report.comparison import compare_with_peers, find_redundancy, split_against
 from gsplit_bench.report.documents import Count, Material, TrainRecord, read_material
 from gsplit_bench.report.figures import (

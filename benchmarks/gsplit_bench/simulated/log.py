@@ -10,13 +10,15 @@ from typing import Literal
 
 import torch
 
+import gsplit
+
 __all__ = ["DeviceCounts", "DeviceLog", "calling_line", "is_called_by_torch"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
-_FUNCTION_MODE = str(Path(__file__).parents[2] / "nn" / "function_mode.py")  # stands between every two lines
+_FUNCTION_MODE = str(Path(gsplit.__file__).parent / "nn" / "function_mode.py")  # stands between every two lines
 _SITE_PACKAGES = str(Path(torch.__file__).parents[1])
-_PACKAGE = str(Path(__file__).parents[3])
+_PACKAGE = str(Path(gsplit.__file__).parents[1])
 
 
 def calling_line() -> str:
