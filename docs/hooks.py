@@ -69,7 +69,7 @@ def _command(name: str, command: Any, depth: int) -> list[str]:
 def command_line() -> str:
     """Every command with its arguments and options, as Markdown, from the typer application."""
     words = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    order = sorted(words, key=lambda word: (word == "bench", word != "import"))  # as a user meets them
+    order = sorted(words, key=lambda word: word != "import")  # as a user meets them
     return "\n".join(line for word in order for line in _command(f"gsplit {word}", words[word], 2))
 
 

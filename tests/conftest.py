@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gsplit.testing.ranks import IMPORTED_BEFORE
+from gsplit_bench.ranks import IMPORTED_BEFORE
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=50, **_COMMON)  # type: ignore[arg-type]

@@ -7,8 +7,6 @@ import pytest
 from copies_programs import copies_on_one_rank_only, train_with_copies
 
 import gsplit
-from gsplit.bench.loading_counts import count_split
-from gsplit.bench.loading_tables import received_with_copies
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.ownership import own_parts
 from gsplit.partitioning.presample import Workload
@@ -16,7 +14,8 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
-from gsplit.testing import run_ranks
+from gsplit_bench.loading import count_split, received_with_copies
+from gsplit_bench.ranks import run_ranks
 
 VERTICES, FEATURES = 1500, 8
 ROW = 4 * FEATURES

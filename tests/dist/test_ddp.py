@@ -5,7 +5,7 @@ import re
 import pytest
 from ddp_programs import wrap_in_ddp
 
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from triton_process import triton_process
 import gsplit
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import RankFailedError, run_ranks
-from gsplit.testing.simulated import why_not_supported
+from gsplit_bench.ranks import RankFailedError, run_ranks
+from gsplit_bench.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 TIERS: list[dict[str, Any]] = [

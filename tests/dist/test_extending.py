@@ -9,7 +9,7 @@ import gsplit
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 OWN_ROWS = ("split", "data_cached", "hybrid(1)")
 CASES: list[dict[str, Any]] = [

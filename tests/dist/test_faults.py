@@ -10,7 +10,7 @@ from forked_scripts import run_forked, start_forked
 from gsplit.run.folder import history_path
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing.fault_trials import Fault, run_command
+from gsplit_bench.faults import Fault, run_command
 
 MODEL = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--epochs", "1000"]
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from inference_programs import infer_all
 
-from gsplit.bench.exactness import VERTICES
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.testing import run_ranks
+from gsplit_bench.exactness import VERTICES
+from gsplit_bench.ranks import run_ranks
 
 KINDS = ["gat", "gcn", "pna"]
 

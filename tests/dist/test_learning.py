@@ -8,8 +8,8 @@ import torch
 from learning_programs import METRICS, learn_everything, shuffle_bf16
 
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.testing import run_ranks
-from gsplit.testing.simulated import why_not_supported
+from gsplit_bench.ranks import run_ranks
+from gsplit_bench.simulated import why_not_supported
 
 DISTANCE_BF16 = 0.02
 """Of the losses of W ranks from those of one process: bfloat16 has 8 bits, and sums run in another order."""

@@ -11,7 +11,7 @@ from memory_programs import peak_memory
 import gsplit
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 CACHE = 20_000_000
 

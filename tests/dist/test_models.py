@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gsplit.bench.exactness import OTHER_STRATEGIES, TOLERANCE, Case, all_cases, compare, train_cases
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.models import MODELS
-from gsplit.testing import run_ranks
+from gsplit_bench.exactness import OTHER_STRATEGIES, TOLERANCE, Case, all_cases, compare, train_cases
+from gsplit_bench.ranks import run_ranks
 
 STEPS = 2  # the second from weights that the first has changed; the golden record has five
 

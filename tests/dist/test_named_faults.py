@@ -3,7 +3,7 @@
 import pytest
 from fault_programs import HANGS, LATE, MISMATCHES, hang, mismatch
 
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 WAYS = pytest.mark.parametrize(
     "device, shared_memory",

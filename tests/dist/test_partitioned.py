@@ -11,7 +11,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.shard import host_range, write_shard
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 
 @pytest.mark.parametrize("num_ranks, solver", [(2, "metis"), (3, "metis"), (4, "restream")])

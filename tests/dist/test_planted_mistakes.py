@@ -3,8 +3,8 @@
 import pytest
 from planted_mistakes import ALONE, TOGETHER, make_mistakes, make_together
 
-from gsplit.testing import run_ranks
-from gsplit.testing.simulated import why_not_supported
+from gsplit_bench.ranks import run_ranks
+from gsplit_bench.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 

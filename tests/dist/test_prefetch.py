@@ -8,7 +8,7 @@ import pytest
 from forked_scripts import start_forked
 from prefetch_programs import train_at_depths
 
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 OTHERS = ("data", "data_cached", "hybrid(1)", "push_pull")
 

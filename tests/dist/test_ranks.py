@@ -22,8 +22,7 @@ from rank_programs import (
 )
 
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.testing import RankFailedError, run_ranks
-from gsplit.testing.ranks import IMPORTED_BEFORE
+from gsplit_bench.ranks import IMPORTED_BEFORE, RankFailedError, run_ranks
 
 
 def _case(seed: int, world_size: int, kind: str) -> Case:

@@ -16,7 +16,7 @@ from gsplit.checkpoints.files import latest_file, read_checkpoint
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 STEPS = 9  # of five in an epoch
 

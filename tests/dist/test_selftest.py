@@ -1,4 +1,4 @@
-"""``gsplit selftest`` on the host and on the simulated device: what is right is found right, what is wrong is named."""
+"""``gsplit selftest`` on the host: what is right is found right, what is wrong is named."""
 
 import importlib.util
 import json
@@ -15,21 +15,14 @@ from gsplit.cli.main import app
 from gsplit.kernels.triton import availability
 from gsplit.selftest import Finding, Report, run, run_selftest
 from gsplit.selftest.environment import check_triton, has_code_for
-from gsplit.testing.simulated import why_not_supported
+from gsplit_bench.simulated import why_not_supported
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_everything_is_right_here(device: str) -> None:
-    if device == "sim" and (why := why_not_supported()):
-        pytest.skip(why)
-    report = run_selftest(device, 2, models=("gat",), sizes_mb=(1,))
+def test_everything_is_right_here() -> None:
+    report = run_selftest("cpu", 2, models=("gat",), sizes_mb=(1,))
     assert report.is_right, report.findings
-    verdicts = {finding.check: finding.verdict for finding in report.findings}
-    tried = {
-        "cpu": {"links", "models", "a killed rank"},
-        "sim": {"Triton", "models", "kernels", "waits for the device", "races", "a killed rank"},
-    }
-    assert {check for check, verdict in verdicts.items() if verdict == "ok"} == tried[device]
+    tried = {finding.check for finding in report.findings if finding.verdict == "ok"}
+    assert tried == {"links", "models", "a killed rank"}
     models = next(finding for finding in report.findings if finding.check == "models")
     assert set(models.figures) == {"gat on 1", "gat on 2"}
     assert 0.0 < max(models.figures.values()) < 1e-9  # two ranks add in another order
@@ -69,7 +62,7 @@ def test_zero_copy_reads_the_hosts_rows_by_one_launch_each_time() -> None:
     code = (
         "import torch; from gsplit.kernels.triton.launch import set_launcher;"
         "from gsplit.selftest.programs import measure_zero_copy\n"
-        "from gsplit.testing.simulated import simulated_device\n"
+        "from gsplit_bench.simulated import simulated_device\n"
         "seen = []\n"
         "def record(kernel, grid, args, constants, writes):\n"
         "    before(kernel, grid, args, constants, writes)\n"
@@ -98,7 +91,7 @@ def test_a_triton_that_cannot_run_is_a_line_with_a_fix(monkeypatch: pytest.Monke
     assert line.verdict == "not tried" and "cuda:0 has 6.1" in line.found and "newer GPU" in line.fix
     assert run._check_kernels("cuda:0", 1).verdict == "not tried"
     monkeypatch.setenv("GSPLIT_TRITON", "0")
-    assert "GSPLIT_TRITON=0" in check_triton("sim").found
+    assert "GSPLIT_TRITON=0" in check_triton("cuda").found
 
 
 def test_a_v100_needs_older_wheels() -> None:

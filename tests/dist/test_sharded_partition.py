@@ -33,7 +33,7 @@ from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import write_shard
 from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 CUTS = {1: [0, 600], 2: [0, 350, 600], 3: [0, 400, 400, 600]}  # uneven, and one without vertices
 

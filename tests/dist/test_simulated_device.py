@@ -23,10 +23,10 @@ from simulated_programs import (
 )
 from triton_process import triton_process
 
-from gsplit.bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
 from gsplit.run.models import MODELS
-from gsplit.testing import RankFailedError, run_ranks
-from gsplit.testing.simulated import why_not_supported
+from gsplit_bench.exactness import OTHER_STRATEGIES, Case, TrainedCase, compare, train_cases
+from gsplit_bench.ranks import RankFailedError, run_ranks
+from gsplit_bench.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 STEPS = 2  # the second from weights that the first has changed

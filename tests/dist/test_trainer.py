@@ -4,7 +4,7 @@ import pytest
 from trainer_programs import train_and_resume
 
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 
 def test_ranks_go_on_from_a_state_bit_for_bit() -> None:

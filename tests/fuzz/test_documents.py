@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gsplit.errors import GSplitError
 from gsplit.planner.hardware import Hardware, read_hardware
-from gsplit.report.material import read_material
 from gsplit.run.config import TrainSettings, load_settings
 from gsplit.run.saved_files import read_settings
 from gsplit.store.manifest import Manifest, parse_manifest
+from gsplit_bench.report.documents import read_material
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(min_value=-(1 << 64), max_value=1 << 64))
 WORDS = st.one_of(

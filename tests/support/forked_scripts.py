@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from gsplit.testing.ranks import fork_context
+from gsplit_bench.ranks import fork_context
 
 __all__ = ["ForkedProcess", "run_forked", "run_ranks_forked", "start_forked"]
 

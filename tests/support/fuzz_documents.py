@@ -16,11 +16,11 @@ from graphs import sample_store
 from report_samples import bench_document, count, partition_document, planner_document, record, save_run
 
 from gsplit.planner.hardware import PRESETS, read_hardware
-from gsplit.report.material import read_material
 from gsplit.run.config import TrainSettings, load_settings
 from gsplit.run.saved_files import read_settings, read_weights
 from gsplit.store.files import ArrayFile, npy_header
 from gsplit.store.manifest import parse_manifest
+from gsplit_bench.report.documents import read_material
 
 __all__ = ["DOCUMENTS"]
 

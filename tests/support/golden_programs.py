@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import Data
 
-from gsplit.bench.exactness import CLASSES, WIDTH, make_model
-from gsplit.bench.exactness import Case as ModelCase
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
-from gsplit.testing import run_ranks
+from gsplit_bench.exactness import CLASSES, WIDTH, make_model
+from gsplit_bench.exactness import Case as ModelCase
+from gsplit_bench.ranks import run_ranks
 
 MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn")
 RECORD = Path(__file__).resolve().parents[1] / "assets" / "golden" / "training.json"

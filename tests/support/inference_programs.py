@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from gsplit import evaluate, infer, write_predictions
-from gsplit.bench.exactness import VERTICES, Case, make_model, small_store
 from gsplit.distributed.mesh import Mesh
 from gsplit.inference import closure
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
+from gsplit_bench.exactness import VERTICES, Case, make_model, small_store
 
 
 def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:

@@ -9,11 +9,11 @@ from torch.nn import Module
 from torch_geometric.nn import GAT, GraphSAGE
 
 import gsplit
-from gsplit.bench.exactness import VERTICES, WIDTH, small_store
 from gsplit.distributed.mesh import Mesh
 from gsplit.losses import LossFunction, weighted_cross_entropy
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
+from gsplit_bench.exactness import VERTICES, WIDTH, small_store
 
 CLASSES, COLUMNS = 3, 4
 METRICS = {

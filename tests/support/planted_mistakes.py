@@ -16,7 +16,7 @@ import gsplit
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.rows import copy_rows
-from gsplit.testing.simulated import CollectiveRules, checked_mesh, switched_on
+from gsplit_bench.simulated import CollectiveRules, checked_mesh, switched_on
 
 __all__ = ["ALONE", "TOGETHER", "make_mistakes", "make_together"]
 

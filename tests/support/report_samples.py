@@ -1,6 +1,7 @@
 """Small documents of measurements and a small run, made up: what a report is tested with."""
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ from gsplit.run.results import ModelShape
 from gsplit.telemetry import StepRecord, TimedSpan
 from gsplit.train_state import Evaluation, History
 
-__all__ = ["bench_document", "count", "partition_document", "planner_document", "record", "save_run", "write"]
+__all__ = [
+    "PageLinks",
+    "bench_document",
+    "count",
+    "partition_document",
+    "planner_document",
+    "record",
+    "save_run",
+    "write",
+]
 
 _STAGES = {
     "sample": 0.12,
@@ -36,8 +46,21 @@ _COSTS = {
 }
 
 
+class PageLinks(HTMLParser):
+    """Collects what a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str]] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.found += [(name, value or "") for name, value in attrs if name in ("src", "href", "srcset", "data")]
+
+
 def record(graph: str, model: str, system: str, ranks: int, **more: Any) -> dict[str, Any]:
-    """A record of ``gsplit bench train``: a system has its cost, of which every rank does a part."""
+    """A record of ``gsplit_bench train``: a system has its cost, of which every rank does a part."""
     cost = more.pop("cost", _COSTS[system]) * (2.5 if model == "gat" else 1.0) / ranks**0.7
     stages = {name: share * cost for name, share in _STAGES.items()}
     redundancy = 1.0 + 0.3 * (ranks - 1) if system.startswith("data") else 1.0
@@ -93,7 +116,7 @@ def count(graph: str, strategy: str, ranks: int) -> dict[str, Any]:
 
 
 def bench_document(records: list[dict[str, Any]], counts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A document of ``gsplit bench train``."""
+    """A document of ``gsplit_bench train``."""
     return {
         "kind": "bench train",
         "preset": "main",
@@ -129,7 +152,7 @@ def planner_document() -> dict[str, Any]:
 
 
 def partition_document() -> dict[str, Any]:
-    """A document of ``gsplit bench partition``."""
+    """A document of ``gsplit_bench partition``."""
     shares = {"gsplit": 0.08, "node": 0.1, "edge": 0.12, "random": 0.75}
     rows = [
         {

@@ -9,8 +9,8 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.distributed.mesh import Mesh
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 Array = npt.NDArray[np.float64]
 

@@ -15,15 +15,16 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import gsplit
 from gsplit.batch import Batch
-from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.local_graph import LocalGraph
 from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
 from gsplit.sampling.neighbor import make_sampler
-from gsplit.testing import run_ranks, simulated
-from gsplit.testing.simulated import switched_on
+from gsplit_bench import simulated
+from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
+from gsplit_bench.ranks import run_ranks
+from gsplit_bench.simulated import switched_on
 
 
 def simulated_cases(replicas: int, strategies: tuple[str, ...] = ("split", "data")) -> list[Case]:

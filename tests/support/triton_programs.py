@@ -273,13 +273,13 @@ def same_for_every_order(seeds: list[int]) -> None:
 
 def compiled_usage(capability: int) -> dict[str, tuple[int, ...]]:
     """Registers, bytes of stack and of local memory, and bytes of shared memory of every kernel on an architecture."""
-    from gsplit.kernels.triton.matrix import CASES, compile_case
+    from gsplit_bench.kernel_cases import CASES, compile_case
 
     return {case.name: astuple(compile_case(case, capability)) for case in CASES}
 
 
 def compiled_names() -> set[str]:
     """The kernels that ``compiled_usage`` compiles."""
-    from gsplit.kernels.triton.matrix import CASES
+    from gsplit_bench.kernel_cases import CASES
 
     return {case.kernel.__name__ for case in CASES}

@@ -6,10 +6,10 @@ device has to be there before the first one of a process.
 
 import gc
 
-from gsplit.bench.exactness import BATCH, PLAIN_MODELS, Case, make_model, small_store
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
+from gsplit_bench.exactness import BATCH, PLAIN_MODELS, Case, make_model, small_store
 
 
 def _warm_up() -> None:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, parallelize
-from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.distributed.mesh import solo_mesh
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 FORGOTTEN = r"backward: expected a loss from batch.mean or batch.sum of this batch .*Fix: write loss = batch.mean\("
 

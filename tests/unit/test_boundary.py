@@ -2,7 +2,6 @@
 
 import torch
 
-from gsplit.bench.exactness import small_store
 from gsplit.blocks import ShuffleIndex
 from gsplit.boundary import BoundaryExchange, BoundaryIndex, ask_owners
 from gsplit.distributed.comm import SoloComm
@@ -13,6 +12,7 @@ from gsplit.partial_sums import PartialSums
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.telemetry import StepTelemetry
+from gsplit_bench.exactness import small_store
 
 CPU = torch.device("cpu")
 

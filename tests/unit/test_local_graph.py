@@ -9,11 +9,11 @@ from graphs import sample_store
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from gsplit import InputError
-from gsplit.bench.exactness import small_store
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.features.protocol import take_rows
 from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
+from gsplit_bench.exactness import small_store
 
 CPU = torch.device("cpu")
 

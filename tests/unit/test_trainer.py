@@ -11,13 +11,13 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, infer, parallelize
-from gsplit.bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.losses import cross_entropy
 from gsplit.metrics import METRICS
 from gsplit.store.memory import MemoryStore
 from gsplit.train_state import Evaluation
+from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 
 
 def _model() -> GraphSAGE:

@@ -8,8 +8,8 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, Verification, verification, verify
-from gsplit.bench.exactness import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 from gsplit.distributed.mesh import solo_mesh
+from gsplit_bench.exactness import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 
 NAN = float("nan")
 

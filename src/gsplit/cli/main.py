@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gsplit.cli.bench_commands import bench_app
 from gsplit.cli.convert_command import convert
 from gsplit.cli.doctor_command import doctor
 from gsplit.cli.import_commands import import_app
@@ -25,7 +24,7 @@ class _InOrderOfUse(TyperGroup):
     """Commands as a user comes to need them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=lambda name: (name == "bench", name != "import"))
+        return sorted(super().list_commands(ctx), key=lambda name: name != "import")
 
 
 app = typer.Typer(
@@ -36,7 +35,6 @@ app = typer.Typer(
     help="Train graph neural networks on big graphs, split-parallel.",
 )
 app.add_typer(import_app, name="import")
-app.add_typer(bench_app, name="bench")
 for verb in (inspect, convert, partition, shard, plan, train, infer, verify, report, selftest, doctor):
     app.command()(verb)
 

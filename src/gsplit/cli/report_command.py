@@ -1,4 +1,4 @@
-"""``gsplit report``: measurements and runs as one page, pictures, a table and a trace file."""
+"""``gsplit report``: runs as one page, pictures and a trace file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,31 +13,23 @@ __all__ = ["report"]
 
 
 def report(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN", help="folders of gsplit train --out, JSON documents of gsplit bench and of the planner"
-        ),
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="folders of gsplit train --out")],
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="page to write")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(metavar="FOLDER", help="folder for the pictures, one file each")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="trace of the runs, for Perfetto or chrome://tracing")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help='the table "when to use what" as Markdown')
-    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace files of the same names")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a page with pictures of measurements and runs.
+    """Write a page with pictures of runs.
 
     One HTML file that needs nothing else. Pictures need matplotlib.
     """
     with command(as_json):
         from gsplit.report.write import write_report
 
-        written = write_report(sources, out, png=png, trace=trace, markdown=markdown, overwrite=overwrite)
+        written = write_report(runs, out, png=png, trace=trace, overwrite=overwrite)
         if as_json:
             emit_json(written.as_dict())
             return

@@ -20,7 +20,7 @@ _STYLES = {"ok": "green", "wrong": "bold red", "not tried": "dim"}
 
 def selftest(
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cuda, cpu or sim [default: cuda where there is one, else cpu]")
+        str | None, typer.Option(metavar="DEVICE", help="cuda or cpu [default: cuda where there is one, else cpu]")
     ] = None,
     nproc: Annotated[
         int | None, typer.Option(min=1, metavar="INT", help="ranks to start on this host [default: 2, or the GPUs]")

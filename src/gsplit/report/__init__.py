@@ -1,3 +1,3 @@
-"""``gsplit report``: measurements and runs as one page, pictures, a table and a trace file."""
+"""``gsplit report``: runs as one page, pictures and a trace file."""
 
 __all__: list[str] = []

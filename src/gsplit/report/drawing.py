@@ -8,9 +8,9 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from gsplit.bench.partition_figure import load_figure
+from gsplit.errors import MissingDependencyError, explain
 
-__all__ = ["STAGES", "as_png", "graph_colours", "make_panels", "stage_colour", "system_colour", "tidy"]
+__all__ = ["STAGES", "as_png", "graph_colours", "load_figure", "make_panels", "stage_colour", "system_colour", "tidy"]
 
 _SYSTEMS = {
     "split": "#1b6ca8",
@@ -43,6 +43,16 @@ STAGES = {
 }
 """Colours of the stages in the order of a step."""
 _GRAPHS = ("#1b6ca8", "#e09f3e", "#2a9d8f", "#9e2a2b", "#7b4ea3", "#495057", "#b5838d", "#606c38")
+
+
+def load_figure() -> Any:
+    """matplotlib's figure; called before a long measurement, too."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        fix = "pip install 'gsplit[report]'"
+        raise MissingDependencyError(explain("the figure", "the package matplotlib", str(error), fix)) from error
+    return Figure
 
 
 def system_colour(label: str) -> str:

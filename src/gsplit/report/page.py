@@ -2,14 +2,13 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 from gsplit.durable import write_whole
-from gsplit.report.sections import Section
-from gsplit.report.tables import Table
 
-__all__ = ["write_page", "write_pictures"]
+__all__ = ["Picture", "Section", "Table", "write_page", "write_pictures"]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #212529; background: #fff; max-width: 1200px; margin: 2em auto }
@@ -24,6 +23,35 @@ caption { text-align: left; font-weight: 600 }
 th, td { padding: .2em .7em .2em 0; text-align: left; vertical-align: top; border-bottom: 1px solid #e9ecef }
 td { font-variant-numeric: tabular-nums }
 """
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; ``caption`` says what they are."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as PNG, with the name of its file, without ending, and what it shows."""
+
+    name: str
+    png: bytes
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page."""
+
+    name: str
+    title: str
+    text: str = ""
+    tables: list[Table] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
 
 
 def write_page(sections: Sequence[Section], path: Path) -> None:

@@ -7,9 +7,8 @@ is everything that fell into it, also what a loader thread did for later steps.
 from dataclasses import dataclass
 from typing import Any
 
-from gsplit.report.documents import StepLine
 from gsplit.report.drawing import STAGES, make_panels, stage_colour, tidy
-from gsplit.report.material import Run
+from gsplit.report.reading import Run, StepLine
 
 __all__ = ["Bar", "Window", "draw_timeline", "typical_window"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from gsplit.errors import InputError, explain
-from gsplit.report.material import Run
+from gsplit.report.reading import Run
 
 __all__ = ["Event", "trace_events", "write_trace"]
 

@@ -75,8 +75,6 @@ def check_triton(device: str) -> Finding:
         return Finding(name, "not tried", f"GSPLIT_TRITON=0; {instead}", "unset GSPLIT_TRITON")
     if not is_installed():
         return Finding(name, "not tried", f"not installed; {instead}", "pip install triton (Linux)")
-    if device.startswith("sim"):
-        return Finding(name, "ok", "interpreted on the host, to check its kernels")
     obstacle = find_obstacle(resolve_device(device))
     if obstacle is not None:
         return Finding(name, "not tried", f"{obstacle.reason}; {instead}", obstacle.fix)

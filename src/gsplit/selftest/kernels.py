@@ -1,14 +1,12 @@
 """Every Triton kernel against its definition, the host's kernel, on a device: a program of its own.
 
 ``python -m gsplit.selftest.kernels DEVICE`` prints a JSON document: by kernel, the largest difference, in units of
-rounding (float32) where sums are made in another order. On the simulated device Triton's interpreter has to be on from
-the start of the process (TRITON_INTERPRET=1).
+rounding (float32) where sums are made in another order.
 """
 
 import json
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -155,10 +153,7 @@ def compare_kernels(device: torch.device) -> dict[str, float]:
 
 
 def _main(name: str) -> None:
-    from gsplit.testing.simulated import simulated_device
-
-    with simulated_device() if name.startswith("sim") else nullcontext():
-        sys.stdout.write(json.dumps(compare_kernels(torch.device(name, 0))) + "\n")
+    sys.stdout.write(json.dumps(compare_kernels(torch.device(name, 0))) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,20 +6,16 @@ import time
 import warnings
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from gsplit.bench.exactness import Case, make_model, small_store
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.triton.availability import is_available
-from gsplit.loader import NeighborLoader
-from gsplit.nn.parallelize import parallelize
+from gsplit.selftest.training import train_model
 
-__all__ = ["count_waits", "die", "measure_links", "measure_zero_copy", "train_checked"]
+__all__ = ["count_waits", "die", "measure_links", "measure_zero_copy"]
 
 _REPEATS = 5
 _ROW_LENGTH = 128
@@ -85,56 +81,17 @@ def _exchange_rate(mesh: Mesh, size_mb: int) -> float:
     return leaving / 1e9 / _seconds(mesh.device, exchange)
 
 
-def _steps(mesh: Mesh, model_name: str, before: Callable[[], None], steps: int = 3) -> None:
-    """Train a little; ``before`` is called in the last step, when its batch is there."""
-    store, ownership = small_store("random", mesh.num_splits)
-    model = parallelize(make_model(Case(model_name, "split", "random", 0.5, None, None)), mesh)
-    optimizer = torch.optim.Adam(model.parameters())
-    own = ownership if mesh.size > 1 else None
-    loader = NeighborLoader(store, [4, 3, -1], "train", batch_size=12, mesh=mesh, seed=3, ownership=own)
-    for step in range(steps):
-        batch = loader.make_batch(0, step)
-        if step == steps - 1:
-            before()
-        loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def count_waits(mesh: Mesh, models: list[str]) -> dict[str, list[str]]:
     """Where the host waits for the device in a step, behind loading, by model."""
     return {model: _wait_sites(mesh, model) for model in models}
 
 
 def _wait_sites(mesh: Mesh, model: str) -> list[str]:
-    if mesh.device.type == "cuda":
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            _steps(mesh, model, lambda: torch.cuda.set_sync_debug_mode("warn"))
-            torch.cuda.set_sync_debug_mode("default")
-        return [f"{w.filename}:{w.lineno}" for w in said if "synchron" in str(w.message)]
-    from gsplit.testing.simulated import switched_on
-
-    log, marks = switched_on().log, []
-    _steps(mesh, model, lambda: marks.append(log.counts()))
-    return list((log.counts() - marks[0]).waits.elements())
-
-
-def train_checked(mesh: Mesh, models: list[str]) -> int:
-    """Train with every launch checked for races; how many there were."""
-    from gsplit.testing.simulated import CollectiveRules, checked_mesh, switched_on
-
-    device: Any = switched_on()
-    device.tracker.check = True
-    rules = CollectiveRules(device.tracker)
-    mesh = checked_mesh(mesh, rules)
-    for model in models:
-        _steps(mesh, model, lambda: None)
-    rules.compare_ranks(mesh.world)
-    assert not device.tracker.errors, device.tracker.errors[0]
-    launches: int = device.tracker.num_launches
-    return launches
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train_model(mesh, model, mesh.num_splits, 3, lambda: torch.cuda.set_sync_debug_mode("warn"))
+        torch.cuda.set_sync_debug_mode("default")
+    return [f"{w.filename}:{w.lineno}" for w in said if "synchron" in str(w.message)]
 
 
 def die(mesh: Mesh) -> None:
@@ -144,4 +101,4 @@ def die(mesh: Mesh) -> None:
         if mesh.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    _steps(mesh, "sage", kill)
+    train_model(mesh, "sage", mesh.num_splits, 3, kill)

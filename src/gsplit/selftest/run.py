@@ -7,18 +7,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from gsplit.bench.exactness import TOLERANCE, Case, compare, train_cases
 from gsplit.devices import resolve_device
+from gsplit.distributed.local_ranks import RankFailedError, run_ranks
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.errors import InputError
 from gsplit.progress import Progress, silent
 from gsplit.run.models import MODELS
 from gsplit.selftest import programs
 from gsplit.selftest.environment import check_architectures, check_triton, collect_versions
 from gsplit.selftest.finding import Finding, Report
 from gsplit.selftest.kernels import BOUNDS
-from gsplit.testing import RankFailedError, run_ranks
-from gsplit.testing.simulated import why_not_supported
+from gsplit.selftest.training import TOLERANCE, largest_difference, train_models
 
 __all__ = ["run_selftest"]
 
@@ -36,13 +34,8 @@ def run_selftest(
     models: tuple[str, ...] = _MODELS,
     sizes_mb: tuple[int, ...] = _SIZES_MB,
 ) -> Report:
-    """All checks on ``nproc`` ranks of a kind of device: "cpu", "cuda", or "sim" for the simulated one."""
-    if device.startswith("sim"):
-        why = why_not_supported()
-        if why is not None:
-            raise InputError(why)
-    else:
-        resolve_device(device)
+    """All checks on ``nproc`` ranks of a kind of device: "cpu" or "cuda"."""
+    resolve_device(device)
     checks: list[Callable[[str, int], Finding]] = [
         lambda device, nproc: check_architectures(device),
         lambda device, nproc: check_triton(device),
@@ -82,9 +75,6 @@ def _check_links(device: str, nproc: int, sizes_mb: tuple[int, ...]) -> Finding:
         rates = run_ranks(programs.measure_links, nproc, sizes_mb, device=device, timeout_s=_TIMEOUT_S)[0]
     except RankFailedError as error:
         return _failed(name, error, "run nvidia-smi topo -m; NCCL_DEBUG=INFO says what NCCL tried")
-    if device.startswith("sim"):
-        found = "copies and exchanges work; a simulated device has no speed; zero-copy gather not measured here"
-        return Finding(name, "not tried", found)
     largest = [f"{what.split(',')[0]} {rate:.1f} GB/s" for what, rate in rates.items() if f"{sizes_mb[-1]} MB" in what]
     if not any(what.startswith("zero-copy") for what in rates):
         largest.append("zero-copy gather not measured here: it needs a GPU that runs Triton")
@@ -94,29 +84,26 @@ def _check_links(device: str, nproc: int, sizes_mb: tuple[int, ...]) -> Finding:
 def _check_models(device: str, nproc: int, models: tuple[str, ...]) -> Finding:
     """Models on 1 to ``nproc`` ranks of the device against one process on the host."""
     name, worst = "models", {}
-    cases = [Case(model, "split", "random", 0.5, None, None) for model in models]
     for size in sorted({1, nproc}):
-        host = train_cases(solo_mesh(), cases, size)
+        host = train_models(solo_mesh(), list(models), size)
         try:
-            ranks = run_ranks(train_cases, size, cases, size, device=device, timeout_s=_TIMEOUT_S)
+            ranks = run_ranks(train_models, size, list(models), size, device=device, timeout_s=_TIMEOUT_S)
         except RankFailedError as error:
             return _failed(name, error, "send this report back: the device path has failed")
-        for place, case in enumerate(cases):
-            worst[f"{case.model} on {size}"] = compare(host[place], [rank[place] for rank in ranks]).largest
+        for place, model in enumerate(models):
+            worst[f"{model} on {size}"] = max(largest_difference(host[place], rank[place]) for rank in ranks)
     largest = max(worst.values())
-    found = f"{len(cases)} models on {' and '.join(map(str, sorted({1, nproc})))} ranks: {largest:.1e} from the host"
+    found = f"{len(models)} models on {' and '.join(map(str, sorted({1, nproc})))} ranks: {largest:.1e} from the host"
     if largest > TOLERANCE:
         return Finding(name, "wrong", found, "send this report back: results differ", figures=worst)
     return Finding(name, "ok", found, figures=worst)
 
 
 def _check_kernels(device: str, nproc: int) -> Finding:
-    """In a process of its own: Triton's interpreter, for the simulated device, must be on from its start."""
     name = "kernels"
     if check_triton(device).verdict != "ok":
         return Finding(name, "not tried", "Triton's are not used here")
-    interpreted = {"TRITON_INTERPRET": "1"} if device.startswith("sim") else {}
-    done = _run_module("gsplit.selftest.kernels", [device.split(":")[0]], interpreted)
+    done = _run_module("gsplit.selftest.kernels", [device.split(":")[0]], {})
     if done.returncode:
         return Finding(name, "wrong", _last_line(done), "send this report back")
     units = {kernel: float(value) for kernel, value in json.loads(done.stdout).items()}
@@ -152,19 +139,13 @@ def _check_waits(device: str, nproc: int) -> Finding:
         return Finding(
             name, "wrong", f"in a step behind loading: {', '.join(lines)}", "send this report back", 0, figures
         )
-    return Finding(name, "ok", "none in a step behind loading, as simulated", figures=figures)
+    return Finding(name, "ok", "none in a step behind loading", figures=figures)
 
 
 def _check_races(device: str, nproc: int) -> Finding:
     name = "races"
     if device == "cpu":
         return Finding(name, "not tried", "a CPU has no streams")
-    if device.startswith("sim"):
-        try:
-            launches = run_ranks(programs.train_checked, nproc, ["sage", "gat"], device=device, timeout_s=_TIMEOUT_S)[0]
-        except RankFailedError as error:
-            return _failed(name, error, "wait for the stream that the message names")
-        return Finding(name, "ok", f"none in {launches} launches; collectives in one order on all ranks")
     done = _run_module("gsplit.selftest.sanitized", [], {"TORCH_CUDA_SANITIZER": "1"})
     if done.returncode:
         return Finding(name, "wrong", f"torch's CUDA sanitizer: {_last_line(done)}", "send this report back")

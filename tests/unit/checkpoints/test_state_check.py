@@ -9,12 +9,12 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, parallelize
-from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.checkpoints.files import Checkpoint, read_latest, write_checkpoint
 from gsplit.checkpoints.state_tree import take_snapshot
 from gsplit.checkpoints.training import read_on_all_ranks
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.metrics import METRICS
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 State = dict[str, Any]
 

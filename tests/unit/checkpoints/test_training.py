@@ -13,11 +13,11 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit import InputError, NeighborLoader, Trainer, parallelize
-from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.metrics import METRICS
 from gsplit.store.memory import MemoryStore
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
 def _trainer(lr: float = 0.05, **options: Any) -> Trainer:

@@ -18,7 +18,6 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gsplit.bench import exactness, exactness_report
 from gsplit.cli import console as console_module
 from gsplit.cli.main import app
 from gsplit.cli.summary import describe, show
@@ -76,7 +75,7 @@ def test_help_is_plain_whole_and_fits_80_columns() -> None:
 def test_commands_are_listed_as_a_user_comes_to_need_them() -> None:
     said = CliRunner().invoke(app, ["--help"]).stdout
     listed = [line.split()[0] for line in said.partition("Commands:")[2].splitlines() if line[2:3].strip()]
-    assert listed[:3] == ["import", "inspect", "convert"] and listed[-1] == "bench"
+    assert listed[:3] == ["import", "inspect", "convert"]
     assert "--cache SIZE" in CliRunner().invoke(app, ["train", "--help"]).stdout
 
 
@@ -165,43 +164,6 @@ def test_convert_and_foresee_memory(store: Path, tmp_path: Path) -> None:
 
 def _first_cut(path: Path) -> int:
     return open_store(path).part_boundaries[1]
-
-
-def test_bench_partition_compares(store: Path) -> None:
-    small = ["--fanout", "3,3", "--batch-size", "64", "--epochs", "3", "--parts", "2", "--parts", "4"]
-    cases = ["--case", "gsplit:metis", "--case", "random:random", "--case", "edge:mtkahypar"]
-    done = _run("bench", "partition", store, *small, *cases, "--json")
-    rows = json.loads(done.stdout)["rows"]
-    assert [(row["parts"], row["objective"]) for row in rows] == [
-        (parts, objective) for parts in (2, 4) for objective in ("gsplit", "random", "edge")
-    ]
-    assert "expected one balance constraint" in rows[2]["error"]
-    for good, random in ((rows[0], rows[1]), (rows[3], rows[4])):
-        assert good["cross_edge_share"] < random["cross_edge_share"]
-        assert good["expected"]["cross_edge_share"] == pytest.approx(good["cross_edge_share"], rel=0.1)
-        assert {"rows_shuffled_per_input", "edge_imbalance", "vertex_imbalance", "target_imbalance"} <= set(good)
-        assert len(good["layers"]) == 2 and good["seconds"] > 0 and good["peak_bytes"] > 0
-    one = _run(
-        "bench",
-        "partition",
-        store,
-        "--parts",
-        "1",
-        "--epochs",
-        "1",
-        "--batch-size",
-        "4096",
-        "--fanout",
-        "2",
-        *cases[:2],
-        "--json",
-    )
-    row = json.loads(one.stdout)["rows"][0]  # a single mini-batch has no interval, one part no cross edges
-    assert row["measured"]["cross_edges_95"] is None and row["cross_edges_off"] == 0.0
-    screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis", "--case", "random")
-    assert screen.returncode == 2 and "--case: expected objective:solver" in screen.stderr
-    screen = _run("bench", "partition", store, *small[:-2], "--case", "gsplit:metis")
-    assert screen.returncode == 0 and "2 gsplit metis" in screen.stdout
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -293,61 +255,6 @@ def test_numpy_table_and_ogb_commands_work(tmp_path: Path) -> None:
     assert document["ids"] == "names"
     assert document["edge_arrays"] == {"w": {"dtype": "float64", "shape": [7]}}
     assert document["provenance"][0]["counts"]["reverse_edges_added"] == 3
-
-
-def test_bench_commands_print_their_keys() -> None:
-    small = ["--vertices", "3000", "--edges", "30000", "--steps", "2", "--batch-size", "50"]
-    sampling = json.loads(_run("bench", "sampling", *small, "--json").stdout)
-    assert {"edges_per_s", "peer_edges_per_s", "ratio", "split_to_plain"} <= sampling.keys()
-    assert sampling["edges_per_s"] > 0
-    assert (sampling["peer"] is None) == (sampling["ratio"] is None)
-    assert "gsplit, split path" in _run("bench", "sampling", *small).stdout
-    shuffle = json.loads(_run("bench", "shuffle", "--ranks", "2", "--rows", "200", "--repeats", "2", "--json").stdout)
-    assert {"bytes_per_s", "composed_bytes_per_s", "bare_bytes_per_s", "ratio"} <= shuffle.keys()
-    assert [row["ranks"] for row in shuffle["rows"]] == [2]
-
-
-@pytest.mark.parametrize("weights, ok", [(1e-10, True), (1e-8, False)])
-def test_bench_exactness_says_how_far_apart_and_exits_with_one_if_too_far(
-    weights: float, ok: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = exactness.Case("gine", "split", "random", 0.5, None, None, edge_values=True)
-    rows = [
-        exactness_report.ExactnessRow(1, 2, case, exactness_report.Differences(1e-12, 2e-12, 3e-12, weights)),
-        exactness_report.ExactnessRow(2, 2, case, exactness_report.Differences(output=4e-12)),
-    ]
-    monkeypatch.setattr(exactness, "run_exactness", lambda *args, **kwargs: exactness_report.ExactnessReport(rows))
-    done = _run("bench", "exactness")
-    assert done.returncode == (0 if ok else 1)
-    assert f"2 cases, {'all' if ok else 'NOT all'} within 1e-09" in done.stdout
-    document = json.loads(_run("bench", "exactness", "--json").stdout)
-    assert document["worst"] == {"output": 4e-12, "loss": 2e-12, "gradient": 3e-12, "weights": weights}
-    assert (document["cases"], document["ok"], document["tolerance"]) == (2, ok, 1e-9)
-    assert document["rows"][1] | {"model": "gine", "replicas": 2, "splits": 2, "output": 4e-12} == document["rows"][1]
-    assert not exactness_report.ExactnessReport([]).ok
-
-
-@pytest.mark.parametrize(
-    "asked, meshes",
-    [
-        ([], exactness.MESHES),
-        (["--ranks", "2"], ((1, 2),)),
-        (["--ranks", "1", "--ranks", "4"], ((1, 1), (1, 4), (2, 2))),
-    ],
-)
-def test_bench_exactness_runs_on_the_ranks_asked_for(
-    asked: list[str], meshes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-
-    def record(given: list[tuple[int, int]], *_: Any, **__: Any) -> exactness_report.ExactnessReport:
-        seen.extend(given)
-        return exactness_report.ExactnessReport([])
-
-    monkeypatch.setattr(exactness, "run_exactness", record)
-    _run("bench", "exactness", *asked)
-    assert tuple(seen) == meshes
-    assert _run("bench", "exactness", "--ranks", "5").returncode == 2
 
 
 def test_odd_graphs_and_odd_names_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import memory_store, shaped_graphs
 
-from gsplit.bench.exactness import Case, make_model, small_store
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.inference import closure
 from gsplit.inference.closure import all_vertices, edge_chunks, targets_closure
@@ -18,6 +17,7 @@ from gsplit.local_graph import LocalGraph
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.sampling.neighbor import HostNeighborSampler
+from gsplit_bench.exactness import Case, make_model, small_store
 
 
 @given(shaped_graphs(), st.data())

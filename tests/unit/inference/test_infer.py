@@ -10,13 +10,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 from gsplit import InputError, evaluate, infer, parallelize, verify
-from gsplit.bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
 from gsplit.inference.layerwise import inference_ownership
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
+from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 
 
 def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,8 @@ from torch.nn.utils import parametrize
 from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
-from gsplit.bench.exactness import small_store
 from gsplit.distributed.mesh import solo_mesh
+from gsplit_bench.exactness import small_store
 
 
 class Two(nn.Module):

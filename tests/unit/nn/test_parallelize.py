@@ -17,8 +17,8 @@ from torch import Tensor
 from torch_geometric.nn import GAT, PNA, GraphSAGE
 
 from gsplit import InputError, parallelize
-from gsplit.bench.exactness import Case, make_model
 from gsplit.distributed.mesh import solo_mesh
+from gsplit_bench.exactness import Case, make_model
 
 
 def test_called_with_tensors_it_is_the_model_it_was() -> None:

@@ -8,7 +8,6 @@ import torch
 from graphs import sample_store
 
 from gsplit import InputError, NeighborLoader
-from gsplit.bench.exactness import small_store
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.planner import auto, calibration
@@ -19,6 +18,7 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape
 from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
+from gsplit_bench.exactness import small_store
 
 HOST = replace(PRESETS["v100-nvlink"], name="host", cores=2)
 STEPS = PlannedSteps("train", [3, 2], 20)

@@ -10,8 +10,7 @@ from report_samples import save_run
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.report.documents import StepLine
-from gsplit.report.material import Run, read_material
+from gsplit.report.reading import Run, StepLine, read_run
 from gsplit.report.timeline import typical_window
 from gsplit.report.trace import trace_events, write_trace
 from gsplit.store.build import build_store
@@ -35,7 +34,7 @@ def _check_lanes(events: list[dict[str, Any]]) -> None:
 
 
 def test_a_rank_is_a_process_and_a_thread_a_lane(tmp_path: Path) -> None:
-    (run,) = read_material([save_run(tmp_path / "run", ranks=3, steps=2)]).runs
+    run = read_run(save_run(tmp_path / "run", ranks=3, steps=2))
     assert write_trace([run], tmp_path / "t.json") == 3 * 2 * 6
     document = json.loads((tmp_path / "t.json").read_text())
     events = document["traceEvents"]
@@ -53,7 +52,7 @@ def test_a_rank_is_a_process_and_a_thread_a_lane(tmp_path: Path) -> None:
 
 
 def test_ranks_of_several_runs_are_processes_of_their_own(tmp_path: Path) -> None:
-    runs = read_material([save_run(tmp_path / "one"), save_run(tmp_path / "two")]).runs
+    runs = [read_run(save_run(tmp_path / name)) for name in ("one", "two")]
     events = trace_events(runs)
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["one: rank 0", "one: rank 1", "two: rank 0", "two: rank 1"]
@@ -61,7 +60,7 @@ def test_ranks_of_several_runs_are_processes_of_their_own(tmp_path: Path) -> Non
 
 
 def test_a_step_is_drawn_with_what_the_loader_did_meanwhile(tmp_path: Path) -> None:
-    (run,) = read_material([save_run(tmp_path / "run", steps=5)]).runs
+    run = read_run(save_run(tmp_path / "run", steps=5))
     window = typical_window(run)
     assert window is not None and (window.epoch, window.step) != (0, 0)
     assert window.milliseconds == pytest.approx(57)  # 35 to 90 of rank 0, 2 later on rank 1
@@ -85,7 +84,7 @@ def test_spans_of_real_steps_make_a_valid_trace(prefetch: int, tmp_path: Path) -
     gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader).train_epoch(3)
     loader.telemetry.close()
     lines = [StepLine.model_validate_json(line) for line in telemetry.read_text().splitlines()]
-    (sample,) = read_material([save_run(tmp_path / "run")]).runs
+    sample = read_run(save_run(tmp_path / "run"))
     run = Run("real", sample.settings, sample.history, {0: lines})
     events = [dict(event) for event in trace_events([run])]
     _check_lanes(events)

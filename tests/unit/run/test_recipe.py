@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gsplit import InputError
-from gsplit.bench.exactness import run_exactness
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.run.config import TrainSettings
@@ -17,6 +16,7 @@ from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
+from gsplit_bench.exactness import run_exactness
 
 
 @pytest.fixture

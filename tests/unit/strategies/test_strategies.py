@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import GAT, SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
-from gsplit.bench.exactness import small_store
 from gsplit.boundary import BoundaryExchange
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
@@ -20,6 +19,7 @@ from gsplit.sampling.minibatch import StepKey
 from gsplit.strategies.registry import STRATEGIES, strategy_class
 from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry
+from gsplit_bench.exactness import small_store
 
 ALL = ("split", "data", "data(owner)", "data_cached", "data_cached(strided)", "push_pull", "hybrid(1)")
 

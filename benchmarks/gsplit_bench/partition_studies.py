@@ -1,0 +1,251 @@
+"""Partition quality and cost beyond ``python -m gsplit_bench partition``: more epochs, merged parts, memory.
+
+    python -m gsplit_bench partition-studies epochs WORK     # 10, 30 and 100 epochs of presampling
+    python -m gsplit_bench partition-studies seeds WORK      # the objectives with seven seeds of METIS each
+    python -m gsplit_bench partition-studies merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
+    python -m gsplit_bench partition-studies memory WORK     # solvers' memory against the estimate, at three sizes
+    python -m gsplit_bench partition-studies weights WORK    # choices of c_v : c_e
+    python -m gsplit_bench partition-studies cost WORK       # seconds and bytes of every stage, real graphs and WORK/concentrated.gsplit
+    python -m gsplit_bench partition-studies train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
+    python -m gsplit_bench partition-studies figure OUT.png NAME=RESULT.json ...
+
+WORK is a folder for stores; the real graphs are found through GSPLIT_TEST_DATA. How WORK/concentrated.gsplit is made stands in
+benchmarks/results/2026-11-15-partition.md.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+import numpy as np
+
+from gsplit.ownership import lightest_runs
+from gsplit.partitioning.defaults import C_E, C_V
+from gsplit.partitioning.forecast import imbalance
+from gsplit.partitioning.partition import partition
+from gsplit.partitioning.plan import PartitionPlan, PartitionSettings, find_parts
+from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
+from gsplit.partitioning.quality import expect, measure
+from gsplit.partitioning.solvers.run import anonymous_bytes
+from gsplit.partitioning.weights import vertex_work
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import open_store
+from gsplit_bench.partition import bench_partition, save_partitions
+from gsplit_bench.real_graphs import real_store
+
+__all__ = ["main"]
+
+GRAPHS = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages", "ego-twitter": "ego_twitter_topology"}
+
+STORES = {
+    "gsplit": "concentrated-metis.gsplit",  # as cost leaves it
+    "edge": "concentrated-edge.gsplit",
+    "random": "concentrated-random.gsplit",
+}
+TRAIN_REPEATS = 3
+
+
+def _workload(name: str, work: Path) -> Workload:
+    store = real_store(GRAPHS[name], work)
+    return Workload.of_store(store, "train" if "targets/train" in store.names else None, [15, 15, 15], 1024)
+
+
+def _plan(workload: Workload, counts: Counts, settings: PartitionSettings, work: Path) -> PartitionPlan:
+    with TemporaryDirectory(dir=work) as folder:
+        return find_parts(workload, counts, settings, Path(folder))
+
+
+def epochs(work: Path) -> list[dict[str, Any]]:
+    """The same held-out mini-batches for all: those after the hundredth epoch."""
+    rows = []
+    for name in GRAPHS:
+        workload = _workload(name, work)
+        plans = []
+        for number in (10, 30, 100):
+            counts = presample(workload, epochs=number)
+            plans += [
+                (number, seed, _plan(workload, counts, PartitionSettings(4, seed=seed), work)) for seed in range(3)
+            ]
+        found = measure(
+            workload.graph, draw_epochs(workload, range(100, 101)), [(p.parts, 4) for *_, p in plans], C_V, C_E
+        )
+        for (number, seed, _), quality in zip(plans, found, strict=True):
+            rows.append({"graph": name, "epochs": number, "seed": seed, **quality.as_dict()})
+    return rows
+
+
+def seeds(work: Path) -> list[dict[str, Any]]:
+    """A solver's luck is as large as some differences between objectives: all with the same seeds."""
+    rows = []
+    for name in GRAPHS:
+        workload = _workload(name, work)
+        counts = presample(workload)
+        settings = [
+            PartitionSettings(p, s, seed=seed) for p in (4, 8) for s in ("gsplit", "node", "edge") for seed in range(7)
+        ]
+        plans = [_plan(workload, counts, setting, work) for setting in settings]
+        partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]
+        found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
+        for setting, quality in zip(settings, found, strict=True):
+            label = {"graph": name, "parts": setting.parts, "objective": setting.objective, "seed": setting.seed}
+            rows.append(label | quality.as_dict())
+    return rows
+
+
+def merge(work: Path) -> list[dict[str, Any]]:
+    rows = []
+    for name in GRAPHS:
+        workload = _workload(name, work)
+        counts = presample(workload)
+        labels, partitions = [], []
+        for solver in ("metis", "mtkahypar", "restream"):
+            sixteen = _plan(workload, counts, PartitionSettings(16, solver=solver), work)
+            loads = np.bincount(sixteen.parts, vertex_work(counts, C_V, C_E), 16).astype(int).tolist()
+            for ranks in (8, 4, 3, 2):
+                starts = lightest_runs(loads, ranks)
+                merged = np.searchsorted(starts, np.arange(16), side="right").astype(np.int32) - 1
+                direct = _plan(workload, counts, PartitionSettings(ranks, solver=solver), work)
+                for how, parts in (("merged", merged[sixteen.parts]), ("direct", direct.parts)):
+                    labels.append({"graph": name, "solver": solver, "ranks": ranks, "how": how})
+                    partitions.append((parts, ranks))
+        found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
+        for label, (parts, ranks), quality in zip(labels, partitions, found, strict=True):
+            expected = expect(workload.graph, counts, parts, ranks, C_V, C_E)
+            rows.append(label | quality.as_dict() | {"expected_work_imbalance": float(imbalance(expected.loads))})
+    return rows
+
+
+def weights(work: Path) -> list[dict[str, Any]]:
+    rows = []
+    for name in GRAPHS:
+        for c_v, c_e in ((1, 0), (8, 1), (1, 1), (0, 1)):
+            document = bench_partition(
+                _workload(name, work), [8], cases=[("gsplit", "metis"), ("node", "metis")], c_v=c_v, c_e=c_e
+            )
+            rows += [{"graph": name, "c_v": c_v, "c_e": c_e, **row} for row in document["rows"]]
+    return rows
+
+
+def memory(work: Path) -> list[dict[str, Any]]:
+    """Planted graphs of growing size, every edge with a weight; METIS into 8 parts."""
+    rows = []
+    for edges in (1_000_000, 5_000_000, 20_000_000):
+        with TemporaryDirectory(dir=work) as folder:
+            planted = PlantedGraph(edges // 10, edges, num_features=0, target_share=0.05)
+            store = build_store(synthetic_source(planted), Path(folder) / "g.gsplit")
+            workload = Workload.of_store(store, "train", [15, 15, 15], 1024)
+            for solver in ("metis", "restream"):
+                document = bench_partition(workload, [8], cases=[("gsplit", solver)], epochs=2, folder=Path(folder))
+                rows += [{"edges": edges, "vertices": edges // 10, **row} for row in document["rows"]]
+    return rows
+
+
+def cost(work: Path) -> list[dict[str, Any]]:
+    """``gsplit partition`` into 8 parts, whole: seconds of its stages, anonymous memory of it and of its solver."""
+    rows = []
+    stores = {name: real_store(GRAPHS[name], work).path for name in GRAPHS}
+    if (work / "concentrated.gsplit").exists():
+        stores["concentrated"] = work / "concentrated.gsplit"
+    for name, path in stores.items():
+        targets = "train" if "targets/train" in open_store(path).names else "all"
+        for solver in ("restream", "metis"):
+            out = str(work / f"{name}-{solver}.gsplit")
+            options = f"--parts 8 --json --overwrite --solver {solver} --targets {targets}"
+            command = [sys.executable, "-m", "gsplit", "partition", str(path), out, *options.split()]
+            document, peak = _watched(command)
+            counts = document["provenance"][-1]["counts"]
+            presampled, solved = counts["presample_ms"] / 1000, counts["solve_ms"] / 1000
+            rows.append(
+                {
+                    "graph": name,
+                    "solver": solver,
+                    "presample_seconds": presampled,
+                    "weigh_and_solve_seconds": solved,
+                    "verify_and_renumber_seconds": document["seconds"] - presampled - solved,
+                    "peak_anonymous_bytes": peak,
+                    "solver_peak_bytes": counts["solver_peak_bytes"],
+                    "store_bytes": document["num_bytes"],
+                    "mini_batches": counts["mini_batches"],
+                }
+            )
+    return rows
+
+
+def _watched(command: list[str]) -> tuple[dict[str, Any], int]:
+    """Run a command; its document and the most anonymous memory of its own process, seen every 50 ms."""
+    with TemporaryFile("w+") as output:
+        process, peak = subprocess.Popen(command, stdout=output), 0
+        while process.poll() is None:
+            peak = max(peak, anonymous_bytes(process.pid))
+            time.sleep(0.05)
+        assert process.returncode == 0
+        output.seek(0)
+        return json.load(output), peak
+
+
+def train(work: Path) -> list[dict[str, Any]]:
+    """``gsplit train --nproc 4`` from three partitions of the concentrated planted graph, in turn."""
+    store, rows = open_store(work / "concentrated.gsplit"), []
+    for objective, name in STORES.items():
+        if not (work / name).exists():
+            partition(store, work / name, 8, [15, 15, 15], "train", batch_size=1024, objective=objective)
+    for repeat in range(TRAIN_REPEATS):
+        for objective, name in STORES.items():
+            out = work / f"run-{objective}"
+            options = "--nproc 4 --hidden 256 --fanout 15,15,15 --batch-size 1024 --steps 22 --evaluate-every 0 --overwrite --json"
+            command = [sys.executable, "-m", "gsplit", "train", str(work / name)]
+            done = subprocess.run(
+                [*command, *options.split(), "--out", str(out)], capture_output=True, text=True, check=True
+            )
+            records = [_records(out / f"steps-rank-{rank}.jsonl") for rank in range(4)]
+            cpu = np.array([[record["cpu_seconds"] for record in rank] for rank in records])
+            sent = np.array([[record["counts"]["rows_sent"] for record in rank] for rank in records])
+            inputs = np.array([[record["counts"]["input_rows"] for record in rank] for rank in records])
+            rows.append(
+                {
+                    "objective": objective,
+                    "repeat": repeat,
+                    "last_loss": json.loads(done.stdout)["losses"][-1],
+                    "rows_shuffled_per_step": float(sent.sum(axis=0).mean()),
+                    "rows_shuffled_per_input": float(sent.sum() / inputs.sum()),
+                    "cpu_seconds_per_step": float(cpu.sum(axis=0).mean()),
+                    "slowest_rank_cpu_seconds": float(cpu.max(axis=0).mean()),
+                }
+            )
+    return rows
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """All steps but the first two, which compile and fill buffers."""
+    return [json.loads(line) for line in path.read_text().splitlines()][2:]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["epochs", "seeds", "merge", "memory", "weights", "cost", "train", "figure"])
+    parser.add_argument("where", type=Path)
+    parser.add_argument("results", nargs="*")
+    given = parser.parse_args(arguments)
+    if given.what == "figure":
+        named = dict(result.split("=", 1) for result in given.results)
+        save_partitions({name: json.loads(Path(path).read_text()) for name, path in named.items()}, given.where)
+        return
+    work: Path = given.where
+    work.mkdir(parents=True, exist_ok=True)
+    run = {
+        "epochs": epochs,
+        "seeds": seeds,
+        "merge": merge,
+        "memory": memory,
+        "weights": weights,
+        "cost": cost,
+        "train": train,
+    }[given.what]
+    json.dump(run(work), sys.stdout, indent=1)

@@ -1,0 +1,113 @@
+"""What takes part in a measurement: a system that makes one training step at a time, and the loop of a DDP script.
+
+All systems mark the same stages in the step's telemetry: ``sample`` (from targets to edges and the ids of input rows),
+``load_features``, ``forward`` with the loss, ``backward`` with the gradients' all-reduce, ``optimizer``.
+
+``DdpSystem`` is data parallel: every rank has its own targets, every W-th of the shuffled list's next B, so that the
+global mini-batch has the size of ours. It computes their whole neighbourhood from features gathered by ``x[n_id]``, and
+averages gradients with torch's DistributedDataParallel. On one rank there is nothing to wrap.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from gsplit.distributed.mesh import Mesh
+from gsplit.sampling.minibatch import StepKey
+from gsplit.store.reader import Store
+from gsplit.telemetry import StepTelemetry
+from gsplit_bench.train_study import Scenario
+
+__all__ = ["DdpSystem", "Peer", "PeerSample", "System"]
+
+
+class System(Protocol):
+    """Something to be measured. Every rank makes one, and calls the same methods in the same order."""
+
+    @property
+    def note(self) -> str:
+        """What somebody who reads its record has to know; empty if there is nothing."""
+
+    def train_step(self, epoch: int, step: int) -> StepTelemetry:
+        """One whole step, from the targets to the new weights; its numbers on this rank, with the loss."""
+
+
+@dataclass(frozen=True)
+class PeerSample:
+    """What a peer has sampled for a rank's targets: ``edges`` is for its own model."""
+
+    edges: Any
+    input_ids: Tensor
+    num_edges: int
+
+
+class Peer(Protocol):
+    """Another system's sampler and layers; the loop around them is the same for all (``ddp``)."""
+
+    note: str
+    model: Module
+    """Called as ``model(x, edges)``; gives a row for every target."""
+
+    def sample(self, targets: Tensor, key: StepKey) -> PeerSample:
+        """Draw the neighbourhood of some vertices."""
+
+
+class DdpSystem:
+    """See ``System``."""
+
+    def __init__(self, peer: Peer, scenario: Scenario, store: Store, mesh: Mesh) -> None:
+        self._peer, self._scenario, self._mesh = peer, scenario, mesh
+        self._features, self._labels = (_as_tensor(store, name) for name in ("features/x", "y"))
+        self._targets = torch.from_numpy(np.array(store.stored_array(f"targets/{scenario.targets}")))
+        self._model: Module = peer.model if mesh.size == 1 else DistributedDataParallel(peer.model)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), lr=scenario.learning_rate)
+        self._order: tuple[int, Tensor] | None = None
+
+    @property
+    def note(self) -> str:
+        return self._peer.note
+
+    def train_step(self, epoch: int, step: int) -> StepTelemetry:
+        """One step of the script."""
+        telemetry, targets = StepTelemetry(epoch, step), self._targets_of(epoch, step)
+        with telemetry.span("sample"):
+            sample = self._peer.sample(targets, StepKey(self._scenario.seed, epoch, step))
+        with telemetry.span("load_features"):
+            x = self._features[sample.input_ids].float()
+            y = self._labels[targets]
+        with telemetry.span("forward"):
+            loss = F.cross_entropy(self._model(x, sample.edges), y)
+        with telemetry.span("backward"):
+            loss.backward()
+        with telemetry.span("optimizer"):
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        telemetry.note("loss", loss.detach())
+        telemetry.count("targets", targets.numel())
+        telemetry.count("edges", sample.num_edges)
+        telemetry.count("input_rows", x.size(0))
+        telemetry.count("rows_loaded", x.size(0))
+        telemetry.count("bytes_loaded", x.size(0) * self._features[:1].nbytes)
+        return telemetry
+
+    def _targets_of(self, epoch: int, step: int) -> Tensor:
+        """Every W-th target of the epoch's next mini-batch, as torch's DistributedSampler deals them out."""
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(self._scenario.seed + epoch)
+            self._order = (epoch, torch.randperm(self._targets.numel(), generator=generator))
+        size = self._scenario.batch_size
+        return self._targets[self._order[1][step * size : (step + 1) * size][self._mesh.rank :: self._mesh.size]]
+
+
+def _as_tensor(store: Store, name: str) -> Tensor:
+    """A stored array where it lies, memory-mapped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it cannot be written to; nobody does
+        return torch.from_numpy(np.asarray(store.stored_array(name)))

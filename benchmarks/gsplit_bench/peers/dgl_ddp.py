@@ -1,0 +1,93 @@
+"""DGL 1.1.3 as its users run it: ``NeighborSampler``, blocks, ``dgl.nn`` layers; DDP is in ``ddp``.
+
+DGL adds no self-loops to GAT's blocks, PyG and we do: it has that much less to do.
+"""
+
+import os
+import warnings
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleList
+
+from gsplit.errors import InputError, MissingDependencyError, explain
+from gsplit.graph import Graph
+from gsplit.sampling.minibatch import StepKey
+from gsplit.store.reader import Store
+from gsplit_bench.peers.ddp import PeerSample
+from gsplit_bench.train_study import Scenario
+
+__all__ = ["DglPeer", "load_dgl", "to_dgl"]
+
+INSTALL = "pip install --no-deps dgl==1.1.3, and psutil, requests, tqdm, networkx and scipy (benchmarks/README.md)"
+
+
+def load_dgl() -> Any:
+    """The package, with torch as its backend; refused with what to install where it is missing."""
+    if find_spec("dgl") is None:
+        raise MissingDependencyError(explain("system dgl", "the package dgl", "none", INSTALL))
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import dgl
+        import dgl.nn
+    return dgl
+
+
+def to_dgl(graph: Graph) -> Any:
+    """The whole graph in DGL's form, with 64-bit ids as DGL makes them."""
+    csc = (torch.from_numpy(np.array(graph.indptr)), torch.from_numpy(np.asarray(graph.indices, np.int64)))
+    return load_dgl().graph(("csc", (*csc, torch.empty(0, dtype=torch.int64))), num_nodes=graph.num_vertices)
+
+
+class DglPeer:
+    """See ``protocol.Peer``."""
+
+    note = ""
+
+    def __init__(self, scenario: Scenario, store: Store) -> None:
+        dgl = load_dgl()
+        dgl.seed(scenario.seed)
+        self._graph = to_dgl(store.graph)
+        self._sampler = dgl.dataloading.NeighborSampler(list(reversed(scenario.fanout)))  # the input's layer first
+        torch.manual_seed(scenario.seed)
+        self.model: Module = _Model(_layers(dgl, scenario, store.num_features, store.num_classes))
+
+    def sample(self, targets: Tensor, key: StepKey) -> PeerSample:
+        """Blocks, and the rows that the first one reads."""
+        input_ids, _, blocks = self._sampler.sample_blocks(self._graph, targets)
+        return PeerSample(blocks, input_ids, sum(int(block.num_edges()) for block in blocks))
+
+
+class _Model(Module):
+    """Layers with ReLU between them; the heads of attention are joined, those of the last layer averaged."""
+
+    def __init__(self, layers: list[Module]) -> None:
+        super().__init__()
+        self.layers = ModuleList(layers)
+
+    def forward(self, x: Tensor, blocks: list[Any]) -> Tensor:
+        for number, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
+            x = layer(block, x)
+            last = number == len(self.layers) - 1
+            if x.dim() == 3:
+                x = x.mean(1) if last else x.flatten(1)
+            x = x if last else x.relu()
+        return x
+
+
+def _layers(dgl: Any, scenario: Scenario, num_features: int, num_classes: int) -> list[Module]:
+    """The layers of PyG's GraphSAGE and GAT of the same widths."""
+    hidden, heads, depth = scenario.hidden, scenario.heads, len(scenario.fanout)
+    ins = [num_features, *[hidden] * (depth - 1)]
+    outs = [*[hidden] * (depth - 1), num_classes]
+    if scenario.model == "sage":
+        return [dgl.nn.SAGEConv(i, o, "mean") for i, o in zip(ins, outs, strict=True)]
+    if scenario.model == "gat":
+        widths = [*[hidden // heads] * (depth - 1), num_classes]
+        return [dgl.nn.GATConv(i, o, heads, allow_zero_in_degree=True) for i, o in zip(ins, widths, strict=True)]
+    fix = "measure sage or gat, or leave dgl out"
+    raise InputError(explain("system dgl", "a model of this benchmark, sage or gat", scenario.model, fix))

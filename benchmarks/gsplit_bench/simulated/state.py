@@ -1,0 +1,92 @@
+"""What the simulated device remembers, and what copies over its bus cost the host."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gsplit_bench.simulated.log import DeviceLog
+from gsplit_bench.simulated.streams import StreamTracker
+
+__all__ = ["DeviceState", "active", "moved", "set_state"]
+
+
+@dataclass
+class DeviceState:
+    """What the device remembers: its log, its streams, its random numbers, and which host memory is pinned."""
+
+    log: DeviceLog
+    tracker: StreamTracker
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    pinned: set[int] = field(default_factory=set)
+    registered: dict[int, int] = field(default_factory=dict)
+    """Host memory that the driver was told about: sizes by address."""
+    copies_under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Pinned host tensors that nobody has waited for, and what they will hold."""
+
+    def __post_init__(self) -> None:
+        self.tracker.when_host_waits = self.finish_copies
+
+    def finish_copies(self) -> None:
+        """What is on its way to the host is there once the host has waited."""
+        while self.copies_under_way:
+            target, source = self.copies_under_way.pop()
+            target.copy_(source)
+
+    @contextmanager
+    def own_random_numbers(self) -> Iterator[None]:
+        """Draw from the device's generator, not from the host's."""
+        host = torch.get_rng_state()
+        torch.set_rng_state(self.generator.get_state())
+        try:
+            yield
+        finally:
+            self.generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(host)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether a host tensor lies in pinned memory."""
+        if tensor.untyped_storage()._cdata in self.pinned:
+            return True
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        return any(first <= start and stop <= first + size for first, size in self.registered.items())
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Count a host tensor's memory as pinned while it lives."""
+        storage = tensor.untyped_storage()
+        self.pinned.add(storage._cdata)
+        weakref.finalize(storage, self.pinned.discard, storage._cdata)
+        return tensor
+
+
+_state: DeviceState | None = None
+
+
+def set_state(state: DeviceState | None) -> None:
+    """The state that operations use from now on."""
+    global _state
+    _state = state
+
+
+def active() -> DeviceState:
+    """The state of the device that is switched on."""
+    if _state is None:
+        raise RuntimeError("tensors of the simulated device need `with simulated_device():` around them")
+    return _state
+
+
+def moved(
+    num_bytes: int, to: Literal["device", "host"], host: Tensor | None, *, non_blocking: bool, reason: str = ""
+) -> None:
+    """Bytes crossed the bus; the host waits unless it asked not to and its memory is pinned."""
+    state = active()
+    state.log.copy(num_bytes, to)
+    if non_blocking and host is not None and state.is_pinned(host):
+        return
+    unpinned = " from unpinned memory" if non_blocking else ""
+    state.log.wait(reason or f"copy to {to}{unpinned}")
+    state.tracker.host_waited(state.tracker.snapshot(state.tracker.current()))

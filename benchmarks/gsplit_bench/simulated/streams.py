@@ -1,0 +1,234 @@
+"""Streams and events of the simulated device, and a check for races between them.
+
+Every launch is put down with the byte ranges it reads and writes. A launch on stream s is ordered after a launch on
+stream t if s has waited for it: by an event, or because the host waited and launched later. Two accesses of the same
+bytes, one of them a write, that are not ordered are a race: on a GPU the result would depend on luck. Memory that is
+freed while another stream may still use it is one as well, unless ``record_stream`` told the allocator.
+
+What one host thread has waited for counts as known to all: hand-overs between threads cannot be seen.
+"""
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gsplit_bench.simulated.log import DeviceLog, calling_line
+
+__all__ = ["Event", "RaceError", "Stream", "StreamTracker"]
+
+Kind = Literal["read", "write"]
+Clock = dict[str, int]
+"""For every stream the number of its newest launch that is known to be over."""
+
+
+class RaceError(AssertionError):
+    """Two launches touch the same memory and nothing orders them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    kind: Kind
+    start: int
+    stop: int
+    stream: str
+    number: int
+    operation: str
+
+
+class StreamTracker:
+    """Which stream knows what, and who touched which bytes."""
+
+    def __init__(self, log: DeviceLog, *, check: bool) -> None:
+        self.log, self.check = log, check
+        self.errors: list[str] = []
+        """Races found where nothing can be raised: when memory is freed."""
+        self.num_launches = 0
+        self.when_host_waits: Callable[[], None] = lambda: None
+        self._numbers = itertools.count(1)
+        self._known: dict[str, Clock] = {}
+        self._newest: Clock = {}
+        self._host: Clock = {}
+        self._accesses: dict[int, list[_Access]] = {}
+        self._recorded: set[tuple[int, str]] = set()
+        self._lock = threading.RLock()
+        self._local = threading.local()
+
+    def current(self) -> str:
+        """The stream on which this thread launches."""
+        name: str = getattr(self._local, "stream", "default")
+        return name
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        """Launch on another stream."""
+        before, self._local.stream = self.current(), name
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def snapshot(self, name: str) -> Clock:
+        """What is over once everything launched on a stream up to now is."""
+        with self._lock:
+            return {**self._known.get(name, {}), name: self._newest.get(name, 0)}
+
+    def order_after(self, name: str, clock: Clock) -> None:
+        """Whatever a stream does from now on comes after all of this."""
+        with self._lock:
+            _merge(self._known.setdefault(name, {}), clock)
+
+    def host_waited(self, clock: Clock) -> None:
+        """Whatever is launched from now on, on any stream, comes after all of this."""
+        with self._lock:
+            _merge(self._host, clock)
+        self.when_host_waits()
+
+    def launch(self, name: str, reads: list[Tensor], writes: list[Tensor], operation: str) -> None:
+        """Put a launch down; raises if it races with an earlier one."""
+        if not self.check:
+            return
+        with self._lock:
+            self.num_launches += 1
+            number = next(self._numbers)
+            known = self._known.setdefault(name, {})
+            _merge(known, self._host)
+            self._newest[name] = number
+            for kind, tensors in (("read", reads), ("write", writes)):
+                for tensor in tensors:
+                    for storage, start, stop in self._ranges(tensor):
+                        self._touch(storage, _Access(kind, start, stop, name, number, operation), known)  # type: ignore[arg-type]
+
+    def record(self, tensor: Tensor, name: str) -> None:
+        """The allocator is told that a stream uses this memory."""
+        with self._lock:
+            self._recorded.update((storage, name) for storage, _, _ in self._ranges(tensor))
+
+    def _touch(self, storage: int, access: _Access, known: Clock) -> None:
+        held = self._accesses[storage]
+        for other in held:
+            overlap = other.start < access.stop and access.start < other.stop
+            clash = "write" in (other.kind, access.kind)
+            if overlap and clash and not _is_over(other, access.stream, known):
+                raise RaceError(
+                    f"{access.operation} on stream {access.stream} {access.kind}s what {other.operation} on stream "
+                    f"{other.stream} {other.kind}s, and nothing orders them; at {calling_line()}"
+                )
+        if access.kind == "write":  # what it covers needs no memory of its own: it is ordered after all of it
+            held[:] = [other for other in held if not (access.start <= other.start and other.stop <= access.stop)]
+        held.append(access)
+
+    def _ranges(self, tensor: Tensor) -> list[tuple[int, int, int]]:
+        """Storages a host tensor lies in, with the first byte and one past the last."""
+        if tensor.layout == torch.sparse_csr:
+            parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+            return [found for part in parts for found in self._ranges(part)]
+        if tensor.numel() == 0:
+            return []
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, tensor.element_size()
+        if key not in self._accesses:
+            self._accesses[key] = []
+            weakref.finalize(storage, self._freed, key, self.current())
+        start = int(tensor.storage_offset()) * size
+        extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        return [(key, start, start + extent * size)]
+
+    def _freed(self, storage: int, home: str) -> None:
+        with self._lock:
+            known = {**self._known.get(home, {})}
+            _merge(known, self._host)
+            for access in self._accesses.pop(storage, []):
+                if not _is_over(access, home, known) and (storage, access.stream) not in self._recorded:
+                    self.errors.append(
+                        f"memory of stream {home} was freed while {access.operation} on stream {access.stream} may "
+                        f"still {access.kind} it: wait for that stream, or call record_stream"
+                    )
+            self._recorded = {entry for entry in self._recorded if entry[0] != storage}
+
+
+def _merge(into: Clock, clock: Clock) -> None:
+    for name, number in clock.items():
+        into[name] = max(into.get(name, 0), number)
+
+
+def _is_over(access: _Access, name: str, known: Clock) -> bool:
+    return access.stream == name or known.get(access.stream, 0) >= access.number
+
+
+class Stream:
+    """A queue of launches, as ``torch.cuda.Stream``."""
+
+    _count = itertools.count(1)
+
+    def __init__(self, tracker: StreamTracker, name: str | None = None) -> None:
+        self._tracker = tracker
+        self.name = f"stream {next(self._count)}" if name is None else name
+
+    def __enter__(self) -> "Stream":
+        self._context = self._tracker.on(self.name)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(None, None, None)
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Later launches here come after all launches there up to now."""
+        self._tracker.order_after(self.name, self._tracker.snapshot(other.name))
+
+    def wait_event(self, event: "Event") -> None:
+        """Later launches here come after the event."""
+        event.wait(self)
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        """An event that is over when all launches here up to now are."""
+        event = Event(self._tracker) if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """The host waits for everything launched here."""
+        self._tracker.log.wait("stream.synchronize")
+        self._tracker.host_waited(self._tracker.snapshot(self.name))
+
+
+class Event:
+    """A mark in a stream, as ``torch.cuda.Event``; times are the host's."""
+
+    def __init__(self, tracker: StreamTracker, enable_timing: bool = False) -> None:
+        self._tracker = tracker
+        self._clock: Clock = {}
+        self._time: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Put the mark after all launches of a stream up to now."""
+        self._clock = self._tracker.snapshot(self._tracker.current() if stream is None else stream.name)
+        self._time = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Later launches of a stream come after the mark."""
+        self._tracker.order_after(self._tracker.current() if stream is None else stream.name, self._clock)
+
+    def query(self) -> bool:
+        """Whether the mark was reached; here always, and then the host knows it."""
+        self._tracker.host_waited(self._clock)
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits for the mark."""
+        self._tracker.log.wait("event.synchronize")
+        self._tracker.host_waited(self._clock)
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds between two marks."""
+        if self._time is None or end._time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1000.0 * (end._time - self._time)

@@ -1,0 +1,98 @@
+"""The systems of a scenario on one rank: our strategies by name, and the peers."""
+
+import numpy as np
+import torch
+from torch.nn import Module
+
+from gsplit.distributed.mesh import Mesh
+from gsplit.errors import InputError, explain
+from gsplit.feature_tiers import stored_row_bytes
+from gsplit.loader import NeighborLoader
+from gsplit.nn.parallelize import parallelize
+from gsplit.run.models import make_model
+from gsplit.store.reader import Store
+from gsplit.telemetry import StepTelemetry
+from gsplit.trainer import Trainer
+from gsplit_bench.peers.ddp import DdpSystem, System
+from gsplit_bench.peers.dgl_ddp import DglPeer
+from gsplit_bench.peers.pyg_ddp import PygPeer
+from gsplit_bench.train_study import PEERS, Scenario
+
+__all__ = ["StrategySystem", "check_store", "is_ours", "make_system", "touch_pages"]
+
+_PAGE = 4096
+
+
+def is_ours(system: str) -> bool:
+    """Whether a system is a strategy of ours: all of those compute the same steps."""
+    return system not in PEERS
+
+
+def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> System:
+    """A system by its name; what cannot be made is refused with the reason, on every rank. A collective."""
+    if name == "dgl":
+        return DdpSystem(DglPeer(scenario, store), scenario, store, mesh)
+    if name == "pyg":
+        return DdpSystem(PygPeer(scenario, store), scenario, store, mesh)
+    return StrategySystem(name, scenario, store, mesh)
+
+
+class StrategySystem:
+    """See ``peers.protocol.System``: our loader and trainer, as a script uses them."""
+
+    note = ""
+
+    def __init__(self, strategy: str, scenario: Scenario, store: Store, mesh: Mesh) -> None:
+        torch.manual_seed(scenario.seed)
+        model: Module = make_model(
+            scenario.model,
+            in_channels=store.num_features,
+            hidden_channels=scenario.hidden,
+            num_layers=len(scenario.fanout),
+            out_channels=store.num_classes,
+            heads=scenario.heads,
+        )
+        on_disk = scenario.features == "disk"
+        cache = int(scenario.cache * store.num_vertices * stored_row_bytes(store, ["x"])) if on_disk else 0
+        loader = NeighborLoader(
+            store,
+            list(scenario.fanout),
+            scenario.targets,
+            batch_size=scenario.batch_size,
+            strategy=strategy,
+            mesh=mesh,
+            seed=scenario.seed,
+            features_on_disk=on_disk,
+            cache=cache,
+            edge_attr=None,
+            edge_weight=None,
+        )
+        model = parallelize(model, mesh)
+        optimizer = torch.optim.Adam(model.parameters(), lr=scenario.learning_rate)
+        self.trainer = Trainer(model, optimizer, loader)
+
+    def train_step(self, epoch: int, step: int) -> StepTelemetry:
+        """One step by its name."""
+        batch = self.trainer.state.loader.make_batch(epoch, step)
+        self.trainer.train_step(batch)
+        batch.telemetry.settle()
+        return batch.telemetry
+
+
+def check_store(store: Store, scenario: Scenario) -> None:
+    """Refuse a store that the scenario cannot be measured on."""
+    size = int(store.stored_array(f"targets/{scenario.targets}").size)
+    if scenario.batch_size > size:
+        fix = "choose a smaller --batch-size"
+        raise InputError(explain(store.path, f"{scenario.batch_size} targets for a mini-batch", size, fix))
+    if scenario.batch_size < scenario.ranks:
+        raise InputError(explain("--batch-size", "a target for every rank", scenario.batch_size, "choose a larger one"))
+    if store.num_features == 0 or store.num_classes == 0:
+        raise InputError(explain(store.path, "features x and integer labels", "none", "import them with the graph"))
+
+
+def touch_pages(store: Store) -> None:
+    """Map every page of what all systems read, so that none of them pays for the first look at it."""
+    for name in ("indptr", "indices", "features/x"):
+        data = np.asarray(store.stored_array(name)).reshape(-1).view(np.uint8)
+        data[::_PAGE].max(initial=0)

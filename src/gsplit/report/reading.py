@@ -1,0 +1,130 @@
+"""Reading a run: what ``gsplit train --out RUN`` has left, checked where it comes in.
+
+What is damaged or too large is refused with its name. Telemetry is read line by line, and only the newest steps are
+kept.
+"""
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gsplit.errors import InputError, explain
+from gsplit.run.config import TrainSettings
+from gsplit.run.folder import history_path, load_run, telemetry_files
+from gsplit.untrusted import Expected, open_regular, read_bounded
+
+__all__ = [
+    "Amount",
+    "Document",
+    "Number",
+    "Run",
+    "RunHistory",
+    "StepLine",
+    "Whole",
+    "parse_document",
+    "read_document",
+    "read_run",
+]
+
+_MAX_BYTES = 32 << 20  # of a document
+_MAX_LINE_BYTES = 1 << 20  # of telemetry
+_KEPT_STEPS = 1024  # of every rank
+
+Amount = Annotated[float, Field(ge=0.0, le=1e30)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Whole = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
+
+
+class Document(BaseModel):
+    """A JSON document. It may hold more than is read; what is read must be there and be of its type."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class RunHistory(Document):
+    """``history.json`` of a run: every step, and every evaluation with its epoch."""
+
+    losses: list[Number]
+    step_seconds: list[Amount]
+    evaluations: list[dict[str, Number]]
+
+
+class StepLine(Document):
+    """A line of telemetry: what one rank did in one step; a span is (stage, thread, start, end) in nanoseconds."""
+
+    rank: Annotated[int, Field(ge=0, le=1 << 20)]
+    epoch: Whole
+    step: Whole
+    cpu_seconds: Amount
+    seconds: dict[str, Amount]
+    counts: dict[str, Whole]
+    spans: list[tuple[str, str, Whole, Whole]] = []
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of ``gsplit train --out``. ``steps``: of every rank, the newest ones."""
+
+    name: str
+    settings: TrainSettings
+    history: RunHistory
+    steps: dict[int, list[StepLine]]
+
+    @property
+    def num_ranks(self) -> int:
+        return max(1, len(self.steps))
+
+
+def read_document(path: Path, expected: Expected) -> str:
+    """The text of a file of bounded size."""
+    try:
+        return read_bounded(path, _MAX_BYTES, expected).decode()
+    except UnicodeDecodeError:
+        raise expected.refuse(path, "bytes that are not text") from None
+
+
+def parse_document(model: type[Model], text: str, where: object) -> Model:
+    """A document of a kind; one that is not is refused with the first field that is wrong."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the document"
+        fix = "make it again with this version of gsplit"
+        raise InputError(explain(f"{where}: {place}", first["msg"], repr(first["input"])[:80], fix)) from error
+
+
+def read_run(folder: Path) -> Run:
+    """Read a folder of ``gsplit train --out``."""
+    settings, _ = load_run(folder)
+    history = history_path(folder)
+    steps = {}
+    for path in telemetry_files(folder):
+        lines = _read_steps(path)
+        if lines:
+            steps[lines[-1].rank] = lines
+    text = read_document(history, Expected("the history of a run", "train again with gsplit train --out"))
+    losses = parse_document(RunHistory, text, history)
+    return Run(folder.resolve().name, settings, losses, dict(sorted(steps.items())))
+
+
+def _read_steps(path: Path) -> list[StepLine]:
+    """The newest steps of a rank. A line that is cut off, such as the last of a killed run, is refused."""
+    newest: deque[tuple[int, str]] = deque(maxlen=_KEPT_STEPS)
+    try:
+        file = open_regular(path, follow=False)
+    except OSError as error:
+        raise InputError(explain(path, "telemetry of a run", error.strerror, "remove the file")) from None
+    with os.fdopen(file, errors="replace") as stream:
+        number = 0
+        while line := stream.readline(_MAX_LINE_BYTES):
+            number += 1
+            newest.append((number, line))
+    return [parse_document(StepLine, line, f"{path}, line {number}") for number, line in newest]

@@ -1,0 +1,32 @@
+"""One set of constants explains the paper's Table 3 from its Table 1's counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from gsplit.planner.hardware import PRESETS
+from gsplit_bench.paper_table import GRAPHS, MODELS, SYSTEMS, predict_table
+
+
+def test_every_total_is_within_a_quarter() -> None:
+    table = predict_table()
+    assert len(table) == len(SYSTEMS) * len(GRAPHS) * len(MODELS)
+    errors = {(row.system, row.model, row.graph): row.error for row in table}
+    assert max(map(abs, errors.values())) < 0.25, errors
+
+
+def test_systems_come_in_the_measured_order() -> None:
+    table = predict_table()
+    for graph in GRAPHS:
+        for model in MODELS:
+            rows = [row for row in table if (row.graph, row.model) == (graph, model)]
+            predicted = sorted(rows, key=lambda row: row.predicted_s)
+            assert predicted == sorted(rows, key=lambda row: row.measured_s), (graph, model)
+
+
+@pytest.mark.parametrize("constant", ["far_sample_edges_per_s", "load_bytes_per_s", "exchange_bytes_per_s"])
+def test_constants_matter(constant: str) -> None:
+    """A machine half as fast in one thing is not the paper's."""
+    machine = PRESETS["v100-nvlink"]
+    slower = predict_table(replace(machine, **{constant: getattr(machine, constant) / 4}))
+    assert max(abs(row.error) for row in slower) > 0.25

@@ -1,0 +1,123 @@
+"""Peers compute what they should: with our sampler and our targets, plain PyG has the loss of our strategies."""
+
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.sampler import NeighborSampler, NodeSamplerInput, SamplerOutput
+
+import gsplit
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import Store
+from gsplit_bench.machine import current_commit, describe_machine, installed_versions, read_clocks
+from gsplit_bench.peers import dgl_ddp, pyg_ddp
+from gsplit_bench.train_study import DEFAULT, Launch, Scenario
+from gsplit_bench.train_systems import check_store, is_ours, make_system, touch_pages
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    planted = PlantedGraph(600, 5000, num_communities=4, num_features=8, num_classes=4)
+    return build_store(synthetic_source(planted), tmp_path_factory.mktemp("peers") / "g.gsplit")
+
+
+def _scenario(store: Store, model: str, fanout: tuple[int, ...] = (4, 4)) -> Scenario:
+    """All targets in one mini-batch: then every system has the same."""
+    size = int(store.stored_array("targets/train").size)
+    study = replace(DEFAULT, models=(model,), hidden=(16,), fanouts=(fanout,), batch_sizes=(size,))
+    return study.scenarios([str(store.path)], Launch(1, "tuned"))[0]
+
+
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_plain_pyg_trains_like_our_strategies(model: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: False)
+    scenario = _scenario(store, model)
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "pyg"))
+    for epoch in range(2):  # the second loss is that of weights that both have trained
+        a, b = ours.train_step(epoch, 0), theirs.train_step(epoch, 0)
+        assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-4)
+        for name in ("targets", "edges", "rows_loaded", "bytes_loaded"):
+            assert a.counts[name] == b.counts[name] > 0
+        assert b.seconds.keys() == {"sample", "load_features", "forward", "backward", "optimizer"}
+        assert b.seconds.keys() <= a.seconds.keys()
+    assert "our sampler" in theirs.note and ours.note == ""
+
+
+@pytest.mark.skipif(find_spec("dgl") is None, reason="needs DGL 1.1.3 (benchmarks/README.md)")
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_dgl_draws_and_computes_the_same_amount(model: str, store: Store) -> None:
+    scenario = _scenario(store, model, (-1, -1))
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "dgl"))
+    first = ours.train_step(0, 0)
+    losses = [theirs.train_step(epoch, 0) for epoch in range(20)]
+    assert losses[0].counts["edges"] == first.counts["edges"]
+    assert losses[0].counts["rows_loaded"] == first.counts["rows_loaded"]
+    assert losses[-1].values["loss"] < losses[0].values["loss"]
+
+
+def test_without_dgl_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dgl_ddp, "find_spec", lambda name: None)
+    with pytest.raises(gsplit.MissingDependencyError, match=r"system dgl: .* Fix: pip install --no-deps dgl==1.1.3"):
+        make_system("dgl", _scenario(store, "sage"), store, solo_mesh())
+    assert not is_ours("dgl") and not is_ours("pyg") and is_ours("hybrid(1)")
+
+
+@pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib.")
+def test_pyg_trains_on_what_its_own_sampler_draws(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyG's engine is replaced by one that draws all in-edges of the targets: every vertex once, targets first."""
+    indptr, indices = (torch.from_numpy(np.array(a, np.int64)) for a in (store.graph.indptr, store.graph.indices))
+
+    def draw(self: object, inputs: NodeSamplerInput) -> SamplerOutput:
+        counts = indptr[inputs.node + 1] - indptr[inputs.node]
+        drawn = torch.cat([indices[indptr[v] : indptr[v + 1]] for v in inputs.node.tolist()])
+        node = torch.tensor(list(dict.fromkeys([*inputs.node.tolist(), *drawn.tolist()])))
+        place = torch.empty(store.num_vertices, dtype=torch.int64)
+        place[node] = torch.arange(node.numel())
+        return SamplerOutput(node, place[drawn], torch.arange(counts.numel()).repeat_interleave(counts), None)
+
+    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: True)
+    monkeypatch.setattr(NeighborSampler, "sample_from_nodes", draw)
+    scenario = _scenario(store, "sage", (-1,))
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "pyg"))
+    a, b = ours.train_step(0, 0), theirs.train_step(0, 0)  # one layer on a union is one layer on a block
+    assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-5) and theirs.note == ""
+    assert (a.counts["edges"], a.counts["rows_loaded"]) == (b.counts["edges"], b.counts["rows_loaded"])
+
+
+def test_a_store_without_enough_targets_is_refused(store: Store, tmp_path: Path) -> None:
+    scenario = _scenario(store, "sage")
+    check_store(store, scenario)
+    touch_pages(store)
+    with pytest.raises(gsplit.InputError, match="targets for a mini-batch"):
+        check_store(store, replace(scenario, batch_size=10_000))
+    with pytest.raises(gsplit.InputError, match="a target for every rank"):
+        check_store(store, replace(scenario, batch_size=2, ranks=4))
+    bare = build_store(synthetic_source(PlantedGraph(50, 200, num_features=0)), tmp_path / "bare.gsplit")
+    with pytest.raises(gsplit.InputError, match="features x and integer labels"):
+        check_store(bare, replace(scenario, batch_size=1, ranks=1))
+
+
+def test_sleeping_is_blocked_and_computing_is_not() -> None:
+    start = read_clocks()
+    time.sleep(0.2)
+    slept = read_clocks().since(start)
+    assert slept.blocked_s > 0.15 and slept.cpu_s < 0.15 and slept.wall_s >= slept.blocked_s
+    start = read_clocks()
+    while read_clocks().since(start).cpu_s < 0.2:
+        sum(range(1000))
+    worked = read_clocks().since(start)
+    assert worked.cpu_s >= 0.2 and worked.blocked_s < 0.1
+
+
+def test_a_document_says_where_it_comes_from() -> None:
+    commit = current_commit()
+    assert commit is None or (int(commit.removesuffix("-changed"), 16) > 0 and len(commit.split("-")[0]) >= 7)
+    assert installed_versions().keys() >= {"gsplit", "python", "torch", "torch_geometric", "numpy", "numba"}
+    machine = describe_machine()
+    assert int(machine["cores"]) >= 1 and int(machine["memory_bytes"]) > 1 << 28 and machine["processor"]
