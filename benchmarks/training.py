@@ -18,8 +18,8 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.config import TrainSettings
-from gsplit.run.learning_rate import learning_rate
 from gsplit.run.recipe import build_model, shape_of
+from gsplit.run.schedule import learning_rate
 from gsplit.store.reader import open_store
 from gsplit.trainer import Trainer
 from real_graphs import real_store
