@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inference_programs import infer_all
+from inference_programs import infer_all, infer_through_private_maps
 
 from gsplit.distributed.mesh import solo_mesh
 from gsplit_bench.exactness import VERTICES
@@ -34,3 +34,13 @@ def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_pat
     (table,) = tmp_path.glob("*.csv")
     (wanted_table,) = (tmp_path / "one").glob("*.csv")
     assert table.read_text() == wanted_table.read_text()
+
+
+def test_rows_of_all_ranks_reach_the_file_before_it_is_named(tmp_path: Path) -> None:
+    """As on a network file system, a rank's map shows neither unflushed rows of others nor what was written later."""
+    run_ranks(infer_through_private_maps, 2, str(tmp_path))
+    rows = np.load(tmp_path / "rows.npy")
+    assert rows.shape[0] == VERTICES
+    assert (rows != 0).any(axis=1).all()
+    table = np.loadtxt(tmp_path / "rows.csv", delimiter=",", skiprows=1)
+    assert np.abs(table[:, 1:] - rows).max() < 1e-12

@@ -25,11 +25,10 @@ from gsplit.errors import GSplitError
 from gsplit.local_graph import LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.partitioning.presample import Workload, presample
+from gsplit.run.choices import check_degrees, check_labels, fitting_loss
 from gsplit.run.config import TrainSettings
-from gsplit.run.loss_choice import check_labels, fitting_loss
 from gsplit.run.memory import MemoryPlan, forecast_memory
 from gsplit.run.recipe import shape_of
-from gsplit.run.store_checks import check_degrees
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.pyg import to_pyg

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gsplit import InputError
 from gsplit.distributed.comm import Call, SoloComm, Work
-from gsplit.inference.tallies import Tally
+from gsplit.inference.evaluate import TargetScores
 from gsplit.losses import LOSSES
 from gsplit.metrics import DEFAULT_METRICS, METRICS, check_metrics, rank_area
 
@@ -22,7 +22,7 @@ VALUES_Y = np.where(RNG.random((40, 3)) < 0.2, np.nan, RNG.normal(size=(40, 3)))
 
 
 def _scores(names: Sequence[str], out: object, y: object, pieces: int = 3) -> dict[str, float]:
-    tally, comm = Tally(metrics := check_metrics(names)), SoloComm()
+    tally, comm = TargetScores(metrics := check_metrics(names)), SoloComm()
     rows, labels = torch.as_tensor(out), torch.as_tensor(y)
     for some, theirs in zip(rows.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
         tally.add(some, theirs)
@@ -136,4 +136,4 @@ def test_a_rank_without_targets_counts_nothing() -> None:
             return super().all_reduce(call, tensor)
 
     (accuracy,) = check_metrics(["accuracy"])
-    assert accuracy.finish(Tally([accuracy]).total(accuracy, Two())) == 0.5
+    assert accuracy.finish(TargetScores([accuracy]).total(accuracy, Two())) == 0.5

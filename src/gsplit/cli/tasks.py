@@ -222,7 +222,7 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.nn.parallelize import parallelize
     from gsplit.ownership import own_parts
     from gsplit.planner.auto import AUTO
-    from gsplit.run.loss_choice import check_labels, fitting_loss
+    from gsplit.run.choices import check_labels, fitting_loss
     from gsplit.run.recipe import build_model, shape_of
     from gsplit.strategies.spec import parse_strategy
 

@@ -76,7 +76,9 @@ def write_rows(
             original = local.to_original_ids(torch.from_numpy(ids)).numpy()
             result[original if wanted is None else np.searchsorted(wanted, original)] = values
     assert result is not None
-    # all ranks: whoever goes on finds all rows written
+    if isinstance(result, np.memmap):
+        result.flush()  # on a network file system other hosts see the file, not this rank's map of it
+    # all ranks: every rank that continues finds all rows written
     mesh.world.all_reduce(Call("finish output", long_wait=True), torch.zeros(1, device=mesh.device)).wait()
     return result
 
@@ -96,7 +98,8 @@ def write_file(
     with ExitStack() as held:
         run_on_rank_zero(mesh.world, "check output", lambda: _take_place(path, partial, held))
         rows = write_rows(model, store, partial, **options)
-        run_on_rank_zero(mesh.world, "finish file", lambda: finish(partial, rows))
+        # mapped again: on a network file system the map of before may not show the rows of other hosts
+        run_on_rank_zero(mesh.world, "finish file", lambda: finish(partial, _open_result(partial)))
         return rows
 
 
@@ -151,6 +154,10 @@ def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any]
     if path is None:
         return np.empty(shape, dtype)
     run_on_rank_zero(mesh.world, "make output", lambda: _create(path, dtype, shape))
+    return _open_result(path)
+
+
+def _open_result(path: Path) -> npt.NDArray[Any]:
     return np.load(path, mmap_mode="r+", allow_pickle=False)  # type: ignore[no-any-return]
 
 

@@ -17,14 +17,11 @@ from gsplit.inference.prediction_table import What, default_what
 from gsplit.inference.predictions import write_predictions
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
-from gsplit.run.class_weights import make_loss
+from gsplit.run.choices import check_degrees, choose_loss, choose_strategy, fitting_loss, make_loss, num_outputs
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
-from gsplit.run.loss_choice import choose_loss, fitting_loss, num_outputs
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import InferenceResult, ModelShape
-from gsplit.run.store_checks import check_degrees
-from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
 from gsplit.verification import Verification, verify
 

@@ -22,19 +22,21 @@ from gsplit.loader import NeighborLoader
 from gsplit.metrics import Metric, check_metrics
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.checkpoint import check_run, describe_run
-from gsplit.run.class_weights import make_loss
+from gsplit.run.choices import (
+    check_labels,
+    check_metric_labels,
+    choose_loss,
+    choose_strategy,
+    hint_at_partitioning,
+    make_loss,
+)
 from gsplit.run.config import TrainSettings
-from gsplit.run.evaluation import EvaluationSchedule, has_stalled
 from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
-from gsplit.run.learning_rate import learning_rate
-from gsplit.run.loss_choice import check_labels, choose_loss
-from gsplit.run.metric_check import check_metric_labels
-from gsplit.run.partition_hint import hint_at_partitioning
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
+from gsplit.run.schedule import EvaluationSchedule, has_stalled, learning_rate
 from gsplit.run.stop_signals import stop_on_signals
-from gsplit.run.strategy_choice import choose_strategy
 from gsplit.scalar_log import ScalarLog
 from gsplit.store.reader import Store
 from gsplit.train_state import Evaluation, History, TrainState, history_of

@@ -14,9 +14,9 @@ from gsplit.planner import auto, calibration
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.planner.hardware import PRESETS, write_hardware
 from gsplit.planner.shapes import PlannedModel
+from gsplit.run.choices import choose_strategy
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape
-from gsplit.run.strategy_choice import choose_strategy
 from gsplit.store.reader import Store
 from gsplit_bench.exactness import small_store
 

@@ -8,8 +8,8 @@ import torch
 from gsplit import InputError
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.run.choices import hint_at_partitioning
 from gsplit.run.config import TrainSettings
-from gsplit.run.partition_hint import hint_at_partitioning
 from gsplit.run.recipe import build_model, shape_of
 from gsplit.run.results import SilentView
 from gsplit.run.training import train_run

@@ -19,9 +19,8 @@ from gsplit.errors import StoreError
 from gsplit.local_graph import LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.partitioning.presample import Workload
-from gsplit.run.loss_choice import check_labels
+from gsplit.run.choices import check_degrees, check_labels
 from gsplit.run.memory import MemoryPlan, forecast_memory
-from gsplit.run.store_checks import check_degrees
 from gsplit.store.manifest import parse_manifest
 from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import write_shard

@@ -10,9 +10,8 @@ from torch_geometric.data import Data
 
 from gsplit import InputError, from_pyg
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.run.class_weights import make_loss
+from gsplit.run.choices import check_labels, choose_loss, fitting_loss, make_loss
 from gsplit.run.config import TrainSettings
-from gsplit.run.loss_choice import check_labels, choose_loss, fitting_loss
 from gsplit.run.recipe import shape_of
 from gsplit.run.results import SilentView
 from gsplit.run.training import train_run

@@ -1,16 +1,32 @@
-"""When a run evaluates: every so many epochs, or as often as exact evaluation costs no more than training.
+"""The schedules of a run: the learning rate of a step, when to evaluate, and when to stop early.
 
-Both costs are counted in edges, over all layers and ranks: those that training has sampled, and those that one exact
-evaluation computes. Counts are the same on every rank, so all ranks decide the same.
+Evaluation is due every so many epochs, or as often as it costs no more than training. Both costs are counted in edges,
+over all layers and ranks, and counts are the same on every rank, so all ranks decide the same.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gsplit.metrics import Metric
+from gsplit.run.config import TrainSettings
 from gsplit.train_state import Evaluation, TrainState
 
-__all__ = ["EvaluationSchedule", "has_stalled"]
+__all__ = ["EvaluationSchedule", "has_stalled", "learning_rate"]
+
+
+def learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
+    """The factor of the learning rate at every step: a linear start, then constant or half a cosine."""
+
+    def factor(step: int) -> float:
+        if step < settings.warmup_steps:
+            return (step + 1) / settings.warmup_steps
+        if settings.lr_scheduler == "constant":
+            return 1.0
+        done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,299 @@
+"""What a run resolves from its settings and store before training: loss, class weights, metrics and strategy.
+
+A setting that does not fit the stored labels is refused here, not after hours of training. Without --loss, the labels
+decide: classes (one integer per vertex) use cross_entropy, columns of 0 and 1 bce, other floats mse.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.distributed.comm import Call
+from gsplit.distributed.mesh import Mesh
+from gsplit.errors import InputError, StoreError, explain
+from gsplit.graph import Graph
+from gsplit.inference.layerwise import flat_mesh, inference_ownership
+from gsplit.local_graph import LocalGraph
+from gsplit.losses import LossFunction, named_loss, weighted_cross_entropy
+from gsplit.metrics import DEFAULT_METRICS, Metric
+from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
+from gsplit.planner.shapes import PlannedModel
+from gsplit.run.config import TrainSettings
+from gsplit.run.results import ModelShape, RunView, SilentView
+from gsplit.sampling.targets import StoredTargets
+from gsplit.store.files import Array
+from gsplit.store.reader import Store
+from gsplit.strategies.registry import strategy_class
+from gsplit.strategies.spec import parse_strategy
+
+__all__ = [
+    "balanced_weights",
+    "check_degrees",
+    "check_labels",
+    "check_metric_labels",
+    "choose_loss",
+    "choose_strategy",
+    "fitting_loss",
+    "hint_at_partitioning",
+    "is_binary",
+    "is_labelled",
+    "make_loss",
+    "num_outputs",
+    "own_labels",
+]
+
+_VERIFY = "run gsplit inspect --verify, then restore the store or import it again"
+_CONVERT = "import the labels in another form, or choose another --loss"
+
+
+def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView | None = None) -> TrainSettings:
+    """The settings with a loss and a metric in place of None; the view is told which. A collective."""
+    if settings.loss is not None:
+        return settings.model_copy(update={"metric": settings.metric or DEFAULT_METRICS[settings.loss]})
+    loss = fitting_loss(store, settings.targets)
+    others = torch.tensor([loss != "bce"], dtype=torch.int64, device=mesh.device)
+    mesh.world.all_reduce(Call("choose the loss"), others).wait()  # ranks may hold different parts of the labels
+    if loss == "bce" and int(others):
+        loss = "mse"
+    metric = settings.metric or DEFAULT_METRICS[loss]
+    (view or SilentView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
+    return settings.model_copy(update={"loss": loss, "metric": metric})
+
+
+def fitting_loss(store: Store, targets: str) -> str:
+    """The loss that fits the labels of these targets, as far as they are held here."""
+    if "y" not in store.names:
+        raise InputError(explain("the store", "labels to train on", "none", "import labels with the graph"))
+    if _is_classes(store):
+        return "cross_entropy"
+    if _num_columns(store) > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets)):
+        return "bce"
+    if not _is_float(store):
+        raise InputError(explain("y", "classes, columns of 0 and 1, or floats", _form(store), _CONVERT))
+    return "mse"
+
+
+def num_outputs(store: Store, loss: str) -> int:
+    """Columns of the model's output: one per class, or one per column of labels."""
+    _check_form(store, loss)
+    return store.num_classes if loss == "cross_entropy" else _num_columns(store)
+
+
+def check_labels(store: Store, targets: str, loss: str) -> None:
+    """Refuse targets without a label that the loss takes, as far as they are held here."""
+    _check_form(store, loss)
+    if store.stored_targets(targets)[2] == 0:
+        raise InputError(explain(f"targets/{targets}", "at least one target", "none", "name other targets"))
+    unlabelled = 0
+    for rows in _label_rows(store, targets):
+        unlabelled += int((~is_labelled(rows).reshape(rows.shape[0], -1).any(axis=1)).sum())
+        if loss == "cross_entropy" and int(rows.max()) >= store.num_classes:
+            raise StoreError(explain("y", f"classes 0..{store.num_classes - 1}", int(rows.max()), _VERIFY))
+        if loss == "bce" and not is_binary(rows).all():
+            other = rows[~is_binary(rows)][0]
+            raise InputError(explain("y", "0, 1 or no label everywhere for --loss bce", other, _CONVERT))
+        if np.isinf(rows).any():
+            raise InputError(explain("y", "finite values", "an infinite one", "import other labels"))
+    if unlabelled:
+        fix = "leave unlabelled vertices out of the targets"
+        raise InputError(explain(f"targets/{targets}", "a label of every target", f"{unlabelled} without", fix))
+
+
+def _check_form(store: Store, loss: str) -> None:
+    if "y" not in store.names:
+        raise InputError(explain("the store", "labels to train on", "none", "import labels with the graph"))
+    if loss == "cross_entropy":
+        expected, fits = "one class per vertex, as integers,", _is_classes(store)
+    elif loss == "bce":
+        expected, fits = "columns of 0 and 1", store.stored_array("y").ndim <= 2 and store.dtype("y") != "bfloat16"
+    else:
+        expected, fits = "columns of floats", store.stored_array("y").ndim <= 2 and _is_float(store)
+    if not fits:
+        raise InputError(explain("y", f"{expected} for --loss {loss}", _form(store), _CONVERT))
+
+
+def _form(store: Store) -> str:
+    return f"{store.dtype('y')} {list(store.stored_array('y').shape)}"
+
+
+def _is_classes(store: Store) -> bool:
+    labels = store.stored_array("y")
+    return labels.ndim == 1 and bool(np.issubdtype(labels.dtype, np.integer)) and store.dtype("y") != "bfloat16"
+
+
+def _is_float(store: Store) -> bool:
+    return bool(np.issubdtype(store.stored_array("y").dtype, np.floating))
+
+
+def _num_columns(store: Store) -> int:
+    labels = store.stored_array("y")
+    return 1 if labels.ndim == 1 else int(labels.shape[1])
+
+
+def own_labels(store: Store, targets: str, mesh: Mesh) -> Array:
+    """Labels of the targets that this rank owns; each target is owned by one rank. A collective."""
+    ranks = flat_mesh(mesh)
+    local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
+    rows: Array = store.stored_array("y")[local.targets(targets).ids - store.vertex_range[0]]
+    return rows
+
+
+def _label_rows(store: Store, targets: str) -> Iterator[Array]:
+    labels, first = store.stored_array("y"), store.vertex_range[0]
+    for _, ids in StoredTargets(targets, *store.stored_targets(targets), store.vertex_range).pieces():
+        yield labels[ids - first]
+
+
+def is_labelled(rows: Array) -> Array:
+    """Entries that have a label."""
+    return ~np.isnan(rows) if np.issubdtype(rows.dtype, np.floating) else rows >= 0
+
+
+def is_binary(rows: Array) -> Array:
+    """Entries that are 0, 1 or without a label."""
+    missing = np.isnan(rows) if np.issubdtype(rows.dtype, np.floating) else rows == -1
+    found: Array = missing | (rows == 0) | (rows == 1)
+    return found
+
+
+def _describe(store: Store, loss: str) -> str:
+    if loss == "cross_entropy":
+        return f"{store.num_classes} classes"
+    return f"{_num_columns(store)} column(s) of {'0 and 1' if loss == 'bce' else store.dtype('y')}"
+
+
+_BALANCED = "balanced"
+
+
+def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction:
+    """The loss that settings describe, whose loss was chosen. A collective for balanced weights."""
+    assert settings.loss is not None
+    if settings.class_weights is None:
+        return named_loss(settings.loss)
+    if settings.loss != "cross_entropy":
+        fix = "leave one of them out"
+        raise InputError(explain("class_weights", "--loss cross_entropy", settings.loss, fix))
+    if settings.class_weights == _BALANCED:
+        return weighted_cross_entropy(balanced_weights(_count_classes(store, settings.targets, mesh)))
+    return weighted_cross_entropy(_parse(settings.class_weights, store.num_classes))
+
+
+def _parse(text: str, num_classes: int) -> list[float]:
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        weights = []
+    if len(weights) != num_classes:
+        expected = f"balanced, or {num_classes} numbers, one per class"
+        raise InputError(explain("class_weights", expected, text, "write them as 1,2.5,1"))
+    return weights
+
+
+def balanced_weights(counts: Tensor) -> Tensor:
+    """Targets / (classes that occur * targets of a class): every class weighs the same in all; 1 for those without.
+
+    >>> balanced_weights(torch.tensor([30, 10, 0])).tolist()
+    [0.6666666666666666, 2.0, 1.0]
+    """
+    occurs = counts > 0
+    each = counts.sum().double() / occurs.sum()
+    return torch.where(occurs, each / counts.clamp(min=1), torch.ones_like(each))
+
+
+def _count_classes(store: Store, targets: str, mesh: Mesh) -> Tensor:
+    """Targets of every class; each is counted by the one rank that owns it. A collective."""
+    labels = own_labels(store, targets, mesh)
+    counts = torch.from_numpy(np.bincount(labels[labels >= 0], minlength=store.num_classes)).to(mesh.device)
+    mesh.world.all_reduce(Call("count classes"), counts).wait()
+    return counts
+
+
+_ERRORS = ("rmse", "mae")
+
+
+def check_metric_labels(store: Store, names: Sequence[str], metrics: Sequence[Metric], loss: str, mesh: Mesh) -> None:
+    """Refuse metrics that do not fit the labels of these lists, the first of which decides. A collective."""
+    is_float = np.issubdtype(store.stored_array("y").dtype, np.floating)
+    for metric in metrics:
+        if metric.name in _ERRORS and (loss == "cross_entropy" or not is_float):
+            fix = "choose accuracy, f1_micro, f1_macro or roc_auc"
+            raise InputError(explain(f"metric {metric.name}", "float labels", store.dtype("y"), fix))
+    of_kinds = [metric.name for metric in metrics if metric.name not in _ERRORS]
+    for place, name in enumerate(names):
+        rows = own_labels(store, name, mesh)
+        labelled, others = _sum(mesh, [is_labelled(rows).sum(), (~is_binary(rows)).sum()])
+        if place == 0 and not labelled:
+            fix = "import other labels, or train with --evaluate-every 0"
+            raise InputError(explain(f"targets/{name}", "at least one label", "none", fix))
+        if of_kinds and loss != "cross_entropy" and others:
+            what = f"metric {of_kinds[0]}"
+            raise InputError(explain(what, "labels of 0 and 1", f"others in targets/{name}", "choose rmse or mae"))
+        if place == 0 and "roc_auc" in of_kinds and not _has_both_kinds(rows, store, loss, mesh):
+            fix = "choose another metric, or other targets"
+            raise InputError(explain("metric roc_auc", f"targets/{name} of both kinds", "only one", fix))
+
+
+def _has_both_kinds(rows: Array, store: Store, loss: str, mesh: Mesh) -> bool:
+    """Whether there are two classes, or a column with both 0 and 1. A collective."""
+    if loss == "cross_entropy":
+        counts = _sum(mesh, np.bincount(rows[rows >= 0], minlength=store.num_classes))
+        return sum(count > 0 for count in counts) > 1
+    columns = rows.reshape(rows.shape[0], -1)
+    zeros, ones = (_sum(mesh, (columns == kind).sum(axis=0)) for kind in (0, 1))
+    return any(zero and one for zero, one in zip(zeros, ones, strict=True))
+
+
+def _sum(mesh: Mesh, counts: Sequence[int] | Array) -> list[int]:
+    total = torch.tensor(np.asarray(counts), dtype=torch.int64, device=mesh.device)
+    mesh.world.all_reduce(Call("count labels of a metric"), total).wait()
+    found: list[int] = total.tolist()
+    return found
+
+
+def choose_strategy(
+    settings: TrainSettings, shape: ModelShape, store: Store, mesh: Mesh, view: RunView | None = None
+) -> TrainSettings:
+    """The settings with a strategy in place of "auto"; the view is told which, and why. A collective for "auto"."""
+    if settings.strategy != AUTO:
+        return settings
+    model = PlannedModel(
+        settings.model, shape.num_features, settings.hidden, shape.num_classes, settings.num_layers, settings.heads
+    )
+    steps = PlannedSteps(
+        settings.targets,
+        settings.fanout,
+        settings.batch_size,
+        settings.feature_names,
+        settings.features_on_disk,
+        settings.cache,
+        model,
+        strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
+    )
+    choice = resolve_strategy(AUTO, store, mesh, steps)
+    (view or SilentView()).note(f"strategy {choice.strategy}: {choice.reason}")
+    return settings.model_copy(update={"strategy": choice.strategy})
+
+
+def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
+    """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
+    reads = strategy_class(parse_strategy(settings.strategy)).reads
+    if mesh.num_splits == 1 or reads != "own rows" or len(store.part_boundaries) > 2:
+        return
+    fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
+    options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
+    view.note(
+        "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
+        f"  gsplit partition {store.path} {made} {options}"
+    )
+
+
+def check_degrees(graph: Graph) -> npt.NDArray[np.int64]:
+    """In-degrees of all vertices; those of damaged offsets are refused."""
+    degrees = graph.in_degrees()
+    if degrees.size and not 0 <= int(degrees.min()) <= int(degrees.max()) <= graph.indices.size:
+        got = f"{degrees.min()}..{degrees.max()}"
+        raise StoreError(explain("indptr", f"in-degrees of 0..{graph.indices.size}", got, _VERIFY))
+    return degrees
