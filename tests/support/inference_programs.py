@@ -9,7 +9,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.inference import closure
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 
 
 def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:

@@ -35,7 +35,7 @@ from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.run import models
 from gsplit.run.models import EDGE_FEATURE_MODELS, EDGE_WEIGHT_MODELS, MODELS
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.testing import run_ranks
 
 __all__ = [

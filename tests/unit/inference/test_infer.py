@@ -16,7 +16,7 @@ from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
 from gsplit.inference.layerwise import inference_ownership
 from gsplit.ownership import Ownership
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 
 
 def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:
