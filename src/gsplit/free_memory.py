@@ -1,4 +1,4 @@
-"""How much memory this machine has left, or the container where that is less."""
+"""Free memory of the machine, or of its container if that is less."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +13,7 @@ def free_bytes() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     with suppress(OSError, ValueError):  # no such limit
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
         free = min(free, limit - used)
     return free

@@ -15,7 +15,7 @@ from gsplit.sampling.checked import CheckedSampler
 from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.store.files import Array, raw_bytes
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 from gsplit.strategies.assembly import RowOptions

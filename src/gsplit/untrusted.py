@@ -1,9 +1,8 @@
-"""Small files from strangers: settings, run folders, documents. Everything that reads one reads it here.
+"""Safe parsing of small untrusted files: settings, run folders, documents. All of them are read here.
 
-Only regular files are opened: a named pipe would make us wait and a device would never end. A file is read up to a
-bound that its reader states, never further. What a document holds is checked before anybody looks at it: nesting that
-would exhaust the stack, numbers that are not finite or do not fit into 64 bits, text of any length in a message.
-Refusals are ``InputError`` in the usual form.
+Only regular files are opened: a named pipe would block and a device may not end. A file is read up to a limit that the
+caller sets. The values of a document are checked before they are used: nesting that would exhaust the stack, numbers
+that are not finite or do not fit into 64 bits. Long values are shortened in messages. Errors are ``InputError``.
 """
 
 import json
@@ -21,21 +20,21 @@ from gsplit.errors import InputError, explain
 __all__ = ["MAX_DEPTH", "Expected", "describe_fault", "open_regular", "parse_json", "read_bounded", "read_document"]
 
 MAX_DEPTH = 64
-"""Levels of objects and arrays inside each other; documents of ours have six at most."""
+"""Largest nesting of objects and arrays. Documents that GSplit writes have at most six levels."""
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFLNK: "a link", stat.S_IFSOCK: "a socket"}
 _DOCUMENT_BYTES = 1 << 20
-_MOST_DOTS = 128  # on a line of TOML: the parser takes time with the square of a dotted key's parts
+_MAX_DOTS = 128  # per line of TOML: the parser needs time quadratic in the parts of a dotted key
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reader wants of a file and what to do where it is something else, for messages."""
+    """The expected content of a file and the fix for other content, for messages."""
 
     what: str
     fix: str
 
     def refuse(self, where: object, got: object) -> InputError:
-        """The error for a file that is something else."""
+        """The error for a file with other content."""
         return InputError(explain(where, self.what, _short(got), self.fix))
 
 
@@ -45,11 +44,11 @@ def _short(got: object) -> str:
 
 
 def open_regular(name: str | Path, *, directory: int | None = None, follow: bool = True) -> int:
-    """A descriptor of a regular file for reading; an ``OSError`` says what else it is.
+    """Open a regular file for reading and return its descriptor. Other kinds of files raise ``OSError``.
 
     ``name`` is relative to the descriptor ``directory`` if one is given. Without ``follow``, a link is refused.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # not blocking: a named pipe must not hang us
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # without O_NONBLOCK, a named pipe would block
     try:
         file = os.open(name, flags | (0 if follow else os.O_NOFOLLOW), dir_fd=directory)
     except ValueError as error:  # a name with a zero byte
@@ -62,7 +61,7 @@ def open_regular(name: str | Path, *, directory: int | None = None, follow: bool
 
 
 def read_bounded(path: Path, limit: int, expected: Expected, *, follow: bool = True) -> bytes:
-    """The whole content of a regular file of at most ``limit`` bytes."""
+    """Read a whole regular file of at most ``limit`` bytes."""
     try:
         file = open_regular(path, follow=follow)
     except OSError as error:
@@ -70,7 +69,7 @@ def read_bounded(path: Path, limit: int, expected: Expected, *, follow: bool = T
     with os.fdopen(file, "rb") as stream:
         size = os.fstat(file).st_size
         try:
-            data = b"" if size > limit else stream.read(limit + 1)  # files in /proc say that they are empty
+            data = b"" if size > limit else stream.read(limit + 1)  # files in /proc have size 0
         except OSError as error:
             raise expected.refuse(path, error.strerror) from None
     if max(size, len(data)) > limit:
@@ -81,7 +80,7 @@ def read_bounded(path: Path, limit: int, expected: Expected, *, follow: bool = T
 def read_document(
     path: Path, expected: Expected, *, toml: bool = False, limit: int = _DOCUMENT_BYTES, follow: bool = True
 ) -> dict[str, object]:
-    """A JSON object or a TOML table from a file, its values checked."""
+    """Read a JSON object or a TOML table from a file and check its values."""
     data = read_bounded(path, limit, expected, follow=follow)
     found = _parse(_parse_toml, data, path, expected) if toml else parse_json(data, path, expected)
     fault = describe_fault(found)
@@ -93,14 +92,14 @@ def read_document(
 
 
 def parse_json(data: bytes | str, where: object, expected: Expected) -> object:
-    """JSON of any kind. Depth and numbers are not checked: see ``describe_fault``."""
+    """Parse any JSON value. Depth and numbers are not checked: see ``describe_fault``."""
     return _parse(json.loads, data, where, expected)
 
 
 def _parse_toml(text: str) -> dict[str, object]:
     for number, line in enumerate(text.split("\n"), 1):
-        if line.count(".") > _MOST_DOTS:
-            raise ValueError(f"more than {_MOST_DOTS} dots on line {number}")
+        if line.count(".") > _MAX_DOTS:
+            raise ValueError(f"more than {_MAX_DOTS} dots on line {number}")
     return tomllib.loads(text)
 
 
@@ -108,7 +107,7 @@ def _parse(parse: Callable[[str], Any], data: bytes | str, where: object, expect
     try:
         return parse(data if isinstance(data, str) else data.decode())
     except UnicodeDecodeError:
-        raise expected.refuse(where, "bytes that are no text") from None
+        raise expected.refuse(where, "bytes that are not UTF-8 text") from None
     except RecursionError:
         raise expected.refuse(where, "values nested too deep") from None
     except ValueError as error:  # of the parser, and integers with thousands of digits
@@ -116,7 +115,7 @@ def _parse(parse: Callable[[str], Any], data: bytes | str, where: object, expect
 
 
 def describe_fault(document: object) -> str | None:
-    """Why the values of a parsed document are refused; None if they are not.
+    """The reason why the values of a parsed document are refused, or None.
 
     >>> describe_fault({"a": [1, 2.5, "x", None, True]})
     >>> describe_fault({"a": [1, float("inf")]}), describe_fault({"lr": 10**40})

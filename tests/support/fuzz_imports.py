@@ -15,9 +15,9 @@ from fuzz_guard import Surface
 from fuzz_mutations import mutate_array, mutate_bytes
 
 from gsplit.store.build import build_store
+from gsplit.store.importers.arrow import TableColumns
 from gsplit.store.importers.npz import npz_source
 from gsplit.store.importers.ogb import ogb_source
-from gsplit.store.importers.table_columns import TableColumns
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.source import GraphSource
 from gsplit.store.verify import verify_store

@@ -12,6 +12,7 @@ from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
 from gsplit_bench.exactness import VERTICES, Case, make_model, small_store
+from gsplit.store.in_memory import MemoryStore
 
 
 def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:

@@ -14,6 +14,7 @@ from gsplit.losses import LossFunction, weighted_cross_entropy
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
 from gsplit_bench.exactness import VERTICES, WIDTH, small_store
+from gsplit.store.in_memory import MemoryStore
 
 CLASSES, COLUMNS = 3, 4
 METRICS = {

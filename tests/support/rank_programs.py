@@ -24,7 +24,7 @@ from gsplit.kernels.buffers import BufferPool
 from gsplit.loader import NeighborLoader
 from gsplit.ownership import Ownership
 from gsplit.shuffle import shuffle
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 
 POOL = BufferPool(torch.device("cpu"))
 

@@ -13,7 +13,7 @@ from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
 from gsplit.split import Split, split_in_one_process
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 
 CPU = torch.device("cpu")
 NONE = np.empty(0, np.int64)

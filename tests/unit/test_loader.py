@@ -164,7 +164,7 @@ def test_pyg_data_with_a_partition(store: Store) -> None:
         assert torch.equal(one.y, two.y)
     with pytest.raises(gsplit.InputError, match=r"partition: expected integers of shape \[2000\]"):
         _loader(data, partition=parts[:5])
-    with pytest.raises(gsplit.InputError, match="partition: expected none for a store"):
+    with pytest.raises(gsplit.InputError, match="partition: expected None for a store"):
         _loader(store, partition=parts)
     wrong = Data(x=torch.zeros(2, 1), edge_index=torch.tensor([[0], [7]]))
     with pytest.raises(gsplit.InputError, match=r"edge_index: expected ids in 0..1"):

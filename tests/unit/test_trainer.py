@@ -15,7 +15,7 @@ from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.losses import cross_entropy
 from gsplit.metrics import METRICS
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 from gsplit.train_state import Evaluation
 from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 

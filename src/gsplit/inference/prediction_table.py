@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gsplit.durable import open_whole
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import load_arrow
-from gsplit.store.original_order import OriginalOrder
+from gsplit.store.protocol import OriginalOrder
 
 __all__ = ["TABLES", "PredictionTable", "What", "check_request", "default_what"]
 

@@ -18,7 +18,7 @@ from gsplit.inference.prediction_table import TABLES, PredictionTable, What, che
 from gsplit.metrics import predicted_classes
 from gsplit.nn.parallelize import mesh_of
 from gsplit.store.conversion import as_graph_store
-from gsplit.store.original_order import OriginalOrder
+from gsplit.store.protocol import OriginalOrder
 
 __all__ = ["Predictions", "write_predictions"]
 

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
-from gsplit.store.array_roles import role_of
 from gsplit.store.files import Array
-from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep
+from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, role_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.writer import StoreWriter
@@ -70,7 +69,7 @@ def write_renumbered(
             num_edges=whole.num_edges,
             vertex_range=whole.vertex_range,
             part_boundaries=[0, *np.cumsum(sizes).tolist()],
-            **whole.meanings,
+            **whole.label_metadata,
             arrays=writer.finish_arrays(),
             statistics=whole.statistics,  # of the degrees: an order does not change them
             part_statistics=statistics,

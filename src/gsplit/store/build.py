@@ -1,22 +1,35 @@
-"""From a graph source to a store: edges to CSC by external sort, vertex arrays copied in pieces.
+"""Build a store from a ``GraphSource``: edges to CSC by external sort, vertex arrays copied in pieces.
 
-Memory is that of the vertices (one byte each, and the ids an importer maps) plus a few buckets of edges,
-whatever the number of edges. In what order the edges came leaves no trace in the store (law 1).
+Memory is one byte per vertex of the range that is built, the ids an importer maps, and a few buckets of edges, whatever
+the number of edges. The order in which the edges arrive does not change the store (law 1). When several hosts build a
+range each, their counts add up to those of one host that builds everything.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.free_memory import free_bytes
+from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
-from gsplit.store.array_roles import role_of
-from gsplit.store.edge_arrays import write_edges
-from gsplit.store.manifest import MAX_VERTICES, Manifest, Shard, new_step
+from gsplit.store.edge_sort import EdgeSorter
+from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, Manifest, Shard, new_step, role_of
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import EdgeRules, GraphSource, VertexRange
-from gsplit.store.vertex_arrays import write_vertices
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, RowStream, VertexRange
+from gsplit.store.statistics import (
+    UNLABELLED,
+    Statistics,
+    count_classes,
+    count_not_finite,
+    count_unlabelled,
+    degree_histogram,
+    not_finite_key,
+    without_empty_tail,
+)
 from gsplit.store.writer import StoreWriter
 
 __all__ = ["build_store", "check_source", "step_settings", "write_arrays"]
@@ -31,10 +44,10 @@ def build_store(
     progress: Progress = silent,
 ) -> Store:
     """Write ``source`` as a store at ``path`` and open it."""
-    path, rules = Path(path), rules or EdgeRules()
+    path = Path(path)
     check_source(source, source.whole)
     with StoreWriter(path, overwrite=overwrite) as writer:
-        writer.commit(write_arrays(writer, source, rules, source.whole, progress))
+        writer.commit(write_arrays(writer, source, rules or EdgeRules(), source.whole, progress))
     return open_store(path)
 
 
@@ -46,10 +59,9 @@ def write_arrays(
     progress: Progress,
     shard: Shard | None = None,
 ) -> Manifest:
-    """Write all arrays of the vertices in ``held``; the manifest that describes them has still to be written."""
-    statistics, counts = write_edges(writer, source, rules, held, progress)
-    positions = shard is not None
-    num_classes, vertex_counts = write_vertices(writer, source, held, progress, positions=positions)
+    """Write all arrays of the vertices in ``held``. Returns the manifest that describes them, not yet written."""
+    statistics, counts = _write_edges(writer, source, rules, held, progress)
+    num_classes, vertex_counts = _write_vertices(writer, source, held, progress, positions=shard is not None)
     progress("flush to disk", 0, None)
     return Manifest(
         num_vertices=source.num_vertices,
@@ -67,34 +79,240 @@ def write_arrays(
 
 
 def step_settings(source: GraphSource, rules: EdgeRules) -> dict[str, object]:
-    """How a source is imported, as the provenance keeps it."""
+    """Settings of an import, as recorded in the provenance."""
     return {**source.settings, **vars(rules), **({"notes": list(source.notes)} if source.notes else {})}
 
 
 def check_source(source: GraphSource, held: VertexRange) -> None:
     """Refuse a source that cannot become a store, before any work is done."""
     if not 0 <= source.num_vertices <= MAX_VERTICES:
-        fix = "split the graph; this version takes no more"
+        fix = f"split the graph; this version supports up to {MAX_VERTICES} vertices"
         raise InputError(explain("num_vertices", f"0 to {MAX_VERTICES}", source.num_vertices, fix))
     free = free_bytes()
     if held.size > free:
-        got, fix = f"{held.size} vertices", "use a larger machine, or correct the number of vertices"
-        raise InputError(explain("num_vertices", f"at most {free}: a byte of free memory each", got, fix))
+        fix = "use a larger machine, or correct the number of vertices"
+        expected = f"at most {free}: a byte of free memory each"
+        raise InputError(explain("num_vertices", expected, f"{held.size} vertices", fix))
+    folders = {"features": source.features, "edges": source.edge_values, "targets": source.targets}
     try:
-        for folder, words in (
-            ("features", source.features),
-            ("edges", source.edge_values),
-            ("targets", source.targets),
-        ):
+        for folder, words in folders.items():
             for word in words:
                 role_of(f"{folder}/{word}")
     except ValueError as error:
         raise InputError(explain("names", "plain words", error, "rename the array")) from None
     for name, ids in source.targets.items():
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < source.num_vertices:
-            got, fix = f"{ids.min()}..{ids.max()}", "remove or correct these ids"
-            raise InputError(explain(f"targets {name}", f"ids in 0..{source.num_vertices - 1}", got, fix))
+            expected = f"ids in 0..{source.num_vertices - 1}"
+            got = f"{ids.min()}..{ids.max()}"
+            raise InputError(explain(f"targets {name}", expected, got, "remove or correct these ids"))
         found, times = np.unique(ids, return_counts=True)
         if found.size != ids.size:
             got = f"{ids.size - found.size} repeated, such as {found[times.argmax()]}"
             raise InputError(explain(f"targets {name}", "every id once", got, "remove the duplicates"))
+
+
+@kernel
+def _take_sorted(
+    keys: npt.NDArray[np.uint64],
+    first_vertex: int,
+    first_seen: int,
+    source_bits: int,
+    drop_duplicates: bool,
+    sources: Array,
+    kept_rows: Ids,
+    in_degrees: Ids,
+    seen: npt.NDArray[np.uint8],
+) -> tuple[int, int, int]:
+    """Decode sorted keys into ``sources`` and count. Returns edges kept, self-loops kept and duplicates found.
+
+    ``seen`` marks the endpoints of edges among the vertices from ``first_seen`` on.
+    """
+    kept = 0
+    self_loops = 0
+    duplicates = 0
+    mask = (np.uint64(1) << np.uint64(source_bits)) - np.uint64(1)
+    for i in range(keys.size):
+        if i > 0 and keys[i] == keys[i - 1]:
+            duplicates += 1
+            if drop_duplicates:
+                continue
+        src = np.int64(keys[i] & mask)
+        row = np.int64(keys[i] >> np.uint64(source_bits))
+        sources[kept] = src
+        if kept_rows.size:
+            kept_rows[kept] = i
+        in_degrees[row] += 1
+        if first_seen <= src < first_seen + seen.size:
+            seen[src - first_seen] = 1
+        seen[first_vertex + row - first_seen] = 1
+        if src == first_vertex + row:
+            self_loops += 1
+        kept += 1
+    return kept, self_loops, duplicates
+
+
+def _write_edges(
+    writer: StoreWriter, source: GraphSource, rules: EdgeRules, held: VertexRange, progress: Progress
+) -> tuple[Statistics, dict[str, int]]:
+    """Write the in-edges of the vertices in ``held``. Returns their statistics and the counts of the import."""
+    forecast = source.num_edges * (2 if rules.symmetrise else 1) * held.size // max(1, source.num_vertices)
+    sorter = EdgeSorter(writer.spill_directory, source.num_vertices, forecast, source.edge_values, destinations=held)
+    num_read = 0
+    num_dangling = 0
+    num_dropped_loops = 0
+    for chunk in source.near(held, both_ends=rules.symmetrise):
+        num_read += _count_held(chunk.dst, held, source) + chunk.num_dropped
+        num_dangling += chunk.num_dropped
+        loops = chunk.src == chunk.dst
+        if rules.drop_self_loops and loops.any():
+            num_dropped_loops += _count_held(chunk.dst[loops], held, source)
+            chunk = _select(chunk, ~loops)
+            loops = loops[~loops]
+        sorter.add(chunk)
+        if rules.symmetrise:
+            once = chunk if not loops.any() else _select(chunk, ~loops)
+            sorter.add(EdgeChunk(once.dst, once.src, once.values))
+        progress("read edges", num_read, source.num_edges if held == source.whole else forecast)
+    num_kept, duplicates, statistics = _write_csc(writer, source, rules, held, sorter, progress)
+    if num_kept > MAX_EDGES:
+        raise InputError(explain("edges", f"at most {MAX_EDGES}", num_kept, "import a part of the graph"))
+    counts = {
+        "edges_read": num_read,
+        "edges_with_unknown_ids_dropped": num_dangling,
+        "self_loops_dropped": num_dropped_loops,
+        "duplicates_dropped": duplicates if rules.symmetrise or rules.drop_duplicates else 0,
+        "reverse_edges_added": sorter.num_added - (num_read - num_dangling - num_dropped_loops),
+        "edges_stored": num_kept,
+    }
+    return statistics, counts
+
+
+def _count_held(ids: Ids, held: VertexRange, source: GraphSource) -> int:
+    return ids.size if held == source.whole else int(np.count_nonzero(held.holds(ids)))
+
+
+def _select(chunk: EdgeChunk, keep: npt.NDArray[np.bool_]) -> EdgeChunk:
+    return EdgeChunk(chunk.src[keep], chunk.dst[keep], {n: v[keep] for n, v in chunk.values.items()})
+
+
+def _write_csc(
+    writer: StoreWriter,
+    source: GraphSource,
+    rules: EdgeRules,
+    held: VertexRange,
+    sorter: EdgeSorter,
+    progress: Progress,
+) -> tuple[int, int, Statistics]:
+    """Write the sorted edges. Returns the number of edges kept, the number of duplicates, and the statistics."""
+    drop = rules.symmetrise or rules.drop_duplicates
+    index_type = "int32" if source.num_vertices <= 1 << 31 else "int64"
+    indptr = writer.append("indptr", "int64")
+    indices = writer.append("indices", index_type)
+    columns = {n: writer.append(f"edges/{n}", t.dtype, t.row_shape) for n, t in source.edge_values.items()}
+    indptr.append(np.zeros(1, np.int64))
+    seen = np.zeros(held.size, np.uint8)
+    histogram = np.zeros(64, np.int64)
+    num_sorted = 0
+    num_kept = 0
+    self_loops = 0
+    duplicates = 0
+    max_degree = 0
+    for bucket in sorter.buckets():
+        in_degrees = np.zeros(bucket.stop_vertex - bucket.first_vertex, np.int64)
+        before = num_kept
+        for run in bucket.runs():
+            sources = np.empty(run.keys.size, index_type)
+            rows = np.empty(run.keys.size if columns else 0, np.int64)
+            kept, loops, twice = _take_sorted(
+                run.keys, bucket.first_vertex, held.first, sorter.source_bits, drop, sources, rows, in_degrees, seen
+            )
+            indices.append(sources[:kept])
+            for name, column in columns.items():
+                column.append(run.values[name][rows[:kept]])
+            num_kept += kept
+            self_loops += loops
+            duplicates += twice
+            num_sorted += run.keys.size
+            progress("sort edges", num_sorted, sorter.num_added)
+        indptr.append(before + np.cumsum(in_degrees))
+        histogram += degree_histogram(in_degrees)
+        max_degree = max(max_degree, int(in_degrees.max(initial=0)))
+    if num_sorted != sorter.num_added:
+        got = f"{num_sorted} of {sorter.num_added}"
+        fix = "free disk space, run it again"
+        raise InputError(explain("edges", "all edges back from the temporary files", got, fix))
+    statistics = Statistics(
+        num_self_loops=self_loops,
+        num_duplicate_edges=0 if drop else duplicates,
+        num_isolated_vertices=held.size - int(np.count_nonzero(seen)),
+        max_in_degree=max_degree,
+        in_degree_histogram=without_empty_tail(histogram),
+    )
+    return num_kept, duplicates, statistics
+
+
+def _write_vertices(
+    writer: StoreWriter, source: GraphSource, held: VertexRange, progress: Progress, *, positions: bool
+) -> tuple[int, dict[str, int]]:
+    """Write the vertex arrays of ``held``. Returns its number of classes, and counts of missing values.
+
+    ``positions`` also writes the positions of the targets in the whole lists, as shards need them.
+    """
+    counts = {}
+    num_classes = 0
+    for name, rows in source.features.items():
+        _, missing = _write_rows(writer, f"features/{name}", rows, source, held, count_not_finite, progress)
+        counts[not_finite_key(name)] = missing
+    for name, ids in source.targets.items():
+        ordered = np.sort(ids)
+        begin, end = (int(at) for at in np.searchsorted(ordered, [held.first, held.stop]))
+        writer.write(f"targets/{name}", "int64", ordered[begin:end])
+        if positions:
+            writer.write(f"target_positions/{name}", "int64", np.arange(begin, end))
+    if source.vertex_ids is not None:
+        writer.write("vertex_ids", "int64", source.vertex_ids[held.first : held.stop])
+    if source.vertex_names is not None:
+        all_offsets, text = source.vertex_names
+        offsets = all_offsets[held.first : held.stop + 1]
+        writer.write("name_offsets", "int64", offsets - offsets[0])
+        writer.write("name_bytes", "uint8", text[offsets[0] : offsets[-1]])
+    if source.y is not None:
+        y, counts[UNLABELLED] = _write_rows(writer, "y", source.y, source, held, count_unlabelled, progress)
+        num_classes = count_classes(y, source.y.type.dtype)
+    return num_classes, counts
+
+
+def _write_rows(
+    writer: StoreWriter,
+    name: str,
+    rows: RowStream,
+    source: GraphSource,
+    held: VertexRange,
+    count: Callable[[Array, str], int],
+    progress: Progress,
+) -> tuple[Array, int]:
+    """Write a per-vertex array. Returns it, and the sum of ``count`` over its pieces."""
+    placed = writer.place(name, rows.type.dtype, (held.size, *rows.type.row_shape))
+    done = 0
+    total = 0
+    for chunk in rows.near(held):
+        _check_chunk(name, chunk, rows.type.row_shape, source.num_vertices)
+        own = chunk if held == source.whole else held.take(chunk)
+        stored = own.rows.astype(placed.dtype, copy=False)
+        placed[own.vertices] = stored
+        total += count(stored, rows.type.dtype)
+        done += own.rows.shape[0]
+        progress(f"write {name}", done, held.size)
+    if done != held.size:
+        fix = "give one row per vertex"
+        raise InputError(explain(name, f"{held.size} rows, one per vertex", f"{done} rows", fix))
+    return placed, total
+
+
+def _check_chunk(name: str, chunk: RowChunk, row_shape: tuple[int, ...], num_vertices: int) -> None:
+    if chunk.rows.shape[1:] != row_shape:
+        got = f"one of shape {list(chunk.rows.shape[1:])}"
+        raise InputError(explain(name, f"every row of shape {list(row_shape)}", got, "make all rows alike"))
+    if isinstance(chunk.vertices, slice) and chunk.vertices.stop > num_vertices:
+        got = f"{chunk.vertices.stop} rows or more"
+        raise InputError(explain(name, f"{num_vertices} rows, one per vertex", got, "give one row per vertex"))

@@ -1,15 +1,13 @@
-"""Edges in any order to edges ordered by (destination, source), in bounded memory.
+"""Sort edges by (destination, source) in bounded memory: an external bucket sort.
 
-An external bucket sort. Each edge becomes one 64-bit key, destination above source; destinations are cut
-into buckets of equal width, and the keys of a bucket are appended to its spill file. Then every bucket is
-read and sorted in memory, one after the other. A bucket that outgrew the budget (a hub, or hot ids close
-together) is first cut by key values taken from a sample of it, and so on down: one vertex with a billion
-in-edges sorts in the same memory. Memory: two buckets, plus the copies of one edge if it comes in millions.
+Each edge becomes one 64-bit key, destination above source. Destinations are divided into buckets of equal width, and
+the keys of a bucket are appended to its spill file. Then the buckets are read and sorted in memory, one at a time. A
+bucket that exceeds the budget (a hub, or hot ids close together) is first divided by keys sampled from it, recursively:
+a vertex with a billion in-edges is sorted in the same memory. Memory: two buckets, plus all duplicates of one edge.
 
-A sorter may be of a range of destinations; it leaves the other edges out.
+A sorter may be limited to a range of destinations; it leaves the other edges out.
 
-Equal keys are ordered by their per-edge values, so the result depends on the set of edges only, never on
-the order in which they came.
+Equal keys are ordered by their per-edge values, so the result depends on the set of edges only, not on their order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.kernels.jit import kernel
-from gsplit.store.files import Array, ordered_bits, read_exactly, storage_dtype, write_all
+from gsplit.store.files import ordered_bits, read_exactly, storage_dtype, write_all
 from gsplit.store.source import EdgeChunk, ValueType, VertexRange
 
 __all__ = ["Bucket", "EdgeSorter", "SortedRun"]
@@ -44,15 +43,15 @@ class SortedRun:
 
 @kernel
 def _count_buckets(
-    src: npt.NDArray[np.int64],
-    dst: npt.NDArray[np.int64],
+    src: Ids,
+    dst: Ids,
     num_vertices: int,
     first: int,
     stop: int,
     shift: int,
-    counts: npt.NDArray[np.int64],
+    counts: Ids,
 ) -> int:
-    """Count edges into [first, stop) per bucket; return the position of the first with an id that is none, or -1."""
+    """Count edges into [first, stop) per bucket. Returns the position of the first edge with a bad id, or -1."""
     for i in range(src.size):
         if not (0 <= src[i] < num_vertices and 0 <= dst[i] < num_vertices):
             return i
@@ -63,19 +62,19 @@ def _count_buckets(
 
 @kernel
 def _group_by_bucket(
-    src: npt.NDArray[np.int64],
-    dst: npt.NDArray[np.int64],
+    src: Ids,
+    dst: Ids,
     first: int,
     stop: int,
     shift: int,
     source_bits: int,
-    cursors: npt.NDArray[np.int64],
+    cursors: Ids,
     keys: Keys,
-    order: npt.NDArray[np.int64],
+    order: Ids,
 ) -> None:
     """Write the keys of edges into [first, stop) at their bucket's cursor, and the edges' positions to ``order``.
 
-    ``order`` is empty if it is not wanted.
+    ``order`` is empty if it is not needed.
     """
     for i in range(src.size):
         if not first <= dst[i] < stop:
@@ -92,7 +91,9 @@ class _Spill:
     """Keys and values on disk, appended in pieces and read back in pieces."""
 
     def __init__(self, stem: Path, values: Mapping[str, ValueType]) -> None:
-        self._stem, self._values, self.size = stem, values, 0
+        self._stem = stem
+        self._values = values
+        self.size = 0
 
     def _file(self, name: str) -> Path:
         return self._stem.with_name(f"{self._stem.name}.{name}")
@@ -133,12 +134,12 @@ class Bucket:
     _budget: int
 
     def runs(self) -> Iterator[SortedRun]:
-        """The bucket's edges in order; each piece is read from disk when asked for, then deleted there."""
+        """The bucket's edges in order. Each piece is read from disk when needed, then deleted there."""
         yield from _sorted_runs(self._spill, self._budget)
 
 
 class EdgeSorter:
-    """Takes edges in any order with ``add``; gives them back bucket by bucket with ``buckets``."""
+    """Takes edges in any order with ``add`` and returns them sorted with ``buckets``."""
 
     def __init__(
         self,
@@ -150,9 +151,9 @@ class EdgeSorter:
         destinations: VertexRange | None = None,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        """``num_edges`` is a forecast that sets the number of buckets; being wrong costs time, not memory.
+        """``num_edges`` is an estimate that sets the number of buckets. A wrong one costs time, not memory.
 
-        Edges into other vertices than ``destinations`` are left out; None for all.
+        Edges into other vertices than ``destinations`` are left out; None for all vertices.
         """
         self._held = destinations or VertexRange(0, num_vertices)
         self.source_bits = max(1, (num_vertices - 1).bit_length())
@@ -163,14 +164,16 @@ class EdgeSorter:
         width_bits = max(0, -(-self._held.size // wanted) - 1).bit_length()
         self.shift = min(width_bits, 63 - self.source_bits)  # a key fits 63 bits
         self._num_buckets = max(1, -(-self._held.size >> self.shift))
-        self._num_vertices, self._values, self._budget = num_vertices, values, budget_edges
+        self._num_vertices = num_vertices
+        self._values = values
+        self._budget = budget_edges
         self._spills = [_Spill(directory / f"bucket{b}", values) for b in range(self._num_buckets)]
         self._buffer: list[EdgeChunk] = []
         self._buffered = 0
         self.num_added = 0
 
     def add(self, chunk: EdgeChunk) -> None:
-        """Take some edges; small chunks are gathered first so that each write is worth its call."""
+        """Add some edges. Small chunks are collected first, so that writes are large."""
         self._buffer.append(chunk)
         self._buffered += chunk.src.size
         if self._buffered >= self._buffer_edges:
@@ -179,7 +182,8 @@ class EdgeSorter:
     def _flush(self) -> None:
         if not self._buffered:
             return
-        chunks, self._buffer = self._buffer, []
+        chunks = self._buffer
+        self._buffer = []
         src = np.concatenate([c.src for c in chunks]).astype(np.int64, copy=False)
         dst = np.concatenate([c.dst for c in chunks]).astype(np.int64, copy=False)
         counts = np.zeros(self._num_buckets, np.int64)
@@ -204,7 +208,7 @@ class EdgeSorter:
         self._buffered = 0
 
     def buckets(self) -> Iterator[Bucket]:
-        """Every bucket in order of its vertices, empty ones too; afterwards the sorter is empty."""
+        """All buckets in order of their vertices, including empty ones. Afterwards the sorter is empty."""
         self._flush()
         for number, spill in enumerate(self._spills):
             first = self._held.first + (number << self.shift)
@@ -218,7 +222,7 @@ def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:
         yield run
         return
     for part in _cut_by_sample(spill, budget):
-        if part.size == spill.size:  # cannot be cut: copies of one edge
+        if part.size == spill.size:  # cannot be divided: duplicates of one edge
             yield _sort(*part.read(0, part.size), part._values)
             part.remove()
         else:
@@ -243,7 +247,7 @@ def _sort(keys: Keys, values: dict[str, Array], types: Mapping[str, ValueType]) 
 
 
 def _cut_by_sample(spill: _Spill, budget: int) -> list[_Spill]:
-    """Distribute a spill over new ones by ranges of keys; equal keys stay together. The old one is deleted."""
+    """Distribute a spill over new ones by ranges of keys, and delete it. Equal keys stay together."""
     starts = np.linspace(0, spill.size - 1024, 64).astype(np.int64)
     sample = np.sort(np.concatenate([spill.read(int(s), int(s) + 1024)[0] for s in starts]))
     ways = min(MAX_BUCKETS, 2 * -(-spill.size // budget))

@@ -1,8 +1,8 @@
-"""Writing a store again with its features in another type: less to keep, to read and to cache.
+"""``gsplit convert``: write a store again with its features in another type, to store, read and cache fewer bytes.
 
 float16 and bfloat16 take half of float32, int8 a quarter and one float32 scale per row: the largest absolute value of a
-row becomes 127. What is stored then ARE the features: every rank and strategy trains on the same rounded values. All
-else is copied. Memory is that of a piece.
+row becomes 127. Every rank and strategy then trains on the same rounded values. All other arrays are copied. Arrays are
+converted in pieces.
 """
 
 from pathlib import Path
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Array
 from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
-from gsplit.store.files import Array
 from gsplit.store.manifest import new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import row_slices
@@ -34,12 +34,13 @@ def write_with_features(
         expected = f"one of {', '.join(FEATURE_TYPES)}"
         raise InputError(explain("features", expected, repr(dtype), "choose one of these types"))
     if not names:
-        raise InputError(explain(store.path, "features to convert", "none", "import the graph with features"))
+        got = f"the arrays {', '.join(store.names)}"
+        raise InputError(explain(store.path, "features to convert", got, "import the graph with features"))
     with StoreWriter(Path(path), overwrite=overwrite) as writer:
         verify_store(store, progress)  # damage would get new checksums
         for name in store.names:
             if not name.startswith(("features/", "scales/")):
-                _copy(writer, store, name, progress)
+                writer.copy(name, store.dtype(name), store.stored_array(name), progress)
         for name in names:
             _convert(writer, store, name, dtype, progress)
         step = new_step("convert", {"features": dtype}, {})
@@ -47,14 +48,6 @@ def write_with_features(
         changes = {"arrays": writer.finish_arrays(), "provenance": [*store.manifest.provenance, step]}
         writer.commit(store.manifest.model_copy(update=changes))
     return open_store(path)
-
-
-def _copy(writer: StoreWriter, store: Store, name: str, progress: Progress) -> None:
-    rows = store.stored_array(name)
-    appender = writer.append(name, store.dtype(name), rows.shape[1:])
-    for piece in row_slices(rows.shape[0], rows[:1].nbytes):
-        appender.append(rows[piece])
-        progress(f"copy {name}", piece.stop, rows.shape[0])
 
 
 def _convert(writer: StoreWriter, store: Store, name: str, dtype: str, progress: Progress) -> None:
@@ -75,7 +68,8 @@ def _convert(writer: StoreWriter, store: Store, name: str, dtype: str, progress:
 
 def feature_values(store: Store, name: str, piece: slice) -> npt.NDArray[np.float32]:
     """Some rows of a feature array as float32, whatever their stored type."""
-    rows, dtype = store.stored_array(f"features/{name}")[piece], store.dtype(f"features/{name}")
+    rows = store.stored_array(f"features/{name}")[piece]
+    dtype = store.dtype(f"features/{name}")
     if dtype == "bfloat16":
         return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "int8":
@@ -85,7 +79,7 @@ def feature_values(store: Store, name: str, piece: slice) -> npt.NDArray[np.floa
 
 
 def _rounded(name: str, values: npt.NDArray[np.float32], dtype: str) -> Array:
-    """The nearest values of a smaller type; NaN stays, and a value that becomes infinite is refused."""
+    """Round to the nearest values of a smaller type. NaN stays NaN; a value that would become infinite is refused."""
     if dtype == "float32":
         return values
     if dtype == "float16":
@@ -95,7 +89,7 @@ def _rounded(name: str, values: npt.NDArray[np.float32], dtype: str) -> Array:
     else:
         bits = values.view(np.uint32)
         even = bits + _BFLOAT16_ROUNDING + ((bits >> np.uint32(16)) & np.uint32(1))
-        quiet = bits | np.uint32(0x00400000)  # rounding a NaN up could make it something else
+        quiet = bits | np.uint32(0x00400000)  # rounding the bits of a NaN up could change it
         rounded = (np.where(np.isnan(values), quiet, even) >> np.uint32(16)).astype(np.uint16)
         infinite = (rounded & 0x7FFF) == 0x7F80
     lost = np.count_nonzero(infinite & np.isfinite(values))
@@ -107,11 +101,11 @@ def _rounded(name: str, values: npt.NDArray[np.float32], dtype: str) -> Array:
 
 
 def _scaled(name: str, values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Whole numbers from -127 to 127 and the scale of each row; a row of zeros has the scale 0."""
+    """Integers from -127 to 127 and the scale of each row. A row of zeros has the scale 0."""
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
-        got = f"{bad} that are not"
-        raise InputError(explain(name, "finite values for int8", got, "mend the features, or use float16 or bfloat16"))
+        got = f"{bad} NaN or infinite values"
+        raise InputError(explain(name, "finite values for int8", got, "fix the features, or use float16 or bfloat16"))
     scales = np.abs(values).max(axis=1, initial=0.0) / np.float32(127)
     steps = values / np.where(scales > 0, scales, np.float32(1))[:, None]
     return np.clip(np.rint(steps), -127, 127).astype(np.int8), scales

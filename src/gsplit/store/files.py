@@ -1,10 +1,9 @@
-"""Array files of a store: plain ``.npy``, opened without trust.
+"""Array files of a store: plain ``.npy`` files that are not trusted.
 
-A header is never parsed in order to be believed. The manifest says dtype and shape; from those the one
-right header follows byte for byte, and the file must begin with it and have exactly the length that it
-implies. So nothing in a file can ask for a pickle, another dtype or more memory. Files are opened
-relative to the directory's descriptor, one component at a time and without following links, so no path
-leads out of it.
+Headers are compared, not parsed. The dtype and shape of the manifest determine the header byte for byte; the file must
+begin with it and have exactly the length that follows. So a file cannot request a pickle, another dtype or more memory.
+Files are opened relative to the directory's descriptor, one component at a time and without following links, so no
+path leads out of the directory.
 """
 
 import functools
@@ -15,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gsplit.array_types import Array
 from gsplit.errors import StoreError, explain
 from gsplit.mapped_files import map_file
 from gsplit.untrusted import open_regular
@@ -38,21 +37,19 @@ __all__ = [
     "write_bytes",
 ]
 
-Array = npt.NDArray[Any]
-
 DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Element types by name. numpy has no bfloat16: its 16 bits are kept in a uint16 array."""
+"""Names of element types. numpy has no bfloat16: its 16 bits are stored as uint16."""
 
 
 def storage_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype, little-endian, in which elements of type ``name`` lie on disk."""
+    """The little-endian numpy dtype of elements of type ``name`` on disk."""
     assert name in DTYPES, name
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
 @functools.lru_cache(maxsize=256)
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The header numpy itself would write; its length does not depend on the first extent.
+    """The header that numpy would write. Its length does not depend on the first extent.
 
     >>> len(npy_header("int32", (7,))), len(npy_header("int32", (2**40,)))
     (128, 128)
@@ -61,7 +58,7 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def plain_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The same for any numpy dtype."""
+    """As ``npy_header``, for any numpy dtype."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -74,26 +71,26 @@ def expected_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def raw_bytes(array: Array) -> memoryview:
-    """The elements of an array as bytes, copied only if they do not lie together."""
+    """The elements of an array as bytes, copied only if they are not contiguous."""
     flat: Any = np.ascontiguousarray(array).reshape(-1)
     return memoryview(flat).cast("B")
 
 
 def write_all(path: Path, array: Array) -> None:
-    """Append an array's elements to a file; a full disk is an error, not a shorter file."""
+    """Append an array's elements to a file. A full disk is an error, not a shorter file."""
     with path.open("ab", buffering=0) as stream:
         write_bytes(stream, raw_bytes(array))
 
 
 def write_bytes(stream: io.FileIO, data: memoryview) -> None:
-    """Write all of it; one call of the system moves at most 2 GiB."""
+    """Write all bytes. One system call moves at most 2 GiB."""
     written = 0
     while written < data.nbytes:
         written += stream.write(data[written:])
 
 
 def read_exactly(path: Path, dtype: np.dtype[Any], start: int, count: int) -> Array:
-    """``count`` elements from element ``start`` on; fewer is an error."""
+    """Read ``count`` elements from element ``start`` on. A shorter file is an error."""
     found: Array = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
     if found.size != count:
         fix = "free disk space and run it again"
@@ -102,7 +99,7 @@ def read_exactly(path: Path, dtype: np.dtype[Any], start: int, count: int) -> Ar
 
 
 def ordered_bits(rows: Array, dtype: str) -> Array:
-    """Integers, one column per element of a row, that sort as the values do and differ wherever their bits do."""
+    """Integers, one column per element of a row, that sort like the values and differ wherever their bits differ."""
     flat = np.ascontiguousarray(rows).reshape(rows.shape[0], prod(rows.shape[1:]))
     if not dtype.endswith(("float16", "float32", "float64")):
         return flat
@@ -112,7 +109,7 @@ def ordered_bits(rows: Array, dtype: str) -> Array:
 
 
 def open_inside(root: int, relative: str) -> int:
-    """Open a regular file below the directory descriptor ``root`` for reading; no link is followed."""
+    """Open a regular file below the directory descriptor ``root`` for reading, without following links."""
     parts = PurePosixPath(relative).parts
     assert parts and ".." not in parts and not relative.startswith("/"), relative
     directory = os.dup(root)
@@ -124,7 +121,7 @@ def open_inside(root: int, relative: str) -> int:
         return open_regular(parts[-1], directory=directory, follow=False)
     except OSError as error:
         raise StoreError(
-            explain(relative, "a regular file inside the store, no link", error.strerror, _AGAIN)
+            explain(relative, "a regular file inside the store, not a link", error.strerror, _AGAIN)
         ) from None
     finally:
         os.close(directory)
@@ -144,16 +141,19 @@ def read_inside(root: int, relative: str, limit: int) -> bytes:
 
 
 class ArrayFile:
-    """An array file that is open and has passed the checks of header and length; close it after use."""
+    """An open array file whose header and length have been checked. Close it after use."""
 
     def __init__(self, root: int, relative: str, dtype: str, shape: tuple[int, ...]) -> None:
-        self._dtype, self._shape = storage_dtype(dtype), shape
-        header, self._length = npy_header(dtype, shape), expected_bytes(dtype, shape)
+        header = npy_header(dtype, shape)
+        self._dtype = storage_dtype(dtype)
+        self._shape = shape
+        self._length = expected_bytes(dtype, shape)
         self._offset = len(header)
         self._relative = relative
         self._file = open_inside(root, relative)
         try:
-            found, size = os.pread(self._file, len(header), 0), os.fstat(self._file).st_size
+            found = os.pread(self._file, len(header), 0)
+            size = os.fstat(self._file).st_size
             if found != header:
                 expected = f"a .npy file of {dtype} {list(shape)}"
                 raise StoreError(explain(relative, expected, _describe(found), _AGAIN))
@@ -170,9 +170,10 @@ class ArrayFile:
         return prod(self._shape)
 
     def read(self, start: int, stop: int) -> Array:
-        """Some elements, read and not mapped: a touched map would make megabytes around each of them resident."""
-        item = self._dtype.itemsize
-        begin, end, pieces = self._offset + start * item, self._offset + stop * item, list[bytes]()
+        """Read some elements without the map, which would make megabytes around each of them resident."""
+        begin = self._offset + start * self._dtype.itemsize
+        end = self._offset + stop * self._dtype.itemsize
+        pieces = list[bytes]()
         while begin < end:
             pieces.append(os.pread(self._file, end - begin, begin))
             if not pieces[-1]:
@@ -181,20 +182,20 @@ class ArrayFile:
         return np.frombuffer(b"".join(pieces), self._dtype)
 
     def map(self, directory: Path) -> Array:
-        """The whole array as a read-only memory map, which outlives this object; ``directory`` is that of the store."""
+        """The whole array as a read-only memory map, which outlives this object. ``directory`` is the store's."""
         buffer = map_file(self._file, self._length, directory / self._relative)
         return np.frombuffer(buffer, self._dtype, self.size, self._offset).reshape(self._shape)
 
     def detach(self) -> tuple[int, int]:
-        """The descriptor, which is the caller's to close from now on, and the byte at which the elements begin."""
+        """The descriptor, which the caller must close from now on, and the offset of the elements in bytes."""
         return self._file, self._offset
 
     def close(self) -> None:
-        """Let go of the file; maps stay."""
+        """Close the file. Maps stay valid."""
         os.close(self._file)
 
 
 def _describe(found: bytes) -> str:
-    """What a wrong header says of itself, for the message only."""
+    """A wrong header as text for a message."""
     text = found[10:].split(b"\n")[0].rstrip().decode("latin-1", "replace")
     return f"header {text!r}" if found.startswith(b"\x93NUMPY") else f"a file that begins with {found[:8]!r}"

@@ -1,6 +1,6 @@
-"""Hosts that build one store in a shared folder: one at a time where they must be, and all with the same orders.
+"""Locks and agreed settings of hosts that build one store in a shared folder.
 
-``lock`` is held by the host that agrees or joins, ``0.lock`` and so on by the process that builds a host's shard.
+``lock`` is held by the host that compares settings or joins, ``0.lock`` and so on by the process that builds a shard.
 """
 
 import fcntl
@@ -20,9 +20,10 @@ _AGREED, _LOCK = "agreed.json", "lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep the other hosts out. By a file: not every shared file system locks folders. Without locks, go on.
+    """Lock the folder against the other hosts, by a file: not every shared file system can lock folders.
 
-    Then two hosts may join at once. They do the same, in steps that are whole or not done; who fails tries again.
+    Without file locks, go on. Then two hosts may join at once: they take the same atomic steps, and a failed one is
+    tried again.
     """
     with (folder / _LOCK).open("a") as file:
         with suppress(OSError):
@@ -32,7 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def building(folder: Path, host: int) -> Iterator[None]:
-    """Keep out a second process that would build the shard of the same host; without locks, go on."""
+    """Refuse a second process that builds the shard of the same host. Without file locks, go on."""
     with (folder / f"{host}.{_LOCK}").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,27 +45,27 @@ def building(folder: Path, host: int) -> Iterator[None]:
         yield
 
 
-def agree(folder: Path, told: dict[str, object], host: int) -> None:
-    """Write down what the first host was told; refuse one that was told something else.
+def agree(folder: Path, settings: dict[str, object], host: int) -> None:
+    """Record the settings of the first host; refuse a host with other settings.
 
-    Unless nothing has been built of it and nobody builds: then the first command was a mistake. For a host that is
-    ``building``.
+    If no shard exists and no other host builds one, the settings are replaced: the first command was a mistake. The
+    caller holds ``building``.
     """
     fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
     with locked(folder):
         if not (folder / _AGREED).exists() or _is_unused(folder, host):
-            write_whole(folder / _AGREED, [json.dumps(told, indent=1).encode()])
+            write_whole(folder / _AGREED, [json.dumps(settings, indent=1).encode()])
             return
-        found = read_document(folder / _AGREED, Expected("what the hosts agreed on", fix), follow=False)
-    told = json.loads(json.dumps(told))
-    for key in sorted(found.keys() | told.keys()):
-        if found.get(key) != told.get(key):
+        found = read_document(folder / _AGREED, Expected("the settings of the other hosts", fix), follow=False)
+    settings = json.loads(json.dumps(settings))
+    for key in sorted(found.keys() | settings.keys()):
+        if found.get(key) != settings.get(key):
             expected = f"{key} as on the other hosts, {str(found.get(key))[:80]}"
-            raise InputError(explain(f"host {host}", expected, str(told.get(key))[:80], fix))
+            raise InputError(explain(f"host {host}", expected, str(settings.get(key))[:80], fix))
 
 
 def _is_unused(folder: Path, host: int) -> bool:
-    """Whether there is no shard, and no other host that builds one; not where that cannot be known, without locks."""
+    """Whether there is no shard and no other host builds one. False without file locks, where that is not known."""
     if any(folder.glob("*.gsplit")):
         return False
     for path in set(folder.glob(f"*.{_LOCK}")) - {folder / f"{host}.{_LOCK}"}:

@@ -1,11 +1,13 @@
-"""What ``manifest.json`` says: sizes, the arrays that exist, where they come from.
+"""``manifest.json``: sizes of the graph, the arrays of the store, and how it was made.
 
-The manifest holds no paths: an array's name is its path (``array_roles``). Every shape must follow from the counts, so
-a manifest that parses is consistent with itself; whether the files agree with it is ``reader``'s business.
+The manifest has no paths: an array's name is its path, made of a fixed role and, in folders, one word (``role_of``).
+Every shape follows from the counts, so a manifest that parses is consistent. ``reader`` compares it with the files.
 """
 
+import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypedDict
@@ -13,7 +15,6 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gsplit.errors import StoreError, explain
-from gsplit.store.array_roles import role_of
 from gsplit.store.statistics import Statistics
 from gsplit.untrusted import describe_fault
 
@@ -28,14 +29,18 @@ __all__ = [
     "ArrayEntry",
     "ClassNames",
     "ColumnNames",
+    "INPUT_POSITION",
+    "LabelMetadata",
     "Manifest",
-    "Meanings",
     "PartStatistics",
     "ProvenanceStep",
+    "Role",
     "Shard",
+    "file_of",
     "graph_fingerprint",
     "new_step",
     "parse_manifest",
+    "role_of",
 ]
 
 VERSION = 2
@@ -47,6 +52,58 @@ MAX_CLASS_NAME = 200
 MAX_WORD = 1000
 MAX_MANIFEST_BYTES = 64 << 20
 
+_INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_ANY = ("bool", *_INTEGERS, *_FLOATS)
+
+
+@dataclass(frozen=True)
+class Role:
+    """Requirements of an array: its types, what one row belongs to, and the number of dimensions."""
+
+    dtypes: tuple[str, ...]
+    rows: Literal["vertex", "vertex + 1", "edge", "any"]
+    dimensions: tuple[int, ...] = (1,)
+
+
+ROLES = {
+    "indptr": Role(("int64",), "vertex + 1"),
+    "indices": Role(("int32", "int64"), "edge"),
+    "y": Role(_ANY, "vertex", (1, 2)),
+    "original_ids": Role(("int64",), "vertex"),
+    "hotness": Role(("int64",), "vertex"),
+    "vertex_ids": Role(("int64",), "vertex"),
+    "name_offsets": Role(("int64",), "vertex + 1"),
+    "name_bytes": Role(("uint8",), "any"),
+}
+FOLDERS = {
+    "features": Role(("int8", *_FLOATS), "vertex", (2,)),
+    "scales": Role(("float32",), "vertex"),
+    "edges": Role(_ANY, "edge", (1, 2)),
+    "targets": Role(("int64",), "any"),
+    "target_positions": Role(("int64",), "any"),
+}
+INPUT_POSITION = "input_position"
+"""The per-edge array of positions in the input. It is not a value of the edges."""
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
+
+
+def role_of(name: str) -> Role:
+    """The role of an array by its name, such as ``indptr`` or ``features/x``."""
+    folder, slash, word = name.partition("/")
+    if not slash and name in ROLES:
+        return ROLES[name]
+    if slash and folder in FOLDERS and _WORD.fullmatch(word):
+        return FOLDERS[folder]
+    known = ", ".join([*ROLES, *(f"{folder}/NAME" for folder in FOLDERS)])
+    raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -)")
+
+
+def file_of(name: str) -> str:
+    """The path of an array inside the store. Names without a role are refused."""
+    role_of(name)
+    return f"{name}.npy"
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -56,11 +113,14 @@ Extent = Annotated[int, Field(ge=0, le=1 << 62)]
 
 
 class ArrayEntry(_Strict):
-    """One array file: what it holds and the SHA-256 of its elements."""
+    """One array file: element type, shape and the SHA-256 of its elements."""
 
     dtype: str
     shape: Annotated[tuple[Extent, ...], Field(min_length=1, max_length=2)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    def describe(self) -> str:
+        return f"{self.dtype} {list(self.shape)} with SHA-256 {self.sha256[:16]}..."
 
 
 Word = Annotated[str, Field(max_length=MAX_WORD)]
@@ -71,7 +131,7 @@ ColumnNames = Annotated[list[Word], Field(max_length=MAX_COLUMNS)]
 
 
 class ProvenanceStep(_Strict):
-    """One step that made the store: what was run, when, with which settings, and what it counted."""
+    """One step that made the store: the command, its time, its settings and its counts."""
 
     step: Word
     time: Word
@@ -88,7 +148,7 @@ class ProvenanceStep(_Strict):
 
 
 def new_step(step: str, settings: dict[str, Any], counts: dict[str, int]) -> ProvenanceStep:
-    """A step that is being made now, by this version."""
+    """A step made now by this version of gsplit."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return ProvenanceStep(
         step=step, time=now, gsplit_version=installed_version("gsplit"), settings=settings, counts=counts
@@ -96,9 +156,9 @@ def new_step(step: str, settings: dict[str, Any], counts: dict[str, int]) -> Pro
 
 
 class PartStatistics(_Strict):
-    """What presampling counted of the parts over ``num_batches`` mini-batches; enough to foresee any number of ranks.
+    """Counts of presampling per part over ``num_batches`` mini-batches, from which any number of ranks is predicted.
 
-    ``loads`` is the work of each part, ``links[p][q]`` how often an edge from part q into part p was drawn.
+    ``loads[p]`` is the work of part p, ``links[p][q]`` how often an edge from part q into part p was drawn.
     """
 
     num_batches: Annotated[int, Field(ge=1, le=1 << 40)]
@@ -107,14 +167,14 @@ class PartStatistics(_Strict):
 
 
 class Shard(_Strict):
-    """Of what a host's shard was cut: the whole store's fingerprint, and the lengths of its target lists."""
+    """The store that a shard was cut from: its fingerprint and the lengths of its target lists."""
 
     whole_fingerprint: str
     num_targets: dict[str, Extent]
 
 
-class Meanings(TypedDict):
-    """What values stand for; a store that is made of another keeps it."""
+class LabelMetadata(TypedDict):
+    """Names of classes and feature columns. Copied to derived stores."""
 
     num_classes: int
     class_names: list[str]
@@ -122,7 +182,7 @@ class Meanings(TypedDict):
 
 
 class Manifest(_Strict):
-    """The whole of ``manifest.json``. ``num_vertices`` is the graph's; arrays hold ``vertex_range`` of it."""
+    """The content of ``manifest.json``. ``num_vertices`` is that of the graph; arrays hold its ``vertex_range``."""
 
     format: Literal["gsplit-store"] = "gsplit-store"
     version: int = VERSION
@@ -132,9 +192,9 @@ class Manifest(_Strict):
     part_boundaries: Annotated[list[Extent], Field(min_length=2, max_length=1 << 20)]
     num_classes: Annotated[int, Field(ge=0, le=1 << 63)] = 0
     class_names: ClassNames = []
-    """What the classes were called, where labels were strings; class k is the k-th."""
+    """Names of the classes if labels were strings; the k-th is that of class k."""
     feature_columns: ColumnNames = []
-    """What the columns of ``features/x`` were called, where they were columns of a table."""
+    """Names of the columns of ``features/x`` if they came from a table."""
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
     part_statistics: PartStatistics | None = None
@@ -172,35 +232,39 @@ class Manifest(_Strict):
         return self
 
     def _check_columns(self) -> None:
-        named, features = len(self.feature_columns), self.arrays.get("features/x")
+        named = len(self.feature_columns)
+        features = self.arrays.get("features/x")
         if named and (features is None or features.shape[1] != named):
-            raise ValueError(f"feature_columns: {named} names, and features/x has not as many columns")
+            num_columns = 0 if features is None else features.shape[1]
+            raise ValueError(f"feature_columns: {named} names for the {num_columns} columns of features/x")
 
     def _check_scales(self) -> None:
-        """Features of int8 mean nothing without the scale of each row."""
+        """Features of int8 need the scale of each row."""
         scaled = [name for name in self.names("features") if self.arrays[f"features/{name}"].dtype == "int8"]
         if scaled != self.names("scales"):
             raise ValueError("scales/NAME goes with features/NAME of int8, and with no other")
 
     def _check_part_statistics(self) -> None:
-        found, parts = self.part_statistics, len(self.part_boundaries) - 1
+        found = self.part_statistics
+        parts = len(self.part_boundaries) - 1
         if found and {len(found.loads), len(found.links), *map(len, found.links)} != {parts}:
             raise ValueError(f"part_statistics: loads and links must be those of {parts} parts")
 
     def _check_shard(self) -> None:
-        """A shard knows where its targets stand in the whole lists; a whole store has no need to."""
+        """A shard has the positions of its targets in the whole lists; a whole store does not need them."""
         if self.shard is None and self.vertex_range != (0, self.num_vertices):
             raise ValueError("shard is missing, and vertex_range is not the whole")
         targets, positions = self.names("targets"), self.names("target_positions")
         if positions != (targets if self.shard else []):
             raise ValueError("target_positions go with the targets of a shard")
         for name in positions:
-            lengths = [self.arrays[f"{folder}/{name}"].shape[0] for folder in ("targets", "target_positions")]
-            if lengths[0] != lengths[1]:
-                raise ValueError(f"target_positions/{name}: {lengths[1]} for {lengths[0]} targets")
+            num_targets = self.arrays[f"targets/{name}"].shape[0]
+            num_positions = self.arrays[f"target_positions/{name}"].shape[0]
+            if num_positions != num_targets:
+                raise ValueError(f"target_positions/{name}: {num_positions} for {num_targets} targets")
             whole = self.shard.num_targets.get(name, -1) if self.shard else -1
-            if whole < lengths[0]:
-                raise ValueError(f"shard.num_targets.{name}: {lengths[0]} or more, as many as are here")
+            if whole < num_targets:
+                raise ValueError(f"shard.num_targets.{name}: {num_targets} or more, as many as are here")
 
     def _check_entry(self, name: str, entry: ArrayEntry) -> None:
         role = role_of(name)
@@ -216,8 +280,7 @@ class Manifest(_Strict):
             raise ValueError(f"{name}: {entry.shape[0]} rows instead of {rows} (one per {role.rows})")
 
     @property
-    def meanings(self) -> Meanings:
-        """What values stand for."""
+    def label_metadata(self) -> LabelMetadata:
         return {
             "num_classes": self.num_classes,
             "class_names": self.class_names,
@@ -230,21 +293,20 @@ class Manifest(_Strict):
 
 
 def graph_fingerprint(checksums: Mapping[str, str]) -> str:
-    """The graph in short, by the SHA-256 of the arrays that make it."""
+    """A checksum of the graph, from the SHA-256 of its arrays."""
     names = [name for name in ("indptr", "indices", "original_ids") if name in checksums]
     return " ".join(checksums[name][:16] for name in names)
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Read a manifest; any fault is a ``StoreError`` that names the key."""
+    """Parse a manifest. Any fault is a ``StoreError`` that names the key."""
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         key = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
-        got = (
-            "what it holds" if isinstance(first["input"], dict | list | bytes | Manifest) else repr(first["input"])[:80]
-        )
+        found = first["input"]
+        got = f"a {type(found).__name__}" if isinstance(found, dict | list | bytes | Manifest) else repr(found)[:80]
         expected = f"a valid manifest; key {key}: {first['msg']}"
         fix = "use the gsplit version that wrote it, restore manifest.json from a copy, or import the graph again"
         raise StoreError(explain("manifest.json", expected, got, fix)) from None

@@ -1,31 +1,37 @@
-"""What training and inference need of a graph, wherever it lies: on disk, in memory, in a shard.
+"""The interface of a graph store, and the part of it that the stores on disk and in memory share.
 
-Everything here is in INTERNAL order: the vertices of a part are contiguous, and ``original_ids`` maps back. What users
-read is in original order and goes through ``original_order``.
+``GraphStore`` is what training and inference need from a graph. Its arrays are in INTERNAL order: the vertices of a
+part are contiguous, and ``original_ids`` maps back. Users read arrays by original id, as in ``n_id`` of a mini-batch
+and in the rows of ``gsplit.infer``; ``OriginalOrder`` does that.
 """
 
-from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Protocol, cast, runtime_checkable
 
-from gsplit.errors import InputError, explain
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.array_types import Array, Ids
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph import Graph
-from gsplit.store.array_roles import INPUT_POSITION
-from gsplit.store.files import Array
+from gsplit.store.manifest import INPUT_POSITION, role_of
 
-__all__ = ["GraphStore", "edge_value_names", "missing_array"]
+__all__ = ["ArrayStore", "GraphStore", "OriginalOrder", "edge_value_names", "missing_array"]
 
 
 @runtime_checkable
 class GraphStore(Protocol):
-    """A graph with its arrays. ``reader.Store`` and ``memory.MemoryStore`` are such."""
+    """A graph with its arrays. Implemented by ``reader.Store`` and ``in_memory.MemoryStore``."""
 
     @property
     def num_vertices(self) -> int:
-        """Vertices of the whole graph."""
+        """Number of vertices of the whole graph."""
 
     @property
     def num_edges(self) -> int:
-        """Edges held here: the in-edges of ``vertex_range``."""
+        """Number of edges held here: the in-edges of ``vertex_range``."""
 
     @property
     def vertex_range(self) -> tuple[int, int]:
@@ -33,11 +39,11 @@ class GraphStore(Protocol):
 
     @property
     def part_boundaries(self) -> list[int]:
-        """Where the parts of the graph begin and end."""
+        """First vertex of every part, then the number of vertices."""
 
     @property
     def part_loads(self) -> list[int] | None:
-        """The work of every part that presampling counted; None where it did not."""
+        """Work of every part as counted by presampling; None without presampling."""
 
     @property
     def names(self) -> list[str]:
@@ -45,7 +51,7 @@ class GraphStore(Protocol):
 
     @property
     def edge_names(self) -> list[str]:
-        """Names of the per-edge values: ``stored_array(f"edges/{name}")`` has a row for every entry of ``indices``."""
+        """Names of the per-edge values. ``stored_array(f"edges/{name}")`` has one row per entry of ``indices``."""
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -57,11 +63,11 @@ class GraphStore(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The graph in short, to compare between ranks."""
+        """A checksum of the graph, to compare between ranks."""
 
     @property
     def num_features(self) -> int:
-        """Columns of the feature array ``x``; 0 without one."""
+        """Number of columns of the feature array ``x``; 0 without one."""
 
     @property
     def num_classes(self) -> int:
@@ -69,7 +75,7 @@ class GraphStore(Protocol):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What the classes were called, where labels were strings; else empty."""
+        """Names of the classes if labels were strings; else empty."""
 
     @property
     def graph(self) -> Graph:
@@ -79,17 +85,191 @@ class GraphStore(Protocol):
         """One array by name, rows in internal order."""
 
     def dtype(self, name: str) -> str:
-        """The element type of an array, by its logical name (bfloat16 lies as uint16)."""
+        """Element type of an array. bfloat16 is stored as uint16."""
 
     def original_ids(self, first: int | None = None, stop: int | None = None) -> Array:
-        """The original ids of the vertices held, or of a range of them."""
+        """Original ids of the vertices held, or of a range of them."""
 
     def stored_targets(self, name: str) -> tuple[Array, Array | None, int]:
         """Targets held here (internal ids), their positions in the whole list (None if whole), and its length."""
 
 
+class ArrayStore(ABC):
+    """Base of the implementations: all that follows from named arrays, ``num_vertices`` and ``vertex_range``."""
+
+    arrays: Mapping[str, Array]
+    """All arrays by name, in internal order. Without ``indptr`` and ``indices`` for a graph in memory."""
+
+    @property
+    @abstractmethod
+    def num_vertices(self) -> int:
+        """Number of vertices of the whole graph."""
+
+    @property
+    @abstractmethod
+    def vertex_range(self) -> tuple[int, int]:
+        """First vertex held and one past the last: all vertices unless the store is a host's shard."""
+
+    @property
+    def where(self) -> object:
+        """Name of the store in messages."""
+        return "graph"
+
+    @property
+    def num_features(self) -> int:
+        """Number of columns of the feature array ``x``; 0 without one."""
+        return int(self.arrays["features/x"].shape[1]) if "features/x" in self.arrays else 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all arrays, as ``array`` takes them."""
+        return sorted(self.arrays)
+
+    @property
+    def edge_names(self) -> list[str]:
+        """Names of the per-edge values."""
+        return edge_value_names(self.arrays)
+
+    @property
+    def is_renumbered(self) -> bool:
+        """Whether internal ids may differ from original ids, as after partitioning."""
+        return "original_ids" in self.arrays
+
+    @cached_property
+    def _by_original_id(self) -> "OriginalOrder":
+        return OriginalOrder(cast(GraphStore, self), self.where)
+
+    def array(self, name: str) -> Array:
+        """One array by name in original order: row v for original vertex v, targets as ascending original ids.
+
+        This is the stored array itself unless the store was partitioned, then a copy. The edges of a partitioned store,
+        and shards, are refused. bfloat16 comes as uint16, its bits.
+        """
+        return self._by_original_id.array(name)
+
+    def rows(self, name: str, ids: npt.ArrayLike) -> Array:
+        """The rows of some vertices by original id, such as ``store.rows("y", batch.n_id)``. Only these are read."""
+        return self._by_original_id.rows(name, ids)
+
+    def vertex_names(self, ids: npt.ArrayLike | None = None) -> list[str]:
+        """String ids of all or some vertices by original id, for stores imported from tables with string ids."""
+        return self._by_original_id.vertex_names(ids)
+
+    def stored_array(self, name: str) -> Array:
+        """One array by name, such as ``y``, ``features/x`` or ``targets/train``, in internal order; read-only."""
+        if name not in self.arrays:
+            raise missing_array(self.where, name, self.names)
+        return self.arrays[name]
+
+    def original_ids(self, first: int | None = None, stop: int | None = None) -> Array:
+        """The ids that the vertices held (all, or a range of them) had when imported."""
+        low, high = self.vertex_range
+        first = low if first is None else first
+        stop = high if stop is None else stop
+        if not self.is_renumbered:
+            return np.arange(first, stop)
+        return self.arrays["original_ids"][first - low : stop - low]
+
+
+class OriginalOrder:
+    """Access to the arrays of a store by original id. ``where`` names the store in messages.
+
+    The map from original ids to rows is made on first use: 8 bytes per vertex held.
+    """
+
+    def __init__(self, store: GraphStore, where: object) -> None:
+        self._store = store
+        self._where = where
+
+    @cached_property
+    def _held_rows(self) -> Ids:
+        """Rows of the vertices held, by ascending original id. For a whole graph: the row of each original id."""
+        return np.argsort(self._store.original_ids())
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._store.vertex_range == (0, self._store.num_vertices)
+
+    def array(self, name: str) -> Array:
+        """A whole array: rows by original id, targets as ascending original ids. A map or a copy, read-only or not."""
+        store = self._store
+        stored = store.stored_array(name)
+        self._require_whole(f"array({name!r})", f"rows({name!r}, ids), or stored_array({name!r}) in internal order")
+        if not store.is_renumbered:
+            return stored
+        if name.startswith("targets/"):
+            if stored.size and not 0 <= int(stored.min()) <= int(stored.max()) < store.num_vertices:
+                got = f"{stored.min()}..{stored.max()}"
+                fix = "run gsplit inspect --verify, then restore the store"
+                raise StoreError(explain(f"{self._where}: {name}", f"ids in 0..{store.num_vertices - 1}", got, fix))
+            return np.asarray(store.original_ids()[stored])
+        if role_of(name).rows == "vertex":
+            return np.asarray(stored[self._held_rows])
+        got = f"{name}, which is in the internal order of a partitioned graph"
+        fix = f"use gsplit.to_pyg(store), in original ids, or stored_array({name!r})"
+        raise InputError(explain(self._where, "a per-vertex array or targets", got, fix))
+
+    def rows(self, name: str, ids: npt.ArrayLike) -> Array:
+        """The rows of some vertices, in the order of ``ids``."""
+        stored = self._store.stored_array(name)
+        if role_of(name).rows != "vertex":
+            fix = "use y, vertex_ids, hotness or features/NAME"
+            raise InputError(explain(self._where, "a per-vertex array", name, fix))
+        return np.asarray(stored[self._places(ids)])
+
+    def vertex_names(self, ids: npt.ArrayLike | None = None) -> list[str]:
+        """The string ids of some vertices, or of all by ascending original id."""
+        offsets = self._store.stored_array("name_offsets")
+        text = self._store.stored_array("name_bytes")
+        if ids is None:
+            self._require_whole("vertex_names()", "vertex_names(store.original_ids())")
+            places = self._held_rows if self._store.is_renumbered else np.arange(self._store.num_vertices)
+        else:
+            places = self._places(ids)
+        starts = np.maximum(offsets[places], 0).tolist()
+        stops = np.maximum(offsets[places + 1], 0).tolist()
+        view = np.ascontiguousarray(text).data
+        return [str(view[start:stop], "utf-8", "replace") for start, stop in zip(starts, stops, strict=True)]
+
+    def imported_ids(self, ids: npt.ArrayLike) -> list[str] | Ids:
+        """The ids in the input of some vertices: strings, numbers, or ``ids`` themselves where those were 0 .. n-1."""
+        if "name_offsets" in self._store.names:
+            return self.vertex_names(ids)
+        return self.rows("vertex_ids", ids) if "vertex_ids" in self._store.names else np.asarray(ids)
+
+    def _require_whole(self, what: str, instead: str) -> None:
+        if not self._is_whole:
+            first, stop = self._store.vertex_range
+            got = f"a shard with vertices {first}..{stop - 1} of {self._store.num_vertices}"
+            fix = f"open the whole store, or use {instead}"
+            raise InputError(explain(self._where, f"all vertices for {what}", got, fix))
+
+    def _places(self, ids: npt.ArrayLike) -> Ids:
+        """Rows of vertices by original id. An id that is not held is refused."""
+        wanted = np.asarray(ids)
+        num_vertices = self._store.num_vertices
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            got = f"{wanted.dtype} {list(wanted.shape)}"
+            raise InputError(explain("ids", "integers in one dimension", got, "give original ids, not a mask"))
+        wanted = wanted.astype(np.int64)
+        outside = wanted[(wanted < 0) | (wanted >= num_vertices)]
+        if outside.size:
+            got = f"{outside.size} outside, such as {outside[0]}"
+            raise InputError(explain("ids", f"original ids in 0..{num_vertices - 1}", got, "correct the ids"))
+        if self._is_whole:
+            return self._held_rows[wanted] if self._store.is_renumbered else wanted
+        held = np.asarray(self._store.original_ids())
+        places = np.searchsorted(held[self._held_rows], wanted)
+        rows = self._held_rows[np.minimum(places, held.size - 1)] if held.size else places
+        missing = wanted[held[rows] != wanted] if held.size else wanted
+        if missing.size:
+            got = f"{missing.size} that it does not hold, such as {missing[0]}"
+            raise InputError(explain(self._where, "ids of this shard", got, "open the whole store"))
+        return rows
+
+
 def edge_value_names(names: Iterable[str]) -> list[str]:
-    """The per-edge values among the names of arrays, without our own record of the input's order.
+    """The names of the per-edge values among names of arrays, without the recorded input positions.
 
     >>> edge_value_names(["edges/edge_attr", "edges/input_position", "y"])
     ['edge_attr']
@@ -115,7 +295,7 @@ _SINGLE = {
 
 
 def missing_array(where: object, name: str, names: list[str]) -> InputError:
-    """The error for an array that is not there: what there is of its kind.
+    """The error for an array that does not exist. It lists the arrays of the same kind.
 
     >>> print(missing_array("g.gsplit", "features/z", ["features/x", "indptr", "y"]))
     g.gsplit: expected one of the features it has, features/x (got features/z). Fix: use one of these names.

@@ -1,7 +1,7 @@
-"""Cutting out a host's shard: the vertices that its ranks own, with their in-edges, rows and targets.
+"""Cut a host's shard from a store: the vertices that its ranks own, with their in-edges, rows and targets.
 
-A shard serves split training and inference of the ranks it was cut for: ids stay those of the whole graph, and
-targets keep their positions in the whole lists, so mini-batches are the same (law 1).
+A shard is enough for split training and inference on the ranks it was cut for. Ids are those of the whole graph, and
+targets keep their positions in the whole lists, so mini-batches do not change (law 1).
 """
 
 from pathlib import Path
@@ -11,11 +11,8 @@ import numpy as np
 from gsplit.errors import InputError, explain
 from gsplit.ownership import own_parts
 from gsplit.progress import Progress, silent
-from gsplit.store.array_roles import role_of
-from gsplit.store.files import Array
-from gsplit.store.manifest import Manifest, Shard, new_step
+from gsplit.store.manifest import Manifest, Shard, new_step, role_of
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import row_slices
 from gsplit.store.verify import scan_edges, verify_store
 from gsplit.store.writer import StoreWriter
 
@@ -23,7 +20,7 @@ __all__ = ["write_shard", "host_range"]
 
 
 def host_range(store: Store, host: int, num_hosts: int, ranks_per_host: int = 1) -> tuple[int, int]:
-    """First vertex that the ranks of a host own and one past their last; ranks are numbered host after host."""
+    """First vertex that the ranks of a host own and one past their last. Ranks are numbered host after host."""
     if num_hosts < 1 or ranks_per_host < 1 or not 0 <= host < num_hosts:
         got = f"host {host} of {num_hosts}, {ranks_per_host} rank(s) each"
         raise InputError(explain("host", "a number from 0 below the number of hosts", got, "count hosts from 0"))
@@ -36,26 +33,31 @@ def write_shard(
 ) -> Store:
     """Write the vertices ``first .. stop - 1`` of a whole store as a shard and open it."""
     if store.manifest.shard is not None:
-        raise InputError(explain(store.path, "a whole store", "a shard", "cut shards from the whole"))
-    graph, path = store.graph.restrict(first, stop), Path(path)
-    original = store.original_ids(first, stop) if "original_ids" in store.names else np.empty(0, np.int64)
-    with StoreWriter(path, overwrite=overwrite) as writer:
+        low, high = store.vertex_range
+        got = f"a shard with vertices {low}..{high - 1}"
+        raise InputError(explain(store.path, "a whole store", got, "cut shards from the whole"))
+    graph = store.graph.restrict(first, stop)
+    edges = slice(int(graph.indptr[0]), int(graph.indptr[-1]))
+    original = store.original_ids(first, stop) if store.is_renumbered else np.empty(0, np.int64)
+    whole = store.manifest
+    with StoreWriter(Path(path), overwrite=overwrite) as writer:
         verify_store(store, progress)  # damage would get new checksums
         statistics = scan_edges(graph, np.asarray(original), progress)
-        _copy(writer, store, "indptr", graph.indptr - graph.indptr[0], progress)
+        writer.copy("indptr", "int64", graph.indptr - graph.indptr[0], progress)
         for name in store.names:
             rows = role_of(name).rows
-            if rows == "vertex":
-                _copy(writer, store, name, store.stored_array(name)[first:stop], progress)
-            elif rows == "edge":
-                _copy(writer, store, name, store.stored_array(name)[graph.indptr[0] : graph.indptr[-1]], progress)
-        _copy_names(writer, store, first, stop, progress)
-        for name in store.manifest.names("targets"):
+            if rows in ("vertex", "edge"):
+                held = slice(first, stop) if rows == "vertex" else edges
+                writer.copy(name, store.dtype(name), store.stored_array(name)[held], progress)
+        if "name_offsets" in store.names:
+            offsets = store.stored_array("name_offsets")[first : stop + 1]
+            writer.copy("name_offsets", "int64", offsets - offsets[0], progress)
+            writer.copy("name_bytes", "uint8", store.stored_array("name_bytes")[offsets[0] : offsets[-1]], progress)
+        for name in whole.names("targets"):
             targets = store.stored_array(f"targets/{name}")
             positions = np.flatnonzero((targets >= first) & (targets < stop))
-            _copy(writer, store, f"targets/{name}", targets[positions], progress)
+            writer.copy(f"targets/{name}", "int64", targets[positions], progress)
             writer.write(f"target_positions/{name}", "int64", positions)
-        whole = store.manifest
         step = new_step("shard", {"first_vertex": first, "stop_vertex": stop}, {"edges_stored": graph.num_edges})
         writer.commit(
             Manifest(
@@ -63,7 +65,7 @@ def write_shard(
                 num_edges=graph.num_edges,
                 vertex_range=(first, stop),
                 part_boundaries=whole.part_boundaries,
-                **whole.meanings,
+                **whole.label_metadata,
                 arrays=writer.finish_arrays(),
                 statistics=statistics,
                 part_statistics=whole.part_statistics,
@@ -75,17 +77,3 @@ def write_shard(
             )
         )
     return open_store(path)
-
-
-def _copy(writer: StoreWriter, store: Store, name: str, rows: Array, progress: Progress) -> None:
-    appender = writer.append(name, store.dtype(name), rows.shape[1:])
-    for piece in row_slices(rows.shape[0], rows[:1].nbytes):
-        appender.append(rows[piece])
-        progress(f"copy {name}", piece.stop, rows.shape[0])
-
-
-def _copy_names(writer: StoreWriter, store: Store, first: int, stop: int, progress: Progress) -> None:
-    if "name_offsets" in store.names:
-        offsets = store.stored_array("name_offsets")[first : stop + 1]
-        _copy(writer, store, "name_offsets", offsets - offsets[0], progress)
-        _copy(writer, store, "name_bytes", store.stored_array("name_bytes")[offsets[0] : offsets[-1]], progress)

@@ -1,20 +1,20 @@
-"""One store built by several hosts, each its own range of vertices, that meet in a shared folder and nowhere else.
+"""Import by several hosts: each builds the shard of its own range of vertices, through a shared folder.
 
 ``NAME.gsplit`` on N hosts becomes the shards ``NAME-0-of-N.gsplit`` and so on. They are what ``shard.write_shard`` cuts
-from the store that one host would have built: the same arrays byte for byte, and the same manifests but for times.
+from the store that one host would build: the same arrays byte for byte, and the same manifests except for times.
 
-    .NAME.gsplit.hosts-N/       beside the output, while the import lasts
-      agreed.json               what every host must have been told, by the first that comes; anew while none is built
-      0.gsplit, 1.gsplit, ...   shards that are complete but for what only all of them together know
-      lock                      held by the one who agrees or joins
+    .NAME.gsplit.hosts-N/       beside the output, during the import
+      agreed.json               settings of the first host; those of the others must be equal
+      0.gsplit, 1.gsplit, ...   shards that are complete except for values of the whole graph
+      lock                      held while settings are compared and while shards are joined
       0.lock, 1.lock, ...       held by the process that builds a host's shard
-      whole.json                that: the fingerprint of the whole graph, its classes, its counts
+      whole.json                values of the whole graph: fingerprint, number of classes, counts
 
-A host writes its own shard, whole or not at all, then looks whether it is the last. The last one joins: it writes
-``whole.json``, completes every manifest and lets the shards appear under their names. No host waits for another, so
-they may run at the same time or in turn, and every step may be done again: a host that died is started again with the
-same command, also if it died while joining. The fingerprint is the SHA-256 of the whole arrays, so whoever joins
-reads all ``indptr`` and ``indices`` once.
+A host writes its shard atomically, then checks whether all shards exist. If so it joins them: it writes ``whole.json``,
+completes every manifest and renames the shards into place. No host waits for another, so hosts may run at the same time
+or one after the other. Every step can be repeated: a host that died, even while joining, is started again with the same
+command. The fingerprint is the SHA-256 of the whole arrays, so the host that joins reads all ``indptr`` and ``indices``
+once.
 """
 
 import hashlib
@@ -46,13 +46,14 @@ from gsplit.untrusted import Expected, read_bounded
 __all__ = ["ShardedImport", "build_shard", "hash_whole", "shard_paths"]
 
 _NOT_YET = ""
-"""The fingerprint of the whole graph in a shard that has not been joined."""
-_WHOLE, _MOST_BYTES = "whole.json", 16 << 20
+"""Fingerprint of the whole graph in a shard that has not been joined."""
+_WHOLE = "whole.json"
+_MAX_WHOLE_BYTES = 16 << 20
 _TRIES = 5
 
 
 class _Whole(BaseModel):
-    """What only all shards together know."""
+    """Values of the whole graph, which follow from all shards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -63,10 +64,10 @@ class _Whole(BaseModel):
 
 @dataclass(frozen=True)
 class ShardedImport:
-    """How far an import by several hosts has come: ``missing`` are the hosts whose shards are not built yet.
+    """State of an import by several hosts: ``missing`` are the hosts whose shards are not built yet.
 
-    ``was_built``: this host's shard was there from an earlier run. ``shards`` exist once none is missing. ``counts``:
-    what was counted, by all hosts once none is missing, else by this one if it has built now.
+    ``was_built``: this host's shard existed from an earlier run. ``shards`` exist once none is missing. ``counts``:
+    counts of all hosts once none is missing, else those of this host if it has built its shard now.
     """
 
     vertex_range: tuple[int, int]
@@ -77,7 +78,7 @@ class ShardedImport:
 
 
 def shard_paths(path: Path, num_hosts: int) -> list[Path]:
-    """Where the shards of a store will be.
+    """Paths of the shards of a store.
 
     >>> shard_paths(Path("g.gsplit"), 2)
     [PosixPath('g-0-of-2.gsplit'), PosixPath('g-1-of-2.gsplit')]
@@ -96,20 +97,22 @@ def build_shard(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> ShardedImport:
-    """Build the shard of one host of several; if it is the last to be built, join them all.
+    """Build the shard of one of several hosts. If it is the last to be built, join all shards.
 
-    ``ranges``: where the hosts' ranges begin, and the number of vertices at last; they become the parts of the store.
-    None for equal ranges. With ``overwrite``, a shard from an earlier run is built again.
+    ``ranges``: first vertex of each host, then the number of vertices; they become the parts of the store. None for
+    equal ranges. With ``overwrite``, a shard from an earlier run is built again.
     """
-    path, rules = Path(path), rules or EdgeRules()
+    path = Path(path)
+    rules = rules or EdgeRules()
     if num_hosts < 1 or not 0 <= host < num_hosts:
         got = f"host {host} of {num_hosts}"
         raise InputError(explain("host", "a number from 0 below the number of hosts", got, "count hosts from 0"))
     first, stop = _cut(source, num_hosts, ranges).range_of(host)
-    held = VertexRange(first, stop, counts_strays=host == 0)
+    held = VertexRange(first, stop, counts_dangling_edges=host == 0)
     check_source(source, held)
-    outputs, folder = shard_paths(path, num_hosts), path.with_name(f".{path.name}.hosts-{num_hosts}")
-    being_joined = (folder / _WHOLE).exists()  # by a host that died, or goes on
+    outputs = shard_paths(path, num_hosts)
+    folder = path.with_name(f".{path.name}.hosts-{num_hosts}")
+    being_joined = (folder / _WHOLE).exists()  # by a host that died or is still running
     if not being_joined:
         check_output(outputs[host], overwrite=overwrite)
         folder.mkdir(exist_ok=True)
@@ -117,7 +120,7 @@ def build_shard(
     built = folder / f"{host}.gsplit"
     counts: dict[str, int] = {}
     with building(folder, host):
-        agree(folder, _told(source, rules, parts), host)
+        agree(folder, _shared_settings(source, rules, parts), host)
         was_built = being_joined or (built.exists() and not overwrite)
         if not being_joined:
             _check_unchanged(source, folder, [n for n in range(num_hosts) if n != host or was_built])
@@ -139,8 +142,8 @@ def _cut(source: GraphSource, num_hosts: int, ranges: Sequence[int] | None) -> O
     return Ownership(tuple(ranges))
 
 
-def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, object]:
-    """What has to be the same on every host."""
+def _shared_settings(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, object]:
+    """Settings that must be equal on every host."""
     return {
         "num_vertices": source.num_vertices,
         "ranges": parts,
@@ -151,14 +154,14 @@ def _told(source: GraphSource, rules: EdgeRules, parts: list[int]) -> dict[str, 
 
 
 def _check_unchanged(source: GraphSource, folder: Path, hosts: Sequence[int]) -> None:
-    """Refuse an input that was written after a host had read it: the shards would be of different graphs."""
+    """Refuse an input that changed after a host had read it: the shards would be of different graphs."""
     for host in hosts:
         manifest = folder / f"{host}.gsplit" / "manifest.json"
-        with suppress(FileNotFoundError):  # not built, or put in place just now
+        with suppress(FileNotFoundError):  # not built, or renamed into place just now
             if manifest.stat().st_mtime < source.modified:
                 got = f"an input that was written after host {host} was built"
                 fix = f"build host {host} again with --overwrite; copies of the input must keep its time (cp -p)"
-                raise InputError(explain("input", "files as the other hosts have read them", got, fix))
+                raise InputError(explain("input", "files that did not change during the import", got, fix))
 
 
 def _build(
@@ -172,10 +175,10 @@ def _build(
 
 
 def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
-    """Complete the shards if all of them are built; return the hosts whose are not.
+    """Complete the shards if all of them are built. Returns the hosts whose shards are missing.
 
-    Every part of it can be done again. So where the file system has no locks, and hosts that join at once take files
-    from under each other, they try again.
+    Every step can be repeated. On a file system without locks, hosts that join at once may remove each other's files;
+    then they try again.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -202,25 +205,25 @@ def _join_once(folder: Path, outputs: list[Path], overwrite: bool, progress: Pro
         whole = _read_whole(folder / _WHOLE)
         for host, output in enumerate(outputs):
             built = folder / f"{host}.gsplit"
-            if built.exists():  # not put in place by one that died
+            if built.exists():  # not renamed by a host that died
                 write_whole(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
                 put_in_place(built, output, overwrite=overwrite)
         done = folder.with_name(f"{folder.name}.done-{uuid4().hex}")
-        folder.rename(done)  # at once: nobody writes into a folder that is half removed
+        folder.rename(done)  # first, so that no host writes into a folder that is being removed
     shutil.rmtree(done)
     return []
 
 
 def _read_whole(path: Path) -> _Whole:
-    expected = Expected("what the shards are together", f"remove {path.parent.name} and import again")
+    expected = Expected("values of the whole graph", f"remove {path.parent.name} and import again")
     try:
-        return _Whole.model_validate_json(read_bounded(path, _MOST_BYTES, expected, follow=False))
+        return _Whole.model_validate_json(read_bounded(path, _MAX_WHOLE_BYTES, expected, follow=False))
     except ValidationError as error:
         raise expected.refuse(path, error.errors(include_url=False)[0]["msg"]) from None
 
 
 def _completed(built: Path, whole: _Whole) -> Manifest:
-    """The manifest of a shard, as if it had been cut from the whole."""
+    """The manifest of a shard as if it had been cut from the whole store."""
     manifest = open_store(built).manifest
     assert manifest.shard is not None
     if manifest.shard.whole_fingerprint != _NOT_YET:
@@ -249,11 +252,14 @@ def _find_whole(shards: list[Store], progress: Progress) -> _Whole:
 
 
 def hash_whole(shards: list[Store], progress: Progress) -> str:
-    """The fingerprint of the graph whose consecutive ranges these are."""
-    indptr, indices = hashlib.sha256(raw_bytes(np.zeros(1, np.int64))), hashlib.sha256()
-    num_edges, total = 0, sum(shard.num_edges for shard in shards)
+    """Fingerprint of the graph whose consecutive ranges these shards hold."""
+    indptr = hashlib.sha256(raw_bytes(np.zeros(1, np.int64)))
+    indices = hashlib.sha256()
+    num_edges = 0
+    total = sum(shard.num_edges for shard in shards)
     for shard in shards:
-        ends, sources = shard.stored_array("indptr")[1:], shard.stored_array("indices")
+        ends = shard.stored_array("indptr")[1:]
+        sources = shard.stored_array("indices")
         for piece in row_slices(ends.size, ends.itemsize):
             indptr.update(raw_bytes(ends[piece] + num_edges))
         for piece in row_slices(sources.size, sources.itemsize):

@@ -1,4 +1,4 @@
-"""What an importer hands to ``build``: a graph that can be read in pieces, and nothing read yet."""
+"""The input of ``build``: a graph that an importer reads in pieces, when asked to."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.store.files import DTYPES, Array
+from gsplit.store.files import DTYPES
 
 __all__ = [
     "CHUNK_EDGES",
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 CHUNK_EDGES = 1 << 20
-"""Edges an importer reads at a time: large enough to forget the call, small enough to forget the memory."""
+"""Edges that an importer reads at a time."""
 CHUNK_BYTES = 16 << 20
 
 
@@ -43,38 +44,39 @@ class ValueType:
 
 @dataclass(frozen=True)
 class VertexRange:
-    """The vertices ``first .. stop - 1`` that are imported here, with their in-edges; of a whole store, all.
+    """The vertices ``first .. stop - 1``, which are imported here with their in-edges.
 
-    ``counts_strays``: whether edges whose destination is no vertex are counted here; of several hosts, one does.
+    ``counts_dangling_edges``: whether edges whose destination is not a vertex are counted here. Of several hosts, one
+    counts them.
     """
 
     first: int
     stop: int
-    counts_strays: bool = True
+    counts_dangling_edges: bool = True
 
     @property
     def size(self) -> int:
-        """Number of vertices."""
         return self.stop - self.first
 
-    def holds(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which of some vertices it has."""
+    def holds(self, ids: Array) -> npt.NDArray[np.bool_]:
+        """Mask of the ids that lie in the range."""
         return (ids >= self.first) & (ids < self.stop)
 
-    def count_edges_into(self, destinations: npt.NDArray[Any]) -> int:
-        """How many of some edges it counts; a destination of -1 is no vertex."""
-        held = int(np.count_nonzero(self.holds(destinations)))
-        return held + (int(np.count_nonzero(destinations < 0)) if self.counts_strays else 0)
+    def count_edges_into(self, destinations: Array) -> int:
+        """Number of edges that this range counts, by their destinations. -1 is not a vertex."""
+        num_held = int(np.count_nonzero(self.holds(destinations)))
+        return num_held + (int(np.count_nonzero(destinations < 0)) if self.counts_dangling_edges else 0)
 
     def take(self, chunk: "RowChunk") -> "RowChunk":
-        """The rows of its own vertices, which are counted from its first.
+        """The rows of the vertices in the range, numbered from ``first``.
 
         >>> VertexRange(2, 4).take(RowChunk(slice(1, 6), np.arange(5)))
         RowChunk(vertices=slice(0, 2, None), rows=array([1, 2]))
         """
         if isinstance(chunk.vertices, slice):
             begin = chunk.vertices.start
-            first, stop = (min(max(end, begin), chunk.vertices.stop) for end in (self.first, self.stop))
+            first = min(max(self.first, begin), chunk.vertices.stop)
+            stop = min(max(self.stop, begin), chunk.vertices.stop)
             return RowChunk(slice(first - self.first, stop - self.first), chunk.rows[first - begin : stop - begin])
         kept = self.holds(chunk.vertices)
         return RowChunk(chunk.vertices[kept] - self.first, chunk.rows[kept])
@@ -84,29 +86,29 @@ class VertexRange:
 class EdgeChunk:
     """Some edges, source to destination, in any order, with their per-edge values.
 
-    ``num_dropped`` edges were read beside them and left out, because an end of theirs is no vertex; of a range, those
-    that it counts.
+    ``num_dropped`` more edges were read and left out because an endpoint is not a vertex. For a range: those that it
+    counts.
     """
 
-    src: npt.NDArray[Any]
-    dst: npt.NDArray[Any]
+    src: Array
+    dst: Array
     values: Mapping[str, Array] = field(default_factory=dict)
     num_dropped: int = 0
 
 
 @dataclass(frozen=True)
 class RowChunk:
-    """RowStream of a per-vertex array and the vertices they belong to."""
+    """Rows of a per-vertex array and the vertices they belong to."""
 
-    vertices: slice | npt.NDArray[np.int64]
+    vertices: slice | Ids
     rows: Array
 
 
 @dataclass(frozen=True)
 class RowStream:
-    """A per-vertex array that arrives in pieces; every vertex once.
+    """A per-vertex array in pieces, every vertex once.
 
-    ``chunks_near`` leaves out pieces without vertices of a range, as far as that can be known without reading them.
+    ``chunks_near`` may skip pieces without vertices of a range, if that is known without reading them.
     """
 
     type: ValueType
@@ -114,17 +116,17 @@ class RowStream:
     chunks_near: Callable[[VertexRange], Iterator[RowChunk]] | None = None
 
     def near(self, held: VertexRange) -> Iterator[RowChunk]:
-        """The rows of a range at least."""
+        """Chunks that include all rows of a range."""
         return self.chunks_near(held) if self.chunks_near else self.chunks()
 
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A graph to import. ``num_edges`` is a forecast: it sizes buckets and the progress bar.
+    """A graph to import. ``num_edges`` is an estimate for the number of buckets and the progress bar.
 
-    ``edges_near`` leaves out edges without an end in a range, as far as that can be known without reading them; the
-    second argument says whether sources count as ends, as they do where reverse edges are added. ``identity`` differs
-    for other inputs, as far as that can be known without reading them; ``modified`` is when an input was last written.
+    ``edges_near(held, both_ends)`` may skip edges without an endpoint in a range, if that is known without reading
+    them. Only destinations count as endpoints unless ``both_ends``, which reverse edges need. ``identity`` identifies
+    the input without reading it (names and sizes of files); ``modified`` is the time of its last change.
     """
 
     kind: str
@@ -137,9 +139,9 @@ class GraphSource:
     feature_columns: tuple[str, ...] = ()
     y: RowStream | None = None
     class_names: tuple[str, ...] = ()
-    targets: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    vertex_ids: npt.NDArray[np.int64] | None = None
-    vertex_names: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = None
+    targets: Mapping[str, Ids] = field(default_factory=dict)
+    vertex_ids: Ids | None = None
+    vertex_names: tuple[Ids, npt.NDArray[np.uint8]] | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     identity: str = ""
@@ -147,11 +149,10 @@ class GraphSource:
 
     @property
     def whole(self) -> VertexRange:
-        """All vertices."""
         return VertexRange(0, self.num_vertices)
 
     def near(self, held: VertexRange, *, both_ends: bool) -> Iterator[EdgeChunk]:
-        """The edges into a range at least, with ``both_ends`` those out of it too."""
+        """Chunks that include all edges into a range, with ``both_ends`` also those out of it."""
         if self.edges_near is None or held == self.whole:
             return self.edges()
         return self.edges_near(held, both_ends)
@@ -159,7 +160,7 @@ class GraphSource:
 
 @dataclass(frozen=True)
 class EdgeRules:
-    """What to do to the edges on the way in. ``symmetrise`` adds every reverse edge and drops duplicates."""
+    """Changes to the edges during import. ``symmetrise`` adds every reverse edge and drops duplicates."""
 
     symmetrise: bool = False
     drop_self_loops: bool = False
@@ -167,19 +168,18 @@ class EdgeRules:
 
 
 def check_edge_index(where: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Refuse what is not a 2 x E matrix of whole numbers, sources above destinations."""
+    """Refuse an edge index that is not a 2 x E matrix of integers."""
     if len(shape) != 2 or shape[0] != 2 or dtype.kind not in "iu":
-        got, fix = f"{dtype} {list(shape)}", "give it in PyG's form"
-        raise InputError(explain(where, "integers of shape [2, E]", got, fix))
+        raise InputError(explain(where, "integers of shape [2, E]", f"{dtype} {list(shape)}", "give it in PyG's form"))
 
 
 def plain_name(path: Path) -> str:
-    """A file's name for the provenance, also where it is not UTF-8."""
+    """A file's name for the provenance, with other bytes than UTF-8 replaced."""
     return os.fsencode(path.name).decode("utf-8", "replace")
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """The store's name for a numpy dtype, or None where it has none."""
+    """The store's name for a numpy dtype, or None for unsupported ones."""
     return dtype.name if dtype.name in DTYPES and dtype.name != "bfloat16" else None
 
 
@@ -195,7 +195,7 @@ def row_slices(num_rows: int, row_bytes: int) -> Iterator[slice]:
 
 
 def rows_of(array: Array, dtype: str) -> RowStream:
-    """An array at hand, memory-mapped or not, as ``RowStream``."""
+    """An array in memory or a memory map as a ``RowStream``."""
 
     def chunks() -> Iterator[RowChunk]:
         for piece in row_slices(array.shape[0], array[:1].nbytes):

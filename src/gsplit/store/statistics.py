@@ -1,10 +1,11 @@
-"""What is known of a graph's shape without reading it again: counted once, while it is built."""
+"""Counts over edges, labels and features that are made once, while a store is built."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
+
+from gsplit.array_types import Array, Ids
 
 __all__ = [
     "UNLABELLED",
@@ -19,7 +20,7 @@ __all__ = [
 ]
 
 UNLABELLED = "unlabelled_vertices"
-"""The count of vertices without a label in the provenance of an import."""
+"""Key of the number of vertices without a label in the provenance of an import."""
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 
@@ -36,8 +37,8 @@ class Statistics(BaseModel):
     in_degree_histogram: Annotated[list[Count], Field(max_length=64)]
 
 
-def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Vertices per bin: degree 0, 1, 2-3, 4-7, and so on by powers of two; always 64 bins.
+def degree_histogram(in_degrees: Ids) -> Ids:
+    """Number of vertices per bin: degree 0, 1, 2-3, 4-7, and so on by powers of two; always 64 bins.
 
     >>> degree_histogram(np.array([0, 1, 2, 3, 4]))[:4].tolist()
     [1, 1, 2, 1]
@@ -46,18 +47,18 @@ def degree_histogram(in_degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
     return np.bincount(np.clip(exponents, 0, 63), minlength=64).astype(np.int64)
 
 
-def count_classes(y: npt.NDArray[Any], dtype: str) -> int:
+def count_classes(y: Array, dtype: str) -> int:
     """Largest label plus one, for one integer label per vertex; else 0."""
     return max(0, int(y.max()) + 1) if y.size and y.ndim == 1 and dtype.startswith(("int", "uint")) else 0
 
 
 def not_finite_key(feature: str) -> str:
-    """The name in the provenance of the count of NaN and infinite values of a feature array."""
+    """Key of the number of NaN and infinite values of a feature array in the provenance of an import."""
     return f"not_finite_in_{feature}"
 
 
-def count_not_finite(rows: npt.NDArray[Any], dtype: str) -> int:
-    """NaN and infinite elements; bfloat16 comes as its bits.
+def count_not_finite(rows: Array, dtype: str) -> int:
+    """Number of NaN and infinite elements. bfloat16 comes as its bits.
 
     >>> count_not_finite(np.array([1.0, np.nan, -np.inf]), "float64")
     2
@@ -67,8 +68,8 @@ def count_not_finite(rows: npt.NDArray[Any], dtype: str) -> int:
     return rows.size - int(np.count_nonzero(np.isfinite(rows)))
 
 
-def count_unlabelled(y: npt.NDArray[Any], dtype: str) -> int:
-    """Vertices without a label: -1 for classes, NaN for values; of several columns, in all of them.
+def count_unlabelled(y: Array, dtype: str) -> int:
+    """Number of vertices without a label: -1 for classes, NaN for values, in all columns.
 
     >>> count_unlabelled(np.array([0, -1, 2]), "int64"), count_unlabelled(np.array([[0.5, np.nan]]), "float64")
     (1, 0)
@@ -80,8 +81,8 @@ def count_unlabelled(y: npt.NDArray[Any], dtype: str) -> int:
     return int(np.count_nonzero(missing.reshape(y.shape[0], -1).all(axis=1))) if y.size else 0
 
 
-def without_empty_tail(histogram: npt.NDArray[np.int64]) -> list[int]:
-    """The bins up to the last that holds a vertex, as the manifest keeps them."""
+def without_empty_tail(histogram: Ids) -> list[int]:
+    """The bins up to the last that is not empty, as stored in the manifest."""
     kept: list[int] = histogram[: int(np.flatnonzero(histogram).max(initial=0)) + 1].tolist()
     return kept
 

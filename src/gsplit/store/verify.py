@@ -1,7 +1,7 @@
 """The full check of a store: every byte against its checksum, every id against its range and order.
 
-What only a whole scan can see: a flipped bit in the middle, an id out of range between the sampled places,
-neighbours out of order, a target listed twice, statistics that are not the graph's.
+It finds what opening a store does not: a flipped bit, an id out of range between the sampled places, neighbours out of
+order, a target listed twice, statistics that do not fit the graph.
 """
 
 import hashlib
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import StoreError, explain
 from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
-from gsplit.store.array_roles import file_of
-from gsplit.store.files import Array, raw_bytes
+from gsplit.store.files import raw_bytes
+from gsplit.store.manifest import file_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
@@ -49,13 +50,14 @@ def _verify_checksums(store: Store, progress: Progress) -> None:
     total = sum(store.stored_array(name).nbytes for name in store.names)
     done = 0
     for name in store.names:
-        array, digest = store.stored_array(name), hashlib.sha256()
+        array = store.stored_array(name)
+        digest = hashlib.sha256()
         for piece in row_slices(array.shape[0], array[:1].nbytes):
             digest.update(raw_bytes(array[piece]))
             done += array[piece].nbytes
             progress("verify checksums", done, total)
         if digest.hexdigest() != store.manifest.arrays[name].sha256:
-            expected = f"contents with SHA-256 {store.manifest.arrays[name].sha256[:16]}..., as the manifest says"
+            expected = f"contents with SHA-256 {store.manifest.arrays[name].sha256[:16]}..., as in the manifest"
             raise _fail(name, expected, f"{digest.hexdigest()[:16]}...")
 
 
@@ -73,26 +75,28 @@ def _verify_offsets(store: Store) -> None:
             falls = np.flatnonzero(part[1:] < part[:-1])
             if falls.size:
                 at = int(falls[0])
-                raise _fail(name, "offsets that never fall", f"{part[at]} then {part[at + 1]} at element {first + at}")
+                got = f"{part[at]} then {part[at + 1]} at element {first + at}"
+                raise _fail(name, "offsets that never decrease", got)
 
 
 @kernel
 def _scan_columns(
-    indptr: npt.NDArray[np.int64],
+    indptr: Ids,
     indices: Array,
-    original: npt.NDArray[np.int64],
+    original: Ids,
     first_held: int,
     first_vertex: int,
     num_vertices: int,
     seen: npt.NDArray[np.uint8],
-    totals: npt.NDArray[np.int64],
+    totals: Ids,
 ) -> int:
-    """Check some columns; return 0, 1 for an id out of range or 2 for a wrong order.
+    """Check some columns. Returns 0, or 1 for an id out of range, or 2 for a wrong order.
 
-    ``totals`` collects self-loops and duplicates, and holds the place of the fault. ``indptr`` has been checked.
+    ``totals`` collects self-loops, duplicates and the position of the fault. ``indptr`` has been checked.
     """
     for row in range(indptr.size - 1):
-        previous, previous_rank = np.int64(-1), np.int64(-1)
+        previous = np.int64(-1)
+        previous_rank = np.int64(-1)
         for at in range(indptr[row] - indptr[0], indptr[row + 1] - indptr[0]):
             src = np.int64(indices[at])
             totals[2] = at
@@ -106,40 +110,36 @@ def _scan_columns(
                 return 2
             totals[0] += src == first_vertex + row
             totals[1] += src == previous
-            previous, previous_rank = src, rank
+            previous = src
+            previous_rank = rank
             if first_held <= src < first_held + seen.size:
                 seen[src - first_held] = 1
             seen[first_vertex + row - first_held] = 1
     return 0
 
 
-def _original_ids(store: Store) -> npt.NDArray[np.int64]:
+def _original_ids(store: Store) -> Ids:
     return store.stored_array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
 
 
-def scan_edges(graph: Graph, original: npt.NDArray[np.int64], progress: Progress = silent) -> Statistics:
-    """Check range and order of every column and count. In a shard, the order of foreign sources is not known.
+def scan_edges(graph: Graph, original: Ids, progress: Progress = silent) -> Statistics:
+    """Check range and order of every column, and count. In a shard, the order of foreign sources is not checked.
 
-    ``original`` are the original ids of the vertices held, or none where ids are original. Offsets have been checked.
+    ``original`` are the original ids of the vertices held; empty if ids are original. Offsets have been checked.
     """
-    first, stop = graph.first_vertex, graph.stop_vertex
-    seen, totals, histogram = (
-        np.zeros(stop - first, np.uint8),
-        np.zeros(3, np.int64),
-        np.zeros(64, np.int64),
-    )
+    first = graph.first_vertex
+    seen = np.zeros(graph.stop_vertex - first, np.uint8)
+    totals = np.zeros(3, np.int64)
+    histogram = np.zeros(64, np.int64)
     max_degree = 0
     for row in range(0, graph.indptr.size - 1, _COLUMNS_AT_ONCE):
         part = graph.indptr[row : row + _COLUMNS_AT_ONCE + 1]
         columns = graph.indices[int(part[0]) : int(part[-1])]
         fault = _scan_columns(part, columns, original, first, first + row, graph.num_vertices, seen, totals)
         if fault:
-            where = f"edge {int(part[0]) + int(totals[2])}"
-            raise _fail(
-                "indices",
-                ("", f"ids in 0..{graph.num_vertices - 1}", "sources ordered by original id")[fault],
-                where,
-            )
+            expected = f"ids in 0..{graph.num_vertices - 1}" if fault == 1 else "sources ordered by original id"
+            at = int(totals[2])
+            raise _fail("indices", expected, f"{columns[at]} as edge {int(part[0]) + at}")
         degrees = np.diff(part)
         histogram += degree_histogram(degrees)
         max_degree = max(max_degree, int(degrees.max(initial=0)))
@@ -171,23 +171,25 @@ def _verify_ids(store: Store) -> None:
         ids = store.stored_array("original_ids")
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < store.num_vertices:
             raise _fail("original_ids", f"ids in 0..{store.num_vertices - 1}", f"{ids.min()}..{ids.max()}")
-        times = np.bincount(ids, minlength=1)
-        if np.count_nonzero(times) != ids.size:
-            raise _fail("original_ids", "every id once", f"{times.argmax()} in {times.max()} rows")
+        ordered = np.sort(ids)  # not bincount: that is 8 bytes per vertex of the whole graph, also for a shard
+        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+        if repeated.size:
+            num_rows = np.count_nonzero(ordered == repeated[0])
+            raise _fail("original_ids", "every id once", f"{repeated[0]} in {num_rows} rows")
 
 
 def _verify_hotness(store: Store) -> None:
-    """Inside a part the hottest vertices come first: a cache is a prefix."""
+    """Check that inside a part the hottest vertices come first, because a cache is a prefix."""
     if "hotness" not in store.names:
         return
-    first, hotness = store.vertex_range[0], store.stored_array("hotness")
-    begins = np.asarray(store.part_boundaries) - first
+    hotness = store.stored_array("hotness")
+    begins = np.asarray(store.part_boundaries) - store.vertex_range[0]
     for start, part in _pieces(hotness, overlap=1):
         rises = start + 1 + np.flatnonzero(part[1:] > part[:-1])
         wrong = rises[~np.isin(rises, begins)]
         if wrong.size:
             got = f"{hotness[wrong[0] - 1]} then {hotness[wrong[0]]} at element {wrong[0]}"
-            raise _fail("hotness", "counts that fall inside a part", got)
+            raise _fail("hotness", "counts that decrease inside a part", got)
         if part.size and int(part.min()) < 0:
             raise _fail("hotness", "counts from 0", int(part.min()))
 
@@ -202,13 +204,14 @@ def _verify_scales(store: Store) -> None:
 
 def _verify_positions(store: Store, name: str) -> None:
     assert store.manifest.shard is not None
-    places, length = store.stored_array(name), store.manifest.shard.num_targets[name.partition("/")[2]]
+    places = store.stored_array(name)
+    length = store.manifest.shard.num_targets[name.partition("/")[2]]
     outside = np.flatnonzero((places < 0) | (places >= length))
     falls = np.flatnonzero(places[1:] <= places[:-1])
     if outside.size or falls.size:
         at = int(outside[0] if outside.size else falls[0] + 1)
         got = f"{places[at]} as element {at}" + ("" if outside.size else f", after {places[at - 1]}")
-        raise _fail(name, f"places in the list of {length}, ascending", got)
+        raise _fail(name, f"ascending positions in a list of {length}", got)
 
 
 def _verify_listing(store: Store) -> None:
@@ -216,12 +219,12 @@ def _verify_listing(store: Store) -> None:
     for file in store.path.rglob("*.npy"):
         if str(file.relative_to(store.path)) not in listed:
             fix = "remove the file, or restore manifest.json from a copy"
-            raise StoreError(explain("manifest.json", "an entry for every array", f"none for {file.name}", fix))
+            raise StoreError(explain("manifest.json", "an entry for every array", f"no entry for {file.name}", fix))
     if "y" in store.names:
         classes = count_classes(store.stored_array("y"), store.dtype("y"))
         whole = store.vertex_range == (0, store.num_vertices)
         if classes > store.num_classes or (whole and classes != store.num_classes):
-            expected = f"num_classes = {classes}, as the labels say"
+            expected = f"num_classes = {classes}, from the labels"
             raise StoreError(explain("manifest.json", expected, store.num_classes, "import the graph again"))
 
 
@@ -229,5 +232,5 @@ def _verify_statistics(store: Store, found: Statistics) -> None:
     recorded = store.manifest.statistics
     for key in Statistics.model_fields:
         if getattr(recorded, key) != getattr(found, key):
-            expected = f"statistics.{key} = {getattr(found, key)}, as the edges say"
+            expected = f"statistics.{key} = {getattr(found, key)}, from the edges"
             raise StoreError(explain("manifest.json", expected, getattr(recorded, key), "import the graph again"))

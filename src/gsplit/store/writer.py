@@ -1,9 +1,9 @@
-"""Writing a store so that it exists whole or not at all.
+"""Write a store atomically: it exists whole or not at all.
 
-Everything goes into a hidden sibling ``.NAME.tmp-*``, spill files included; ``commit`` flushes it to disk
-and renames it into place. A killed writer leaves only that sibling, and the next writer of the same store
-removes it: the sibling holds a locked file for as long as its writer lives. The parent directory is locked
-for the instants in which siblings are made, swept and renamed.
+All files, spill files included, go into a hidden sibling ``.NAME.tmp-*``. ``commit`` flushes it to disk and renames it
+into place. A killed writer leaves only that sibling, and the next writer of the same store removes it: a file in the
+sibling is locked as long as its writer lives. The parent directory is locked while siblings are made, removed and
+renamed.
 """
 
 import fcntl
@@ -18,12 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gsplit.array_types import Array
 from gsplit.durable import flush_folder
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.mapped_files import create_mapped, flush
-from gsplit.store.array_roles import file_of
-from gsplit.store.files import Array, npy_header, raw_bytes, storage_dtype, write_bytes
-from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest
+from gsplit.progress import Progress
+from gsplit.store.files import npy_header, raw_bytes, storage_dtype, write_bytes
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
+from gsplit.store.source import row_slices
 from gsplit.untrusted import Expected, read_document
 
 __all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place"]
@@ -34,10 +36,12 @@ _MANIFEST = Expected("the manifest of a store", "choose another name")
 
 
 class ArrayAppender:
-    """An array of known type and row shape that grows row by row; hashed as it is written."""
+    """An array of known type and row shape that is written front to back, and hashed on the way."""
 
     def __init__(self, path: Path, dtype: str, row_shape: tuple[int, ...]) -> None:
-        self._dtype, self._row_shape, self._rows = dtype, row_shape, 0
+        self._dtype = dtype
+        self._row_shape = row_shape
+        self._rows = 0
         self._hash = hashlib.sha256()
         self._stream = path.open("xb", buffering=0)
         self._stream.write(npy_header(dtype, (0, *row_shape)))
@@ -51,7 +55,7 @@ class ArrayAppender:
         self._rows += rows.shape[0]
 
     def close(self) -> None:
-        """Let go of the file; harmless if that has been done."""
+        """Close the file. May be called again."""
         self._stream.close()
 
     def finish(self) -> ArrayEntry:
@@ -65,7 +69,7 @@ class ArrayAppender:
 
 
 class StoreWriter:
-    """Makes one store; use as a context manager. Leaving it without ``commit`` removes every trace."""
+    """Writes one store; a context manager. Leaving it without ``commit`` removes all files."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path.resolve() if path.is_symlink() else path
@@ -93,7 +97,7 @@ class StoreWriter:
         shutil.rmtree(self._work, ignore_errors=True)  # after a commit it is no longer there
 
     def _sweep(self) -> None:
-        """Remove what killed writers of this store left; a store moved aside comes back if it is the only one."""
+        """Remove the leftovers of killed writers. A store that was moved aside is restored if it is the only one."""
         for left in self._siblings("old"):
             if os.path.lexists(self.path) or not is_store(left):
                 shutil.rmtree(left, ignore_errors=True)
@@ -113,7 +117,7 @@ class StoreWriter:
 
     @property
     def spill_directory(self) -> Path:
-        """A place for temporary files; gone when the writer is left."""
+        """A directory for temporary files, removed with the writer."""
         directory = self._work / SPILL
         directory.mkdir(exist_ok=True)
         return directory
@@ -131,19 +135,24 @@ class StoreWriter:
         return appender
 
     def write(self, name: str, dtype: str, array: Array) -> None:
-        """Write an array that is at hand."""
+        """Write a whole array."""
         self.append(name, dtype, array.shape[1:]).append(array)
 
+    def copy(self, name: str, dtype: str, rows: Array, progress: Progress) -> None:
+        """Write a whole array in pieces, such as a memory map that does not fit into memory."""
+        appender = self.append(name, dtype, rows.shape[1:])
+        for piece in row_slices(rows.shape[0], rows[:1].nbytes):
+            appender.append(rows[piece])
+            progress(f"copy {name}", piece.stop, rows.shape[0])
+
     def place(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Start an array of known shape that is written in any order, through a memory map; zeros until then."""
-        header = npy_header(dtype, shape)
-        file = self._file(name)
-        mapped = create_mapped(file, storage_dtype(dtype), shape, header)
+        """Start an array of known shape that is written in any order, through a memory map of zeros."""
+        mapped = create_mapped(self._file(name), storage_dtype(dtype), shape, npy_header(dtype, shape))
         self._placed[name] = (dtype, mapped)
         return mapped
 
     def finish_arrays(self) -> dict[str, ArrayEntry]:
-        """Complete every array and describe it."""
+        """Complete all arrays. Returns their entries for the manifest."""
         entries = {name: appender.finish() for name, appender in self._appenders.items()}
         for name, (dtype, mapped) in self._placed.items():
             flush(mapped)
@@ -152,7 +161,7 @@ class StoreWriter:
         return dict(sorted(entries.items()))
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest, flush everything and let the store appear under its name."""
+        """Write the manifest, flush all files and rename the store into place."""
         shutil.rmtree(self._work / SPILL, ignore_errors=True)
         with (self._work / "manifest.json").open("x", encoding="utf-8") as stream:
             stream.write(manifest.model_dump_json(indent=1))
@@ -186,7 +195,7 @@ def put_in_place(work: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a directory has the manifest of a store, of any version."""
+    """Whether a directory has the manifest of a store of any version."""
     try:
         found = read_document(path / "manifest.json", _MANIFEST, limit=MAX_MANIFEST_BYTES, follow=False)
     except InputError:
@@ -199,11 +208,12 @@ def check_output(path: Path, *, overwrite: bool) -> None:
     if path.suffix != ".gsplit" or path.name == ".gsplit":
         raise StoreError(explain(path, "NAME.gsplit", path.name, "give the store a name that ends in .gsplit"))
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        got = "one that cannot be written" if path.parent.is_dir() else "none"
+        got = "a directory that cannot be written" if path.parent.is_dir() else "no such directory"
         raise StoreError(explain(path.parent, "a directory to write in", got, "create it, or choose another output"))
     if os.path.lexists(path) and not (overwrite and is_store(path)):
         fix = "choose another name, or ask to overwrite it (--overwrite replaces stores only, nothing else)"
-        raise StoreError(explain(path, "no file or directory of this name", "one that exists", fix))
+        got = "a store" if is_store(path) else "another file or directory"
+        raise StoreError(explain(path, "no file or directory of this name", got, fix))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.metrics import METRICS
 from gsplit.store.memory import MemoryStore
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
+from gsplit.store.in_memory import MemoryStore
 
 
 def _trainer(lr: float = 0.05, **options: Any) -> Trainer:

@@ -76,5 +76,5 @@ def test_a_manifest_with_another_number_of_names_is_refused(tmp_path: Path) -> N
     text = (made / "manifest.json").read_text()
     assert '"feature_columns": [\n  "age"\n ]' in text
     (made / "manifest.json").write_text(text.replace('"age"\n ]', '"age",\n  "sum"\n ]'))
-    with pytest.raises(ValueError, match="feature_columns: 2 names, and features/x has not as many columns"):
+    with pytest.raises(ValueError, match="feature_columns: 2 names for the . columns of features/x"):
         open_store(made)

@@ -17,6 +17,7 @@ from gsplit.inference.layerwise import inference_ownership
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
 from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
+from gsplit.store.in_memory import MemoryStore
 
 
 def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,9 +24,9 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import choose_what
 from gsplit.run.results import InferenceResult
 from gsplit.store.build import build_store
-from gsplit.store.importers.table_columns import TableColumns
+from gsplit.store.importers.arrow import TableColumns
 from gsplit.store.importers.tables import tables_source
-from gsplit.store.original_order import OriginalOrder
+from gsplit.store.protocol import OriginalOrder
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
 

@@ -111,7 +111,7 @@ def test_only_regular_files_of_a_run_are_opened(tmp_path: Path) -> None:
         (_arrays() | {"more": np.zeros(3)}, "got 'more', which it has not"),
         (_arrays() | {"0.bias": np.zeros(3, np.float32)}, r"0.bias: expected float32 \[2\], .*got float32 \[3\]"),
         (_arrays() | {"0.bias": np.zeros(2)}, r"0.bias: expected float32 \[2\], .*got float64 \[2\]"),
-        (_arrays() | {"0.bias": np.array([{}, {}], object)}, "pickled objects, which are never opened"),
+        (_arrays() | {"0.bias": np.array([{}, {}], object)}, "pickled objects, which are not opened"),
     ],
 )
 def test_weights_of_another_model_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:

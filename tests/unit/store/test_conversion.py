@@ -24,10 +24,10 @@ def test_stores_are_taken_as_they_are_and_pyg_data_in_memory(tmp_path: Path) -> 
 
 def test_a_partition_is_for_pyg_data_only(tmp_path: Path) -> None:
     store, parts = sample_store(tmp_path / "g.gsplit"), torch.zeros(300, dtype=torch.long)
-    with pytest.raises(InputError, match=r"partition: expected none for a store, .*got one for Store\("):
+    with pytest.raises(InputError, match=r"partition: expected None for a store, .*got Tensor for Store\("):
         as_graph_store(store, parts)
     memory = memory_store(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2), None)
-    with pytest.raises(InputError, match="got one for a MemoryStore.*gsplit partition"):
+    with pytest.raises(InputError, match="got Tensor for a MemoryStore.*gsplit partition"):
         as_graph_store(memory, torch.zeros(2, dtype=torch.long))
 
 

@@ -405,9 +405,9 @@ for path in sys.argv[1:]:
 
 def test_what_stands_in_place_of_a_file_is_named(sound: Path, tmp_path: Path) -> None:
     makes: list[tuple[Callable[[Path], Any], str]] = [
-        (os.mkfifo, r"y.npy: expected a regular file inside the store, no link \(got a named pipe\)"),
-        (Path.mkdir, r"y.npy: expected a regular file inside the store, no link \(got a directory\)"),
-        (lambda path: None, r"y.npy: expected a regular file inside the store, no link \(got No such file"),
+        (os.mkfifo, r"y.npy: expected a regular file inside the store, not a link \(got a named pipe\)"),
+        (Path.mkdir, r"y.npy: expected a regular file inside the store, not a link \(got a directory\)"),
+        (lambda path: None, r"y.npy: expected a regular file inside the store, not a link \(got No such file"),
     ]
     for place, (make, message) in enumerate(makes):
         store = tmp_path / f"{place}.gsplit"

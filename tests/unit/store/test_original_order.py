@@ -14,8 +14,8 @@ from torch_geometric.nn import GraphSAGE
 import gsplit
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.store.build import build_store
+from gsplit.store.importers.arrow import TableColumns
 from gsplit.store.importers.pyg import memory_store
-from gsplit.store.importers.table_columns import TableColumns
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard

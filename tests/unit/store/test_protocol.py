@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 import gsplit
 from gsplit.store.build import build_store
 from gsplit.store.importers.pyg import memory_store
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 from gsplit.store.protocol import GraphStore
 
 

@@ -103,7 +103,7 @@ def test_order_is_by_original_id(tmp_path: Path) -> None:
         ({"targets/train": [6, 6]}, r"targets/train.npy: expected every target once, .* \(got 1 then 1 at element 0\)"),
         (
             {"target_positions/train": [3, 3]},
-            r"target_positions/train.npy: expected places in the list of 4, ascending \(got 3 as element 1, after 3\)",
+            r"target_positions/train.npy: expected ascending positions in a list of 4 \(got 3 as element 1, after 3\)",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_fall_between_the_sampled_places_is_found(tmp_path: Path) -> None:
         vertex_range=(0, n),
         part_boundaries=[0, n],
     )
-    with pytest.raises(gsplit.StoreError, match=r"offsets that never fall \(got 1 then 0 at element 70\)"):
+    with pytest.raises(gsplit.StoreError, match=r"offsets that never decrease \(got 1 then 0 at element 70\)"):
         verify_store(store)
 
 
@@ -275,5 +275,5 @@ def test_a_share_that_contradicts_itself_is_refused(tmp_path: Path, path: str, v
 
 
 def test_a_directory_that_is_no_store_is_called_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="manifest.json: expected one, as in the directory of every store .got none."):
+    with pytest.raises(StoreError, match="manifest.json: expected the manifest of a store .got no such file."):
         open_store(tmp_path)

@@ -1,6 +1,8 @@
 """Shares of hosts: together they are the whole, and each is a store that can be checked by itself."""
 
 import hashlib
+import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +84,28 @@ def test_places_that_cannot_be_are_refused(tmp_path: Path, places: list[int], se
     if seen_by == "open":
         with pytest.raises(gsplit.StoreError, match=r"target_positions/train.npy: expected ids in 0..149"):
             gsplit.open(shard.path)
+
+
+def _shard_of_a_large_graph(folder: Path, num_vertices: int) -> Path:
+    """A shard of a partitioned graph that is made to look like one of ``num_vertices``, by its largest original id."""
+    store = gsplit.partition(sample_store(folder / "g.gsplit"), folder / "p.gsplit", 2, [3], batch_size=64, epochs=1)
+    shard = write_shard(store, folder / "s.gsplit", 100, 200)
+    ids = np.load(shard.path / "original_ids.npy")
+    ids[ids.argmax()] = num_vertices - 1
+    np.save(shard.path / "original_ids.npy", ids)
+    manifest = json.loads((shard.path / "manifest.json").read_text())
+    manifest["num_vertices"] = manifest["part_boundaries"][-1] = num_vertices
+    manifest["arrays"]["original_ids"]["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    (shard.path / "manifest.json").write_text(json.dumps(manifest))
+    return shard.path
+
+
+def test_verifying_a_shard_takes_the_memory_of_the_shard(tmp_path: Path) -> None:
+    shard = gsplit.open(_shard_of_a_large_graph(tmp_path, 1 << 27))
+    tracemalloc.start()
+    try:
+        verify_store(shard)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 64 << 20  # 1 GiB if it were 8 bytes per vertex of the whole graph

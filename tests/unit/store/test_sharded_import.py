@@ -22,7 +22,7 @@ from gsplit.store import sharded_import
 from gsplit.store.build import build_store
 from gsplit.store.host_agreement import building
 from gsplit.store.importers import arrow
-from gsplit.store.importers.table_columns import LabelType, TableColumns
+from gsplit.store.importers.arrow import LabelType, TableColumns
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
@@ -339,7 +339,7 @@ def test_hosts_that_were_told_different_things_are_refused(tmp_path: Path) -> No
         build_shard(tables_source(edges, num_vertices=N), path, 1, 2)
     damaged = tmp_path / ".g.gsplit.hosts-2" / "whole.json"
     damaged.write_text("{}")
-    with pytest.raises(InputError, match="whole.json: expected what the shards are together .got Field required"):
+    with pytest.raises(InputError, match="whole.json: expected values of the whole graph .got Field required"):
         sharded_import._read_whole(damaged)
 
 

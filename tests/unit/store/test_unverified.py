@@ -118,7 +118,7 @@ def _last_position(store: Store, last: Any) -> LocalGraph:
     """The same store with a last position that is one too large, and otherwise sound ones."""
     positions = np.arange(store.stored_array("targets/train").size)
     positions[-1] = last[0]
-    arrays = dict(store._arrays) | {"target_positions/train": positions}
+    arrays = dict(store.arrays) | {"target_positions/train": positions}
     return LocalGraph(Store(store.path, store.manifest, arrays), solo_mesh(), Ownership((0, N // 2, N)))
 
 

@@ -122,7 +122,7 @@ def test_names_are_not_patterns(tmp_path: Path) -> None:
 
 def test_outputs_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
     for name, message in (
-        ("none/g.gsplit", "expected a directory to write in .got none"),
+        ("none/g.gsplit", "expected a directory to write in .got no such directory"),
         (".gsplit", "expected NAME.gsplit"),
     ):
         with pytest.raises(StoreError, match=message):

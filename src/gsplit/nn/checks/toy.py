@@ -26,7 +26,7 @@ from gsplit.nn.forward_plan import RowSpace, num_rows
 from gsplit.ownership import Ownership
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 
 __all__ = [
     "ExampleInput",

@@ -80,5 +80,5 @@ def _said_of(store: Store) -> dict[str, object]:
         "fingerprint of the whole": store.fingerprint,
         "arrays": {name: (entry.dtype, entry.shape[1:]) for name, entry in sorted(manifest.arrays.items())},
         "targets": targets,
-        "meanings": manifest.meanings,
+        "meanings": manifest.label_metadata,
     }

@@ -16,7 +16,7 @@ from gsplit.partitioning.relabel import places_of, run_pieces
 from gsplit.partitioning.sharded.exchange import Array, largest_of, send_rows
 from gsplit.partitioning.sharded.renumber import NewOrder
 from gsplit.progress import Progress, silent
-from gsplit.store.array_roles import role_of
+from gsplit.store.manifest import role_of
 from gsplit.store.source import row_slices
 from gsplit.store.writer import StoreWriter
 

@@ -83,7 +83,7 @@ def write_new_shard(
             num_edges=graph.num_edges,
             vertex_range=(first, stop),
             part_boundaries=order.part_boundaries,
-            **whole.meanings,
+            **whole.label_metadata,
             arrays=arrays,
             statistics=scan_edges(graph, order.old_ids, progress),
             part_statistics=statistics,

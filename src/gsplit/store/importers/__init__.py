@@ -1,3 +1,3 @@
-"""Importers: each turns one kind of input into a ``GraphSource`` that ``build_store`` can read in pieces."""
+"""Importers: each reads one kind of input as a ``GraphSource`` for ``build_store``."""
 
 __all__: list[str] = []

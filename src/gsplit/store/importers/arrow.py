@@ -1,6 +1,6 @@
-"""Parquet and CSV read in pieces through pyarrow, with its absence and its errors explained.
+"""Parquet and CSV tables, read in pieces with pyarrow, and the names of their columns.
 
-pyarrow is an extra: this module is the only one that imports it.
+pyarrow is an optional dependency; only this module imports it. Its errors become ``InputError``.
 """
 
 import hashlib
@@ -8,26 +8,115 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gsplit.array_types import Array
 from gsplit.errors import InputError, MissingDependencyError, explain
-from gsplit.store.files import Array
-from gsplit.store.importers.table_columns import guess_column
 from gsplit.store.source import CHUNK_EDGES
 
-__all__ = ["IdBounds", "Table", "explained", "list_rows", "load_arrow", "number_column"]
+__all__ = [
+    "BATCH_BYTES",
+    "IdBounds",
+    "LabelType",
+    "Table",
+    "TableColumns",
+    "explained",
+    "guess_column",
+    "is_pattern",
+    "list_rows",
+    "load_arrow",
+    "match_columns",
+    "number_column",
+]
 
 BATCH_BYTES = 64 << 20
-_CSV_ROW_BYTES = 16  # a forecast for the progress bar only
+_CSV_ROW_BYTES = 16  # an estimate for the progress bar only
+_CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
+_DELIMITERS = ",;\t|"
+_LINE_BYTES = 1 << 20
+_TABLE_FIX = (
+    "check the file; a CSV file needs a header row, the right --delimiter and one type per column "
+    "(--ids names reads ids as text; an empty cell is a missing number)"
+)
+_OTHER_NAMES = {
+    "--src": ("src", "source", "from", "src_id", "source_id", "start", "head", "u", "citing"),
+    "--dst": ("dst", "target", "to", "dst_id", "target_id", "destination", "end", "tail", "v", "cited"),
+    "--id-column": ("id", "node_id", "vertex_id", "node", "vertex", "name", "key"),
+    "--label-column": ("y", "label", "labels", "class", "category", "target"),
+    "--split-column": ("split", "set", "subset", "fold", "partition", "part"),
+}
+
+
+class LabelType(StrEnum):
+    """How to read labels: by their type, as classes (also whole floats), or as values (also integers)."""
+
+    AUTO = "auto"
+    CLASSES = "classes"
+    VALUES = "values"
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """Names of the columns of a graph's tables. ``features`` are number columns, or patterns such as ``f*``."""
+
+    src: str = "src"
+    dst: str = "dst"
+    edge_values: Sequence[str] = ()
+    id: str = "id"
+    label: str = "y"
+    split: str = "split"
+    feature_list: str = "x"
+    features: Sequence[str] = field(default_factory=tuple)
+    label_type: LabelType = LabelType.AUTO
+
+
+def guess_column(wanted: str, option: str, names: Sequence[str]) -> str | None:
+    """The most likely column for a missing one: with a similar spelling, or with another usual name.
+
+    >>> guess_column("src", "--src", ["source", "target"]), guess_column("y", "--label-column", ["id", "Label"])
+    ('source', 'Label')
+    >>> guess_column("split", "--split-column", ["id", "x0"]) is None
+    True
+    """
+    plain = {name.strip().lower(): name for name in names}
+    for other in (wanted.strip().lower(), *_OTHER_NAMES.get(option, ())):
+        if other in plain:
+            return plain[other]
+    close = get_close_matches(wanted.lower(), plain, 1, cutoff=0.6)
+    return plain[close[0]] if close else None
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name is a pattern for several columns."""
+    return any(sign in name for sign in "*?[")
+
+
+def match_columns(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The columns that match names and patterns, each once, in the order of the patterns and then of the table.
+
+    >>> match_columns(["f*", "age"], ["id", "f1", "f0", "age"])
+    ['f1', 'f0', 'age']
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        if pattern in names or not is_pattern(pattern):
+            matched = [pattern]
+        else:
+            matched = [name for name in names if fnmatchcase(name, pattern)]
+        found += [name for name in matched if name not in found]
+    return found
 
 
 def load_arrow() -> Any:
-    """The pyarrow package with the parts we use, or a message that says how to install it."""
+    """Import pyarrow, or raise an error with the command that installs it."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -41,7 +130,7 @@ def load_arrow() -> Any:
 
 @contextmanager
 def explained(where: object, fix: str, columns: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what pyarrow raises while reading into our message; it knows ``columns`` by their numbers."""
+    """Turn errors of pyarrow into ``InputError``. ``columns`` replace the column numbers in its messages."""
     arrow = load_arrow()
     try:
         yield
@@ -55,42 +144,32 @@ def explained(where: object, fix: str, columns: Sequence[str] = ()) -> Iterator[
 
 
 def _first_line(file: Path) -> str:
-    """The names of the columns as they stand in a CSV file, gzipped or not."""
+    """The first line of a CSV file, gzipped or not."""
     with explained(file, _TABLE_FIX), load_arrow().input_stream(file, compression="detect") as stream:
         return str(stream.read(_LINE_BYTES).split(b"\n")[0].decode("utf-8", "replace")).strip("\ufeff\r")
 
 
-_CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
-_DELIMITERS = ",;\t|"
-_LINE_BYTES = 1 << 20
-
-
 @dataclass(frozen=True)
 class IdBounds:
-    """Where the ids of a range of vertices lie: from ``low`` to ``high``, both included; none if high is below low.
+    """Bounds of the ids of a range of vertices in a column: ``low`` to ``high``, both included.
 
-    With ``strays``, ids that are below 0, above ``largest`` or missing are looked for too.
+    With ``dangling``, ids that are below 0, above ``largest`` or missing count as well.
     """
 
     column: str
     low: int
     high: int
     largest: int
-    strays: bool
+    dangling: bool
 
     def may_be_in(self, found: Any) -> bool:
-        """Whether a row group with these statistics of the column may have such an id."""
+        """Whether a row group with these statistics of the column may contain such an id."""
         if found is None or not found.has_min_max or not isinstance(found.min, int):
             return True
-        if self.strays and (not found.has_null_count or found.null_count or found.min < 0 or found.max > self.largest):
+        unknown = not found.has_null_count or found.null_count or found.min < 0 or found.max > self.largest
+        if self.dangling and unknown:
             return True
         return bool(found.min <= self.high and found.max >= self.low)
-
-
-_TABLE_FIX = (
-    "check the file; a CSV file needs a header row, the right --delimiter and one type per column "
-    "(--ids names reads ids as text; an empty cell is a missing number)"
-)
 
 
 class Table:
@@ -104,15 +183,15 @@ class Table:
         text_columns: Sequence[str] = (),
         number_columns: Sequence[str] = (),
     ) -> None:
-        """In CSV, ``text_columns`` are read as text and ``number_columns`` as floats, whatever the first rows show."""
+        """In CSV, ``text_columns`` are read as text and ``number_columns`` as floats, whatever the first rows hold."""
         self.path = Path(path)
         files = [self.path]
         if self.path.is_dir():  # as Spark and others write them, with marker files beside the data
             files = sorted(p for p in self.path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
             outside = [p for p in files if not p.resolve().is_relative_to(self.path.resolve())]
             if outside:
-                got, fix = f"a link that leads out, {outside[0].name}", "put the file itself there"
-                raise InputError(explain(self.path, "a folder of tables", got, fix))
+                got = f"{outside[0].name}, a link that leads out of it"
+                raise InputError(explain(self.path, "a folder of tables", got, "put the file itself there"))
         self._files = files
         if not self._files or not self._files[0].is_file():
             got = "a folder without files" if self.path.is_dir() else "no such file"
@@ -120,12 +199,11 @@ class Table:
         first = self._files[0]
         self.is_csv = not first.name.endswith((".parquet", ".pq"))
         if self.is_csv and not first.name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
-            got = f"one that ends in {first.suffix}" if first.suffix else "one without an ending"
-            raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", got, "convert it"))
+            raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", first.name, "convert it"))
         if delimiter is not None and len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
         line = _first_line(first) if self.is_csv else ""
-        self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of those that come equally often
+        self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of several equally frequent ones
         arrow = load_arrow()
         self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
         self._types |= dict.fromkeys(text_columns, arrow.string())
@@ -150,23 +228,23 @@ class Table:
         )
 
     def identity(self) -> str:
-        """The names and sizes of the files in short: another one for another table, as a rule."""
-        places = self.path if self.path.is_dir() else self.path.parent
-        said = [f"{file.relative_to(places)} {file.stat().st_size}" for file in self._files]
-        return hashlib.sha256("\n".join(said).encode("utf-8", "surrogateescape")).hexdigest()
+        """A checksum of the names and sizes of the files."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        lines = [f"{file.relative_to(folder)} {file.stat().st_size}" for file in self._files]
+        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def modified(self) -> float:
-        """When a file of it was last written, in seconds as ``stat`` has them."""
+        """Time of the last change of a file, in seconds as in ``stat``."""
         return max(file.stat().st_mtime for file in self._files)
 
     def forecast_rows(self) -> int:
-        """Number of rows: known for Parquet, guessed from the size for CSV."""
+        """Number of rows: exact for Parquet, estimated from the size for CSV."""
         if self.is_csv:
             return sum(file.stat().st_size for file in self._files) // _CSV_ROW_BYTES
         return sum(self._parquet(file).metadata.num_rows for file in self._files)
 
     def require(self, columns: Mapping[str, str]) -> None:
-        """Refuse a table without these columns, each given with the option that names it."""
+        """Refuse a table without these columns. The values are the command line options that name them."""
         for column, option in columns.items():
             if column not in self.schema.names:
                 meant = guess_column(column, option, self.schema.names)
@@ -184,15 +262,16 @@ class Table:
     def numbered_batches(
         self, columns: Sequence[str], rows: int, near: Sequence[IdBounds] = ()
     ) -> Iterator[tuple[int, Any]]:
-        """The same, each with the number of its first row. ``near``: without row groups that cannot have such ids."""
+        """As ``batches``, each with the number of its first row, without row groups that have no ids in ``near``."""
         held: list[Any] = []
-        row = 0  # the table's row that comes after those held
+        row = 0  # of the table, after the rows held
         for file in self._files:
             with explained(file, _TABLE_FIX, self.schema.names):
                 for skipped, batch in self._file_batches(file, columns, rows, near):
                     if skipped:
                         yield from _joined(row, held)
-                        held, row = [], row + skipped
+                        held = []
+                        row += skipped
                     held.append(batch)
                     row += batch.num_rows
                     if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= BATCH_BYTES:
@@ -203,11 +282,13 @@ class Table:
     def _file_batches(
         self, file: Path, columns: Sequence[str], rows: int, near: Sequence[IdBounds]
     ) -> Iterator[tuple[int, Any]]:
-        """Batches with the number of rows left out before each; the last may be an empty one."""
+        """Batches with the number of rows skipped before each. The last may be empty."""
         if self.is_csv:
             yield from ((0, batch) for batch in self._csv(file, list(columns)))
             return
-        arrow, skipped, opened = load_arrow(), 0, self._parquet(file)
+        arrow = load_arrow()
+        opened = self._parquet(file)
+        skipped = 0
         wanted = arrow.schema([self.schema.field(name) for name in columns])
         for needed, groups in groupby(range(opened.metadata.num_row_groups), lambda g: _may_be_in(opened, g, near)):
             numbers = list(groups)
@@ -221,7 +302,7 @@ class Table:
             yield skipped, arrow.RecordBatch.from_pylist([], schema=wanted)
 
     def extent(self, column: str) -> tuple[int, int] | None:
-        """Smallest and largest value of a Parquet column as its statistics say; None where they do not."""
+        """Smallest and largest value of a Parquet column from its statistics; None without them."""
         if self.is_csv:
             return None
         ends: list[int] = []
@@ -236,7 +317,7 @@ class Table:
 
 
 def _statistics(opened: Any, group: int, column: str) -> Any:
-    """What a Parquet file says of a column of one of its row groups; None where it does not."""
+    """The statistics of a column in a row group of a Parquet file; None without them."""
     chunks = (opened.metadata.row_group(group).column(c) for c in range(opened.metadata.num_columns))
     return next((c.statistics for c in chunks if c.path_in_schema == column), None)
 
@@ -246,7 +327,7 @@ def _may_be_in(opened: Any, group: int, near: Sequence[IdBounds]) -> bool:
 
 
 def _joined(stop_row: int, batches: list[Any]) -> Iterator[tuple[int, Any]]:
-    """Batches as few, each with its first row; ``stop_row`` comes after the last."""
+    """Join batches, and number their first rows. ``stop_row`` follows the last row."""
     if batches:
         table = load_arrow().Table.from_batches(batches).combine_chunks()
         row = stop_row - table.num_rows
@@ -257,7 +338,7 @@ def _joined(stop_row: int, batches: list[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def number_column(where: str, column: Any) -> Array:
-    """A numeric column as a numpy array; nulls become NaN in floats and are refused in integers."""
+    """A numeric column as a numpy array. Nulls become NaN in floats and are refused in integers."""
     arrow = load_arrow()
     kind = column.type
     numeric = arrow.types.is_integer(kind) or arrow.types.is_floating(kind) or arrow.types.is_boolean(kind)
@@ -286,5 +367,5 @@ def list_rows(where: str, column: Any) -> Array:
     if width is None or column.null_count or flat.size != width * len(column):
         ends = arrow.compute.min_max(arrow.compute.list_value_length(column)).as_py()
         got = f"{column.null_count} missing, lengths {ends['min']}..{ends['max']} in {len(column)} rows"
-        raise InputError(explain(where, "lists of one length, none missing", got, "pad or fill the lists"))
+        raise InputError(explain(where, "lists of one length without nulls", got, "pad or fill the lists"))
     return flat.reshape(len(column), width)

@@ -1,8 +1,8 @@
-"""Labels as users have them, brought into one form: a class per vertex as an integer, -1 for none.
+"""Convert labels to one form: an integer class per vertex, -1 for a missing label.
 
 - ``[n, 1]`` integers become ``[n]``; bool becomes classes 0 and 1.
-- Floats with gaps (NaN) whose other values are whole numbers are classes: pandas has no other way to say "missing".
-- Other floats are values to regress on and stay as they are, ``[n, 1]`` included: a loss compares them with ``[n, 1]``.
+- Floats with NaN whose other values are whole numbers are classes: this is how pandas stores missing integers.
+- Other floats are regression values and are not changed, ``[n, 1]`` included: a loss compares them with ``[n, 1]``.
 """
 
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gsplit.store.files import Array
+from gsplit.array_types import Array
 from gsplit.store.source import RowChunk, RowStream, ValueType
 
 __all__ = ["Labels", "as_labels"]
 
-_MOST_CLASSES = 1 << 24
-"""Whole numbers above this are no classes: a model has an output for each."""
+_MAX_CLASSES = 1 << 24
+"""Whole numbers from here on are not classes: a model has an output for each class."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels for a store, and what was done to them in words; nothing was if ``notes`` is empty.
+    """Labels for a store. ``notes`` describe how they were changed; empty if they were not.
 
-    ``class_names``: what classes were called, where they had names.
+    ``class_names``: names of the classes, if they had names.
     """
 
     rows: RowStream
@@ -32,7 +32,7 @@ class Labels:
 
 
 def as_labels(rows: RowStream, *, floats_are_classes: bool = False) -> Labels:
-    """Labels in the form of a store. ``floats_are_classes``: whole numbers are classes even without gaps."""
+    """Convert labels to the form of a store. ``floats_are_classes``: whole numbers are classes even without NaN."""
     dtype, row_shape = rows.type.dtype, rows.type.row_shape
     column = " of shape [n, 1]" if row_shape else ""
     if row_shape not in ((), (1,)) or dtype == "bfloat16":
@@ -53,7 +53,7 @@ def as_labels(rows: RowStream, *, floats_are_classes: bool = False) -> Labels:
 
 
 def _classes(rows: RowStream, dtype: str) -> RowStream:
-    """The same labels as one integer per vertex."""
+    """Labels as one integer per vertex."""
 
     def chunks() -> Iterator[RowChunk]:
         for chunk in rows.chunks():
@@ -66,12 +66,13 @@ def _classes(rows: RowStream, dtype: str) -> RowStream:
 
 
 def _count_missing(rows: RowStream) -> int | None:
-    """How many floats are NaN, if all others are whole numbers that may be classes; else None, at the first other."""
-    num_missing, num_found = 0, 0
+    """Number of NaN if all other values are whole numbers that may be classes; else None."""
+    num_missing = 0
+    num_found = 0
     for chunk in rows.chunks():
         missing = np.isnan(chunk.rows)
         found: Array = chunk.rows[~missing].astype(np.float64)  # float16 cannot be compared with large numbers
-        if not ((found >= -1) & (found < _MOST_CLASSES) & (found == np.floor(found))).all():
+        if not ((found >= -1) & (found < _MAX_CLASSES) & (found == np.floor(found))).all():
             return None
         num_missing += int(np.count_nonzero(missing))
         num_found += found.size

@@ -1,8 +1,8 @@
-"""numpy ``.npz`` graphs: ``edge_index`` (2 x E, sources above destinations) and what else is there.
+"""numpy ``.npz`` graphs: ``edge_index`` (2 x E, sources above destinations) and optional arrays.
 
-Used: ``x`` (or ``x_indptr``, ``x_indices``, ``x_data``, ``x_shape``: the same as CSR, made dense), ``y``,
-``num_nodes``, ``train_idx``, ``val_idx``, ``test_idx``, ``edge_weight``, ``edge_attr``. Other members are
-named in the notes of the source, not silently dropped.
+Optional: ``x`` (or ``x_indptr``, ``x_indices``, ``x_data``, ``x_shape``: features as CSR, made dense), ``y``,
+``num_nodes``, ``train_idx``, ``val_idx``, ``test_idx``, ``edge_weight``, ``edge_attr``. The notes of the source name
+all other members, which are not imported.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,9 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.store.files import Array
 from gsplit.store.importers.labels import as_labels
 from gsplit.store.importers.npz_file import NpzMember, npz_members
 from gsplit.store.source import (
@@ -42,7 +41,7 @@ def npz_source(path: str | Path) -> GraphSource:
     path = Path(path)
     members = npz_members(path)
     if "edge_index" not in members:
-        got = ", ".join(members) or "no member"
+        got = ", ".join(members) or "an empty archive"
         raise InputError(explain(path, "a member edge_index", got, "save the edges under that name"))
     edges = members["edge_index"]
     check_edge_index(edges.where, edges.dtype, edges.shape)
@@ -71,7 +70,7 @@ def npz_source(path: str | Path) -> GraphSource:
 
 
 def edge_index_chunks(edges: NpzMember, values: dict[str, NpzMember]) -> Iterator[EdgeChunk]:
-    """The columns of ``edge_index`` in order, with the per-edge values beside them."""
+    """The columns of ``edge_index`` in order, with their per-edge values."""
     count = edges.shape[1]
     row_bytes = 16 + sum(m.dtype.itemsize * prod(m.shape[1:]) for m in values.values())
     step = max(1, min(CHUNK_EDGES, CHUNK_BYTES // row_bytes))
@@ -89,16 +88,13 @@ def _value_type(member: NpzMember, num_edges: int) -> ValueType:
     dtype = dtype_name(member.dtype)
     if dtype is None or not 1 <= len(member.shape) <= 2 or member.shape[0] != num_edges:
         got = f"{member.dtype} {list(member.shape)}"
-        raise InputError(
-            explain(member.where, f"numbers of shape [{num_edges}] or [{num_edges}, D]", got, "correct it")
-        )
+        expected = f"numbers of shape [{num_edges}] or [{num_edges}, D]"
+        raise InputError(explain(member.where, expected, got, "correct it"))
     return ValueType(dtype, member.shape[1:])
 
 
 def _value_chunks(member: NpzMember, step: int) -> Iterator[Array]:
-    if member.fortran_order and len(member.shape) > 1:
-        fix = "save numpy.ascontiguousarray(array)"
-        raise InputError(explain(member.where, "rows one after the other (C order)", "Fortran order", fix))
+    member.require_rows()
     width = prod(member.shape[1:])
     if not width:  # values without columns: nothing to read
         for first in range(0, member.shape[0], step):
@@ -109,7 +105,7 @@ def _value_chunks(member: NpzMember, step: int) -> Iterator[Array]:
 
 
 def feature_rows(member: NpzMember) -> RowStream:
-    """Features as they are if they are floats; other numbers become float32."""
+    """Features. Floats keep their type; other numbers become float32."""
     if len(member.shape) != 2 or member.dtype.kind not in "fiub":
         got = f"{member.dtype} {list(member.shape)}"
         raise InputError(explain(member.where, "numbers of shape [N, D]", got, "save features as a matrix"))
@@ -121,33 +117,35 @@ def feature_rows(member: NpzMember) -> RowStream:
 
 
 def _label_rows(member: NpzMember) -> RowStream:
-    """Integer labels as int64; others as they are."""
+    """Labels. Integers become int64; other numbers keep their type."""
     if member.dtype.kind in "iu" and member.dtype != np.uint64:
         return member.rows("int64")
     name = dtype_name(member.dtype)
     if name is None:
-        raise InputError(explain(member.where, "numbers", member.dtype, "encode labels as integers, -1 for none"))
+        raise InputError(
+            explain(member.where, "numbers", member.dtype, "encode labels as integers, -1 for missing ones")
+        )
     return member.rows(name)
 
 
 def _sparse_rows(members: dict[str, NpzMember]) -> RowStream:
-    """RowStream of a CSR matrix, made dense a bounded number at a time; its triple is held in memory."""
+    """The rows of a CSR matrix, made dense in pieces. The CSR arrays are kept in memory."""
     num_rows, width = _sparse_shape(members)
 
     def chunks() -> Iterator[RowChunk]:
         indptr, columns, data = (members[name].read() for name in _SPARSE_X[:3])
         indptr = indptr.astype(np.int64)
-        sound = indptr.shape == (num_rows + 1,) and (np.diff(indptr) >= 0).all() and indptr[-1] == columns.size
-        if (
-            not sound
-            or columns.size != data.size
-            or (columns.size and not 0 <= int(columns.min()) <= int(columns.max()) < width)
-        ):
-            where, widest = members["x_indptr"].where, int(columns.max(initial=-1))
+        is_valid = indptr.shape == (num_rows + 1,) and (np.diff(indptr) >= 0).all() and indptr[-1] == columns.size
+        is_valid &= columns.size == data.size
+        is_valid &= not columns.size or 0 <= int(columns.min()) <= int(columns.max()) < width
+        if not is_valid:
+            where = members["x_indptr"].where
+            widest = int(columns.max(initial=-1))
             got = f"{indptr.size} offsets, {columns.size} columns up to {widest}, {data.size} values"
             raise InputError(explain(where, f"a CSR matrix of {num_rows} x {width}", got, "save it again"))
         for piece in row_slices(num_rows, 4 * width):
-            first, last = int(indptr[piece.start]), int(indptr[piece.stop])
+            first = int(indptr[piece.start])
+            last = int(indptr[piece.stop])
             dense = np.zeros((piece.stop - piece.start, width), np.float32)
             rows = np.repeat(np.arange(dense.shape[0]), np.diff(indptr[piece.start : piece.stop + 1]))
             dense[rows, columns[first:last].astype(np.int64)] = data[first:last]
@@ -164,7 +162,7 @@ def _sparse_shape(members: dict[str, NpzMember]) -> tuple[int, int]:
 
 
 def _num_vertices(members: dict[str, NpzMember]) -> int:
-    """From ``num_nodes``, the rows of ``x`` or ``y``, or else the largest id in a first pass over the edges."""
+    """From ``num_nodes``, or the rows of ``x`` or ``y``, or the largest id in a first pass over the edges."""
     if "num_nodes" in members:
         counts = members["num_nodes"].integers()
         if counts.size != 1:
@@ -175,7 +173,7 @@ def _num_vertices(members: dict[str, NpzMember]) -> int:
     for name in ("x", "y"):
         if name in members and members[name].shape:
             return members[name].shape[0]
-    largest: list[npt.NDArray[np.int64]] = [np.array([-1])]
+    largest: list[Ids] = [np.array([-1])]
     edges = members["edge_index"]
     largest += [part.max(keepdims=True).astype(np.int64) for part in edges.elements(0, 2 * edges.shape[1], CHUNK_EDGES)]
     return int(np.concatenate(largest).max()) + 1

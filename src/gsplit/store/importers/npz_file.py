@@ -1,6 +1,6 @@
-"""Arrays inside a ``.npz`` file, read as streams out of the zip archive and never whole.
+"""Arrays inside a ``.npz`` file, read from the zip archive as streams.
 
-Pickled (object) members are refused by their header; damage inside the archive is an ``InputError``.
+Pickled (object) members are refused by their header. Damage inside the archive is an ``InputError``.
 """
 
 import lzma
@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.free_memory import free_bytes
-from gsplit.store.files import Array
 from gsplit.store.source import RowChunk, RowStream, ValueType, row_slices
 from gsplit.untrusted import open_regular
 
@@ -38,14 +37,14 @@ _DAMAGE = (
     ValueError,
     struct.error,
 )
-"""What the zip reader raises for archives that are damaged, encrypted or packed in a way it does not know."""
-_MOST_PACKED = 1100  # bytes that deflate can make of one
+"""Errors of the zip reader for damaged, encrypted or unsupported archives."""
+_MAX_COMPRESSION = 1100  # bytes that deflate can encode in one
 _SAVE_AGAIN = "write it again with numpy.savez from plain arrays"
 
 
 @dataclass(frozen=True)
 class NpzMember:
-    """One array, known by its header alone."""
+    """One array of a ``.npz`` file. Only its header has been read."""
 
     path: Path
     name: str
@@ -59,7 +58,7 @@ class NpzMember:
         return f"{self.path}: {self.name}"
 
     def elements(self, first: int, count: int, step: int) -> Iterator[Array]:
-        """``count`` elements in file order from ``first`` on, at most ``step`` at a time."""
+        """Read ``count`` elements in file order from ``first`` on, at most ``step`` at a time."""
         try:
             with _open_archive(self.path) as archive, archive.open(f"{self.name}.npy") as stream:
                 _read_header(stream, self.where)
@@ -74,30 +73,36 @@ class NpzMember:
         except GSplitError:
             raise
         except _DAMAGE as error:
-            raise InputError(explain(self.where, "a sound zip member", error, _SAVE_AGAIN)) from None
+            raise InputError(explain(self.where, "an intact zip member", error, _SAVE_AGAIN)) from None
 
     def read(self) -> Array:
-        """The whole array, for small members."""
-        count, free = prod(self.shape), free_bytes()
+        """Read the whole array, for small members."""
+        count = prod(self.shape)
+        free = free_bytes()
         if count * self.dtype.itemsize > free // 2:
-            got, fix = f"{count * self.dtype.itemsize} bytes", "save fewer elements, or use a larger machine"
+            got = f"{count * self.dtype.itemsize} bytes"
+            fix = "save fewer elements, or use a larger machine"
             raise InputError(explain(self.where, f"at most half of the {free} bytes of memory free", got, fix))
         flat = np.concatenate([np.empty(0, self.dtype), *self.elements(0, count, max(count, 1))])
         return flat.reshape(self.shape, order="F" if self.fortran_order else "C")
 
-    def integers(self) -> npt.NDArray[np.int64]:
-        """The whole array as ids: whole numbers in one dimension."""
+    def integers(self) -> Ids:
+        """Read the whole array as ids: integers in one dimension."""
         if self.dtype.kind not in "iu" or len(self.shape) > 1:
             got = f"{self.dtype} {list(self.shape)}"
             fix = "save numpy.flatnonzero(mask)" if self.dtype.kind == "b" else "save integers"
             raise InputError(explain(self.where, "integers in one dimension", got, fix))
         return self.read().astype(np.int64).reshape(-1)
 
-    def rows(self, dtype: str) -> RowStream:
-        """The member as a per-vertex array, stored with element type ``dtype``."""
+    def require_rows(self) -> None:
+        """Refuse a matrix that is stored by columns."""
         if self.fortran_order and len(self.shape) > 1:
             fix = "save numpy.ascontiguousarray(array)"
             raise InputError(explain(self.where, "rows one after the other (C order)", "Fortran order", fix))
+
+    def rows(self, dtype: str) -> RowStream:
+        """The member as a per-vertex array, stored with element type ``dtype``."""
+        self.require_rows()
         if not 1 <= len(self.shape) <= 2:
             raise InputError(explain(self.where, "one or two dimensions", list(self.shape), "save one row per vertex"))
         width = prod(self.shape[1:])
@@ -121,7 +126,7 @@ def _open_archive(path: Path, *, follow: bool = True) -> Iterator[zipfile.ZipFil
 
 
 def npz_members(path: Path, *, follow: bool = True) -> dict[str, NpzMember]:
-    """The headers of all members of a ``.npz`` file; without ``follow``, a link is refused."""
+    """Read the headers of all members of a ``.npz`` file. Without ``follow``, a link is refused."""
     members = {}
     try:
         with _open_archive(path, follow=follow) as archive:
@@ -130,7 +135,8 @@ def npz_members(path: Path, *, follow: bool = True) -> dict[str, NpzMember]:
                     raise InputError(explain(path, "members ending in .npy", info.filename[:80], _SAVE_AGAIN))
                 name = info.filename.removesuffix(".npy")
                 with archive.open(info) as stream:
-                    member = NpzMember(path, name, *_read_header(stream, f"{path}: {name}"))
+                    dtype, shape, fortran_order = _read_header(stream, f"{path}: {name}")
+                    member = NpzMember(path, name, dtype, shape, fortran_order)
                     _check_size(member, stream.tell(), info)
                 members[name] = member
     except GSplitError:
@@ -141,9 +147,9 @@ def npz_members(path: Path, *, follow: bool = True) -> dict[str, NpzMember]:
 
 
 def _check_size(member: NpzMember, header_bytes: int, info: zipfile.ZipInfo) -> None:
-    """Refuse an array larger than its bytes in the archive can be: nothing is allocated for what is not there."""
+    """Refuse an array that is larger than its bytes in the archive can encode, before memory is allocated."""
     num_bytes = header_bytes + prod(member.shape) * member.dtype.itemsize
-    most = info.compress_size * (_MOST_PACKED if info.compress_type == zipfile.ZIP_DEFLATED else 1)
+    most = info.compress_size * (_MAX_COMPRESSION if info.compress_type == zipfile.ZIP_DEFLATED else 1)
     known = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
     if not known or num_bytes != info.file_size or num_bytes > most:
         expected = f"{num_bytes} bytes, for {member.dtype} {list(member.shape)}"
@@ -163,5 +169,5 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[np.dtype[Any], tuple[in
     if any(not isinstance(extent, int) or extent < 0 for extent in shape):
         raise InputError(explain(where, "a shape", shape, _SAVE_AGAIN))
     if dtype.hasobject:
-        raise InputError(explain(where, "plain numbers", "pickled objects, which are never opened", _SAVE_AGAIN))
+        raise InputError(explain(where, "plain numbers", "pickled objects, which are not opened", _SAVE_AGAIN))
     return dtype, shape, fortran_order

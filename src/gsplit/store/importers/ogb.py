@@ -1,22 +1,19 @@
-"""The folders that OGB downloads for node property prediction, read directly, without the ogb package.
+"""Folders that OGB downloads for node property prediction, read without the ogb package.
 
 Two layouts: ``raw/*.csv.gz`` (arxiv, products, proteins) and ``raw/data.npz`` with ``raw/node-label.npz``
-(papers100M). Splits come from ``split/NAME/{train,valid,test}.csv.gz``. Missing labels (NaN) become -1.
-Heterogeneous sets are refused. Sets whose file lists each undirected edge once (products, proteins) want
-``symmetrise``.
+(papers100M). Splits are in ``split/NAME/{train,valid,test}.csv.gz``. Missing labels (NaN) become -1.
+Heterogeneous sets are refused. Sets that list each undirected edge once (products, proteins) need ``symmetrise``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.store.files import Array
-from gsplit.store.importers.arrow import number_column
-from gsplit.store.importers.headerless_csv import csv_columns
+from gsplit.store.importers.arrow import explained, load_arrow, number_column
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
 from gsplit.store.importers.npz_file import NpzMember, npz_members
@@ -34,7 +31,8 @@ from gsplit.store.source import (
 
 __all__ = ["ogb_source"]
 
-_MOST_NUMBERS = 1 << 30
+_MAX_NUMBERS = 1 << 30
+_AGAIN = "download the set again"
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
 
@@ -49,73 +47,95 @@ def ogb_source(folder: str | Path, *, split: str | None = None) -> GraphSource:
         return _csv_source(folder, targets)
     if (raw / "triplet-type-list.csv.gz").is_file() or (raw / "relations").exists():
         fix = "only homogeneous graphs can be imported"
-        raise InputError(explain(folder, "a homogeneous OGB set", "a heterogeneous one", fix))
+        raise InputError(explain(folder, "a homogeneous OGB set", "a heterogeneous OGB set", fix))
     fix = "give the folder that holds raw/ and split/"
     found = sorted(p.name for p in (raw if raw.is_dir() else folder).iterdir()) if folder.is_dir() else None
     got = "no such folder" if found is None else f"only {', '.join(found[:5]) or 'an empty folder'}"
     raise InputError(explain(folder, "raw/edge.csv.gz or raw/data.npz", got, fix))
 
 
-def _targets(folder: Path, split: str | None) -> dict[str, npt.NDArray[np.int64]]:
+def _targets(folder: Path, split: str | None) -> dict[str, Ids]:
     choices = sorted(p.name for p in (folder / "split").iterdir() if p.is_dir()) if (folder / "split").is_dir() else []
     if (split is None and len(choices) > 1) or (split is not None and split not in choices):
         fix = "choose one with --split"
-        raise InputError(explain(folder / "split", f"one of {', '.join(choices) or 'none there'}", split, fix))
+        raise InputError(explain(folder / "split", f"one of {', '.join(choices) or 'no splits'}", split, fix))
     if not choices:
         return {}
     where = folder / "split" / (split or choices[0])
     return {name: _csv_integers(where / f"{file}.csv.gz") for file, name in _SPLITS.items()}
 
 
-def _csv_integers(path: Path, most: int = _MOST_NUMBERS) -> npt.NDArray[np.int64]:
-    """A column of numbers; more than ``most`` are not read: a small archive may hold any number of them."""
-    parts, count = [np.empty(0, np.int64)], 0
-    for columns in csv_columns(path):
+def _csv_columns(path: Path, *, floats: bool = False) -> Iterator[list[Any]]:
+    """The columns of a CSV file without a header row, gzipped or not, a block at a time."""
+    arrow = load_arrow()
+    with explained(path, _AGAIN):
+        if path.stat().st_size == 0:
+            return
+        options = arrow.csv.ReadOptions(autogenerate_column_names=True, block_size=16 << 20)
+        types: dict[str, Any] = {}
+        if floats:
+            with arrow.csv.open_csv(path, read_options=options) as reader:
+                types = dict.fromkeys(reader.schema.names, arrow.float64())
+        convert = arrow.csv.ConvertOptions(column_types=types)
+        parse = arrow.csv.ParseOptions(ignore_empty_lines=not floats)  # a missing label may be an empty line
+        with arrow.csv.open_csv(path, read_options=options, convert_options=convert, parse_options=parse) as reader:
+            for batch in reader:
+                yield batch.columns
+
+
+def _csv_integers(path: Path, limit: int = _MAX_NUMBERS) -> Ids:
+    """A column of at most ``limit`` integers: a small archive may contain any number of them."""
+    parts = [np.empty(0, np.int64)]
+    count = 0
+    for columns in _csv_columns(path):
         parts.append(_integers(path, columns[0]))
         count += parts[-1].size
-        if count > most:
-            raise InputError(explain(path, f"at most {most} numbers", "more", "download the set again"))
+        if count > limit:
+            raise InputError(explain(path, f"at most {limit} numbers", f"{count} or more", _AGAIN))
     return np.concatenate(parts)
 
 
 def _total(path: Path) -> int:
-    """The sum of a column of counts."""
-    counts = _csv_integers(path)
+    return _sum_counts(str(path), _csv_integers(path))
+
+
+def _sum_counts(where: str, counts: Ids) -> int:
     if counts.size and (int(counts.min()) < 0 or int(counts.max()) > MAX_EDGES):
-        raise InputError(explain(path, "counts", f"{counts.min()}..{counts.max()}", "download the set again"))
+        raise InputError(explain(where, f"counts from 0 to {MAX_EDGES}", f"{counts.min()}..{counts.max()}", _AGAIN))
     return int(counts.sum())
 
 
-def _integers(path: Path, column: Any) -> npt.NDArray[np.int64]:
+def _integers(path: Path, column: Any) -> Ids:
     values = number_column(str(path), column)
     if values.dtype.kind not in "iu":
-        raise InputError(explain(path, "whole numbers", values.dtype, "download the set again"))
+        raise InputError(explain(path, "whole numbers", values.dtype, _AGAIN))
     return values.astype(np.int64)
 
 
 def _labels(raw: Array) -> Labels:
-    """Classes, -1 for NaN; several columns, and one of fractions, as they are."""
+    """Classes, with -1 for NaN. Several columns, and a column of fractions, are not changed."""
     return as_labels(rows_of(raw, "int64" if raw.dtype.kind in "iu" else "float32"), floats_are_classes=True)
 
 
-def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
+def _csv_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
     raw = folder / "raw"
-    num_vertices, num_edges = _total(raw / "num-node-list.csv.gz"), _total(raw / "num-edge-list.csv.gz")
+    num_vertices = _total(raw / "num-node-list.csv.gz")
+    num_edges = _total(raw / "num-edge-list.csv.gz")
 
     def edges() -> Iterator[EdgeChunk]:
-        file, found = raw / "edge.csv.gz", 0
-        for columns in csv_columns(file):
+        file = raw / "edge.csv.gz"
+        found = 0
+        for columns in _csv_columns(file):
             if len(columns) != 2:
-                raise InputError(explain(file, "two columns", len(columns), "download the set again"))
+                raise InputError(explain(file, "two columns", len(columns), _AGAIN))
             src, dst = (_integers(file, column) for column in columns)
             found += src.size
             yield EdgeChunk(src, dst)
         if found != num_edges:
-            raise InputError(
-                explain(file, f"{num_edges} edges, as num-edge-list says", found, "download the set again")
-            )
+            raise InputError(explain(file, f"{num_edges} edges, as in num-edge-list", found, _AGAIN))
 
-    features, labels = {}, None
+    features = {}
+    labels = None
     if (raw / "node-feat.csv.gz").is_file():
         features["x"] = _csv_features(raw / "node-feat.csv.gz")
     if (raw / "node-label.csv.gz").is_file():
@@ -134,17 +154,18 @@ def _csv_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> Grap
 
 
 def _csv_matrix(path: Path, num_rows: int) -> Array:
-    blocks, count = list[Array](), 0
-    for columns in csv_columns(path, floats=True):
+    blocks = list[Array]()
+    count = 0
+    for columns in _csv_columns(path, floats=True):
         blocks.append(_matrix(path, columns))
         count += blocks[-1].shape[0]
         if count > num_rows:
             break
     if not blocks:
-        raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
+        raise InputError(explain(path, "one row per vertex", "an empty file", _AGAIN))
     if count != num_rows:
-        got = "more" if count > num_rows else f"{count} rows"
-        raise InputError(explain(path, f"{num_rows} rows, one per vertex", got, "download the set again"))
+        got = f"{count} rows or more" if count > num_rows else f"{count} rows"
+        raise InputError(explain(path, f"{num_rows} rows, one per vertex", got, _AGAIN))
     return np.concatenate(blocks)
 
 
@@ -153,13 +174,13 @@ def _matrix(path: Path, columns: list[Any]) -> Array:
 
 
 def _csv_features(path: Path) -> RowStream:
-    first = next(csv_columns(path, floats=True), None)
+    first = next(_csv_columns(path, floats=True), None)
     if first is None:
-        raise InputError(explain(path, "one row per vertex", "an empty file", "download the set again"))
+        raise InputError(explain(path, "one row per vertex", "an empty file", _AGAIN))
 
     def chunks() -> Iterator[RowChunk]:
         start = 0
-        for columns in csv_columns(path, floats=True):
+        for columns in _csv_columns(path, floats=True):
             rows = _matrix(path, columns)
             yield RowChunk(slice(start, start + rows.shape[0]), rows)
             start += rows.shape[0]
@@ -167,29 +188,24 @@ def _csv_features(path: Path) -> RowStream:
     return RowStream(ValueType("float32", (len(first),)), chunks)
 
 
-def _binary_total(member: NpzMember) -> int:
-    counts = member.integers()
-    if counts.size and (int(counts.min()) < 0 or int(counts.max()) > MAX_EDGES):
-        raise InputError(explain(member.where, "counts", f"{counts.min()}..{counts.max()}", "download the set again"))
-    return int(counts.sum())
-
-
-def _binary_source(folder: Path, targets: dict[str, npt.NDArray[np.int64]]) -> GraphSource:
-    files = folder / "raw" / "data.npz", folder / "raw" / "node-label.npz"
-    data, second = (npz_members(file) for file in files)
-    for name, file, members in (
-        ("edge_index", files[0], data),
-        ("num_nodes_list", files[0], data),
-        ("node_label", files[1], second),
-    ):
+def _members(path: Path, names: Sequence[str]) -> dict[str, NpzMember]:
+    """The arrays of a ``.npz`` file, which must include ``names``."""
+    members = npz_members(path)
+    for name in names:
         if name not in members:
             got = f"only {', '.join(members) or 'an empty archive'}"
-            raise InputError(explain(file, f"an array {name}", got, "download the set again"))
-    edges, labels = data["edge_index"], _labels(second["node_label"].read())  # one number per vertex
+            raise InputError(explain(path, f"an array {name}", got, _AGAIN))
+    return members
+
+
+def _binary_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
+    data = _members(folder / "raw" / "data.npz", ("edge_index", "num_nodes_list"))
+    edges = data["edge_index"]
+    labels = _labels(_members(folder / "raw" / "node-label.npz", ("node_label",))["node_label"].read())
     check_edge_index(edges.where, edges.dtype, edges.shape)
     return GraphSource(
         kind="ogb",
-        num_vertices=_binary_total(data["num_nodes_list"]),
+        num_vertices=_sum_counts(data["num_nodes_list"].where, data["num_nodes_list"].integers()),
         num_edges=edges.shape[1],
         edges=lambda: edge_index_chunks(edges, {}),
         features={"x": feature_rows(data["node_feat"])} if "node_feat" in data else {},

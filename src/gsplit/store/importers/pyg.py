@@ -1,8 +1,8 @@
-"""PyG ``Data`` objects in and out, nothing lost on the way.
+"""Convert PyG ``Data`` objects to stores and back without loss.
 
-``from_pyg`` keeps every attribute it can represent and refuses the others by name. It also stores each edge's
-position in ``edge_index`` (``edges/input_position``), and the form in which labels came where ``labels`` changed it,
-so that ``to_pyg`` gives back the very same object. (Of float labels with both -1 and NaN, all missing ones become NaN.)
+``from_pyg`` stores every supported attribute and refuses the others by name. It also stores each edge's position in
+``edge_index`` (``edges/input_position``), and the original type and shape of labels if ``labels`` changed them, so that
+``to_pyg`` returns an equal object. (Of float labels with both -1 and NaN, all missing ones become NaN.)
 """
 
 import logging
@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
-from gsplit.store.array_roles import INPUT_POSITION
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import feature_values
-from gsplit.store.files import Array
 from gsplit.store.importers.labels import Labels, as_labels
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
+from gsplit.store.manifest import INPUT_POSITION
 from gsplit.store.reader import Store
 from gsplit.store.source import (
     CHUNK_EDGES,
@@ -70,7 +69,8 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         got = f"{type(data).__name__} without an edge_index tensor" if isinstance(data, Data) else type(data).__name__
         fix = "pass a homogeneous torch_geometric.data.Data; convert adj_t with ToUndirected or to edge_index"
         raise InputError(explain("data", "a PyG Data with edge_index", got, fix))
-    num_vertices, edge_index = int(data.num_nodes or 0), _host(data.edge_index)
+    num_vertices = int(data.num_nodes or 0)
+    edge_index = _host(data.edge_index)
     check_edge_index("data.edge_index", edge_index.dtype, edge_index.shape)
     features: dict[str, RowStream] = {}
     values: dict[str, tuple[ValueType, Array]] = {}
@@ -83,7 +83,8 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
             continue
         kind = _kind(data, name, value, num_vertices)
         if kind == "label":
-            rows = rows_of(*_stored(value))
+            array, dtype = _stored(value)
+            rows = rows_of(array, dtype)
             labels = as_labels(rows)
             if labels.rows is not rows:
                 settings["y_given"] = {"dtype": str(value.dtype).removeprefix("torch."), "dim": value.dim()}
@@ -93,7 +94,8 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
             array, dtype = _stored(value)
             values[name] = (ValueType(dtype, array.shape[1:]), array)
         elif kind == "feature":
-            features[name] = rows_of(*_stored(value))
+            array, dtype = _stored(value)
+            features[name] = rows_of(array, dtype)
         else:
             left.append(name)
     if left:
@@ -117,7 +119,7 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
 
 
 def _kind(data: Data, name: str, value: Any, num_vertices: int) -> Literal["label", "mask", "edge", "feature"] | None:
-    """What an attribute is in a store; None where a store cannot hold it."""
+    """The role of an attribute in a store; None if a store cannot represent it."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or name == INPUT_POSITION:
         return None
     if name == "y" and value.dim() in (1, 2) and value.size(0) == num_vertices:
@@ -135,7 +137,8 @@ def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     source = pyg_source(data, ignore=unused, keep_positions=False)
     for note in source.notes:
         _log.info("%s", note)
-    num_vertices, edges = source.num_vertices, _host(data.edge_index).astype(np.int64)
+    num_vertices = source.num_vertices
+    edges = _host(data.edge_index).astype(np.int64)
     arrays = {f"features/{name}": (_all_rows(rows), rows.type.dtype) for name, rows in source.features.items()}
     if source.y is not None:
         arrays["y"] = (_all_rows(source.y), source.y.type.dtype)
@@ -149,11 +152,11 @@ def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     return renumbered_store(edges[0], edges[1], parts, arrays, source.targets, values, unused=tuple(unused))
 
 
-def _parts(partition: Tensor | None, num_vertices: int) -> npt.NDArray[np.int64]:
-    """The part of every vertex."""
+def _parts(partition: Tensor | None, num_vertices: int) -> Ids:
     if partition is None:
         return np.zeros(num_vertices, np.int64)
-    parts, fix = _host(partition), "give the part of every vertex, from 0"
+    parts = _host(partition)
+    fix = "give the part of every vertex, from 0"
     if parts.shape != (num_vertices,) or parts.dtype.kind not in "iu":
         got = f"{parts.dtype} {list(parts.shape)}"
         raise InputError(explain("partition", f"integers of shape [{num_vertices}]", got, fix))
@@ -164,7 +167,7 @@ def _parts(partition: Tensor | None, num_vertices: int) -> npt.NDArray[np.int64]
 
 
 def _not_for_sampling(data: Data) -> list[str]:
-    """Attributes that mini-batches do not carry: what no store holds, but for x, y and masks, which are refused."""
+    """Attributes that mini-batches do not carry. Unsupported x, y and masks are not among them: they are refused."""
     if not isinstance(data, Data):
         return []
     kept = {"x", "y", "edge_index", "num_nodes", *_MASKS}
@@ -190,14 +193,14 @@ def _host(tensor: Tensor) -> Array:
 
 
 def _stored(tensor: Tensor) -> tuple[Array, str]:
-    """The tensor's elements for the store and their type's name."""
+    """The tensor's elements as numpy array and the name of their type."""
     if tensor.dtype == torch.bfloat16:
         return _host(tensor.detach().contiguous().view(torch.uint16)), "bfloat16"
     array = _host(tensor)
     name = dtype_name(array.dtype)
     if name is None:
         fix = "convert it to one of the types of docs/store.md"
-        raise InputError(explain("data", "a type the store has", tensor.dtype, fix))
+        raise InputError(explain("data", "a type that the store supports", tensor.dtype, fix))
     return array, name
 
 
@@ -208,11 +211,11 @@ def _loaded(store: Store, name: str) -> Tensor:
 
 
 def to_pyg(store: Store) -> Data:
-    """The whole store as a PyG ``Data`` object in original ids. Everything is checked and copied into memory."""
+    """The whole store as a PyG ``Data`` object in original ids. The store is verified and copied into memory."""
     if store.vertex_range != (0, store.num_vertices):
-        fix = "open the whole store"
-        raise InputError(explain(store.path, "all vertices", f"a shard, {store.vertex_range}", fix))
-    verify_store(store)  # ids are about to be used as places
+        got = f"a shard, {store.vertex_range}"
+        raise InputError(explain(store.path, "all vertices", got, "open the whole store"))
+    verify_store(store)  # ids are used as indices below
     original = torch.from_numpy(np.array(store.original_ids()))
     place = torch.argsort(original)  # row of each original id
     graph = store.graph
@@ -223,7 +226,8 @@ def to_pyg(store: Store) -> Data:
         order = torch.argsort(_loaded(store, f"edges/{INPUT_POSITION}"))
     content: dict[str, Any] = {"edge_index": edge_index if order is None else edge_index[:, order]}
     for name in store.manifest.names("features"):
-        full, whole = f"features/{name}", slice(0, store.num_vertices)
+        full = f"features/{name}"
+        whole = slice(0, store.num_vertices)
         is_scaled = store.dtype(full) == "int8"
         rows = torch.from_numpy(feature_values(store, name, whole)) if is_scaled else _loaded(store, full)
         content[name] = rows[place]
@@ -239,13 +243,13 @@ def to_pyg(store: Store) -> Data:
         mask[original[_loaded(store, f"targets/{name}")]] = True
         content[f"{name}_mask"] = mask
     given = settings.get("num_nodes_given", False)
-    if given or not any(name in content for name in ("x", "pos")):  # from other attributes PyG does not infer it
+    if given or not any(name in content for name in ("x", "pos")):  # PyG does not infer it from other attributes
         content["num_nodes"] = store.num_vertices
     return Data(**content)
 
 
 def _labels_as_given(y: Tensor, given: Any) -> Tensor:
-    """Labels in the type and shape that ``from_pyg`` was handed; as they are if nothing was noted."""
+    """Labels in the type and shape that ``from_pyg`` received; unchanged if none were recorded."""
     dtype = getattr(torch, str(given.get("dtype")), None) if isinstance(given, dict) else None
     if not isinstance(dtype, torch.dtype):
         return y

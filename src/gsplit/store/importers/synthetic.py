@@ -1,12 +1,12 @@
 """A generated graph: planted communities, power-law degrees, labels and features that can be learned.
 
-Every edge, label and feature is a hash of (seed, its number), so a graph of a billion edges is written in
-pieces, in the same way whatever the piece size. Vertices are ranked by popularity; the ranks are scattered
-over the ids by a keyed permutation, so that neither hubs nor communities are found by looking at ids.
+Every edge, label and feature is a hash of (seed, its number), so a graph of a billion edges is generated in pieces, and
+the result does not depend on their size. Vertices are ranked by popularity; a keyed permutation maps ranks to ids, so
+ids do not reveal hubs or communities.
 
 - Destination of an edge: rank ``n * u**skew`` for a uniform u; skew 2 gives a degree exponent of 3, skew 3 of 2.5.
 - Source: with probability ``inside`` a member of the same community, drawn in the same way among them; otherwise
-  anyone. Communities take ranks in turn, so each has its own hubs.
+  any vertex. Communities take ranks in turn, so each has its own hubs.
 - Label: the class of the community, and with probability ``label_noise`` any class. Feature: the class's own
   point on a cube plus uniform noise.
 """
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
 from gsplit.kernels.jit import kernel
 from gsplit.keys import scalar
@@ -31,7 +32,7 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class PlantedGraph:
-    """What to generate. ``target_communities`` is the share of communities whose vertices are targets."""
+    """Parameters of a generated graph. ``target_communities``: share of the communities whose vertices are targets."""
 
     num_vertices: int
     num_edges: int
@@ -72,7 +73,7 @@ class PlantedGraph:
         return self.num_communities or max(1, self.num_vertices // 1000)
 
     def key(self, domain: int) -> int:
-        """The key of one kind of draw."""
+        """The hash key of one kind of draw."""
         return scalar.mix(self.seed, domain)
 
 
@@ -96,10 +97,10 @@ def _draw_edges(
     communities: int,
     skew: int,
     inside: float,
-    src: npt.NDArray[np.int64],
-    dst: npt.NDArray[np.int64],
+    src: Ids,
+    dst: Ids,
 ) -> None:
-    """Ranks of the ends of edges first .. first + count; never a self-loop."""
+    """Draw the ranks of the endpoints of edges first .. first + count, without self-loops."""
     for i in range(count):
         word = mix(key, np.uint64(first + i))
         target = _draw_rank(mix(word, np.uint64(0)), num_vertices, skew)
@@ -114,17 +115,18 @@ def _draw_edges(
             source = _draw_rank(mix(word, np.uint64(2)), num_vertices, skew)
             if source == target:
                 source = (source + 1) % num_vertices
-        src[i], dst[i] = source, target
+        src[i] = source
+        dst[i] = target
 
 
 @kernel
 def _draw_labels(
     key: np.uint64,
-    community: npt.NDArray[np.int64],
-    vertices: npt.NDArray[np.int64],
+    community: Ids,
+    vertices: Ids,
     classes: int,
     noise: float,
-) -> npt.NDArray[np.int64]:
+) -> Ids:
     labels = np.empty(vertices.size, np.int64)
     for i in range(vertices.size):
         word = mix(key, np.uint64(vertices[i]))
@@ -139,7 +141,7 @@ def _draw_labels(
 def _draw_features(
     key: np.uint64,
     centre_key: np.uint64,
-    labels: npt.NDArray[np.int64],
+    labels: Ids,
     first: int,
     noise: float,
     x: npt.NDArray[np.float32],
@@ -153,20 +155,22 @@ def _draw_features(
             x[i, j] = sign + noise * (2.0 * u - 1.0)
 
 
-def _communities(graph: PlantedGraph, vertices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _communities(graph: PlantedGraph, vertices: Ids) -> Ids:
     return unpermute(vertices, graph.num_vertices, graph.key(_IDS)) % graph.communities
 
 
-def _labels(graph: PlantedGraph, vertices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _labels(graph: PlantedGraph, vertices: Ids) -> Ids:
     key = np.uint64(graph.key(_LABELS))
     return _draw_labels(key, _communities(graph, vertices), vertices, graph.num_classes, graph.label_noise)
 
 
 def _edge_chunks(graph: PlantedGraph) -> Iterator[EdgeChunk]:
-    key, ids = np.uint64(graph.key(_EDGES)), graph.key(_IDS)
+    key = np.uint64(graph.key(_EDGES))
+    ids = graph.key(_IDS)
     for first in range(0, graph.num_edges, CHUNK_EDGES):
         count = min(CHUNK_EDGES, graph.num_edges - first)
-        src, dst = np.empty(count, np.int64), np.empty(count, np.int64)
+        src = np.empty(count, np.int64)
+        dst = np.empty(count, np.int64)
         _draw_edges(key, first, count, graph.num_vertices, graph.communities, graph.skew, graph.inside, src, dst)
         yield EdgeChunk(permute(src, graph.num_vertices, ids), permute(dst, graph.num_vertices, ids))
 
@@ -177,7 +181,8 @@ def _label_chunks(graph: PlantedGraph) -> Iterator[RowChunk]:
 
 
 def _feature_chunks(graph: PlantedGraph) -> Iterator[RowChunk]:
-    key, centres = np.uint64(graph.key(_FEATURES)), np.uint64(graph.key(_CENTRES))
+    key = np.uint64(graph.key(_FEATURES))
+    centres = np.uint64(graph.key(_CENTRES))
     for piece in row_slices(graph.num_vertices, 4 * graph.num_features):
         labels = _labels(graph, np.arange(piece.start, piece.stop))
         x = np.empty((labels.size, graph.num_features), np.float32)
@@ -185,10 +190,10 @@ def _feature_chunks(graph: PlantedGraph) -> Iterator[RowChunk]:
         yield RowChunk(piece, x)
 
 
-def _targets(graph: PlantedGraph) -> dict[str, npt.NDArray[np.int64]]:
-    """``target_share`` of the vertices of the chosen communities, cut 8 : 1 : 1 into train, val and test."""
+def _targets(graph: PlantedGraph) -> dict[str, Ids]:
+    """``target_share`` of the vertices of the chosen communities, divided 8 : 1 : 1 into train, val and test."""
     chosen = max(1, round(graph.target_communities * graph.communities))
-    found: dict[str, list[npt.NDArray[np.int64]]] = {"train": [], "val": [], "test": []}
+    found: dict[str, list[Ids]] = {"train": [], "val": [], "test": []}
     for piece in row_slices(graph.num_vertices, 8):
         vertices = np.arange(piece.start, piece.stop)
         share = (mix_array(graph.key(_TARGETS), vertices) >> np.uint64(11)) * _UNIT
@@ -200,7 +205,7 @@ def _targets(graph: PlantedGraph) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def synthetic_source(graph: PlantedGraph) -> GraphSource:
-    """The graph that ``graph`` describes, drawn when it is read."""
+    """The graph that ``graph`` describes, generated when it is read."""
     features = {}
     if graph.num_features:
         kind = ValueType("float32", (graph.num_features,))

@@ -1,9 +1,9 @@
 """Edge and vertex tables in Parquet or CSV, with ids that are integers or strings.
 
-The edge table has a source and a destination column and, if named, columns of per-edge values. The vertex
-table, if there is one, lists every vertex: an id column, optionally a label, a split (train, val, test) and
-features: a column of lists named ``x``, or number columns given by name. Tables are read in several passes
-and never held; the ids are, where they have to be mapped.
+The edge table has a source and a destination column and, optionally, columns of per-edge values. The optional vertex
+table lists every vertex: an id column and, optionally, a label, a split (train, val, test) and features: a column of
+lists named ``x``, or number columns given by name. Tables are read in several passes and not kept in memory. Ids are,
+if they have to be mapped.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import IdBounds, Table, load_arrow, number_column
-from gsplit.store.importers.table_columns import TableColumns, is_pattern, match_columns
+from gsplit.store.importers.arrow import (
+    IdBounds,
+    Table,
+    TableColumns,
+    is_pattern,
+    load_arrow,
+    match_columns,
+    number_column,
+)
 from gsplit.store.importers.vertex_ids import (
     BATCH_IDS,
     IdMode,
@@ -61,17 +68,19 @@ def tables_source(
 ) -> GraphSource:
     """The graph in an edge table and, if given, a vertex table.
 
-    ``ids``: ``dense`` takes integers as vertices 0 .. n-1; ``map`` numbers the distinct ids; ``names`` reads CSV ids
-    as text and maps them. ``auto`` maps, except integers without a vertex table whose largest is below twice the
-    number of edges: then they are taken as they are. ``unknown_ids``: edges whose ends are not all vertices, by the
-    vertex table or ``num_vertices``, are refused, or dropped and counted. ``delimiter``: of CSV files, by default what
-    separates the names in their first line.
+    ``ids``: ``dense`` uses integers as vertices 0 .. n-1; ``map`` numbers the distinct ids; ``names`` reads CSV ids
+    as text and maps them. ``auto`` maps, unless ids are integers, there is no vertex table, and the largest id is below
+    twice the number of edges: then it uses them unchanged. ``unknown_ids``: edges with an endpoint that is not a vertex
+    (by the vertex table or ``num_vertices``) are refused, or dropped and counted. ``delimiter`` of CSV files: the
+    separator of the names in their first line by default.
     """
     columns = columns or TableColumns()
-    ids, unknown = IdMode(ids), UnknownIds(unknown_ids)
+    ids = IdMode(ids)
+    unknown = UnknownIds(unknown_ids)
     if unknown == UnknownIds.DROP and vertices is None and num_vertices is None:
         fix = "give a vertex table, or leave --unknown-ids out: every id of an edge is a vertex"
-        raise InputError(explain("unknown_ids", "a vertex table or num_vertices for drop", "neither", fix))
+        got = "no vertex table and no num_vertices"
+        raise InputError(explain("unknown_ids", "a vertex table or num_vertices for drop", got, fix))
     text = ids == IdMode.NAMES
     edge_table = Table(
         edges,
@@ -99,8 +108,9 @@ def tables_source(
             check_spelling(vertex_table, [columns.id], delimiter)
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     features: dict[str, RowStream] = {}
-    targets: dict[str, npt.NDArray[np.int64]] = {}
-    labels, notes = None, tuple[str, ...]()
+    targets: dict[str, Ids] = {}
+    labels = None
+    notes = tuple[str, ...]()
     if vertex_table is not None:
         features = vertex_features(vertex_table, columns, vertex_ids)
         labels = vertex_labels(vertex_table, columns, vertex_ids)
@@ -136,7 +146,7 @@ def tables_source(
 
 
 def _used_columns(columns: TableColumns, vertices: Table | None) -> dict[str, object]:
-    """Which column is taken for what, for the provenance, and for other hosts to be compared with."""
+    """The columns that are used, for the provenance and for the comparison with other hosts."""
     edges: dict[str, object] = {"src": columns.src, "dst": columns.dst, "edge_values": list(columns.edge_values)}
     if vertices is None:
         return edges
@@ -147,46 +157,44 @@ def _used_columns(columns: TableColumns, vertices: Table | None) -> dict[str, ob
 
 
 def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None) -> TableColumns:
-    """The same with the features that patterns stand for."""
+    """``columns`` with the feature patterns replaced by the columns that match."""
     if not any(map(is_pattern, columns.features)):
         return columns
     others = {columns.id, columns.label, columns.split, columns.feature_list}
     names = [name for name in Table(vertices, delimiter=delimiter).schema.names if name not in others]
     for pattern in columns.features:
         if not match_columns([pattern], names):
-            got, fix = f"columns {', '.join(names) or 'none'}", "correct or leave out this --feature-column"
+            got = f"columns {', '.join(names)}" if names else "no other columns"
+            fix = "correct or leave out this --feature-column"
             raise InputError(explain(vertices, f"a column that matches {pattern}", got, fix))
     return replace(columns, features=tuple(match_columns(columns.features, names)))
 
 
 def _require_no_vertex_columns(columns: TableColumns) -> None:
-    """Without a vertex table, options that speak of it do nothing."""
-    usual = TableColumns()
-    asked = [
-        option
-        for option, name, default in (
-            ("--id-column", columns.id, usual.id),
-            ("--label-column", columns.label, usual.label),
-            ("--label-type", columns.label_type, usual.label_type),
-            ("--split-column", columns.split, usual.split),
-            ("--list-column", columns.feature_list, usual.feature_list),
-            ("--feature-column", tuple(columns.features), usual.features),
-        )
-        if name != default
-    ]
-    if asked:
+    """Refuse options for the vertex table if there is none."""
+    default = TableColumns()
+    given = {
+        "--id-column": columns.id != default.id,
+        "--label-column": columns.label != default.label,
+        "--label-type": columns.label_type != default.label_type,
+        "--split-column": columns.split != default.split,
+        "--list-column": columns.feature_list != default.feature_list,
+        "--feature-column": bool(columns.features),
+    }
+    options = [option for option, is_given in given.items() if is_given]
+    if options:
         fix = "give the table of vertices with --vertices, or leave these options out"
-        raise InputError(explain(", ".join(asked), "a vertex table", "none", fix))
+        raise InputError(explain(", ".join(options), "a vertex table", "edges only", fix))
 
 
 def _require_vertex_columns(table: Table, columns: TableColumns) -> None:
-    """The ids, and every column that was asked for, must be there."""
-    usual = TableColumns()
-    asked = {columns.id: "--id-column", **dict.fromkeys(columns.features, "--feature-column")}
-    asked |= {columns.label: "--label-column"} if columns.label != usual.label else {}
-    asked |= {columns.split: "--split-column"} if columns.split != usual.split else {}
-    asked |= {columns.feature_list: "--list-column"} if columns.feature_list != usual.feature_list else {}
-    table.require(asked)
+    """Refuse a table without the ids or without a column that was named."""
+    default = TableColumns()
+    named = {columns.id: "--id-column", **dict.fromkeys(columns.features, "--feature-column")}
+    named |= {columns.label: "--label-column"} if columns.label != default.label else {}
+    named |= {columns.split: "--split-column"} if columns.split != default.split else {}
+    named |= {columns.feature_list: "--list-column"} if columns.feature_list != default.feature_list else {}
+    table.require(named)
 
 
 def _vertex_ids(
@@ -195,7 +203,7 @@ def _vertex_ids(
     arrow = load_arrow()
     if num_vertices is not None and (vertices is not None or ids in (IdMode.MAP, IdMode.NAMES)):
         fix = "leave it out: the vertices are those of the vertex table, or the ids that are mapped"
-        raise InputError(explain("num_vertices", "none with a vertex table or mapped ids", num_vertices, fix))
+        raise InputError(explain("num_vertices", "None with a vertex table or mapped ids", num_vertices, fix))
     kinds = [edges.schema.field(name).type for name in (columns.src, columns.dst)]
     integers = all(arrow.types.is_integer(kind) for kind in kinds)
     if ids == IdMode.DENSE and not integers:
@@ -227,19 +235,22 @@ def _columns(table: Table, names: list[str]) -> Iterator[Any]:
 
 
 def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
-    """Smallest and largest id, and the number of edges: from the file's own statistics, or in one pass."""
+    """Smallest and largest id, and the number of edges: from the statistics of the file, or in one pass."""
     arrow = load_arrow()
     known = [edges.extent(column) for column in (columns.src, columns.dst)]
     if None not in known:
         ends = [end for pair in known if pair is not None for end in pair]
         return min(ends), max(ends), edges.forecast_rows()
-    low, high, count = 0, -1, 0
+    low = 0
+    high = -1
+    count = 0
     for batch in edges.batches([columns.src, columns.dst]):
         count += batch.num_rows
         for column in batch.columns:
             found = arrow.compute.min_max(column).as_py()
             if found["min"] is not None:
-                low, high = min(low, found["min"]), max(high, found["max"])
+                low = min(low, found["min"])
+                high = max(high, found["max"])
     return low, high, count
 
 
@@ -252,42 +263,43 @@ def _edge_chunks(
     *,
     both_ends: bool = False,
 ) -> Iterator[EdgeChunk]:
-    names, where = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values])), str(table.path)
+    names = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values]))
+    where = str(table.path)
     rows = CHUNK_EDGES if ids.values is None else BATCH_IDS // 2
     for first_row, batch in table.numbered_batches(names, rows, _bounds(columns, ids, unknown, held, both_ends)):
         ends = widened_alike(where, [batch[columns.src], batch[columns.dst]])
         both = ids.lookup(where, load_arrow().concat_arrays(ends))
-        src, dst = both[: batch.num_rows], both[batch.num_rows :]
+        src = both[: batch.num_rows]
+        dst = both[batch.num_rows :]
         values = {name: number_column(f"{where}: {name}", batch[name]) for name in columns.edge_values}
-        lost = np.flatnonzero((src < 0) | (dst < 0))
-        if lost.size and unknown == UnknownIds.REFUSE:
-            first = int(lost[0])
+        dangling = np.flatnonzero((src < 0) | (dst < 0))
+        if dangling.size and unknown == UnknownIds.REFUSE:
+            first = int(dangling[0])
             example = ends[0 if src[first] < 0 else 1][first].as_py()
-            stop = first_row + batch.num_rows - 1
-            got = (
-                f"{example!r} in row {first_row + first}; edges with such ids in rows {first_row}..{stop}: {lost.size}"
-            )
+            rows_read = f"rows {first_row}..{first_row + batch.num_rows - 1}"
+            got = f"{example!r} in row {first_row + first}; edges with such ids in {rows_read}: {dangling.size}"
             fix = "add these ids to the vertex table, or leave such edges out with --unknown-ids drop"
             raise InputError(explain(where, f"ids among the {ids.num_vertices} vertices", got, fix))
-        num_dropped = lost.size if held is None else held.count_edges_into(dst[lost])
-        if lost.size:
-            src, dst = np.delete(src, lost), np.delete(dst, lost)
-            values = {name: np.delete(value, lost) for name, value in values.items()}
+        num_dropped = dangling.size if held is None else held.count_edges_into(dst[dangling])
+        if dangling.size:
+            src = np.delete(src, dangling)
+            dst = np.delete(dst, dangling)
+            values = {name: np.delete(value, dangling) for name, value in values.items()}
         yield EdgeChunk(src, dst, values, num_dropped)
 
 
 def _bounds(
     columns: TableColumns, ids: VertexIds, unknown: UnknownIds, held: VertexRange | None, both_ends: bool
 ) -> list[IdBounds]:
-    """Which row groups a range needs: none of these may hold for a group to be left out; nothing for all groups."""
-    if held is None or (unknown == UnknownIds.DROP and held.counts_strays and ids.values is not None):
-        return []  # an id that is no vertex may stand anywhere between those that are
+    """Bounds of the row groups that a range needs: a group is skipped if none applies. Empty for all groups."""
+    if held is None or (unknown == UnknownIds.DROP and held.counts_dangling_edges and ids.values is not None):
+        return []  # an unknown id may lie anywhere between known ones
     found = [ids.bounds(column, held) for column in ((columns.dst, columns.src) if both_ends else (columns.dst,))]
     return [bounds for bounds in found if bounds] if all(found) else []
 
 
 def _value_type(table: Table, name: str) -> ValueType:
-    try:  # not to_pandas_dtype: older versions of pyarrow ask for pandas there
+    try:  # not to_pandas_dtype: older versions of pyarrow need pandas for it
         empty = load_arrow().array([], table.schema.field(name).type)
         dtype = dtype_name(empty.to_numpy(zero_copy_only=False).dtype)
     except (TypeError, NotImplementedError):

@@ -1,8 +1,8 @@
-"""From the ids of a table, numbers or strings, to vertices 0 .. n-1.
+"""Map the ids of a table, numbers or strings, to vertices 0 .. n-1.
 
-The rule is one: the vertices are the distinct ids in ascending order. So the numbering depends on the set of
-ids only, and integers that already are 0 .. n-1 stay as they are. The mapping is written into the store
-(``vertex_ids``, or ``name_offsets`` and ``name_bytes``), so that results can be joined back.
+The vertices are the distinct ids in ascending order. So the numbering depends on the set of ids only, and integers that
+already are 0 .. n-1 do not change. The mapping is written into the store (``vertex_ids``, or ``name_offsets`` and
+``name_bytes``), so that results can be joined with the tables.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,15 +14,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, Table, load_arrow
 from gsplit.store.source import VertexRange
 
-__all__ = ["IdMode", "UnknownIds", "VertexIds", "check_spelling", "collect_ids", "dense_ids", "widened_alike"]
+__all__ = [
+    "BATCH_IDS",
+    "IdMode",
+    "UnknownIds",
+    "VertexIds",
+    "check_spelling",
+    "collect_ids",
+    "dense_ids",
+    "widened_alike",
+]
 
 
 class IdMode(StrEnum):
-    """How ids become vertices: taken as they are, numbered in order, or (CSV) read as text and numbered."""
+    """How ids become vertices: unchanged, numbered in order, or (CSV) read as text and numbered."""
 
     AUTO = "auto"
     DENSE = "dense"
@@ -31,7 +41,7 @@ class IdMode(StrEnum):
 
 
 class UnknownIds(StrEnum):
-    """What to do with an edge one of whose ends is no vertex."""
+    """How to handle an edge with an endpoint that is not a vertex."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -39,22 +49,20 @@ class UnknownIds(StrEnum):
 
 _KINDS = {"int64": "integers", "large_string": "strings"}
 BATCH_IDS = 1 << 23
-"""Ids looked up in one call: pyarrow builds its hash table anew each time, so calls should be few."""
-
-
+"""Ids looked up in one call. Every call of pyarrow builds its hash table again, so there should be few."""
 _NO_ID = 1 << 63
 _OTHER_SPELLING = r"^\s*([+]|-?0[0-9xX]|-0\s*$)"
 
 
 @dataclass(frozen=True)
 class VertexIds:
-    """The vertices of a graph: ``values`` holds their distinct ids in ascending order, None if they are 0 .. n-1."""
+    """The vertices of a graph. ``values`` are their distinct ids in ascending order, None if those are 0 .. n-1."""
 
     num_vertices: int
     values: Any | None
 
-    def lookup(self, where: str, ids: Any) -> npt.NDArray[np.int64]:
-        """The vertices of a column of ids, -1 for an id that is no vertex."""
+    def lookup(self, where: str, ids: Any) -> Ids:
+        """The vertices of a column of ids, -1 for an id that is not a vertex."""
         arrow = load_arrow()
         ids = _widened(ids)
         expected_type = arrow.int64() if self.values is None else self.values.type
@@ -63,8 +71,7 @@ class VertexIds:
             kinds = [_KINDS[str(kind)] for kind in (expected_type, ids.type)]
             raise InputError(explain(where, f"ids that are {kinds[0]}, as in the vertex table", kinds[1], fix))
         if self.values is None:
-            column = ids
-            vertices: npt.NDArray[np.int64] = np.asarray(column.fill_null(-1).to_numpy(zero_copy_only=False))
+            vertices: Ids = np.asarray(ids.fill_null(-1).to_numpy(zero_copy_only=False))
             missing = (vertices < 0) | (vertices >= self.num_vertices)
         else:
             found = arrow.compute.index_in(ids, value_set=self.values)
@@ -73,33 +80,34 @@ class VertexIds:
         return np.where(missing, -1, vertices)
 
     def bounds(self, column: str, held: VertexRange) -> IdBounds | None:
-        """Where the ids of some vertices lie in a column of integers; None for strings, whose statistics may be cut.
+        """Bounds of the ids of a range in a column of integers; None for strings, whose statistics may be truncated.
 
-        Ids between those of two vertices are taken to be the first one's, so that every id has a range to be read for.
+        An id between those of two vertices belongs to the first, so that every id is read for one range.
         """
         if self.values is None:
-            return IdBounds(column, held.first, held.stop - 1, self.num_vertices - 1, held.counts_strays)
+            return IdBounds(column, held.first, held.stop - 1, self.num_vertices - 1, held.counts_dangling_edges)
         if not load_arrow().types.is_integer(self.values.type):
             return None
-        low, stop = (self._first_id_of(vertex) for vertex in (held.first, held.stop))
-        return IdBounds(column, low, stop - 1, _NO_ID, held.counts_strays)
+        low = self._first_id_of(held.first)
+        stop = self._first_id_of(held.stop)
+        return IdBounds(column, low, stop - 1, _NO_ID, held.counts_dangling_edges)
 
     def _first_id_of(self, vertex: int) -> int:
-        """The smallest id that is taken to be a vertex's; one past all ids for the vertex after the last."""
+        """The smallest id that belongs to a vertex; one past all ids for the vertex after the last."""
         assert self.values is not None
         if vertex == self.num_vertices:
             return _NO_ID
         return int(self.values[vertex].as_py()) if vertex else -_NO_ID
 
-    def as_integers(self) -> npt.NDArray[np.int64] | None:
-        """The mapping, where ids are numbers and not 0 .. n-1."""
+    def as_integers(self) -> Ids | None:
+        """The mapping if ids are integers other than 0 .. n-1; else None."""
         arrow = load_arrow()
         if self.values is None or not arrow.types.is_integer(self.values.type):
             return None
         return np.asarray(self.values.to_numpy(zero_copy_only=False))
 
-    def as_names(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None:
-        """The mapping, where ids are strings: offsets into one array of UTF-8 bytes."""
+    def as_names(self) -> tuple[Ids, npt.NDArray[np.uint8]] | None:
+        """The mapping if ids are strings, as offsets into one array of UTF-8 bytes; else None."""
         arrow = load_arrow()
         if self.values is None or arrow.types.is_integer(self.values.type):
             return None
@@ -112,14 +120,14 @@ class VertexIds:
 
 
 def dense_ids(num_vertices: int) -> VertexIds:
-    """Ids that are vertices already."""
+    """Ids 0 .. n-1, which need no mapping."""
     return VertexIds(num_vertices, None)
 
 
 def check_spelling(table: Table, columns: Sequence[str], delimiter: str | None) -> None:
-    """Refuse CSV ids that would be read as integers but are written otherwise, such as 007 and 0x10: maybe names.
+    """Refuse CSV ids such as 007 and 0x10, which would be read as integers but may be names.
 
-    Looks at the first rows only.
+    Reads the first rows only.
     """
     arrow = load_arrow()
     whole = [name for name in columns if arrow.types.is_integer(table.schema.field(name).type)]
@@ -130,12 +138,12 @@ def check_spelling(table: Table, columns: Sequence[str], delimiter: str | None) 
             other = column.filter(arrow.compute.match_substring_regex(column, _OTHER_SPELLING))
             if len(other):
                 got = f"{other[0].as_py()!r}, which would become another id as a number"
-                fix = "read ids as they are written: --ids names"
+                fix = "read ids as text: --ids names"
                 raise InputError(explain(f"{table.path}: {name}", "integers without leading zeros", got, fix))
 
 
 def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexIds:
-    """The distinct ids of some columns; with ``unique``, one that comes twice is refused."""
+    """The distinct ids of some columns. With ``unique``, a repeated id is refused."""
     arrow = load_arrow()
     known: Any | None = None
     count = 0
@@ -162,7 +170,7 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
 
 
 def _widened(column: Any) -> Any:
-    """Integers as int64, strings with 64-bit offsets, so that any two columns compare."""
+    """Cast integers to int64 and strings to 64-bit offsets, so that any two columns can be compared."""
     arrow = load_arrow()
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -179,7 +187,7 @@ def _widened(column: Any) -> Any:
 
 
 def widened_alike(where: str, columns: list[Any]) -> list[Any]:
-    """Columns of ids as one type, so that they can be joined; numbers and strings do not mix."""
+    """Cast columns of ids to one type, so that they can be joined. Numbers and strings together are refused."""
     wide = [_widened(column) for column in columns]
     if len({str(column.type) for column in wide}) > 1:
         got = " and ".join(str(column.type) for column in columns)
@@ -188,7 +196,7 @@ def widened_alike(where: str, columns: list[Any]) -> list[Any]:
 
 
 def _gathered(columns: Iterable[Any]) -> Iterator[Any]:
-    """The same ids in fewer, larger arrays."""
+    """Join columns of ids into fewer, larger ones."""
     arrow = load_arrow()
     held: list[Any] = []
     count = 0
@@ -197,6 +205,7 @@ def _gathered(columns: Iterable[Any]) -> Iterator[Any]:
         count += len(column)
         if count >= BATCH_IDS or sum(part.nbytes for part in held) >= BATCH_BYTES:
             yield arrow.concat_arrays(widened_alike("ids", held))
-            held, count = [], 0
+            held = []
+            count = 0
     if held:
         yield arrow.concat_arrays(widened_alike("ids", held))

@@ -1,4 +1,4 @@
-"""The vertex table: features, labels and targets of the vertices whose ids it lists, in any order."""
+"""The vertex table: features, labels and targets of vertices, in any order."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,20 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.store.files import Array
-from gsplit.store.importers.arrow import Table, explained, list_rows, load_arrow, number_column
+from gsplit.store.importers.arrow import (
+    LabelType,
+    Table,
+    TableColumns,
+    explained,
+    guess_column,
+    list_rows,
+    load_arrow,
+    number_column,
+)
 from gsplit.store.importers.labels import Labels, as_labels
-from gsplit.store.importers.table_columns import LabelType, TableColumns, guess_column
 from gsplit.store.importers.vertex_ids import VertexIds
 from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES, MAX_WORD
 from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, VertexRange, dtype_name
@@ -21,30 +28,29 @@ __all__ = ["drop_unlabelled", "named_columns", "table_notes", "vertex_features",
 
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _NO_SPLIT = ("", "none", "nan", "null", "na")
-_NAMES_BYTES = 1 << 19  # of all class or column names as JSON: a run keeps them in its settings
+_NAMES_BYTES = 1 << 19  # of all class or column names as JSON, which the settings of a run contain
 
 
 def _placed(
     table: Table, columns: TableColumns, ids: VertexIds, names: list[str], held: VertexRange | None = None
 ) -> Iterator[tuple[Array, Any]]:
-    """Batches of some columns with the vertices of their rows; without row groups that have none of ``held``."""
+    """Batches of some columns with the vertices of their rows, without row groups that have none of ``held``."""
     near = ids.bounds(columns.id, held) if held else None
-    for _, batch in table.numbered_batches(
-        list(dict.fromkeys([columns.id, *names])), CHUNK_EDGES // 4, [near] if near else []
-    ):
+    wanted = list(dict.fromkeys([columns.id, *names]))
+    for _, batch in table.numbered_batches(wanted, CHUNK_EDGES // 4, [near] if near else []):
         vertices = ids.lookup(str(table.path), batch[columns.id])
         assert (vertices >= 0).all(), f"{table.path} changed while it was read"
         yield vertices, batch
 
 
 def named_columns(columns: TableColumns) -> tuple[str, ...]:
-    """The columns that are the features, in order; none if their names are too long to be kept with every run."""
+    """The names of the feature columns, in order; empty if they are too long to be stored with every run."""
     short = max(map(len, columns.features), default=0) <= MAX_WORD
     return tuple(columns.features) if short and len(json.dumps(columns.features)) <= _NAMES_BYTES else ()
 
 
 def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
-    """The features ``x``, from number columns or a column of lists, if there are any."""
+    """The features ``x`` from number columns or from a column of lists; empty without either."""
     name = columns.feature_list
     if columns.features:
         kind = ValueType("float32", (len(columns.features),))
@@ -71,11 +77,13 @@ def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict
 
 
 def vertex_labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
-    """The labels, if there is a column of them; strings are classes in the order of the alphabet."""
-    arrow, name = load_arrow(), columns.label
+    """The labels, or None without a label column. Strings become classes in alphabetical order."""
+    arrow = load_arrow()
+    name = columns.label
     if name not in table.schema.names:
         return None
-    kind, where = table.schema.field(name).type, f"{table.path}: {name}"
+    where = f"{table.path}: {name}"
+    kind = table.schema.field(name).type
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
     if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
         return _named_classes(table, columns, ids)
@@ -100,12 +108,14 @@ def vertex_labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels
     labels = as_labels(rows, floats_are_classes=columns.label_type == LabelType.CLASSES)
     if columns.label_type == LabelType.CLASSES and labels.rows.type.dtype.startswith("float"):
         fix = "give whole numbers or words, or leave --label-type out"
-        raise InputError(explain(where, "classes: whole numbers from 0", "other floats", fix))
+        raise InputError(explain(where, "classes: whole numbers from 0", f"other values of type {kind}", fix))
     return labels
 
 
 def _named_classes(table: Table, columns: TableColumns, ids: VertexIds) -> Labels:
-    arrow, name, where = load_arrow(), columns.label, f"{table.path}: {columns.label}"
+    arrow = load_arrow()
+    name = columns.label
+    where = f"{table.path}: {name}"
     if columns.label_type == LabelType.VALUES:
         raise InputError(explain(where, "numbers for --label-type values", "strings", "give numbers, or leave it out"))
 
@@ -135,24 +145,28 @@ def _named_classes(table: Table, columns: TableColumns, ids: VertexIds) -> Label
 
 
 def _check_names(where: str, names: Sequence[str]) -> None:
-    """Refuse what is not a handful of names: a column of ids or of free text, or nothing at all."""
+    """Refuse too many, too long or no names, as in a column of ids or of free text."""
     fix = "name the column of labels with --label-column, or number the classes"
     if not names:
-        raise InputError(explain(where, "a label in some row", "none", fix))
-    if len(names) > MAX_NAMED_CLASSES or len(json.dumps(names)) > _NAMES_BYTES:
-        got = f"more than {MAX_NAMED_CLASSES}" if len(names) > MAX_NAMED_CLASSES else "names that are too long"
-        raise InputError(explain(where, f"at most {MAX_NAMED_CLASSES} names of classes", got, fix))
+        raise InputError(explain(where, "a label in some row", "empty rows only", fix))
+    if len(names) > MAX_NAMED_CLASSES:
+        expected = f"at most {MAX_NAMED_CLASSES} names of classes"
+        raise InputError(explain(where, expected, f"more than {MAX_NAMED_CLASSES}", fix))
+    num_bytes = len(json.dumps(names))
+    if num_bytes > _NAMES_BYTES:
+        raise InputError(explain(where, f"names of at most {_NAMES_BYTES} bytes in all", num_bytes, fix))
     longest = max(names, key=len)
     if len(longest) > MAX_CLASS_NAME:
         got = f"{len(longest)}: {longest[:20]!r}..."
         raise InputError(explain(where, f"names of at most {MAX_CLASS_NAME} characters", got, fix))
 
 
-def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, npt.NDArray[np.int64]]:
-    """The targets by the words of the split column, whatever their case."""
+def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, Ids]:
+    """The targets by the words of the split column, ignoring case."""
     if columns.split not in table.schema.names:
         return {}
-    arrow, where = load_arrow(), f"{table.path}: {columns.split}"
+    arrow = load_arrow()
+    where = f"{table.path}: {columns.split}"
     found: dict[str, list[Array]] = {}
     for vertices, batch in _placed(table, columns, ids, [columns.split]):
         with explained(where, "write the words in UTF-8"):
@@ -168,12 +182,10 @@ def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
 
-def drop_unlabelled(
-    targets: dict[str, npt.NDArray[np.int64]], labels: Labels | None, num_vertices: int
-) -> tuple[str, ...]:
-    """Leave vertices without a label out of the train targets, which cannot be learnt from; returns what to say.
+def drop_unlabelled(targets: dict[str, Ids], labels: Labels | None, num_vertices: int) -> tuple[str, ...]:
+    """Remove vertices without a label from the train targets. Returns notes for the user.
 
-    Those of val and test stay: they can be predicted, and evaluation leaves them out.
+    They stay in val and test: they can be predicted, and evaluation skips them.
     """
     if labels is None or "train" not in targets:
         return ()
@@ -181,25 +193,26 @@ def drop_unlabelled(
     for chunk in labels.rows.chunks():
         has[chunk.vertices] = ~np.isnan(chunk.rows) if chunk.rows.dtype.kind == "f" else chunk.rows >= 0
     kept = targets["train"][has[targets["train"]]]
-    dropped, targets["train"] = targets["train"].size - kept.size, kept
+    dropped = targets["train"].size - kept.size
+    targets["train"] = kept
     return (f"targets train: left out, because they have no label: {dropped:,}",) if dropped else ()
 
 
 def _unknown_split(where: str, word: object, num_rows: int) -> InputError:
     close = get_close_matches(str(word).lower(), _SPLITS, 1)
-    fix = f"write {close[0]}" if close else "rename these values, or empty them: such vertices are no targets"
+    fix = f"write {close[0]}" if close else "rename these values, or leave them empty: such vertices are not targets"
     got = f"{repr(word)[:80]} in {num_rows} rows or more"
     return InputError(explain(where, f"one of {', '.join(_SPLITS)} or nothing", got, fix))
 
 
 def table_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
-    """What of the table is not used, and what may have been meant."""
+    """Notes on the columns that are not used, and on options that may have been forgotten."""
     names = table.schema.names
     used = {columns.id, columns.label, columns.split, *(columns.features or [columns.feature_list])}
     unused = [name for name in names if name not in used]
     notes = [f"not imported: {', '.join(name or '(no name)' for name in unused)}"] if unused else []
-    asked = ((columns.label, "labels", "--label-column"), (columns.split, "targets", "--split-column"))
-    for wanted, what, option in asked:
+    wanted_columns = ((columns.label, "labels", "--label-column"), (columns.split, "targets", "--split-column"))
+    for wanted, what, option in wanted_columns:
         if wanted not in names and (meant := guess_column(wanted, option, unused)) is not None:
             notes.append(f"no {what}: there is no column {wanted}; if {meant} holds them, add {option} {meant}")
     if not columns.features and columns.feature_list not in names and unused:

@@ -14,7 +14,7 @@ from gsplit.cli.main import app
 from gsplit.errors import InputError
 from gsplit.store.build import build_store
 from gsplit.store.importers import vertex_table
-from gsplit.store.importers.table_columns import LabelType, TableColumns
+from gsplit.store.importers.arrow import LabelType, TableColumns
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 
@@ -111,7 +111,11 @@ def test_labels_with_gaps_and_of_another_type(
     "vertices, columns, message",
     [
         (_table(rows=[("u0", 1, "trian", 1)]), COLUMNS, r"split: .*got 'trian' in 1 rows or more.. Fix: write train"),
-        (_table(rows=[("u0", 1, "holdout", 1)]), COLUMNS, "got 'holdout' .*Fix: rename these values, or empty them"),
+        (
+            _table(rows=[("u0", 1, "holdout", 1)]),
+            COLUMNS,
+            "got 'holdout' .*Fix: rename these values, or leave them empty",
+        ),
         (_table("ID,y,split,f0,f1"), COLUMNS, "a column id .got columns ID, y, split, f0, f1.*--id-column ID"),
         (_table("node_id,y,split,f0,f1"), COLUMNS, "--id-column node_id"),
         (_table(), TableColumns(features=("f0", "f1s")), "expected a column f1s .*--feature-column f1\\."),
@@ -134,7 +138,7 @@ def test_labels_with_gaps_and_of_another_type(
         (_labels(*6 * ["0.5"]), TableColumns(label_type=LabelType.CLASSES), "expected classes: whole numbers from 0"),
         (_labels(*"abcabc"), TableColumns(label_type=LabelType.VALUES), "numbers for --label-type values .got strings"),
         (_labels(*6 * ["z" * 300]), COLUMNS, "y: expected names of at most 200 characters .got 300: 'z"),
-        (_labels(*6 * ['" "']), COLUMNS, "y: expected a label in some row .got none.*--label-column"),
+        (_labels(*6 * ['" "']), COLUMNS, "y: expected a label in some row .got empty rows only.*--label-column"),
     ],
 )
 def test_the_message_names_what_is_there_and_the_fix(
@@ -150,7 +154,7 @@ def test_a_column_of_free_text_is_no_label(tmp_path: Path, monkeypatch: pytest.M
         _import(tmp_path, _labels(*"abcdef"))
     monkeypatch.setattr(vertex_table, "MAX_NAMED_CLASSES", 9)
     monkeypatch.setattr(vertex_table, "_NAMES_BYTES", 9)
-    with pytest.raises(InputError, match="y: expected at most 9 names of classes .got names that are too long"):
+    with pytest.raises(InputError, match="y: expected names of at most 9 bytes in all .got 30"):
         _import(tmp_path, _labels(*"abcdef"))
 
 
@@ -203,7 +207,7 @@ def test_options_of_a_vertex_table_need_one(tmp_path: Path) -> None:
         "--split-column, --feature-column": TableColumns(split="part", features=["f0"]),
         "--label-column, --list-column": TableColumns(label="label", feature_list="v"),
     }.items():
-        with pytest.raises(InputError, match=f"^{option}: expected a vertex table .got none.*with --vertices"):
+        with pytest.raises(InputError, match=f"^{option}: expected a vertex table .got edges only.*with --vertices"):
             tables_source(tmp_path / "e.csv", columns=columns)
 
 

@@ -116,7 +116,7 @@ def test_number_of_vertices(tmp_path: Path, more: dict[str, Any], n: int) -> Non
         ({"edge_index": EDGES, "num_nodes": np.array([1, 2])}, "num_nodes: expected one number"),
         ({"edge_index": EDGES, "num_nodes": np.int64(N), "x": np.zeros((N + 3, 2))}, "features/x: expected 50 rows"),
         ({"edge_index": EDGES, "y": np.zeros((N, 1, 1))}, "y: expected one or two dimensions"),
-        ({"edge_index": EDGES, "y": np.array([None] * N)}, "pickled objects, which are never opened"),
+        ({"edge_index": EDGES, "y": np.array([None] * N)}, "pickled objects, which are not opened"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:

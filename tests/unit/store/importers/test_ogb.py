@@ -105,7 +105,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     for edges, message in (
         (np.array([[0.7, 1.9]]), "expected whole numbers"),
         (np.array([[0], [1]]), "expected two columns"),
-        (np.array([[0, 1]]), "expected 200 edges, as num-edge-list says"),
+        (np.array([[0, 1]]), "expected 200 edges, as in num-edge-list"),
     ):
         _csv(empty / "raw" / "edge.csv.gz", edges)
         with pytest.raises(InputError, match=message):

@@ -75,7 +75,7 @@ def test_rules_apply_and_the_result_still_converts(tmp_path: Path) -> None:
         (Data(edge_index=torch.zeros(2, 1, dtype=torch.long), num_nodes=2, name="cora"), "also name"),
         (
             Data(edge_index=torch.zeros(2, 1, dtype=torch.long), num_nodes=2, y=torch.zeros(2, dtype=torch.complex64)),
-            "expected a type the store has",
+            "expected a type that the store supports",
         ),
     ],
 )

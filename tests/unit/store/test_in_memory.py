@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 import gsplit
 from gsplit.store.importers.pyg import memory_store
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 
 
 def _edges(store: MemoryStore) -> list[tuple[Any, ...]]:
