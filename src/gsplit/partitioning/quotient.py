@@ -1,18 +1,18 @@
 """The graph of parts: what runs between them, and an order in which neighbouring parts are close.
 
-METIS numbers parts in the order of its bisections. For a solver that does not, parts are bisected again and again by
-what runs between them (Kernighan and Lin's method, networkx's), so that runs of parts make good larger parts.
+METIS numbers parts in the order of its bisections. For other solvers, parts are bisected recursively by what runs
+between them (Kernighan and Lin 1970), so that runs of parts make good larger parts. METIS would be faster here, but
+does not balance graphs of a few vertices.
 """
 
 from typing import Any
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
-from networkx.algorithms.community import kernighan_lin_bisection
 
 from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
+from gsplit.keys.kernels_numba import permute
 
 __all__ = ["bisection_order", "count_links"]
 
@@ -54,20 +54,56 @@ def bisection_order(links: Matrix, seed: int = 0) -> npt.NDArray[np.int64]:
     """
     both_ways = links + links.T
 
-    def bisect(parts: list[int]) -> list[int]:
-        if len(parts) < 2:
+    def bisect(parts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if parts.size < 2:
             return parts
-        tries = [_halve(both_ways, parts, seed + number) for number in range(_TRIES)]
-        left, right = min(tries, key=lambda halves: (int(both_ways[np.ix_(*halves)].sum()), halves))
-        return bisect(left) + bisect(right)
+        in_second = _halve(both_ways[np.ix_(parts, parts)], seed)
+        return np.concatenate([bisect(parts[~in_second]), bisect(parts[in_second])])
 
-    return np.array(bisect(list(range(links.shape[0]))), np.int64)
+    return bisect(np.arange(links.shape[0]))
 
 
-def _halve(weights: Matrix, parts: list[int], seed: int) -> tuple[list[int], list[int]]:
-    """Two sorted halves, the one with the smallest part first."""
-    graph = nx.Graph()
-    graph.add_nodes_from(parts)
-    graph.add_weighted_edges_from((p, q, int(weights[p, q])) for p in parts for q in parts if p < q and weights[p, q])
-    halves = sorted(sorted(half) for half in kernighan_lin_bisection(graph, weight="weight", seed=seed))
-    return halves[0], halves[1]
+def _halve(weights: Matrix, seed: int) -> npt.NDArray[np.bool_]:
+    """The best of several bisections into equal halves; the first vertex is in the first half."""
+    n = weights.shape[0]
+    tries = []
+    for number in range(_TRIES):
+        in_second = permute(np.arange(n), n, seed + number) < n // 2
+        while _improve(weights, in_second):
+            pass
+        tries.append(in_second ^ in_second[0])
+    return min(tries, key=lambda half: (int(weights[np.ix_(half, ~half)].sum()), half.tolist()))
+
+
+@kernel
+def _improve(weights: Matrix, in_second: npt.NDArray[np.bool_]) -> bool:
+    """One pass of Kernighan and Lin: swap pairs, each vertex once, and keep the swaps up to the best sum of gains."""
+    n = in_second.size
+    gains = np.zeros(n, np.int64)
+    for v in range(n):
+        for u in range(n):
+            if u != v:
+                gains[v] += weights[v, u] if in_second[v] != in_second[u] else -weights[v, u]
+    is_free, current = np.ones(n, np.bool_), in_second.copy()
+    total, best_total = 0, 0
+    for _ in range(n // 2):
+        a, b, gain = -1, -1, 0
+        for v in range(n):
+            if is_free[v] and not current[v]:
+                for u in range(n):
+                    if is_free[u] and current[u]:
+                        found = gains[v] + gains[u] - 2 * weights[v, u]
+                        if a < 0 or found > gain:
+                            a, b, gain = v, u, found
+        current[a] = True
+        current[b] = False
+        is_free[a] = False
+        is_free[b] = False
+        for v in range(n):
+            change = 2 * (weights[v, b] - weights[v, a])
+            gains[v] += change if current[v] else -change
+        total += gain
+        if total > best_total:
+            best_total = total
+            in_second[:] = current
+    return best_total > 0

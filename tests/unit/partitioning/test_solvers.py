@@ -1,11 +1,13 @@
 """Every solver on planted communities and on graphs that are no fun; failures become messages."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,6 +148,25 @@ def test_a_narrow_metis_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(internal, "_idx_type_width", lambda: 32)
     with pytest.raises(MissingDependencyError, match="METIS: expected 64-bit integers .got 32"):
         metis.solve(graph, 4, 1.05, 0)
+
+
+def test_metis_options_are_set_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """METIS 5.2 numbers its options differently from 5.1."""
+    import pymetis._internal as internal
+
+    graph, *_ = _planted(tmp_path)
+    passed: dict[int, int] = {}
+
+    class Library:
+        def METIS_PartGraphRecursive(self, *args: Any) -> int:  # noqa: N802
+            options = ctypes.cast(args[10], ctypes.POINTER(ctypes.c_int64))
+            passed.update({key: options[key] for key in range(40) if options[key] != -1})
+            return 1
+
+    monkeypatch.setattr(metis, "_library", Library)
+    monkeypatch.setattr(internal, "OptionKey", SimpleNamespace(NCUTS=11, SEED=12, NUMBERING=13))
+    metis.solve(graph, 4, 1.05, 6)
+    assert passed == {11: 4, 12: 7, 13: 0}
 
 
 def test_mt_kahypar_takes_weights_that_its_integers_do_not_hold(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
@@ -62,9 +61,7 @@ def find_parts_by_ranks(
     links = add_up(held.comm, Call("links"), count_links(held.graph, counts.edges, everywhere, parts))
     mine = everywhere[held.first : held.first + held.num_held].astype(np.int32)
     mine = spread_unreached(mine, counts.loaded == 0, parts, settings.tolerance, held.comm)
-    order = torch.from_numpy(bisection_order(links, settings.seed))
-    held.comm.broadcast(Call("order of parts"), order)  # rank 0's, should versions of networkx differ
-    mine, links = renumber_parts(mine, links, order.numpy())
+    mine, links = renumber_parts(mine, links, bisection_order(links, settings.seed))  # the same on all ranks
     loads = np.zeros(parts, np.int64)
     np.add.at(loads, mine, work)
     loads = add_up(held.comm, Call("loads"), loads)

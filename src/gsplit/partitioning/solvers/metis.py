@@ -17,7 +17,7 @@ from gsplit.partitioning.weighted_graph import WeightedGraph
 __all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
 ORDERED = True
-_NUM_OPTIONS, _CUTS, _SEED, _NUMBERING = 40, 7, 8, 17
+_NUM_OPTIONS = 40  # METIS_NOPTIONS, the length of the array in every METIS 5
 _TRIES = 4  # bisections tried at each level, the best kept: 3 to 5 % fewer cross edges than one (docs/lab-log.md)
 _ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"}
 _BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 100, 150
@@ -45,6 +45,17 @@ def _library() -> Any:
     return ctypes.CDLL(internal.__file__)
 
 
+def _options(seed: int) -> npt.NDArray[np.int64]:
+    """Options by their names in pymetis: their numbers differ between versions of METIS."""
+    from pymetis._internal import OptionKey
+
+    options = np.full(_NUM_OPTIONS, -1, np.int64)
+    options[OptionKey.NCUTS] = _TRIES
+    options[OptionKey.NUMBERING] = 0
+    options[OptionKey.SEED] = 1 + seed % 0x7FFFFFFF  # the C library treats seeds 0 and 1 as equal
+    return options
+
+
 def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
     """The part of every vertex; each constraint's largest part at most ``tolerance`` times the mean, if it can be."""
     library = _library()
@@ -53,9 +64,7 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     arrays = [np.ascontiguousarray(a, np.int64) for a in (graph.xadj, graph.adjncy, graph.vertex_weights)]
     edge_weights = np.ascontiguousarray(graph.edge_weights, np.int64) if graph.edge_weights.size else None
     constraints = graph.vertex_weights.shape[1]
-    options = np.full(_NUM_OPTIONS, -1, np.int64)
-    options[_CUTS], options[_NUMBERING] = _TRIES, 0
-    options[_SEED] = 1 + seed % 0x7FFFFFFF  # to the C library 0 and 1 are one seed
+    options = _options(seed)
     # a bisection's error is multiplied by those below it: each level gets its root of the tolerance
     per_level = tolerance ** (1 / max(1.0, np.log2(parts)))
     ubvec = np.full(constraints, per_level, np.float32)

@@ -1,12 +1,11 @@
 """Mt-KaHyPar, the multi-threaded partitioner of the KaHyPar project, as an optional extra.
 
-Its Python lists cost about 128 bytes per edge, so the graph is handed over as a METIS file instead. Balances one
-constraint. Its weights are 32 bits wide: where their sum is not, all are divided by the same number and rounded up.
+The graph is passed in memory, as numpy arrays: the bindings read them as sequences, and Python lists would take three
+times the memory. Balances one constraint. Weights are 32 bits wide: if their sum does not fit, all are divided by the
+same number and rounded up.
 """
 
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ __all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
 ORDERED = False
 _BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 60, 100
-_LINES = 1 << 14
 _LARGEST = (1 << 31) - 1
 
 
@@ -53,38 +51,27 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     context = mtk.context_from_preset(mtkahypar.PresetType.DEFAULT)
     context.set_partitioning_parameters(parts, tolerance - 1.0, mtkahypar.Objective.CUT)
     context.logging = False
-    with tempfile.TemporaryDirectory(prefix="gsplit-") as folder:
-        path = Path(folder) / "graph.metis"
-        _write(graph, path)
-        loaded = mtk.graph_from_file(str(path), context, mtkahypar.FileFormat.METIS)
-        result = loaded.partition(context)
-    return np.array([result.block_id(vertex) for vertex in range(graph.num_vertices)], np.int32)
+    edges, edge_weights = _undirected_edges(graph)
+    vertex_weights = _fit(graph.vertex_weights[:, 0])
+    loaded = mtk.create_graph(context, graph.num_vertices, edge_weights.size, edges, vertex_weights, edge_weights)
+    return np.array(loaded.partition(context).get_partition(), np.int32)
 
 
-def _scale(weights: npt.NDArray[np.int64]) -> int:
-    """What to divide weights by so that their sum, rounded up, fits.
+def _undirected_edges(graph: WeightedGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Every edge once, [num_edges, 2], and its weight."""
+    rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.xadj))
+    once = rows < graph.adjncy
+    edges = np.stack([rows[once], graph.adjncy[once]], axis=1)
+    if not graph.edge_weights.size:
+        return edges, np.ones(edges.shape[0], np.int64)
+    return edges, _fit(graph.edge_weights[once])
 
-    >>> _scale(np.array([5, 7])), _scale(np.array([1 << 31, 1 << 31]))
-    (1, 3)
+
+def _fit(weights: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Divide weights so that their sum, each rounded up, fits in 32 bits.
+
+    >>> _fit(np.array([5, 7])).tolist(), _fit(np.array([1 << 31, 1])).tolist()
+    ([5, 7], [1073741824, 1])
     """
-    return 1 + int(weights.sum()) // max(1, _LARGEST - weights.size)
-
-
-def _write(graph: WeightedGraph, path: Path) -> None:
-    """METIS's text form: a line per vertex with its weight and its neighbours and their weights, from 1."""
-    with path.open("w") as stream:
-        weighted = graph.edge_weights.size > 0
-        vertex_scale = _scale(graph.vertex_weights)
-        edge_scale = _scale(graph.edge_weights)
-        stream.write(f"{graph.num_vertices} {graph.adjncy.size // 2} 0{'11' if weighted else '10'}\n")
-        for first in range(0, graph.num_vertices, _LINES):
-            lines = []
-            for vertex in range(first, min(first + _LINES, graph.num_vertices)):
-                row = slice(int(graph.xadj[vertex]), int(graph.xadj[vertex + 1]))
-                entries = graph.adjncy[row].astype(np.int64) + 1
-                if weighted:
-                    weights = -(-graph.edge_weights[row] // edge_scale)
-                    entries = np.stack([entries, weights], axis=1).reshape(-1)
-                weight = -(-int(graph.vertex_weights[vertex, 0]) // vertex_scale)
-                lines.append(" ".join(map(str, [weight, *entries.tolist()])))
-            stream.write("\n".join(lines) + "\n")
+    scale = 1 + int(weights.sum()) // max(1, _LARGEST - weights.size)
+    return -(-weights // scale)
