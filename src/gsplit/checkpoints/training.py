@@ -37,7 +37,13 @@ class StateSaver:
         run_on_rank_zero(self._comm, "open checkpoints", lambda: self._writers.append(CheckpointWriter(folder, keep)))
 
     def save(self) -> None:
-        """Copy the state and have it written while training goes on. Only rank 0 does anything."""
+        """Copy the state and have it written while training goes on. A collective.
+
+        Rank 0 copies and writes. If that fails, or the write before has failed, all ranks raise the error.
+        """
+        run_on_rank_zero(self._comm, "save the state", self._save)
+
+    def _save(self) -> None:
         for writer in self._writers:
             best = self._state.best
             manifest = describe_training(self._state, self._description)
