@@ -24,8 +24,8 @@ from gsplit.checkpoints.tensor_file import (
     read_tensor_file,
     write_tensor_file,
 )
-from gsplit.durable import TEMPORARY_SUFFIX
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import TEMPORARY_SUFFIX
 from gsplit.untrusted import Expected
 
 __all__ = [

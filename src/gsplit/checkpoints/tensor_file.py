@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import write_atomic
 from gsplit.free_memory import free_bytes
 from gsplit.untrusted import Expected, open_regular
 
@@ -109,7 +109,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[
     if len(head) > _MAX_HEADER_BYTES:
         expected, fix = f"at most {_MAX_HEADER_BYTES} bytes beside the tensors", "keep large values in tensors"
         raise InputError(explain(path, expected, len(head), fix))
-    write_whole(path, [len(head).to_bytes(8, "little"), head, *pieces])
+    write_atomic(path, [len(head).to_bytes(8, "little"), head, *pieces])
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -13,8 +13,8 @@ from rich.console import Console
 from gsplit.cli.bench_train_view import show_report
 from gsplit.cli.console import command, emit_json, progress_bars
 from gsplit.cli.options import Json, parse_fanout
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import write_atomic
 
 if TYPE_CHECKING:
     from gsplit.bench.train import TrainReport
@@ -161,4 +161,4 @@ def _check_out(out: Path | None) -> None:
 def _write(out: Path | None, report: "TrainReport") -> None:
     """Put the document into its place in one go."""
     if out is not None:
-        write_whole(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])
+        write_atomic(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gsplit.durable import write_whole
+from gsplit.files.atomic import write_atomic
 from gsplit.report.sections import Section
 from gsplit.report.tables import Table
 
@@ -40,7 +40,7 @@ def write_page(sections: Sequence[Section], path: Path) -> None:
 </body>
 </html>
 """
-    write_whole(path, [page.encode()])
+    write_atomic(path, [page.encode()])
 
 
 def _section(section: Section) -> str:

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from gsplit.checkpoints.files import list_checkpoints, remove_unused
-from gsplit.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import TEMPORARY_SUFFIX, write_atomic
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import (
     checkpoint_folder,
@@ -134,7 +134,7 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
         training = new_training(run, lambda folder: _copy_training(training, folder))
     for path in training.glob("steps-rank-*.jsonl"):
         with _open_own(path) as stream:
-            write_whole(path, (line for line in _lines(stream) if _is_before(line, position)))
+            write_atomic(path, (line for line in _lines(stream) if _is_before(line, position)))
 
 
 def _copy_training(source: Path, folder: Path) -> None:
@@ -181,7 +181,7 @@ def write_settings(run: Path, settings: TrainSettings, shape: ModelShape) -> Non
     """Write what a training was asked for: when it begins, so that it can be resumed, and when it ends."""
     document = {"settings": settings.model_dump(), "shape": asdict(shape)}
     text = json.dumps(document, indent=1, allow_nan=False)
-    write_whole(training_folder(run) / "settings.json", [text.encode()])
+    write_atomic(training_folder(run) / "settings.json", [text.encode()])
 
 
 def finish_run(
@@ -192,8 +192,8 @@ def finish_run(
     arrays: dict[str, Any] = {name: value.numpy(force=True) for name, value in weights.items()}
     stream = io.BytesIO()
     np.savez(stream, **arrays)
-    write_whole(training / "weights.npz", [stream.getbuffer()])
-    write_whole(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
+    write_atomic(training / "weights.npz", [stream.getbuffer()])
+    write_atomic(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
     write_settings(run, settings, shape)
     remove_unused(checkpoint_folder(training))
     finish_training(training)

@@ -3,44 +3,35 @@
 ``lock`` is held by the host that agrees or joins, ``0.lock`` and so on by the process that builds a host's shard.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import locked, try_lock, write_atomic
 from gsplit.untrusted import Expected, read_document
 
-__all__ = ["agree", "building", "locked"]
+__all__ = ["agree", "building", "lock_hosts"]
 
 _AGREED, _LOCK = "agreed.json", "lock"
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_hosts(folder: Path) -> AbstractContextManager[None]:
     """Keep the other hosts out. By a file: not every shared file system locks folders. Without locks, go on.
 
     Then two hosts may join at once. They do the same, in steps that are whole or not done; who fails tries again.
     """
-    with (folder / _LOCK).open("a") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return locked(folder / _LOCK)
 
 
 @contextmanager
 def building(folder: Path, host: int) -> Iterator[None]:
     """Keep out a second process that would build the shard of the same host; without locks, go on."""
     with (folder / f"{host}.{_LOCK}").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_lock(file.fileno()) is False:
             got, fix = f"host {host} is being built by another process", "wait until it has ended"
-            raise InputError(explain(folder.name, "one process per host", got, fix)) from None
-        except OSError:
-            pass
+            raise InputError(explain(folder.name, "one process per host", got, fix))
         yield
 
 
@@ -51,9 +42,9 @@ def agree(folder: Path, told: dict[str, object], host: int) -> None:
     ``building``.
     """
     fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
-    with locked(folder):
+    with lock_hosts(folder):
         if not (folder / _AGREED).exists() or _is_unused(folder, host):
-            write_whole(folder / _AGREED, [json.dumps(told, indent=1).encode()])
+            write_atomic(folder / _AGREED, [json.dumps(told, indent=1).encode()])
             return
         found = read_document(folder / _AGREED, Expected("what the hosts agreed on", fix), follow=False)
     told = json.loads(json.dumps(told))
@@ -69,8 +60,6 @@ def _is_unused(folder: Path, host: int) -> bool:
         return False
     for path in set(folder.glob(f"*.{_LOCK}")) - {folder / f"{host}.{_LOCK}"}:
         with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not try_lock(file.fileno()):
                 return False
     return not (folder / "whole.json").exists()
