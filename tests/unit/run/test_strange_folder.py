@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 import gsplit.run.folder
-from gsplit.checkpoints.files import checkpoint_path
-from gsplit.checkpoints.manifest import Manifest
-from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.errors import InputError
 from gsplit.files.atomic import write_atomic
 from gsplit.run.config import TrainSettings
@@ -37,7 +35,7 @@ def run(tmp_path: Path) -> Path:
     begin_run(run)
     telemetry_path(run, 0).write_text(LINE)
     writer = CheckpointWriter(checkpoint_folder(training_folder(run)), 2)
-    writer.save(1, {}, Manifest({}))
+    writer.save(1, {}, CheckpointManifest({}))
     writer.finish()
     write_settings(run, TrainSettings(), SHAPE)
     return run
@@ -51,7 +49,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 def test_a_link_at_the_place_of_a_temporary_file_is_not_followed(run: Path, victim: Path) -> None:
-    names = ("1/settings.json", "1/steps-rank-0.jsonl", "1/weights.npz", "1/history.json", "current")
+    names = ("1/settings.json", "1/steps-rank-0.jsonl", "1/weights.safetensors", "1/history.json", "current")
     for name in names:
         (run / f"{name}.tmp").symlink_to(victim)
     continue_run(run, (0, 1))
