@@ -29,12 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.checkpoints.files import latest_file, read_checkpoint, read_latest
-from gsplit.checkpoints.manifest import Manifest
-from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, latest_file, read_checkpoint, read_latest
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.run.checkpoint import latest_checkpoint
 from gsplit.run.layout import finished_folder, training_folder
@@ -168,7 +167,7 @@ def try_kills(store: Path, folder: Path, plan: Plan, seed: int) -> dict[str, Any
         kills.append(_kill_once(store, killed, plan, rng))
         print(f"kill {len(kills)}: {kills[-1]}", file=sys.stderr)
     found = _run_to_the_end(store, killed, plan.steps)
-    weights = [dict(np.load(finished_folder(run) / "weights.npz")) for run in (whole, killed)]
+    weights = [load_file(finished_folder(run) / "weights.safetensors") for run in (whole, killed)]
     lost = [kill["steps_done"] - kill["steps_kept"] for kill in kills]
     return {
         "steps": len(want["losses"]),
@@ -265,7 +264,7 @@ def save_for_ever(folder: Path, told: Any) -> None:
     first = 1 if latest is None else int(latest.name[5:13]) + 1
     writer = CheckpointWriter(folder, 2)
     for step in range(first, first + 1_000_000):
-        writer.save(step, {"w": torch.full((1 << 22,), float(step)), "step": step}, Manifest({}))
+        writer.save(step, {"w": torch.full((1 << 22,), float(step)), "step": step}, CheckpointManifest({}))
         writer.finish()
         told.send(step)
 

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
 from gsplit_bench.train import TrainReport
 from gsplit_bench.train_records import TrainRecord
+from gsplit.files.atomic import write_atomic
 
 __all__ = ["show_report", "train"]
 
@@ -160,7 +160,7 @@ def _check_out(out: Path | None) -> None:
 def _write(out: Path | None, report: "TrainReport") -> None:
     """Put the document into its place in one go."""
     if out is not None:
-        write_whole(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])
+        write_atomic(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])
 
 
 _LEGEND = """ms per step: wall time of the slowest rank, the median of the turns and how far

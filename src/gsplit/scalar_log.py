@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gsplit.callbacks import Callback, EvaluationReport, StepReport
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, MissingDependencyError, explain
+from gsplit.files.atomic import write_atomic
 from gsplit.untrusted import open_regular
 
 __all__ = ["ScalarLog", "check_log_folder"]
@@ -49,7 +49,7 @@ class ScalarLog(Callback):
         self._known = {(int(step), name) for step, _, name, _ in rows if int(step) == num_steps}
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([_HEAD, *rows])
-        write_whole(path, [text.getvalue().encode()])
+        write_atomic(path, [text.getvalue().encode()])
         self._stream = path.open("a", buffering=1, newline="")
         if self._writer_class is not None:
             self._writer = self._writer_class(str(self._folder), purge_step=num_steps + 1)

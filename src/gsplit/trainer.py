@@ -7,6 +7,7 @@ work; callbacks come that much later, and ``Trainer.state`` is that of a step on
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,14 @@ class _LaunchedStep:
     vote: StopVote | None
     num_targets: int
     num_edges: int
+
+
+def _loss_or_nan(loss: LateTensor) -> float:
+    """The loss of a step after an error. A device that has failed cannot be read, and that must not hide the error."""
+    try:
+        return float(loss)
+    except Exception:
+        return math.nan
 
 
 class Trainer:
@@ -175,9 +184,11 @@ class Trainer:
             while under_way:
                 self._finish_step(under_way.popleft())
             finish_checks(state.model)
-        finally:  # after an error: steps that are in the weights are in the history too
-            history.losses += [float(step.loss) for step in under_way]
-            history.step_seconds += [0.0] * len(under_way)
+        except BaseException:  # steps that are in the weights are in the history too
+            for step in under_way:
+                history.losses.append(_loss_or_nan(step.loss))
+                history.step_seconds.append(0.0)
+            raise
         self._sum_edges()
         return history.losses[first:]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked_scripts import ForkedProcess, run_forked, start_forked
-from resume_programs import Piece, Trained, train_piece, train_pieces
+from resume_programs import Piece, Trained, save_to_full_disk, train_piece, train_pieces
 
 from gsplit.checkpoints.files import latest_file, read_checkpoint
 from gsplit.distributed.mesh import solo_mesh
@@ -71,6 +71,12 @@ def test_one_process_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 SMALL = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--evaluate-every", "0", "--json"]
+
+
+def test_a_failed_save_ends_all_ranks_with_the_same_error(tmp_path: Path) -> None:
+    """Not rank 0 alone, with the others waiting for it until the timeout."""
+    errors = run_ranks(save_to_full_disk, 2, tmp_path)
+    assert errors == ["InputError: [Errno 28] No space left on device"] * 2
 
 
 def _start_ranks(words: list[str], folder: Path) -> list[ForkedProcess]:

@@ -21,6 +21,7 @@ from simulated_programs import (
     use_everything,
     violate_late,
 )
+from trainer_programs import device_fails
 from triton_process import triton_process
 
 from gsplit.run.models import MODELS
@@ -152,3 +153,8 @@ def test_what_a_device_tells_late_is_raised_all_the_same() -> None:
 def test_steps_that_are_in_the_weights_are_in_the_history() -> None:
     ((steps, losses),) = run_ranks(callback_fails, 1, device="sim:0")
     assert steps == losses == 3  # the callback of step 1 comes when step 2 has been launched
+
+
+def test_the_first_error_is_raised_where_no_loss_can_be_read_after_it() -> None:
+    ((error, steps),) = run_ranks(device_fails, 1, device="sim:0")
+    assert error == "the first error" and steps == 2  # the callback of step 0 comes when step 1 has been launched

@@ -10,8 +10,7 @@ import torch
 from fuzz_guard import Surface
 from fuzz_mutations import mutate_bytes, mutate_document, mutate_text
 
-from gsplit.checkpoints.files import read_checkpoint, write_checkpoint
-from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.files import CheckpointManifest, read_checkpoint, write_checkpoint
 from gsplit.checkpoints.state_tree import take_snapshot
 
 __all__ = ["CHECKPOINTS"]
@@ -23,7 +22,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "step-00000003.safetensors"
         state = {"model": {"w": torch.ones(3, 2)}, "step": 3, "losses": [0.5] * 20, "groups": {0: (1, float("inf"))}}
-        write_checkpoint(self._path, take_snapshot(state), Manifest({"seed": "0"}, {"ranks": "2"}))
+        write_checkpoint(self._path, take_snapshot(state), CheckpointManifest({"seed": "0"}, {"ranks": "2"}))
         self._data = self._path.read_bytes()
         length = int.from_bytes(self._data[:8], "little")
         self._header, self._tensors = self._data[8 : 8 + length].decode(), self._data[8 + length :]

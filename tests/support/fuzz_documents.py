@@ -15,6 +15,7 @@ from fuzz_mutations import mutate_bytes, mutate_document, mutate_text
 from graphs import sample_store
 from report_samples import bench_document, count, partition_document, planner_document, record, save_run
 
+from gsplit.checkpoints.tensor_file import write_tensor_file
 from gsplit.planner.hardware import PRESETS, read_hardware
 from gsplit.run.config import TrainSettings, load_settings
 from gsplit.run.saved_files import read_settings, read_weights
@@ -105,22 +106,17 @@ class RunSettings:
 
 
 class RunWeights:
-    """``weights.npz`` of a run folder, of a model that exists."""
+    """``weights.safetensors`` of a run folder, of a model that exists."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._model = (
-            folder / "weights.npz",
-            torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2)),
-        )
-        arrays: dict[str, Any] = {name: value.numpy() for name, value in self._model.state_dict().items()}
-        self._data = []
-        for save in (np.savez, np.savez_compressed):
-            save(self._path, **arrays)
-            self._data.append(self._path.read_bytes())
+        self._path = folder / "weights.safetensors"
+        self._model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+        write_tensor_file(self._path, self._model.state_dict(), {})
+        self._data = self._path.read_bytes()
         read_weights(self._path, self._model)
 
     def attempt(self, random: Random) -> None:
-        self._path.write_bytes(mutate_bytes(random, random.choice(self._data)))
+        self._path.write_bytes(mutate_bytes(random, self._data))
         read_weights(self._path, self._model)
 
 

@@ -1,10 +1,13 @@
 """What ranks run in the tests of exact resume: the same training, in pieces, on other ranks and in other ways."""
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
@@ -14,7 +17,7 @@ from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 Array = npt.NDArray[np.float64]
 
-__all__ = ["Piece", "Trained", "train_piece", "train_pieces"]
+__all__ = ["Piece", "Trained", "save_to_full_disk", "train_piece", "train_pieces"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,21 @@ def train_piece(mesh: Mesh, piece: Piece) -> Trained:
 def _stop(trainer: gsplit.Trainer, mesh: Mesh, piece: Piece) -> None:
     if piece.stop_by_rank == mesh.rank and trainer.state.num_steps == piece.stop:
         trainer.request_stop()
+
+
+def save_to_full_disk(mesh: Mesh, folder: Path) -> str:
+    """Train where no checkpoint can be written; returns the error that this rank ended with."""
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gsplit.checkpoints.writer.write_checkpoint", fail)
+        try:
+            train_piece(mesh, Piece(5, save_to=folder, save_every=1))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "no error"
 
 
 def train_pieces(mesh: Mesh, pieces: list[Piece]) -> list[Trained]:

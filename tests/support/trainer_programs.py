@@ -1,9 +1,13 @@
 """What ranks run in the tests of the trainer."""
 
+import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
+from gsplit.bench.exactness import CLASSES, WIDTH, small_store
+from gsplit.callbacks import StepReport
+from gsplit.devices import LateTensor
 from gsplit.distributed.mesh import Mesh
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
@@ -28,3 +32,22 @@ def train_and_resume(mesh: Mesh) -> tuple[list[float], list[float], int, int]:
     resumed.train_epoch()
     edges = whole.state.train_edges, resumed.state.train_edges
     return whole.state.history.losses, resumed.state.history.losses, *edges
+
+
+def device_fails(mesh: Mesh) -> tuple[str, int]:
+    """The error that ends training on a device after which no loss can be read any more, and the steps done."""
+    store, _ = small_store("random", 1)
+    model = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES).double(), mesh)
+    loader = gsplit.NeighborLoader(store, [3, 3], "train", batch_size=6, mesh=mesh)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(report: StepReport) -> None:
+            patch.setattr(LateTensor, "__float__", lambda _: 1 / 0)
+            raise RuntimeError("the first error")
+
+        trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader, callback=fail)
+        try:
+            trainer.train_epoch()
+        except Exception as error:
+            return str(error), trainer.state.num_steps
+    return "no error", trainer.state.num_steps

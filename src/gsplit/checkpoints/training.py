@@ -1,12 +1,11 @@
-"""Saving and restoring what ``Trainer`` trains: which state goes into a checkpoint, and what must be equal to go on.
+"""Saves and restores the state of a ``Trainer``: what a checkpoint contains, and what must be equal to continue.
 
-Every rank has the whole state, so rank 0 saves alone. It also reads alone, and the others get the bytes from it: ranks
-that go on have the same state, also on hosts that do not share a file system.
+Every rank has the whole state, so only rank 0 writes. Only rank 0 reads, and it broadcasts the bytes to the others: all
+ranks continue from the same state, also on hosts that do not share a file system.
 """
 
 import hashlib
 import importlib.metadata
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,56 +13,69 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.checkpoints.files import Checkpoint, find_readable, parse_checkpoint
-from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.files import (
+    Checkpoint,
+    CheckpointManifest,
+    CheckpointWriter,
+    find_readable,
+    parse_checkpoint,
+)
 from gsplit.checkpoints.state_check import check_fit, check_form
-from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.distributed.comm import Call, Comm, run_on_rank_zero
 from gsplit.errors import InputError, explain
 from gsplit.train_state import TrainState
 
 __all__ = ["StateSaver", "describe_training", "read_on_all_ranks", "restore_state"]
 
-_LONGEST = 200  # characters of a value that people can still compare
+_LONGEST = 200  # characters of a value in a message
 
 
 class StateSaver:
     """Saves the states of one training into a folder. Every rank makes one."""
 
     def __init__(self, state: TrainState, folder: Path, keep: int, description: Mapping[str, str]) -> None:
-        """``keep``: checkpoints that are left. ``description``: what else must be equal to go on from them."""
-        self._state, self._comm, self._description = state, state.loader.mesh.world, description
-        self._writers: list[CheckpointWriter] = []  # one on rank 0, none elsewhere
-        run_on_rank_zero(self._comm, "open checkpoints", lambda: self._writers.append(CheckpointWriter(folder, keep)))
+        """``keep``: how many checkpoints are kept. ``description``: what else must be equal to continue from them."""
+        self._state = state
+        self._comm = state.loader.mesh.world
+        self._description = description
+        self._writer: CheckpointWriter | None = None  # on rank 0 only
+
+        def open_folder() -> None:
+            self._writer = CheckpointWriter(folder, keep)
+
+        run_on_rank_zero(self._comm, "open checkpoints", open_folder)
 
     def save(self) -> None:
-        """Copy the state and have it written while training goes on. Only rank 0 does anything."""
-        for writer in self._writers:
-            best = self._state.best
-            manifest = describe_training(self._state, self._description)
-            best_steps = None if best is None else best.num_steps
-            writer.save(self._state.num_steps, self._state.state_dict(), manifest, best_steps)
+        """Copy the state and have it written while training goes on. A collective.
+
+        Rank 0 copies and writes. If that fails, or the write before has failed, all ranks raise the error.
+        """
+        run_on_rank_zero(self._comm, "save the state", self._save)
+
+    def _save(self) -> None:
+        state = self._state
+        manifest = describe_training(state, self._description)
+        best_steps = None if state.best is None else state.best.num_steps
+        self._on_rank_zero().save(state.num_steps, state.state_dict(), manifest, best_steps)
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk. A collective."""
-        run_on_rank_zero(self._comm, "finish checkpoints", self._finish)
-
-    def _finish(self) -> None:
-        for writer in self._writers:
-            writer.finish()
+        run_on_rank_zero(self._comm, "finish checkpoints", lambda: self._on_rank_zero().finish())
 
     def set_newer_aside(self) -> None:
         """Rename the folder's checkpoints of later steps than the state's. A collective."""
-        run_on_rank_zero(self._comm, "set newer checkpoints aside", self._set_newer_aside)
+        steps = self._state.num_steps
+        run_on_rank_zero(self._comm, "set newer checkpoints aside", lambda: self._on_rank_zero().set_newer_aside(steps))
 
-    def _set_newer_aside(self) -> None:
-        for writer in self._writers:
-            writer.set_newer_aside(self._state.num_steps)
+    def _on_rank_zero(self) -> CheckpointWriter:
+        assert self._writer is not None
+        return self._writer
 
 
-def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
-    """What decides the steps of a training, and how it is run."""
-    loader, optimizer = state.loader, state.optimizer
+def describe_training(state: TrainState, more: Mapping[str, str]) -> CheckpointManifest:
+    """The settings that determine the steps of a training, and how it is run."""
+    loader = state.loader
+    optimizer = state.optimizer
     scheduler = "none" if state.lr_scheduler is None else type(state.lr_scheduler).__name__
     fixed = {**loader.description, "optimizer": type(optimizer).__name__, "lr_scheduler": scheduler, **more}
     for name, value in optimizer.defaults.items():  # a scheduler changes a learning rate that is a tensor in place
@@ -77,11 +89,11 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> Manifest:
         "gsplit": importlib.metadata.version("gsplit"),
         "torch": torch.__version__,
     }
-    return Manifest(fixed, free)
+    return CheckpointManifest(fixed, free)
 
 
 def _describe_groups(state: TrainState) -> dict[str, str]:
-    """The parameters of every group in their order: the optimizer's state goes to them by position."""
+    """The parameters of every group in their order: the optimizer's state is assigned by position."""
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     found = {}
     for number, group in enumerate(state.optimizer.param_groups):
@@ -93,7 +105,7 @@ def _describe_groups(state: TrainState) -> dict[str, str]:
 
 
 def _describe_model(model: Module) -> dict[str, str]:
-    """Types and shapes of all weights, and which of them are not trained."""
+    """Types and shapes of all weights, and which of them are frozen."""
     frozen = {name for name, value in model.named_parameters(remove_duplicate=False) if not value.requires_grad}
     found = {}
     for name, value in model.state_dict().items():
@@ -106,7 +118,7 @@ def _describe_model(model: Module) -> dict[str, str]:
 
 
 def restore_state(state: TrainState, checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
-    """Put a checkpoint into a training that is made as it was for it; what differs is listed."""
+    """Load a checkpoint into a training with the same settings; differences are listed in the error."""
     checkpoint.manifest.compare(describe_training(state, description), checkpoint.path)
     check_form(checkpoint.state, checkpoint.path)
     check_fit(checkpoint.state, state, checkpoint.path)
@@ -126,7 +138,7 @@ def read_on_all_ranks(comm: Comm, place: Path) -> Checkpoint:
     path, data, damaged = found[0] if found else (place, b"", ())
     data = _broadcast(comm, data)
     names = comm.gather_text(Call("name the checkpoint"), str(path))
-    checkpoint = parse_checkpoint(io.BytesIO(data), len(data), Path(names[0]), damaged)
+    checkpoint = parse_checkpoint(data, Path(names[0]), damaged)
     check_form(checkpoint.state, checkpoint.path)
     return checkpoint
 

@@ -1,6 +1,5 @@
 """The outputs of a model, or its classes, in original order: in memory, or in a file that all ranks write to."""
 
-import fcntl
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from torch.nn import Module
 from gsplit.distributed.comm import Call, run_on_rank_zero
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import open_lock, try_lock
 from gsplit.inference.closure import Ids, all_vertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
 from gsplit.local_graph import ArrayNames, Features, LocalGraph
@@ -121,23 +121,12 @@ def _take_place(path: Path, partial: Path, held: ExitStack) -> None:
     _check_place(path)
     if partial.is_symlink():
         partial.unlink()  # a stranger's, never followed
-    file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    file = open_lock(partial)
     held.callback(os.close, file)
-    if not _lock(file) or not _is_open_as(file, partial):  # or: what the one before us has just put in place
+    if try_lock(file) is False or not _is_open_as(file, partial):  # or: what the one before us has just put in place
         fix = "wait until it has ended, or write to another file"
         raise InputError(explain(path, "no other process that writes it", "another process is writing it", fix))
     held.callback(lambda: partial.unlink() if _is_open_as(file, partial) else None)
-
-
-def _lock(file: int) -> bool:
-    """Whether nobody else has the lock; it is ours then, on file systems that have locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _is_open_as(file: int, path: Path) -> bool:

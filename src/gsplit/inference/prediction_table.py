@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.durable import open_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import open_atomic
 from gsplit.store.importers.arrow import load_arrow
 from gsplit.store.protocol import OriginalOrder
 
@@ -93,7 +93,7 @@ class PredictionTable:
         first = next(chunks)
         kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
         try:
-            with open_whole(path) as stream, kind(stream, first.schema) as writer:
+            with open_atomic(path) as stream, kind(stream, first.schema) as writer:
                 for chunk in chain([first], chunks):
                     writer.write(chunk)
         except OSError as error:

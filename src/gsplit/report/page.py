@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from gsplit.durable import write_whole
+from gsplit.files.atomic import write_atomic
+from gsplit.files.atomic import write_atomic
+from gsplit.report.sections import Section
+from gsplit.report.tables import Table
 
 __all__ = ["Picture", "Section", "Table", "write_page", "write_pictures"]
 
@@ -68,7 +71,7 @@ def write_page(sections: Sequence[Section], path: Path) -> None:
 </body>
 </html>
 """
-    write_whole(path, [page.encode()])
+    write_atomic(path, [page.encode()])
 
 
 def _section(section: Section) -> str:

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from gsplit.checkpoints.files import Checkpoint
-from gsplit.checkpoints.manifest import Manifest
+from gsplit.checkpoints.files import Checkpoint, CheckpointManifest
 from gsplit.distributed.launch import REQUEUE
 from gsplit.loader_options import stored_checksums
 from gsplit.run.config import TrainSettings
@@ -36,7 +35,7 @@ def describe_run(settings: TrainSettings, store: Store, num_steps: int) -> dict[
 def check_run(checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
     """Refuse to go on with another run than the checkpoint's, before anything of it is touched."""
     saved = checkpoint.manifest
-    saved.compare(Manifest({**saved.fixed, **description}), checkpoint.path)
+    saved.compare(CheckpointManifest({**saved.fixed, **description}), checkpoint.path)
 
 
 def _arrays(settings: TrainSettings) -> list[str]:

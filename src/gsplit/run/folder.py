@@ -1,7 +1,7 @@
 """A training run on disk: its settings and history as JSON, the model's weights as arrays. No pickles (law 8).
 
 RUN/1/settings.json  what was asked for, and the shape of the graph's input and output
-RUN/1/weights.npz    the state dict, array by array
+RUN/1/weights.safetensors  the state dict
 RUN/1/history.json   losses and seconds of every step, accuracies of every evaluation
 RUN/1/steps-rank-R.jsonl   telemetry, a line per step
 RUN/1/checkpoints/   states to go on from
@@ -10,22 +10,21 @@ RUN/1/checkpoints/   states to go on from
 these files itself is a run, too.
 """
 
-import io
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
 from gsplit.checkpoints.files import list_checkpoints, remove_unused
-from gsplit.durable import TEMPORARY_SUFFIX, write_whole
+from gsplit.checkpoints.tensor_file import write_tensor_file
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import TEMPORARY_SUFFIX, write_atomic
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import (
     checkpoint_folder,
@@ -56,7 +55,7 @@ __all__ = [
     "write_settings",
 ]
 
-_FILES = ("settings.json", "weights.npz", "history.json")
+_FILES = ("settings.json", "weights.safetensors", "history.json")
 _MAX_LINE_BYTES = 1 << 20  # of telemetry; 256 spans take a fiftieth
 
 
@@ -134,7 +133,7 @@ def continue_run(run: Path, position: tuple[int, int]) -> None:
         training = new_training(run, lambda folder: _copy_training(training, folder))
     for path in training.glob("steps-rank-*.jsonl"):
         with _open_own(path) as stream:
-            write_whole(path, (line for line in _lines(stream) if _is_before(line, position)))
+            write_atomic(path, (line for line in _lines(stream) if _is_before(line, position)))
 
 
 def _copy_training(source: Path, folder: Path) -> None:
@@ -181,7 +180,7 @@ def write_settings(run: Path, settings: TrainSettings, shape: ModelShape) -> Non
     """Write what a training was asked for: when it begins, so that it can be resumed, and when it ends."""
     document = {"settings": settings.model_dump(), "shape": asdict(shape)}
     text = json.dumps(document, indent=1, allow_nan=False)
-    write_whole(training_folder(run) / "settings.json", [text.encode()])
+    write_atomic(training_folder(run) / "settings.json", [text.encode()])
 
 
 def finish_run(
@@ -189,11 +188,8 @@ def finish_run(
 ) -> None:
     """Write the trained model and make it the run, in one step."""
     training = training_folder(run)
-    arrays: dict[str, Any] = {name: value.numpy(force=True) for name, value in weights.items()}
-    stream = io.BytesIO()
-    np.savez(stream, **arrays)
-    write_whole(training / "weights.npz", [stream.getbuffer()])
-    write_whole(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
+    write_tensor_file(training / "weights.safetensors", weights, {})
+    write_atomic(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
     write_settings(run, settings, shape)
     remove_unused(checkpoint_folder(training))
     finish_training(training)
@@ -209,4 +205,4 @@ def load_run(run: Path) -> tuple[TrainSettings, ModelShape]:
 
 def load_weights(run: Path, model: Module) -> None:
     """Put a run's weights into its model."""
-    read_weights(finished_folder(run) / "weights.npz", model)
+    read_weights(finished_folder(run) / "weights.safetensors", model)

@@ -8,7 +8,6 @@ A training is made in a folder of its own, so an older run stays until the new o
 and the older one is removed. Whenever a training is killed, either the old or the new run is there, never none.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,8 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from gsplit.checkpoints.files import latest_file
-from gsplit.durable import TEMPORARY_SUFFIX, write_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_atomic
 from gsplit.untrusted import Expected, read_bounded
 
 __all__ = [
@@ -91,7 +90,7 @@ def new_training(run: Path, fill: Callable[[Path], None] | None = None) -> Path:
 
 def finish_training(training: Path) -> None:
     """Make a training the run, in one step, and remove the others."""
-    write_whole(training.parent / _CURRENT, [f"{training.name}\n".encode()])
+    write_atomic(training.parent / _CURRENT, [f"{training.name}\n".encode()])
     remove_trainings(training.parent, keep=training)
 
 
@@ -117,16 +116,14 @@ class RunLock:
         """Take the lock; refused while another training has it."""
         self._run.mkdir(parents=True, exist_ok=True)
         try:
-            file = os.open(self._run / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            file = open_lock(self._run / _LOCK)
         except OSError as error:  # a link, a folder, a disk that is read-only
             fix = "remove it, or check the permissions"
             raise InputError(explain(self._run / _LOCK, "a file to lock", error.strerror, fix)) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_lock(file) is False:
             os.close(file)
             fix = "wait for it, or choose another --out"
-            raise InputError(explain(self._run, "nobody else writing here", "another training", fix)) from None
+            raise InputError(explain(self._run, "nobody else writing here", "another training", fix))
         self._file = file
 
     def __enter__(self) -> Self:

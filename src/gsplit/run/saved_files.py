@@ -1,28 +1,29 @@
 """Reading the files of a run without trust: a run folder may come from a stranger.
 
-Settings are a small document whose every value is checked. Weights are read only where a model of these settings has a
-tensor of that name, shape and type: so what a file can make us allocate is the model, and how large that may be is
-``models.make_model``'s business.
+Settings are a small document whose every value is checked. Weights must have the names, shapes and types of a
+model of these settings, and a file that is larger than such weights is not read: so what a file can make us allocate is
+bounded by the model, whose size ``models.make_model`` limits.
 """
 
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 from torch.nn import Module
 
+from gsplit.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file
 from gsplit.errors import InputError, explain
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape
-from gsplit.store.importers.npz_file import NpzMember, npz_members
 from gsplit.store.manifest import ClassNames, ColumnNames
-from gsplit.untrusted import Expected, read_document
+from gsplit.untrusted import Expected, read_bounded, read_document
 
 __all__ = ["read_settings", "read_weights"]
 
 _FIX = "train again with gsplit train --out"
 _SETTINGS = Expected("the settings of a run", _FIX)
+_WEIGHTS = Expected("weights of this model", _FIX)
 
 Size = Annotated[int, Field(ge=0, le=1 << 40)]
 
@@ -57,18 +58,19 @@ def read_settings(path: Path) -> tuple[TrainSettings, ModelShape]:
 
 
 def read_weights(path: Path, model: Module) -> None:
-    """Put the weights of ``weights.npz`` into the model of their run."""
-    members, wanted = npz_members(path, follow=False), model.state_dict()
-    for name in sorted(wanted.keys() ^ members.keys()):
-        got = f"{name[:80]!r}, which it has not" if name in members else f"none for {name}"
-        raise InputError(explain(path, "weights of this model", got, _FIX))
+    """Load ``weights.safetensors`` into the model of its run."""
+    wanted = model.state_dict()
+    limit = sum(tensor.nbytes for tensor in wanted.values()) + MAX_HEADER_BYTES + 8
+    weights = parse_tensor_file(read_bounded(path, limit, _WEIGHTS, follow=False), path).tensors
+    for name in sorted(wanted.keys() ^ weights.keys()):
+        got = f"{name[:80]!r}, which the model does not have" if name in weights else f"no {name}"
+        raise _WEIGHTS.refuse(path, got)
     for name, tensor in wanted.items():
-        _check_member(members[name], tensor)
-    model.load_state_dict({name: torch.from_numpy(member.read()) for name, member in members.items()})
+        expected = f"{_describe(tensor)}, as in this model"
+        if _describe(weights[name]) != _describe(tensor):
+            raise InputError(explain(f"{path}: {name}", expected, _describe(weights[name]), _FIX))
+    model.load_state_dict(weights)
 
 
-def _check_member(member: NpzMember, tensor: torch.Tensor) -> None:
-    expected = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}, as in this model"
-    found = f"{member.dtype.name} {list(member.shape)}"
-    if (member.dtype.name, member.shape) != (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)):
-        raise InputError(explain(member.where, expected, found, _FIX))
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -3,45 +3,36 @@
 ``lock`` is held by the host that compares settings or joins, ``0.lock`` and so on by the process that builds a shard.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import locked, try_lock, write_atomic
 from gsplit.untrusted import Expected, read_document
 
-__all__ = ["agree", "building", "locked"]
+__all__ = ["agree", "building", "lock_hosts"]
 
 _AGREED, _LOCK = "agreed.json", "lock"
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_hosts(folder: Path) -> AbstractContextManager[None]:
     """Lock the folder against the other hosts, by a file: not every shared file system can lock folders.
 
     Without file locks, go on. Then two hosts may join at once: they take the same atomic steps, and a failed one is
     tried again.
     """
-    with (folder / _LOCK).open("a") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return locked(folder / _LOCK)
 
 
 @contextmanager
 def building(folder: Path, host: int) -> Iterator[None]:
     """Refuse a second process that builds the shard of the same host. Without file locks, go on."""
     with (folder / f"{host}.{_LOCK}").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_lock(file.fileno()) is False:
             got, fix = f"host {host} is being built by another process", "wait until it has ended"
-            raise InputError(explain(folder.name, "one process per host", got, fix)) from None
-        except OSError:
-            pass
+            raise InputError(explain(folder.name, "one process per host", got, fix))
         yield
 
 
@@ -52,9 +43,9 @@ def agree(folder: Path, settings: dict[str, object], host: int) -> None:
     caller holds ``building``.
     """
     fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
-    with locked(folder):
+    with lock_hosts(folder):
         if not (folder / _AGREED).exists() or _is_unused(folder, host):
-            write_whole(folder / _AGREED, [json.dumps(settings, indent=1).encode()])
+            write_atomic(folder / _AGREED, [json.dumps(settings, indent=1).encode()])
             return
         found = read_document(folder / _AGREED, Expected("the settings of the other hosts", fix), follow=False)
     settings = json.loads(json.dumps(settings))
@@ -70,8 +61,6 @@ def _is_unused(folder: Path, host: int) -> bool:
         return False
     for path in set(folder.glob(f"*.{_LOCK}")) - {folder / f"{host}.{_LOCK}"}:
         with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not try_lock(file.fileno()):
                 return False
     return not (folder / "whole.json").exists()

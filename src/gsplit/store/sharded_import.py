@@ -30,13 +30,13 @@ from uuid import uuid4
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gsplit.durable import write_whole
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.files.atomic import write_atomic
 from gsplit.ownership import Ownership, own_equally
 from gsplit.progress import Progress, silent
 from gsplit.store.build import check_source, step_settings, write_arrays
 from gsplit.store.files import raw_bytes
-from gsplit.store.host_agreement import agree, building, locked
+from gsplit.store.host_agreement import agree, building, lock_hosts
 from gsplit.store.manifest import Manifest, ProvenanceStep, Shard, graph_fingerprint, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeRules, GraphSource, VertexRange, row_slices
@@ -193,7 +193,7 @@ def _join(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress
 
 
 def _join_once(folder: Path, outputs: list[Path], overwrite: bool, progress: Progress) -> list[int]:
-    with locked(folder):
+    with lock_hosts(folder):
         if not (folder / _WHOLE).exists():
             missing = [host for host in range(len(outputs)) if not (folder / f"{host}.gsplit").exists()]
             if not folder.exists():  # another host has joined while this one waited
@@ -201,12 +201,12 @@ def _join_once(folder: Path, outputs: list[Path], overwrite: bool, progress: Pro
             if missing:
                 return missing
             shards = [open_store(folder / f"{host}.gsplit") for host in range(len(outputs))]
-            write_whole(folder / _WHOLE, [_find_whole(shards, progress).model_dump_json(indent=1).encode()])
+            write_atomic(folder / _WHOLE, [_find_whole(shards, progress).model_dump_json(indent=1).encode()])
         whole = _read_whole(folder / _WHOLE)
         for host, output in enumerate(outputs):
             built = folder / f"{host}.gsplit"
             if built.exists():  # not renamed by a host that died
-                write_whole(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
+                write_atomic(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
                 put_in_place(built, output, overwrite=overwrite)
         done = folder.with_name(f"{folder.name}.done-{uuid4().hex}")
         folder.rename(done)  # first, so that no host writes into a folder that is being removed

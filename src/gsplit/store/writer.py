@@ -6,21 +6,20 @@ sibling is locked as long as its writer lives. The parent directory is locked wh
 renamed.
 """
 
-import fcntl
 import hashlib
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from gsplit.array_types import Array
-from gsplit.durable import flush_folder
+from gsplit.files.atomic import flush_folder
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.files.atomic import fsync_folder, locked, replace_folder, try_lock
 from gsplit.mapped_files import create_mapped, flush
 from gsplit.progress import Progress
 from gsplit.store.files import npy_header, raw_bytes, storage_dtype, write_bytes
@@ -79,13 +78,13 @@ class StoreWriter:
 
     def __enter__(self) -> Self:
         check_output(self.path, overwrite=self._overwrite)
-        with _locked_directory(self.path.parent):
+        with locked(self.path.parent):
             self._sweep()
             check_output(self.path, overwrite=self._overwrite)
             self._work = self.path.parent / f".{self.path.name}.tmp-{secrets.token_hex(4)}"
             self._work.mkdir()
             self._lock = (self._work / LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(self._lock.fileno())
         return self
 
     def __exit__(
@@ -105,9 +104,7 @@ class StoreWriter:
                 left.rename(self.path)
         for left in self._siblings("tmp"):
             with suppress(FileNotFoundError), (left / LOCK).open("r+") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if try_lock(lock.fileno()) is False:
                     continue  # its writer lives
             shutil.rmtree(left, ignore_errors=True)
 
@@ -168,30 +165,18 @@ class StoreWriter:
             stream.flush()
             os.fsync(stream.fileno())
         for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:
-            flush_folder(directory)
+            fsync_folder(directory)
         put_in_place(self._work, self.path, overwrite=self._overwrite)
 
 
 def put_in_place(work: Path, path: Path, *, overwrite: bool) -> None:
     """Let a store that is complete and flushed appear under its name; one that it replaces stays if that fails."""
-    with _locked_directory(path.parent):
+    with locked(path.parent):
         check_output(path, overwrite=overwrite)
         (work / LOCK).unlink(missing_ok=True)
-        aside = path.parent / f".{path.name}.old-{secrets.token_hex(4)}"
-        replaces = path.exists()
-        try:
-            if replaces:
-                path.rename(aside)
-            work.rename(path)
-        except BaseException:
-            if replaces and aside.exists() and not path.exists():
-                aside.rename(path)  # the old store stays
-            raise
-        flush_folder(path.parent)
-        if replaces:  # under a name from which nothing comes back
-            aside = aside.rename(aside.with_name(aside.name.replace(".old-", ".tmp-")))
-    if replaces:
-        shutil.rmtree(aside, ignore_errors=True)
+        replaced = replace_folder(work, path)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def is_store(path: Path) -> bool:
@@ -214,15 +199,3 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         fix = "choose another name, or ask to overwrite it (--overwrite replaces stores only, nothing else)"
         got = "a store" if is_store(path) else "another file or directory"
         raise StoreError(explain(path, "no file or directory of this name", got, fix))
-
-
-@contextmanager
-def _locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a directory for a moment. Where the file system cannot lock one, go on: only the sweep is less careful."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

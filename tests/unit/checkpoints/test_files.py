@@ -10,6 +10,8 @@ import torch
 from forked_scripts import start_forked
 
 from gsplit.checkpoints.files import (
+    CheckpointManifest,
+    CheckpointWriter,
     checkpoint_path,
     latest_file,
     list_checkpoints,
@@ -17,12 +19,10 @@ from gsplit.checkpoints.files import (
     read_latest,
     set_newer_aside,
 )
-from gsplit.checkpoints.manifest import Manifest
 from gsplit.checkpoints.tensor_file import write_tensor_file
-from gsplit.checkpoints.writer import CheckpointWriter
 from gsplit.errors import InputError
 
-MANIFEST = Manifest({"seed": "0", "batch_size": "16"}, {"ranks": "2"})
+MANIFEST = CheckpointManifest({"seed": "0", "batch_size": "16"}, {"ranks": "2"})
 
 
 def _save(folder: Path, *steps: int, best: int | None = None, keep: int = 2) -> None:
@@ -105,23 +105,22 @@ def test_errors_of_the_thread_are_logged_and_raised(tmp_path: Path, caplog: pyte
 
 
 def test_differences_are_listed() -> None:
-    MANIFEST.compare(Manifest(MANIFEST.fixed, {"ranks": "4"}), "here")
+    MANIFEST.compare(CheckpointManifest(MANIFEST.fixed, {"ranks": "4"}), "here")
     with pytest.raises(
         InputError, match="here: expected the same training .got seed 1 instead of 0; lr 2 instead of no"
     ):
-        MANIFEST.compare(Manifest({"seed": "1", "batch_size": "16", "lr": "2"}), "here")
+        MANIFEST.compare(CheckpointManifest({"seed": "1", "batch_size": "16", "lr": "2"}), "here")
     with pytest.raises(InputError, match="seed not set instead of 0.* 3 more"):
-        Manifest({"seed": "0", **{str(n): "" for n in range(10)}}).compare(Manifest({}), "here")
+        CheckpointManifest({"seed": "0", **{str(n): "" for n in range(10)}}).compare(CheckpointManifest({}), "here")
 
 
 SAVER = """
 import sys, torch
 from pathlib import Path
-from gsplit.checkpoints.manifest import Manifest
-from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter
 writer = CheckpointWriter(Path(sys.argv[1]), 2)
 for step in range(1, 1_000_000):
-    writer.save(step, {"w": torch.full((1 << 18,), float(step))}, Manifest({}))
+    writer.save(step, {"w": torch.full((1 << 18,), float(step))}, CheckpointManifest({}))
 """
 
 

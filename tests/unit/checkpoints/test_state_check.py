@@ -39,18 +39,34 @@ def _first_moment(state: State, value: object) -> None:
 
 
 FORGED: dict[str, tuple[Callable[[State], object], str]] = {
-    "keys": (lambda state: state.pop("loader"), "the keys model"),
-    "position": (lambda state: state["loader"].update(step="1"), "a position or numbers of edges"),
-    "edges": (lambda state: state.update(train_edges=-1), "a position or numbers of edges"),
-    "no position": (lambda state: state.update(loader=[1, 2]), "loader without epoch, step"),
-    "history": (lambda state: state["history"].pop("losses"), "history without evaluations, losses"),
-    "texts": (lambda state: state["history"].update(losses=["a", "b"]), "losses and step_seconds that are not"),
-    "lengths": (lambda state: state["history"]["losses"].append(1.0), "losses and step_seconds that are not"),
-    "evaluations": (lambda state: state["history"].update(evaluations=[{"epoch": 1}]), "evaluations that are none"),
-    "best": (lambda state: state["best"].update(scores=3), "a best evaluation that is none"),
-    "weights": (lambda state: state["best"].update(weights={"a": 1}), "a best evaluation that is none"),
-    "model": (lambda state: state["model"].update(a=1), "a model that is not in tensors"),
-    "optimizer": (lambda state: state["optimizer"].update(param_groups=[1]), "an optimizer that is none"),
+    "keys": (lambda state: state.pop("loader"), "loader: Field required"),
+    "position": (lambda state: state["loader"].update(step="1"), "loader.step: Input should be a valid integer"),
+    "edges": (lambda state: state.update(train_edges=-1), "train_edges: Input should be greater"),
+    "no position": (lambda state: state.update(loader=[1, 2]), "loader: Input should be a valid dict"),
+    "history": (lambda state: state["history"].pop("losses"), "history.losses: Field required"),
+    "texts": (
+        lambda state: state["history"].update(losses=["a", "b"]),
+        "history.losses.0: Input should",
+    ),
+    "lengths": (
+        lambda state: state["history"]["losses"].append(1.0),
+        "history: Value error, 3 losses and 2",
+    ),
+    "evaluations": (
+        lambda state: state["history"].update(evaluations=[{"epoch": 1}]),
+        "history.evaluations.0.num_steps",
+    ),
+    "best": (lambda state: state["best"].update(scores=3), "best.scores: Input should be a valid dict"),
+    "weights": (
+        lambda state: state["best"].update(weights={"a": 1}),
+        "best.weights.a: Input should be an instance",
+    ),
+    "model": (lambda state: state["model"].update(a=1), "model.a: Input should be an instance of Tensor"),
+    "unknown": (lambda state: state.update(more=1), "more: Extra inputs are not permitted"),
+    "optimizer": (
+        lambda state: state["optimizer"].update(param_groups=[1]),
+        "optimizer.param_groups.0: Input",
+    ),
 }
 OTHERS: dict[str, tuple[Callable[[State], object], str]] = {
     "shapes": (lambda state: state["model"].update({"convs.0.lin_l.bias": torch.ones(3)}), "other weights in model"),

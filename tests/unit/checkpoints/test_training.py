@@ -167,7 +167,7 @@ def test_saving_by_hand_waits_for_the_save_in_the_background(tmp_path: Path, mon
         time.sleep(0.1)
         flush(descriptor)
 
-    monkeypatch.setattr("gsplit.durable.os.fsync", slow_flush)
+    monkeypatch.setattr("gsplit.files.atomic.os.fsync", slow_flush)
     trainer.train_epoch(1)
     trainer.save_in_background()
     assert flushes.wait(300)

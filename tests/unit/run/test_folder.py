@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gsplit.checkpoints.files import checkpoint_path
-from gsplit.checkpoints.manifest import Manifest
-from gsplit.checkpoints.writer import CheckpointWriter
+from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
@@ -94,7 +92,7 @@ def test_an_unfinished_run_is_nothing_until_it_has_a_checkpoint(tmp_path: Path) 
 
 def _add_checkpoint(run: Path, step: int) -> Path:
     writer = CheckpointWriter(checkpoint_folder(training_folder(run)), 2)
-    writer.save(step, {}, Manifest({}))
+    writer.save(step, {}, CheckpointManifest({}))
     writer.finish()
     return checkpoint_path(checkpoint_folder(training_folder(run)), step)
 

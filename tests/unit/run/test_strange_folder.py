@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 import gsplit.run.folder
-from gsplit.checkpoints.files import checkpoint_path
-from gsplit.checkpoints.manifest import Manifest
-from gsplit.checkpoints.writer import CheckpointWriter
-from gsplit.durable import write_whole
+from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.errors import InputError
+from gsplit.files.atomic import write_atomic
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
     begin_run,
@@ -37,7 +35,7 @@ def run(tmp_path: Path) -> Path:
     begin_run(run)
     telemetry_path(run, 0).write_text(LINE)
     writer = CheckpointWriter(checkpoint_folder(training_folder(run)), 2)
-    writer.save(1, {}, Manifest({}))
+    writer.save(1, {}, CheckpointManifest({}))
     writer.finish()
     write_settings(run, TrainSettings(), SHAPE)
     return run
@@ -51,7 +49,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 def test_a_link_at_the_place_of_a_temporary_file_is_not_followed(run: Path, victim: Path) -> None:
-    names = ("1/settings.json", "1/steps-rank-0.jsonl", "1/weights.npz", "1/history.json", "current")
+    names = ("1/settings.json", "1/steps-rank-0.jsonl", "1/weights.safetensors", "1/history.json", "current")
     for name in names:
         (run / f"{name}.tmp").symlink_to(victim)
     continue_run(run, (0, 1))
@@ -63,7 +61,7 @@ def test_a_link_at_the_place_of_a_temporary_file_is_not_followed(run: Path, vict
 
 def test_nothing_is_left_of_a_file_whose_pieces_cannot_be_made(victim: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        write_whole(victim, (bytes(1 // number) for number in (1, 0)))
+        write_atomic(victim, (bytes(1 // number) for number in (1, 0)))
     assert victim.read_text() == "mine" and [path.name for path in victim.parent.iterdir()] == ["victim"]
 
 
@@ -121,7 +119,7 @@ def test_a_kill_while_a_finished_run_is_made_longer_leaves_it_able_to_go_on(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish_run(run, TrainSettings(hidden=7), SHAPE, {}, History([1.0]))
-    monkeypatch.setattr(gsplit.run.folder, "write_whole", _refuse)  # the first thing in its new folder
+    monkeypatch.setattr(gsplit.run.folder, "write_atomic", _refuse)  # the first thing in its new folder
     with pytest.raises(PermissionError):
         continue_run(run, (0, 1))
     assert training_folder(run) == run / "2" and latest_checkpoint(run) is not None

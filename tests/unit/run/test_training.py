@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from gsplit.callbacks import StepReport
 from gsplit.checkpoints.files import read_checkpoint
@@ -63,8 +63,8 @@ def _state(run: Path) -> dict[str, bytes]:
     latest = latest_checkpoint(run)
     assert latest is not None
     tensors = take_snapshot(read_checkpoint(latest).state).tensors
-    weights = np.load(finished_folder(run) / "weights.npz")
-    found = {name: weights[name].tobytes() for name in weights.files}
+    weights = load_file(finished_folder(run) / "weights.safetensors")
+    found = {name: value.tobytes() for name, value in weights.items()}
     return found | {name: value.numpy().tobytes() for name, value in tensors.items() if "seconds" not in name}
 
 
@@ -224,7 +224,7 @@ def test_patience_ends_a_run_and_survives_resuming(store: Store, tmp_path: Path)
     _train(store, run, _Stopping(len(whole.history.losses) - steps_of_last, signal.SIGTERM), **options)
     assert _same(whole, _train(store, run, view, resume=True, **options))
     assert len(view.seen) <= 2
-    with pytest.raises(InputError, match="a checkpoint that can be read .got none"):
+    with pytest.raises(InputError, match="a checkpoint that can be read .got no file step"):
         _train(store, tmp_path / "none", resume=True)
 
 

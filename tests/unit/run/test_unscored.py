@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
 from gsplit import InputError, from_pyg
@@ -57,8 +58,8 @@ def test_scores_that_are_no_number_lose_no_weights(tmp_path: Path, caplog: pytes
     written = json.loads(history_path(tmp_path / "run").read_text())
     assert [sorted(evaluation) for evaluation in written["evaluations"]] == [["epoch", "test"]] * 3
     assert load_run(tmp_path / "run")[0].metric == "rmse"
-    weights = np.load(finished_folder(tmp_path / "run") / "weights.npz")
-    assert all(np.isfinite(weights[name]).all() for name in weights.files)
+    weights = load_file(finished_folder(tmp_path / "run") / "weights.safetensors")
+    assert all(np.isfinite(value).all() for value in weights.values())
 
 
 def test_an_area_that_later_lists_do_not_have_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

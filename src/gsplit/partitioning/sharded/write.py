@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gsplit.distributed.comm import Call, run_on_rank_zero
-from gsplit.durable import write_whole
+from gsplit.files.atomic import write_atomic
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.move import move_arrays
 from gsplit.partitioning.sharded.renumber import NewOrder
@@ -99,4 +99,4 @@ def _finish(built: Path, fingerprint: str) -> None:
     assert manifest.shard is not None
     shard = manifest.shard.model_copy(update={"whole_fingerprint": fingerprint})
     text = manifest.model_copy(update={"shard": shard}).model_dump_json(indent=1)
-    write_whole(built / "manifest.json", [text.encode()])
+    write_atomic(built / "manifest.json", [text.encode()])

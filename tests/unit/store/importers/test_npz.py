@@ -1,6 +1,9 @@
 """numpy files: every layout of the same graph gives the same store; pickles and damage are refused."""
 
+import io
 import os
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +144,35 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected a .npz file"):
         npz_source(tmp_path / "absent.npz")
     assert npz_file.__all__ == ["NpzMember", "npz_members"]
+
+
+def test_a_member_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _save(tmp_path / "g.npz", x=np.zeros(1 << 26, np.float32))
+    assert file.stat().st_size < 1 << 20
+    member = npz_file.npz_members(file)["x"]
+    monkeypatch.setattr(npz_file, "free_bytes", lambda: 1 << 20)
+    with pytest.raises(InputError, match="at most half of the 1048576 bytes of memory free .got 268435456 bytes"):
+        member.read()
+
+
+def test_an_archive_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "g.npz"
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)})
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", stream.getvalue())
+    with pytest.raises(InputError, match="a: expected 4398046511232 bytes, .*got 128, packed"):
+        npz_file.npz_members(file)
+    data = bytearray(file.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFF0)  # the directory says so, too
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="a: expected"):
+        npz_file.npz_members(file)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.npy", stream.getvalue())
+    with pytest.raises(InputError, match="a: expected"):
+        npz_file.npz_members(file)
 
 
 def test_arrays_without_columns(tmp_path: Path) -> None:
