@@ -58,7 +58,7 @@ OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1", "original order
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """Replicas and splits."""
 STEPS, BATCH, VERTICES, WIDTH, CLASSES, EDGE_WIDTH = 5, 12, 90, 6, 5, 3
-OTHER_STRATEGIES = ("data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)", "hybrid(2)", "push_pull")
+OTHER_STRATEGIES = ("data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)", "hybrid(2)")
 """Beside split and data; none of them computes each vertex once."""
 LINEAR_MODELS = ("sage", "gcn", "graphconv")
 """Those whose bottom layer push-pull can compute on columns."""

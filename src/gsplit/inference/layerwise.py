@@ -66,11 +66,12 @@ class InferenceOptions(TypedDict, total=False):
 
 
 def flat_mesh(mesh: Mesh) -> Mesh:
-    """The mesh in which every rank has vertices of its own: replicas share nothing in inference."""
+    """The mesh with all ranks in one replica: in inference every rank owns vertices. A collective, once per mesh."""
     if mesh.num_replicas == 1:
         return mesh
     world = mesh.world
-    return replace(mesh, shuffles=world, loading=world, inputs=world, replica=0, num_replicas=1)
+    loading = mesh.loading_of_all_ranks()
+    return replace(mesh, shuffles=world, loading=loading, inputs=world, replica=0, num_replicas=1)
 
 
 def inference_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -> Ownership:
