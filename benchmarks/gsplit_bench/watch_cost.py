@@ -20,8 +20,8 @@ from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.mesh import Mesh
 from gsplit.distributed.status_page import StatusPage
 from gsplit.loader import NeighborLoader
-from gsplit.nn.model_mode import ModelMode
 from gsplit.nn.parallelize import parallelize
+from gsplit.nn.runtime import ModelStatus
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import open_store
@@ -54,7 +54,7 @@ def measure(mesh: Mesh, path: str) -> dict[str, float]:
         (CollectiveWatch, "begin"),
         (StatusPage, "wait"),
         (StatusPage, "note"),
-        (ModelMode, "describe"),
+        (ModelStatus, "describe"),
     ):
         setattr(owner, name, _timed(spent, getattr(owner, name)))
     empty: list[float] = []

@@ -2,7 +2,7 @@
 
 PyG's ``gcn_norm`` weighs edge u -> v by ``deg_inv_sqrt[u] * w * deg_inv_sqrt[v]``, where deg is the sum of the weights
 of a vertex's in-edges. A mini-batch has only some of these edges, so the degrees are computed here, once, from all
-in-edges of the vertices this rank holds; ``nn.layers.normalised_edges`` applies them to a block.
+in-edges of the vertices this rank holds; ``nn.layer_edges.normalised_edges`` applies them to a block.
 
 As in PyG (2.8, on an ``edge_index`` tensor), ``add_self_loops`` gives every vertex exactly one self-loop: with the
 weight of its last stored self-loop, or with ``fill_value`` (1, or 2 for ``improved=True``) where none is stored.

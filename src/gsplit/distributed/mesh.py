@@ -63,6 +63,8 @@ class Mesh:
     """What closing the mesh leaves; None for one process."""
     more_groups: list[Comm] = field(default_factory=list, compare=False)
     """What ``new_loading_groups`` has made."""
+    world_loading: list[Comm] = field(default_factory=list, compare=False)
+    """The process group of ``loading_of_all_ranks``, once it was needed."""
 
     def __repr__(self) -> str:
         devices = f"device {self.device}"
@@ -124,13 +126,25 @@ class Mesh:
 
     def new_loading_groups(self) -> "LoadingGroups":
         """The groups of a loader whose collectives on the host run in a thread of their own. A collective."""
+        comm = self._new_loading(self.num_replicas)
+        return LoadingGroups(comm, self.inputs if self.host_samples else comm)
+
+    def _new_loading(self, num_replicas: int) -> Comm:
         if self.connection is None:
             comm: Comm = SoloComm(self.sample_device)
         else:
-            group = self.connection.new_comm(self.sample_device, self.num_replicas)
+            group = self.connection.new_comm(self.sample_device, num_replicas)
             comm = share_memory([group])[0] if isinstance(self.loading, SharedComm) else group
         self.more_groups.append(comm)
-        return LoadingGroups(comm, self.inputs if self.host_samples else comm)
+        return comm
+
+    def loading_of_all_ranks(self) -> Comm:
+        """A process group of all ranks on ``sample_device``. A collective where one must be made, once per mesh."""
+        if self.world.device == self.sample_device:
+            return self.world
+        if not self.world_loading:
+            self.world_loading.append(self._new_loading(num_replicas=1))
+        return self.world_loading[0]
 
     @property
     def sample_device(self) -> torch.device:

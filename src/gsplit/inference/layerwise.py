@@ -1,15 +1,14 @@
-"""Layer-wise inference: a wrapped model on all neighbours, layer after layer, in memory for a chunk.
+"""Layer-wise inference: a wrapped model on all neighbours, layer after layer, with a chunk in memory.
 
-The model is not taken apart. It runs on rows of this rank's vertices, chunk by chunk, with every layer's outputs read
-from a memory map; where a layer's outputs are not there yet, its inputs are collected instead. For each layer, in the
-order in which the model calls them:
+The model runs on rows of this rank's vertices, chunk by chunk. Its layers do not run then: their outputs are read from
+a memory map. For each layer, in the order in which the model calls them:
 
-    collect   run the model on all row chunks up to this layer and keep what it would be given
-    evaluate  for chunks of destinations with all their in-edges: a mini-batch of one layer, like those of training,
-              whose input rows are the collected ones; keep the layer's outputs
+    collect   run the model on all row chunks up to this layer, and store the layer's inputs
+    evaluate  run the layer on chunks of destinations with all their in-edges, as mini-batches of one layer whose input
+              rows are the collected ones, and store its outputs
 
-and at last run the model through. Everything between two layers is row-wise (wrapping has checked that), so each chunk
-is computed as on the full graph. Held in memory: a chunk. On disk: every layer's outputs for the rank's own vertices.
+At last the model runs to its end. Everything between two layers is row-wise (checked at wrapping), so each chunk is
+computed as on the full graph. In memory: a chunk. On disk: every layer's outputs for the rank's own vertices.
 """
 
 from collections.abc import Iterator
@@ -36,10 +35,11 @@ from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.inference.workspace import new_workspace_file
 from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
-from gsplit.nn.calls import LayerCall, dtype_of, one_vertex, rows_of, substitute
+from gsplit.nn.calls import LayerCall, dtype_of, input_rows, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.parallelize import call_wrapped, forward_plan_of, override_forward_pass
+from gsplit.nn.split_forward import SplitForward
 from gsplit.ownership import Ownership, own_equally
 from gsplit.progress import Progress
 from gsplit.sampling.minibatch import StepKey
@@ -66,11 +66,12 @@ class InferenceOptions(TypedDict, total=False):
 
 
 def flat_mesh(mesh: Mesh) -> Mesh:
-    """The mesh in which every rank has vertices of its own: replicas share nothing in inference."""
+    """The mesh with all ranks in one replica: in inference every rank owns vertices. A collective, once per mesh."""
     if mesh.num_replicas == 1:
         return mesh
     world = mesh.world
-    return replace(mesh, shuffles=world, loading=world, inputs=world, replica=0, num_replicas=1)
+    loading = mesh.loading_of_all_ranks()
+    return replace(mesh, shuffles=world, loading=loading, inputs=world, replica=0, num_replicas=1)
 
 
 def inference_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -> Ownership:
@@ -82,7 +83,7 @@ def inference_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | No
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode, no gradients; afterwards as it was."""
+    """Evaluation mode without gradients; restores the modes afterwards."""
     modes = {name: module.training for name, module in model.named_modules()}
     try:
         model.eval()
@@ -93,36 +94,26 @@ def evaluating(model: Module) -> Iterator[None]:
             module.training = modes[name]
 
 
-class _Reached(Exception):  # noqa: N818
-    """The model has come to the layer whose inputs are wanted."""
+class _ReachedLayer(Exception):  # noqa: N818
+    """The model has called the layer whose inputs are wanted."""
+
+    def __init__(self, split: SplitForward, call: LayerCall) -> None:
+        self.split = split
+        self.call = call
 
 
-class _Replay(ForwardPass):
-    """Answers layers from stored outputs, and stops at the one whose inputs are wanted."""
+class _ReplayPass(ForwardPass):
+    """Returns stored outputs in place of running layers, and stops at the layer whose inputs are wanted."""
 
     def __init__(self, batch: Batch, plan: ForwardPlan, outputs: dict[str, RowSource], wanted: str | None) -> None:
         super().__init__(batch, plan)
-        self._outputs, self._wanted = outputs, wanted
-        self.call: LayerCall = ((), {})
+        self._outputs = outputs
+        self._wanted = wanted
 
-    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
-        """Give a stored layer next to nothing to do."""
-        if name == self._wanted:
-            self.call = call
-            raise _Reached
-        self.inside = name
-        h, context, attr = rows_of(call), self.batch.context, None
-        if context.arrays.edge_attr is not None:
-            source = context.graph.edge_rows(context.arrays.edge_attr)
-            attr = torch.empty(0, *source.row_shape, dtype=source.dtype, device=h.device)
-            attr = attr.to(h.dtype) if attr.is_floating_point() else attr
-        return one_vertex(call, h, attr, single_input=name in self._plan.single_input)
-
-    def leave_layer(self, out: Any) -> Any:
-        """What the layer gave for these rows."""
-        name, self.inside = self.inside, None
-        assert name is not None
-        return take_rows(self._outputs[name], self.batch.input_ids, self.batch.x.device)
+    def run_layer(self, split: SplitForward, call: LayerCall) -> Any:
+        if split.name == self._wanted:
+            raise _ReachedLayer(split, call)
+        return take_rows(self._outputs[split.name], self.batch.input_ids, self.batch.x.device)
 
 
 class LayerwisePass:
@@ -152,24 +143,25 @@ class LayerwisePass:
         names = list(self._plan.layer_of)
         for number, name in enumerate(names):
             self._progress("layers", number, len(names))
-            self._outputs[name] = self._evaluate(name, *self._collect(name))
+            inputs, split, call = self._collect(name)
+            self._outputs[name] = self._evaluate(inputs, split, call)
         self._progress("layers", len(names), len(names))
         for ids in row_chunks(self._needed.levels[-1]):
-            out = self._replay(ids, None)[1]
+            out = self._replay(ids)
             if not isinstance(out, Tensor):
                 fix = "let forward return one tensor with a row per vertex"
                 raise InputError(explain("the model's output", "a tensor", type(out).__name__, fix))
             yield ids, out
 
     def _new_map(self, name: str, rows: Tensor) -> tuple[npt.NDArray[Any], MappedRows]:
-        """A map for rows like these of all own vertices, in a file without a name: whatever ends us, it is gone."""
+        """A map for rows like these of all own vertices, in a file without a name, which vanishes with the process."""
         bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
         shape, dtype = (self._local.stop - self._local.first, *rows.shape[1:]), bits.cpu().numpy().dtype
         array = new_workspace_file(self._workspace, f"rows of {name}", dtype, shape)
         return array, MappedRows(name, array, rows.dtype, self._local.first)
 
     def _rows_only(self, ids: Ids) -> Batch:
-        """A batch of rows and no edges, for a model whose layers are answered from elsewhere."""
+        """A batch of rows without edges, for a replay."""
         own, device = torch.from_numpy(ids), self._mesh.device
         context = BatchContext(self._mesh, _KEY, self._local, self._arrays, "split", each_vertex_once=True)
         block = Block(torch.zeros(ids.size + 1, dtype=torch.int64), own[:0], ids.size).to(device)
@@ -184,59 +176,60 @@ class LayerwisePass:
             context=context,
         )
 
-    def _replay(self, ids: Ids, wanted: str | None) -> tuple[_Replay, Any]:
-        """The model on some own vertices, up to a layer or through; returns what it gave, None if it was stopped."""
+    def _replay(self, ids: Ids) -> Any:
+        """The model's output for some own vertices, from the stored outputs of its layers."""
         batch = self._rows_only(ids)
-        replay = _Replay(batch, self._plan, self._outputs, wanted)
-        with override_forward_pass(self._model, replay):
+        with override_forward_pass(self._model, _ReplayPass(batch, self._plan, self._outputs, None)):
+            return call_wrapped(self._model, batch)
+
+    def _inputs_of(self, name: str, ids: Ids) -> tuple[SplitForward, LayerCall, bool]:
+        """A layer, the model's call of it for some own vertices, and whether its rows are ``batch.x`` itself."""
+        batch = self._rows_only(ids)
+        with override_forward_pass(self._model, _ReplayPass(batch, self._plan, self._outputs, name)):
             try:
-                return replay, call_wrapped(self._model, batch)
-            except _Reached:
-                return replay, None
+                call_wrapped(self._model, batch)
+            except _ReachedLayer as reached:
+                h = input_rows(reached.call)
+                return reached.split, reached.call, h is batch.x and h._version == 0  # not written to
+        raise AssertionError(f"{name} was not called")  # the dry run saw a call
 
-    def _collect(self, name: str) -> tuple[RowSource, LayerCall]:
-        """The inputs of a layer for the vertices that need them, and how the model calls it."""
+    def _collect(self, name: str) -> tuple[RowSource, SplitForward, LayerCall]:
+        """The inputs of a layer for the vertices that need them, the layer, and how the model calls it."""
         ids = self._needed.levels[self._plan.layer_of[name]]
-        probe, _ = self._replay(ids[:0], name)  # also on ranks without vertices
-        h = rows_of(probe.call)
-        if h is probe.batch.x and h._version == 0:
-            return self._x, probe.call  # the stored features themselves, not written to
-        array, rows = self._new_map(f"{name}-in", h)
+        split, call, is_stored = self._inputs_of(name, ids[:0])  # also on ranks without vertices
+        if is_stored:
+            return self._x, split, call
+        array, rows = self._new_map(f"{name}-in", input_rows(call))
         for chunk in row_chunks(ids):
-            replay, _ = self._replay(chunk, name)
-            _write(array, chunk - self._local.first, rows_of(replay.call))
-        return rows, probe.call
+            _, chunk_call, _ = self._inputs_of(name, chunk)
+            _write(array, chunk - self._local.first, input_rows(chunk_call))
+        return rows, split, call
 
-    def _evaluate(self, name: str, inputs: RowSource, call: LayerCall) -> RowSource:
-        """A layer's outputs for the vertices that need them, from chunks with all their in-edges. A collective."""
-        mesh, local, layer = self._mesh, self._local, self._model.get_submodule(name)
+    def _evaluate(self, inputs: RowSource, split: SplitForward, call: LayerCall) -> RowSource:
+        """A layer's outputs for the vertices that need them, from chunks with all their in-edges. A collective.
+
+        User hooks on the layer do not run here but in the replays, which call the layer as the model does.
+        """
+        mesh = self._mesh
+        local = self._local
+        name = split.name
         loader = StepLoader(local, mesh, inputs, self._arrays, labels=False)
         splitter = SplitSampler(
             self._sampler, local.ownership, mesh, mesh.loading_groups, [-1], loader.pool, deterministic=True
         )
-        plan = ForwardPlan(1, {name: 0}, frozenset({name}) & self._plan.single_input, (), ())
+        plan = ForwardPlan(1, {name: 0}, {name: self._plan.adapters[name]}, (), ())
         chunks = edge_chunks(self._needed.levels[self._plan.layer_of[name] + 1], local.graph)
         array: npt.NDArray[Any] | None = None
         for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
             ids = chunks[number] if number < len(chunks) else np.empty(0, np.int64)
             sampled = splitter.sample(torch.from_numpy(ids), _KEY, ids.size, StepTelemetry())
             batch = loader.finish(loader.load(sampled), strategy="split", each_vertex_once=True).cast(self._dtype)
-            out = _run_layer(ForwardPass(batch, plan), name, layer, call)
+            handles = (EdgeHandle(batch), EdgeWeightHandle(batch), EdgeAttrHandle(batch))
+            out = ForwardPass(batch, plan).run_layer(split, substitute(call, batch.x, *handles))
             if array is None:
                 array, rows = self._new_map(f"{name}-out", out)
             _write(array, ids - local.first, out)
         return rows
-
-
-def _run_layer(forward_pass: ForwardPass, name: str, layer: Module, call: LayerCall) -> Any:
-    """One layer on one mini-batch, called as the model calls it."""
-    batch = forward_pass.batch
-    handles = (EdgeHandle(batch), EdgeWeightHandle(batch), EdgeAttrHandle(batch))
-    try:
-        args, kwargs = forward_pass.enter_layer(name, layer, substitute(call, batch.x, *handles))
-        return forward_pass.leave_layer(layer(*args, **kwargs))
-    finally:
-        forward_pass.close()
 
 
 def _write(target: npt.NDArray[Any], places: Ids, rows: Tensor) -> None:

@@ -1,13 +1,14 @@
-"""GATConv and GATv2Conv by kernels of ours (``kernels.attention``) instead of PyG's messages, where that is exact.
+"""GATConv and GATv2Conv by fused kernels (``kernels.attention``) instead of PyG's messages, where that is exact.
 
-PyG makes several tensors with a row per edge and all channels; the kernels make none. The formula, the parameters and
-the self-loops are PyG's, and so are the masks of attention dropout; sums run in another order, so results are the same
-to rounding. ``takes_fused_attention`` says where the kernels are used. Everywhere else the layer runs as PyG wrote it:
-subclasses, hooks on the layer or on something inside it, explanations, attention weights that are returned, other
-aggregations than the sum, autocast, and the types and devices for which ``kernels.dispatch`` has no kernel.
+PyG makes several tensors with a row per edge and all channels; the kernels make none. The formula, the parameters, the
+self-loops and the masks of attention dropout are the same; sums run in another order, so results are equal to rounding.
+``takes_fused_attention`` decides where the kernels are used. Everywhere else PyG's layer runs: subclasses, user hooks
+on the layer or inside it, explanations, returned attention weights, other aggregations than the sum, autocast, and
+types and devices for which ``kernels.dispatch`` has no kernel.
 
-GAT's scores are linear in the rows, x @ (W a), and so is what it sums. It can therefore aggregate the rows as they come
-and project the D sums, instead of projecting all S rows and aggregating those; ``aggregates_first`` picks the cheaper.
+GAT's scores are linear in the rows, x @ (W a), and so are the values it sums. It can therefore aggregate the rows
+themselves and project the D sums, instead of projecting all S rows and aggregating those; ``aggregates_first`` picks
+the cheaper.
 """
 
 import inspect
@@ -26,19 +27,19 @@ from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.attention_order import aggregates_first
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.nn.calls import LayerCall, rows_of
-from gsplit.nn.hooks import is_hooked_by_others
+from gsplit.nn.calls import LayerCall, input_rows
+from gsplit.nn.layer_edges import loop_once, looped_edges
 from gsplit.nn.layers import has_message_hooks, is_attention
-from gsplit.nn.self_loops import loop_once, looped_edges
+from gsplit.nn.wrappers_and_hooks import has_user_hooks
 
 __all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
 
 _PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
-_METHODS = {"forward", "propagate", "edge_updater", "edge_update", "message", "aggregate", "update"}
+_METHODS = {"propagate", "edge_updater", "edge_update", "message", "aggregate", "update"}
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether a layer computes what PyG's class does, with nobody looking inside."""
+    """Whether a layer computes what PyG's class does, without user hooks on it or inside it."""
     parts = list(layer.children())
     known = is_attention(layer) and all(type(part) in _PARTS and "forward" not in vars(part) for part in parts)
     if type(layer) is pyg.GATConv:  # its scores are made of the projections' weights alone
@@ -46,20 +47,20 @@ def _is_plain(layer: Any) -> bool:
     if not known or layer.explain or has_message_hooks(layer) or _METHODS & vars(layer).keys():
         return False
     usual = layer.aggr in ("add", "sum") and layer.flow == "source_to_target" and layer.decomposed_layers == 1
-    return usual and layer.node_dim == 0 and not any(map(is_hooked_by_others, (layer, *parts)))
+    return usual and layer.node_dim == 0 and not any(map(has_user_hooks, (layer, *parts)))
 
 
 def _is_plain_call(layer: Any, call: LayerCall) -> bool:
-    """Whether a call has rows and edges, perhaps edge features, and asks for nothing more."""
+    """Whether a call has rows, edges and perhaps edge features, and no other options."""
     arguments = inspect.signature(layer.forward).bind(*call[0], **call[1]).arguments
     given = {name: value for name, value in arguments.items() if value is not None}
-    plain = isinstance(given.pop("edge_index", None), EdgeHandle) and given.pop("x", None) is rows_of(call)
+    plain = isinstance(given.pop("edge_index", None), EdgeHandle) and given.pop("x", None) is input_rows(call)
     attr = given.pop("edge_attr", None)
     return plain and not given and (attr is None or isinstance(attr, EdgeAttrHandle))
 
 
 def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
-    """Whether a layer, called like this on these rows and edge features, is computed by our kernels."""
+    """Whether fused kernels compute a layer that is called like this on these rows and edge features."""
     if not is_attention(layer) or kernel_for("attention", rows.device, rows.dtype) == "torch":
         return False
     kinds = {(p.dtype, p.device) for p in layer.parameters()}
@@ -71,7 +72,7 @@ def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: 
 
 
 def attention_edges(block: Block, *, add_self_loops: bool) -> CsrEdges:
-    """The edges that the kernels take, with PyG's self-loops if the layer adds some. Waits for no device."""
+    """The edges that the kernels take, with PyG's self-loops if the layer adds some. Does not wait for a device."""
     device = block.indptr.device
     if device.type == "cpu":
         return make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=add_self_loops)
@@ -143,8 +144,10 @@ def _run_gat(
     layer: Any, mixed: Tensor, dst: Tensor, edge_attr: Tensor | None, edges: CsrEdges, options: AttentionOptions
 ) -> Tensor:
     heads, width = layer.heads, layer.out_channels
-    lin_src, lin_dst = (layer.lin, layer.lin) if layer.lin is not None else (layer.lin_src, layer.lin_dst)
-    v_src, v_dst = _per_head(lin_src.weight, layer.att_src), _per_head(lin_dst.weight, layer.att_dst)
+    lin_src = layer.lin_src if layer.lin is None else layer.lin
+    lin_dst = layer.lin_dst if layer.lin is None else layer.lin
+    v_src = _per_head(lin_src.weight, layer.att_src)
+    v_dst = _per_head(lin_dst.weight, layer.att_dst)
     score_src, score_dst = _Scores.apply(mixed, v_src, v_dst, dst.size(0))  # type: ignore[no-untyped-call]
     score_edge = None if edge_attr is None else edge_attr @ _per_head(layer.lin_edge.weight, layer.att_edge).t()
     if not aggregates_first(mixed.size(0), dst.size(0), edges.num_edges, heads, mixed.size(1), width):
@@ -184,16 +187,17 @@ def run_attention_layer(
     edges: CsrEdges,
     keep: Tensor | None,
 ) -> Tensor:
-    """What a layer gives for a block.
+    """The output of a layer for a block.
 
-    ``rows`` are its sources and the first of them, its destinations; ``edges`` its edges, with self-loops if the layer
-    adds some; ``edge_attr`` the features of the block's own edges; ``keep`` the mask of attention dropout.
+    ``rows``: the sources, and the destinations, which are the first sources. ``edges``: the edges, with self-loops if
+    the layer adds some. ``edge_attr``: features of the block's own edges. ``keep``: the mask of attention dropout.
     """
     conv: Any = layer
     options = AttentionOptions(conv.negative_slope, keep, conv.dropout)
     attr = None if edge_attr is None else _in_order(conv, block, edges, edge_attr)
+    mixed, dst = rows
     run = _run_gat if isinstance(conv, pyg.GATConv) else _run_gatv2
-    out = run(conv, *rows, attr, edges, options)
+    out = run(conv, mixed, dst, attr, edges, options)
     out = out.flatten(1) if conv.concat else out.mean(dim=1)
-    out = out if conv.res is None else out + conv.res(rows[1])
+    out = out if conv.res is None else out + conv.res(dst)
     return out if conv.bias is None else out + conv.bias

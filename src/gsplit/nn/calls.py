@@ -1,4 +1,4 @@
-"""How a model is called with a batch, and what its layers get in place of the batch's handles."""
+"""Calls of a model with a batch, and of its layers with tensors in place of the batch's handles."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,8 +21,7 @@ __all__ = [
     "LayerCall",
     "call_model",
     "dtype_of",
-    "one_vertex",
-    "rows_of",
+    "input_rows",
     "substitute",
     "template_of",
     "tensors_of",
@@ -35,7 +34,7 @@ _EDGES = ("edge_index", "adj", "adj_t")
 
 
 class Slot(Enum):
-    """What of a call is the batch's own."""
+    """An argument that the batch provides."""
 
     X = "x"
     EDGE_INDEX = "edge_index"
@@ -49,13 +48,13 @@ _HANDLES = {EdgeHandle: Slot.EDGE_INDEX, EdgeWeightHandle: Slot.EDGE_WEIGHT, Edg
 
 @dataclass(frozen=True)
 class CallTemplate:
-    """How a model was called with a batch: its arguments, with slots where something of the batch stood."""
+    """How a model was called with a batch: its arguments, with a ``Slot`` for each that came from the batch."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def call(self, model: Module, batch: Batch) -> Any:
-        """Call a model in the same way with another batch; what the batch does not carry is refused by it."""
+        """Call a model in the same way with another batch, which refuses what it does not carry."""
 
         def fill(value: Any) -> Any:
             if not isinstance(value, Slot):
@@ -66,7 +65,7 @@ class CallTemplate:
 
 
 def template_of(call: LayerCall, batch: Batch) -> CallTemplate | None:
-    """The template of a model's call; None if it has tensors that are not the batch's."""
+    """The template of a model's call; None if an argument is a tensor that is not the batch's."""
     slots: list[Slot] = []
 
     def slot(value: Any) -> Any:
@@ -86,13 +85,14 @@ def template_of(call: LayerCall, batch: Batch) -> CallTemplate | None:
 
 
 def _edge_values(model: Module, batch: Batch, required: set[str], takes_edge_attr: bool) -> dict[str, Handle[Batch]]:
-    """What a batch carries per edge and the model takes, under the names of PyG's arguments."""
-    layers, values = layers_of(model).values(), dict[str, Handle[Batch]]()
+    """The edge values that the batch carries and the model takes, under the names of PyG's arguments."""
+    layers = layers_of(model).values()
+    values: dict[str, Handle[Batch]] = {}
     takes_weight = "edge_weight" in required or any(takes_edge_weight(layer) for layer in layers)
-    said = takes_edge_attr or "edge_attr" in required
+    takes_attr = takes_edge_attr or "edge_attr" in required
     if batch.has_edge_weight and takes_weight:
         values["edge_weight"] = batch.edge_weight
-    if batch.has_edge_attr and (said or any(edge_features_of(layer) is not None for layer in layers)):
+    if batch.has_edge_attr and (takes_attr or any(edge_features_of(layer) is not None for layer in layers)):
         values["edge_attr"] = batch.edge_attr
     return values
 
@@ -102,7 +102,7 @@ def call_model(model: Module, batch: Batch, *, takes_edge_attr: bool = False) ->
 
     A forward with one argument, of any name, gets the batch. Any other gets ``(x, edge_index)``, and by name those of
     ``edge_weight`` and ``edge_attr`` that it has, that the batch carries, and that some layer of the model takes.
-    ``takes_edge_attr``: the model takes edge features, although no layer says so.
+    ``takes_edge_attr``: the model takes edge features, although none of its layers declares them.
     """
     signature = inspect.signature(model.forward)
     first, second, others = _arguments(signature)
@@ -131,17 +131,17 @@ def _arguments(signature: inspect.Signature) -> tuple[Parameter | None, Paramete
 
 
 def _is_optional(argument: Parameter) -> bool:
-    """Whether a second argument is none that a model must have: it has a default, and is not the edges."""
+    """Whether the second argument is optional: it has a default, and is not the edges."""
     return argument.default is not Parameter.empty and argument.name not in _EDGES
 
 
 def dtype_of(model: Module) -> torch.dtype:
-    """The type of a model's rows: that of its first parameter of real numbers."""
+    """The dtype of a model's rows: that of its first floating-point parameter."""
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
     return next(floats, torch.get_default_dtype())
 
 
-def rows_of(call: LayerCall) -> Any:
+def input_rows(call: LayerCall) -> Any:
     """The rows a layer was called with: its first argument, or ``x``."""
     args, kwargs = call
     return args[0] if args else kwargs.get("x")
@@ -149,7 +149,7 @@ def rows_of(call: LayerCall) -> Any:
 
 def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any) -> LayerCall:
     """A layer's call with other rows, and with edges, weights and edge features in place of the handles."""
-    given = rows_of(call)
+    given = input_rows(call)
 
     def swap(value: Any) -> Any:
         if value is given:
@@ -161,16 +161,6 @@ def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any) 
         return attr if isinstance(value, EdgeAttrHandle) else value
 
     return tuple(map(swap, call[0])), {name: swap(value) for name, value in call[1].items()}
-
-
-def one_vertex(call: LayerCall, like: Tensor, edge_attr: Tensor | None, *, single_input: bool = False) -> LayerCall:
-    """A layer's call with next to nothing to do, for a layer whose output is known.
-
-    One vertex with a self-loop, as some layers fail on none; ``like`` and ``edge_attr`` say its width and type.
-    """
-    row, edges = like.new_zeros(1, *like.shape[1:]), torch.zeros(2, 1, dtype=torch.int64, device=like.device)
-    attr = None if edge_attr is None else edge_attr.new_zeros(1, *edge_attr.shape[1:])
-    return substitute(call, row if single_input else (row, row), edges, like.new_ones(1), attr)
 
 
 def tensors_of(out: Any) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
-"""What is known about a model's forward: its layers, its depth, and what the rows of its tensors are.
+"""The structure of a model's forward: its layers, their adapters, and which rows each dropout and batch norm gets.
 
-The dry run (``nn.checks``) learns it when a model is wrapped; every forward pass then goes by it.
+The dry run (``nn.checks.dry_run``) records it when a model is wrapped; every forward pass follows it.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Literal
 
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
-from gsplit.nn.self_loops import num_other_edges
-from gsplit.partial_sums import PartialSums
+from gsplit.nn.adapters import Adapter
+from gsplit.nn.layer_edges import num_other_edges
 
 __all__ = ["ForwardPlan", "RowSpace", "Space", "check_batch", "num_rows"]
 
@@ -18,8 +18,11 @@ Space = Literal["local", "mixed", "edges", "looped edges"]
 
 @dataclass(frozen=True)
 class RowSpace:
-    """What the rows of a tensor are: a local frontier (level l counts from the input), a mixed one, or edges of a
-    layer; looped edges are those without self-loops and then one self-loop per destination, as GAT makes them.
+    """What the rows of a tensor are: vertices of a frontier, or edges of a layer.
+
+    ``local`` and ``mixed``: the local or mixed frontier of a level, counted from the input. ``edges``: the edges of a
+    layer. ``looped edges``: the edges as GAT makes them, those that are not self-loops and then one self-loop per
+    destination. ``RowSpace("local", 2)`` are the rows that come out of layer 1.
     """
 
     space: Space
@@ -28,24 +31,24 @@ class RowSpace:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """What the dry run found out about a model.
+    """What the dry run recorded of a model.
 
-    ``boundaries``: levels at which the rows of a mini-batch may become those of other vertices.
-    ``input_in_bottom_only``: the bottom layers alone read the input rows (``nn.checks.row_crossing``).
+    ``layer_of``: the layer of the mini-batch that each module computes, in the order of the calls. ``dropouts``,
+    ``norms``: the rows of each dropout and batch norm call. ``boundaries``: levels at which the rows of a mini-batch
+    may become those of other vertices, as in ``hybrid(k)``.
     """
 
     depth: int
     layer_of: dict[str, int]
-    single_input: frozenset[str]
+    adapters: dict[str, Adapter]
     dropouts: tuple[RowSpace, ...]
     norms: tuple[RowSpace, ...]
     takes_edge_attr: bool = False
     boundaries: frozenset[int] = frozenset()
-    input_in_bottom_only: bool = False
 
 
 def num_rows(batch: Batch, rows: RowSpace) -> int:
-    """How many rows of a kind a batch has."""
+    """Number of rows of a kind in a batch."""
     if rows.space == "local":
         return batch.num_targets if rows.layer == batch.num_layers else batch.layers[rows.layer].exchange.num_local
     block = batch.blocks[rows.layer]
@@ -57,16 +60,14 @@ def num_rows(batch: Batch, rows: RowSpace) -> int:
 
 
 def check_batch(batch: Batch, plan: ForwardPlan) -> None:
-    """Refuse a batch with more or fewer layers than the model, or one whose levels do not stand for the same rows."""
+    """Refuse a batch of another depth than the model's, or with a boundary that the model joins rows across."""
     if plan.depth != batch.num_layers:
-        expected, got = f"{plan.depth} numbers, one per layer of the model", batch.num_layers
-        raise InputError(explain("num_neighbors", expected, got, "make the loader with as many numbers as layers"))
-    what, columns = f"strategy={batch.context.strategy!r}", isinstance(batch.layers[0].exchange, PartialSums)
-    if columns and not plan.input_in_bottom_only:
-        needed, found = "a model whose bottom layer alone reads the input rows", "one that reads them elsewhere"
-        raise InputError(explain(what, needed, found, "use another strategy"))
-    for level in [] if columns else [upper.level - 1 for upper in batch.frontiers[1:]]:
+        expected = f"{plan.depth} numbers, one per layer of the model"
+        fix = "make the loader with as many numbers as layers"
+        raise InputError(explain("num_neighbors", expected, batch.num_layers, fix))
+    for level in [upper.level - 1 for upper in batch.frontiers[1:]]:
         if level not in plan.boundaries:
-            needed = f"a model that joins no rows from below layer {level} with rows from above"
-            found = "one that does, such as a residual x[:h.size(0)] + h across that layer"
-            raise InputError(explain(what, needed, found, "use split, data or data_cached"))
+            expected = f"a model that joins no rows from below layer {level} with rows from above"
+            got = "one that does, such as a residual x[:h.size(0)] + h across that layer"
+            fix = "use split, data or data_cached"
+            raise InputError(explain(f"strategy={batch.context.strategy!r}", expected, got, fix))

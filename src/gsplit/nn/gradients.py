@@ -1,16 +1,16 @@
-"""Gradients averaged over all ranks, on CPUs while backward still runs.
+"""Gradients averaged over all ranks; on CPUs, while backward still runs.
 
 On CPUs parameters are put into buckets in the reverse of their order in the model, which is about the order in which
-backward reaches them. When all gradients of a bucket are there, its all-reduce starts; buckets start in the same order
-on every rank, and every rank starts every bucket in every backward (law 5), so nothing can pair wrongly. A parameter
-without a gradient on some ranks counts as zero there; one without a gradient on any rank keeps what it had.
+backward reaches them. The all-reduce of a bucket starts when all its gradients exist. Buckets start in the same order
+on every rank, and every rank starts every bucket in every backward (law 5). A parameter without a gradient on some
+ranks counts as zero there. One without a gradient on any rank keeps its ``.grad``.
 
 On devices there is one bucket, at the end of backward: NCCL needs the same order of ALL collectives on every rank, and
 a rank on which a parameter has no gradient would start a bucket later, behind a shuffle. The gradients of a GNN are a
 few MB. The host waits for the device only on a rank where a parameter has no gradient.
 
-What is averaged is this backward's gradient, never what has accumulated in ``.grad``: that is put aside while
-backward runs and added afterwards.
+The average is of this backward's gradient, never of the accumulated ``.grad``, which is set aside while backward runs
+and added afterwards.
 """
 
 from typing import Any
@@ -26,19 +26,24 @@ from gsplit.errors import CommError, InputError, explain
 
 __all__ = ["GradientAverage"]
 
-_MOST_BUCKETS = 1 << 12
+_NUM_TAGS = 1 << 10
+"""Tags are summed in the gradients' dtype: in float32 the sum over up to 2**14 ranks is exact."""
+_TAGS_PER_MODEL = 37
 BUCKET_BYTES = 1 << 20
-"""Small enough that a model of a few MB, which is large for a GNN, has several."""
+"""Small enough that a model of a few MB, which is large for a GNN, has several buckets."""
 
 
 class _Bucket:
-    """Parameters whose gradients travel together, after them a flag for each (did it have one?), and a number that must
-    be the same on all ranks.
+    """Parameters whose gradients are reduced together.
+
+    The buffer holds the gradients, a flag per parameter (whether it has a gradient), and the bucket's tag, a number
+    that must be the same on all ranks.
     """
 
-    def __init__(self, number: int, parameters: list[Parameter]) -> None:
-        self.number, self.parameters = number, parameters
-        self._tail: Tensor | None = None  # of a bucket with all gradients: put on the device once
+    def __init__(self, tag: int, parameters: list[Parameter]) -> None:
+        self.tag = tag
+        self.parameters = parameters
+        self._tail: Tensor | None = None  # flags and tag of a complete bucket: copied to the device once
         self.grads: dict[int, Tensor] = {}
         self.flat: Tensor | None = None
         self.work: Work | None = None
@@ -51,56 +56,66 @@ class _Bucket:
         pieces = [
             self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
         ]
-        self.flat = torch.cat([*pieces, self._flags_and_number()])
+        self.flat = torch.cat([*pieces, self._flags_and_tag()])
         self.work = comm.all_reduce(call, self.flat)
 
-    def _flags_and_number(self) -> Tensor:
+    def _flags_and_tag(self) -> Tensor:
         if self.complete and self._tail is not None and self._tail.device == self.parameters[0].device:
             return self._tail
         flags = [float(id(p) in self.grads) for p in self.parameters]
-        tail = self.parameters[0].new_tensor([*flags, float(self.number)])
+        tail = self.parameters[0].new_tensor([*flags, float(self.tag)])
         if self.complete:
             self._tail = tail
         return tail
 
     def finish(self, size: int, checks: LateChecks) -> list[tuple[Parameter, Tensor]]:
-        """The averaged gradients of all parameters that had one anywhere."""
+        """The averaged gradients of all parameters that had one on any rank."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
-        *pieces, flags, number = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters), 1])
+        *pieces, flags, tag_sum = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters), 1])
         if self.flat.dtype in (torch.float32, torch.float64):
-            checks.add(number, lambda number: self._check_number(float(number), size))
-        # what has a gradient here has one: others are asked for, and a device waited for, only where one is missing
+            checks.add(tag_sum, lambda tag_sum: self._check_tag(float(tag_sum), size))
+        # flags are read, and a device waited for, only on a rank where a gradient is missing
         present = [True] * len(pieces) if self.complete else [count > 0 for count in flags.tolist()]
-        self.flat, self.work, self.grads = None, None, {}
+        self.flat = None
+        self.work = None
+        self.grads = {}
         return [
             (p, piece.view_as(p).div_(size))
             for p, piece, is_present in zip(self.parameters, pieces, present, strict=True)
             if is_present
         ]
 
-    def _check_number(self, number: float, size: int) -> None:
-        if number != size * self.number:
+    def _check_tag(self, tag_sum: float, size: int) -> None:
+        if tag_sum != size * self.tag:
             fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
-            got = f"bucket numbers with a mean of {number / size:g}"
-            raise CommError(explain("averaged gradients", f"bucket {self.number} on every rank", got, fix))
+            got = f"bucket numbers with a mean of {tag_sum / size:g}"
+            raise CommError(explain("averaged gradients", f"bucket {self.tag} on every rank", got, fix))
 
 
 class GradientAverage:
-    """Averages the gradients of some parameters after every backward that reaches them."""
+    """Averages the gradients of some parameters after every backward that reaches them.
+
+    ``number`` distinguishes the models of a mesh, and the sets of trained parameters of one model; it is the same on
+    every rank.
+    """
 
     def __init__(self, parameters: list[Parameter], comm: Comm, checks: LateChecks, number: int = 0) -> None:
-        """``number`` tells the models of a mesh apart; the same on every rank."""
         for parameter in parameters:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
-        self.parameters, self._comm, self._checks = parameters, comm, checks
+        self.parameters = parameters
+        self._comm = comm
+        self._checks = checks
         self._starts_early = comm.device.type == "cpu"
         buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
-        self._buckets = [_Bucket(_MOST_BUCKETS * number + place, part) for place, part in buckets]
+        first_tag = _TAGS_PER_MODEL * number
+        self._buckets = [_Bucket((first_tag + place) % _NUM_TAGS, part) for place, part in buckets]
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
         self._aside: dict[int, Tensor | None] = {}
-        self._started, self._running, self._backwards = 0, False, 0
+        self._started = 0
+        self._running = False
+        self._backwards = 0
         self._handles: list[RemovableHandle] = []
         self.refuse_other_hooks()
         for parameter in parameters:
@@ -110,31 +125,35 @@ class GradientAverage:
             ]
 
     def refuse_other_hooks(self) -> None:
-        """Hooks of others on the parameters would see this rank's own gradients, before they are averaged."""
+        """Refuse user hooks on the parameters: they would get this rank's gradients, before they are averaged."""
         ours = 1 if self._handles else 0
         for parameter in self.parameters:
             tables = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
             if any(len(table or ()) > ours for table in tables):
                 fix = "work on p.grad after backward; a parameter belongs to one wrapped model"
-                got = "others, which would see a rank's own gradient"
+                got = "user hooks, which would get one rank's gradient"
                 raise InputError(explain("parameters", "no hooks but the average's", got, fix))
 
     def detach(self) -> None:
-        """Leave the parameters alone from now on."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def recover(self) -> None:
-        """Forget a backward that failed half way: its gradients are gone, what had accumulated is put back."""
+        """Discard the gradients of a backward that failed, and restore the accumulated ones."""
         if not self._running:
             return
         for bucket in self._buckets:
-            bucket.grads, bucket.flat, bucket.work = {}, None, None
+            bucket.grads = {}
+            bucket.flat = None
+            bucket.work = None
         for parameter in self.parameters:
             if id(parameter) in self._aside:
                 parameter.grad = self._aside[id(parameter)]
-        self._aside, self._running, self._started = {}, False, 0
+        self._aside = {}
+        self._running = False
+        self._started = 0
 
     def _before(self, parameter: Parameter) -> Any:
         def put_aside(grad: Tensor) -> None:
@@ -150,7 +169,7 @@ class GradientAverage:
         return put_aside
 
     def _after(self, parameter: Tensor) -> None:
-        """A parameter's whole gradient of this backward is there."""
+        """Called when a parameter's gradient of this backward is complete."""
         assert parameter.grad is not None
         bucket = self._bucket_of[id(parameter)]
         bucket.grads[id(parameter)] = parameter.grad
@@ -165,11 +184,14 @@ class GradientAverage:
         self._started += 1
 
     def _finish(self) -> None:
-        """The end of backward: start what is left, wait for all, and add to what had accumulated."""
-        aside, self._aside, self._running = self._aside, {}, False
+        """At the end of backward: start the remaining buckets, wait for all, and add to the accumulated gradients."""
+        aside = self._aside
+        self._aside = {}
+        self._running = False
         try:
             if not any(bucket.grads or bucket.work for bucket in self._buckets):
-                got, fix = "some, whose gradients would be this rank's own", "call loss.backward() and read p.grad"
+                got = "some, whose gradients would be this rank's own"
+                fix = "call loss.backward() and read p.grad"
                 raise InputError(explain("torch.autograd.grad", "no parameters of a wrapped model", got, fix))
             while self._started < len(self._buckets):
                 self._start_next()
@@ -178,7 +200,8 @@ class GradientAverage:
                     before = aside.pop(id(parameter), parameter.grad)
                     parameter.grad = average if before is None else before.add_(average)
         finally:
-            self._started, self._backwards = 0, self._backwards + 1
+            self._started = 0
+            self._backwards += 1
             for parameter in self.parameters:
                 if id(parameter) in aside:
                     parameter.grad = aside[id(parameter)]

@@ -1,9 +1,9 @@
 """``gsplit.parallelize``: an unmodified PyG model that runs on mini-batches of any strategy and number of ranks.
 
-Nothing is wrapped or renamed: hooks on the model and on its message-passing layers do the work (``nn.runtime``), so
-``state_dict`` keys stay, and a copy or a saved model stays what it was. What the hooks go by is learned here, by
-running the model on toy batches. Called with plain tensors the model does what it always did. Gradients are averaged
-over all ranks during backward.
+No module is wrapped or renamed, so ``state_dict`` keys do not change. A hook on the model opens a forward pass
+(``nn.runtime``), and each message-passing layer gets a ``forward`` that runs it on its part of the mini-batch
+(``nn.split_forward``). How it runs there is decided here, once, by running the model on toy batches. Called with plain
+tensors the model computes what it did before. Gradients are averaged over all ranks during backward.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ from gsplit.nn.checks.row_independence import check_row_independence
 from gsplit.nn.checks.toy import ExampleInput, toy_batch
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
-from gsplit.nn.layers import is_single_input, layers_of
-from gsplit.nn.runtime import Runtime, install_hooks, last_template, remove_hooks, runtime_of
-from gsplit.nn.wrappers import check_wrappers
+from gsplit.nn.layers import layers_of
+from gsplit.nn.runtime import Runtime, install_runtime, last_template, remove_runtime, runtime_of
+from gsplit.nn.wrappers_and_hooks import check_wrappers
 
 __all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "mesh_of", "override_forward_pass"]
 
@@ -43,28 +43,22 @@ M = TypeVar("M", bound=Module)
 
 
 def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
-    """Run the model on toy batches: record what its layers see, and refuse it if it mixes rows."""
-    layers, edges = layers_of(model), like.num_edge_features is not None
-    single_input = frozenset(name for name, layer in layers.items() if is_single_input(layer))
-    batch, space_of = toy_batch(max(len(layers), 1), like)
+    """Run the model on toy batches: record its layers, dropouts and norms, and refuse it if it mixes rows."""
+    takes_edge_attr = like.num_edge_features is not None
+    batch, space_of = toy_batch(max(len(layers_of(model)), 1), like)
+    recorder = Recorder(batch, space_of)
     with preserve_state(model, like.row.device):
         model.train()
-        while True:
-            recorder = runtime.override = Recorder(batch, space_of, single_input)
-            try:
-                with forbid_random_draws(like.row.device), forbid_changed_buffers(model):
-                    plan = recorder.plan(explain_failure(lambda: call_model(model, batch, takes_edge_attr=edges)))
-                break
-            except InputError as error:  # a layer we do not know may take one tensor of rows only
-                unknown = recorder.inside
-                if unknown is None or unknown in single_input or error.__cause__ is None:
-                    raise
-                single_input |= {unknown}
-            finally:
-                runtime.override = None
-    runtime.plan = plan = replace(plan, takes_edge_attr=edges)
-    found = check_row_independence(model, plan, like, override_forward_pass)
-    runtime.plan = replace(plan, boundaries=found.boundaries, input_in_bottom_only=found.input_in_bottom_only)
+        runtime.override = recorder
+        try:
+            with forbid_random_draws(like.row.device), forbid_changed_buffers(model):
+                out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=takes_edge_attr))
+                plan = recorder.plan(out)
+        finally:
+            runtime.override = None
+    runtime.plan = plan = replace(plan, takes_edge_attr=takes_edge_attr)
+    boundaries = check_row_independence(model, plan, like, override_forward_pass)
+    runtime.plan = replace(plan, boundaries=boundaries)
 
 
 def _broadcast_weights(model: Module, mesh: Mesh) -> None:
@@ -82,14 +76,14 @@ def _broadcast_weights(model: Module, mesh: Mesh) -> None:
 
 
 def forward_plan_of(model: Module) -> ForwardPlan:
-    """The plan that wrapping made of a model's forward."""
+    """The plan of a wrapped model's forward."""
     plan = runtime_of(model).plan
     assert plan is not None
     return plan
 
 
 def call_wrapped(model: Module, batch: Batch) -> Any:
-    """Call a wrapped model as training called it last; as ``call_model`` does if it was not called yet."""
+    """Call a wrapped model as training called it last, or as ``call_model`` does before the first call."""
     runtime = runtime_of(model)
     if runtime.template is not None:
         return runtime.template.call(model, batch)
@@ -97,14 +91,14 @@ def call_wrapped(model: Module, batch: Batch) -> Any:
 
 
 def mesh_of(model: Module) -> Mesh:
-    """The ranks a wrapped model runs on."""
+    """The mesh of a wrapped model."""
     mesh = runtime_of(model).mesh
     assert mesh is not None
     return mesh
 
 
 def finish_checks(model: Module) -> None:
-    """Raise what a device had yet to tell about the steps so far; waits for it."""
+    """Run the checks of values that a device has not delivered yet; waits for it."""
     runtime_of(model).checks.finish()
 
 
@@ -124,25 +118,25 @@ def parallelize(model: M, mesh: Mesh, *, num_features: int | None = None, num_ed
 
     Every rank starts from rank 0's weights. The model is then called with ``(batch.x, batch.edge_index)``, with
     ``batch.edge_weight`` or ``batch.edge_attr`` where it takes them, or with ``(batch)``. The widths of rows and edges
-    are needed only if no module of the model says them. What cannot be exact on a split mini-batch is refused here,
-    with the reason.
+    are needed only if no module of the model declares them. A model that cannot be exact on a split mini-batch is
+    refused here, with the reason.
     """
     check_wrappers(model)
     model.to(mesh.device)
     check_modules(model)
     template = last_template(model)
-    remove_hooks(model)
+    remove_runtime(model)
     if mesh.num_replicas > 1 and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         fix = "use replicas=1, or a row-wise norm such as LayerNorm"
         raise InputError(explain("batch norm", "one replica", mesh.num_replicas, fix))
     like = example_input(model, num_features, num_edge_features)
     runtime = Runtime(None, mesh)
-    install_hooks(model, runtime)
+    install_runtime(model, runtime)
     try:
         _make_plan(model, runtime, like)
         _broadcast_weights(model, mesh)
     except BaseException:
-        remove_hooks(model)
+        remove_runtime(model)
         raise
     runtime.template = template
     return model

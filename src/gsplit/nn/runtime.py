@@ -1,50 +1,99 @@
-"""Hooks on a wrapped model and its layers, and what they share: the plan, the mesh, the forward pass that is running.
+"""What the hooks and layers of one wrapped model share: the plan, the mesh, and the forward pass that is running.
 
-The model's own hook opens a ``ForwardPass`` when it is called with a batch's ``edge_index`` (or with a batch); each
-layer's hook puts the layer's rows and edges in place of the model's. When the forward is over, a hook on its output
-sees to it that the loss goes through ``batch.mean`` or ``batch.sum``.
+A pre-forward hook on the model opens a ``ForwardPass`` when the model is called with a batch or with its handles; the
+layers' forwards (``nn.split_forward``) run in it. A forward hook closes it and registers a check on the outputs that
+the loss goes through ``batch.mean`` or ``batch.sum``.
 """
 
 from typing import Any
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch_geometric.nn import JumpingKnowledge
 
 from gsplit.batch import Batch
 from gsplit.devices import LateChecks
 from gsplit.distributed.mesh import Mesh
-from gsplit.edge_handles import EdgeHandle, Handle
+from gsplit.edge_handles import Handle
 from gsplit.errors import InputError, explain
-from gsplit.nn.calls import CallTemplate, template_of, tensors_of
+from gsplit.nn.calls import CallTemplate, LayerCall, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_batch
 from gsplit.nn.function_mode import ForwardPassMode
 from gsplit.nn.gradients import GradientAverage
-from gsplit.nn.hooks import Hook
 from gsplit.nn.layers import layers_of
-from gsplit.nn.model_mode import ModelMode
-from gsplit.nn.wrappers import check_callers
+from gsplit.nn.split_forward import SplitForward, install_forward, remove_forward
+from gsplit.nn.wrappers_and_hooks import OwnHook, check_callers
 
-__all__ = ["Runtime", "install_hooks", "last_template", "remove_hooks", "runtime_of"]
+__all__ = ["ModelStatus", "Runtime", "install_runtime", "last_template", "remove_runtime", "runtime_of"]
+
+_MAX_NAMES = 3
+_LIST_EVERY = 50  # forwards: walking a model takes longer than reading its flags
+
+
+class ModelStatus:
+    """Train/eval mode and frozen parameters of one model, as a text that must be the same on every rank.
+
+    ``model.eval()`` on one rank only, or a parameter frozen there only, would go unnoticed or hang in backward. The
+    text is part of the collective of every loss (``batch.mean``, ``batch.sum``), which is compared between ranks. Every
+    forward reads every flag; the text is made again if one has changed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[object, ...] = ()
+        self._text = ""
+        self._modules: list[Module] = []
+        self._parameters: list[Parameter] = []
+        self._num_forwards = 0
+
+    def describe(self, model: Module) -> str:
+        """Such as ``training, 4 of 6 parameters trained, not convs.0.lin_l.weight, convs.0.lin_l.bias``."""
+        if self._num_forwards % _LIST_EVERY == 0:
+            self._modules = list(model.modules())
+            self._parameters = list(model.parameters())
+        self._num_forwards += 1
+        training = [module.training for module in self._modules]
+        trained = [parameter.requires_grad for parameter in self._parameters]
+        seen = (training, trained, torch.is_grad_enabled())
+        if seen != self._seen:
+            self._seen = seen
+            self._text = _describe_status(model, training, trained)
+        return self._text
+
+
+def _describe_status(model: Module, training: list[bool], trained: list[bool]) -> str:
+    mode = "training" if all(training) else "evaluating"
+    if any(training) and not all(training):
+        names = [name or "the model" for name, module in model.named_modules() if not module.training]
+        mode = f"training but for {_some(names)}"
+    text = f"{mode}, {sum(trained)} of {len(trained)} parameters trained"
+    if not all(trained):
+        text += f", not {_some([name for name, p in model.named_parameters() if not p.requires_grad])}"
+    return text if torch.is_grad_enabled() else f"{text}, without gradients"
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 class Runtime:
-    """State shared by the hooks of one model: its plan, its mesh, and the forward pass that is running.
+    """Shared by the hooks and layers of one model.
 
-    A deep copy has the same plan and mesh, and averages its own gradients; a pickled one has lost both.
+    A deep copy has the same plan and mesh and averages its own gradients. An unpickled one has neither.
     """
 
     def __init__(self, plan: ForwardPlan | None, mesh: Mesh | None) -> None:
-        self.plan, self.mesh = plan, mesh
+        self.plan = plan
+        self.mesh = mesh
         self.override: ForwardPass | None = None
         self.template: CallTemplate | None = None
         """How training called the model last."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
-        self._mode = ModelMode()
+        self._status = ModelStatus()
         self.checks = LateChecks()
-        """Of values on a device, which come later than the forward or backward that makes them."""
+        """Checks of values on a device, which arrive after the forward or backward that makes them."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
         copied = Runtime(self.plan, self.mesh)
@@ -55,10 +104,10 @@ class Runtime:
         return Runtime, (None, None)
 
     def open(self, model: Module, batch: Batch | None) -> None:
-        """Begin a forward; with plain tensors the model runs as if it were not wrapped."""
+        """Begin a forward; with plain tensors (no batch) the model runs as if it were not wrapped."""
         while self._open:
             self.close()  # left by an interrupt
-        self._open.append(None)  # what ``close`` takes away, whatever happens here
+        self._open.append(None)  # popped by ``close``, also if the rest of this function fails
         if batch is None:
             return
         check_callers()
@@ -72,16 +121,16 @@ class Runtime:
             check_batch(batch, self.plan)
             self.checks.begin_forward()
             forward_pass = ForwardPass(batch, self.plan, self.checks)
-            self._watch_gradients(model, self.mesh)
-            self._note_mode(model, batch, self.mesh)
+            self._average_gradients(model, self.mesh)
+            self._attach_status(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (forward_pass, mode)
 
-    def _note_mode(self, model: Module, batch: Batch, mesh: Mesh) -> None:
-        """Have it compared between the ranks, with the loss, how the model stands."""
+    def _attach_status(self, model: Module, batch: Batch, mesh: Mesh) -> None:
+        """Attach train/eval state to the loss collective, where ranks compare it."""
         if mesh.size > 1:
-            batch.context.guard.model = self._mode.describe(model)
+            batch.context.guard.model = self._status.describe(model)
             mesh.note_model(batch.context.guard.model)
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
@@ -96,24 +145,23 @@ class Runtime:
         """End a forward, also one that failed."""
         opened = self._open.pop()
         if opened is not None:
-            opened[0].close()
             opened[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def current(self) -> ForwardPass | None:
         """The forward pass that is running on a batch."""
         return self._open[-1][0] if self._open and self._open[-1] is not None else None
 
-    def forward_pass_of(self, handle: Handle[Batch]) -> ForwardPass:
-        """The forward pass in which a layer is called."""
+    def run_layer(self, split: SplitForward, handle: Handle[Batch], call: LayerCall) -> Any:
+        """Run a layer in the current forward pass, which must be on the handle's batch."""
         forward_pass = self.current()
         if forward_pass is None or forward_pass.batch is not handle.batch:
             fix = "call the whole wrapped model; activation checkpointing of layers is not supported"
             got = "a call outside of it" if forward_pass is None else "the edges of another batch"
             raise InputError(explain("a layer", "a call from within the wrapped model's forward", got, fix))
-        return forward_pass
+        return forward_pass.run_layer(split, call)
 
-    def _watch_gradients(self, model: Module, mesh: Mesh) -> None:
-        """Average gradients of the parameters that require them now; which these are may change between steps."""
+    def _average_gradients(self, model: Module, mesh: Mesh) -> None:
+        """Average the gradients of the parameters that require them now; the set may change between steps."""
         if not torch.is_grad_enabled():
             return
         if torch._C._current_graph_task_id() != -1:
@@ -122,17 +170,17 @@ class Runtime:
         if mesh.size == 1:
             return
         trained = [p for p in model.parameters() if p.requires_grad]
-        watched = self._gradients
-        if watched is not None:
-            watched.recover()
-            if len(trained) == len(watched.parameters) and all(map(_is, trained, watched.parameters)):
-                watched.refuse_other_hooks()
+        average = self._gradients
+        if average is not None:
+            average.recover()
+            if len(trained) == len(average.parameters) and all(map(_is, trained, average.parameters)):
+                average.refuse_other_hooks()
                 return
-            watched.detach()
+            average.detach()
         self._gradients = GradientAverage(trained, mesh.gradients, self.checks, next(mesh.model_numbers))
 
     def release(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks on the parameters."""
         if self._gradients is not None:
             self._gradients.detach()
 
@@ -141,14 +189,14 @@ def _is(a: object, b: object) -> bool:
     return a is b
 
 
-class _Hook(Hook):
+class _RuntimeHook(OwnHook):
     """A hook that can be copied and pickled with its model."""
 
-    def __init__(self, runtime: Runtime, name: str) -> None:
-        self.runtime, self.name = runtime, name
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
 
 
-class _Enter(_Hook):
+class _EnterModel(_RuntimeHook):
     def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch = _find_batch([*args, *kwargs.values()])
         self.runtime.open(module, batch)
@@ -156,7 +204,7 @@ class _Enter(_Hook):
             self.runtime.template = template_of((args, kwargs), batch)
 
 
-class _Leave(_Hook):
+class _LeaveModel(_RuntimeHook):
     def __call__(self, module: Module, args: tuple[Any, ...], out: Any) -> None:
         forward_pass = self.runtime.current()
         self.runtime.close()
@@ -167,21 +215,7 @@ class _Leave(_Hook):
                     tensor.register_hook(guard.check)
 
 
-class _EnterLayer(_Hook):
-    def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        handle = next((a for a in [*args, *kwargs.values()] if isinstance(a, EdgeHandle)), None)
-        if handle is None:
-            return None
-        return self.runtime.forward_pass_of(handle).enter_layer(self.name, module, (args, kwargs))
-
-
-class _LeaveLayer(_Hook):
-    def __call__(self, module: Module, args: tuple[Any, ...], out: Any) -> Any:
-        forward_pass = self.runtime.current()
-        return out if forward_pass is None or forward_pass.inside != self.name else forward_pass.leave_layer(out)
-
-
-class _TrimToTargets(_Hook):
+class _TrimToTargets(_RuntimeHook):
     """Jumping knowledge joins the outputs of all layers: on blocks, the rows they have in common, the targets."""
 
     def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -200,10 +234,11 @@ def _find_batch(values: list[Any]) -> Batch | None:
     return None
 
 
-def remove_hooks(model: Module) -> None:
+def remove_runtime(model: Module) -> None:
     """Undo an earlier wrapping, also that of a model loaded from a file."""
     for module in model.modules():
-        ours = {n: h for hooks in _hook_tables(module)[:2] for n, h in hooks.items() if isinstance(h, _Hook)}
+        remove_forward(module)
+        ours = {n: h for hooks in _hook_tables(module)[:2] for n, h in hooks.items() if isinstance(h, _RuntimeHook)}
         for number, hook in ours.items():
             hook.runtime.release()
             for table in _hook_tables(module):
@@ -216,30 +251,29 @@ def _hook_tables(module: Module) -> list[dict[int, Any]]:
     return [getattr(module, f"_forward_{name}") for name in names]
 
 
-def install_hooks(model: Module, runtime: Runtime) -> None:
-    """Hook the model, its message-passing layers and its jumping knowledge."""
-    model.register_forward_pre_hook(_Enter(runtime, ""), with_kwargs=True)
+def install_runtime(model: Module, runtime: Runtime) -> None:
+    """Hook the model and its jumping knowledge, and replace the forwards of its message-passing layers."""
+    model.register_forward_pre_hook(_EnterModel(runtime), with_kwargs=True)
     for name, layer in layers_of(model).items():
-        layer.register_forward_pre_hook(_EnterLayer(runtime, name), with_kwargs=True)
-        layer.register_forward_hook(_LeaveLayer(runtime, name))
+        install_forward(layer, name, runtime)
     for module in model.modules():
         if isinstance(module, JumpingKnowledge):
-            module.register_forward_pre_hook(_TrimToTargets(runtime, ""), with_kwargs=True)
-    model.register_forward_hook(_Leave(runtime, ""), always_call=True)
+            module.register_forward_pre_hook(_TrimToTargets(runtime), with_kwargs=True)
+    model.register_forward_hook(_LeaveModel(runtime), always_call=True)
 
 
 def last_template(model: Module) -> CallTemplate | None:
     """How a model that was wrapped before was called last."""
     for hook in model._forward_pre_hooks.values():
-        if isinstance(hook, _Enter):
+        if isinstance(hook, _EnterModel):
             return hook.runtime.template
     return None
 
 
 def runtime_of(model: Module) -> Runtime:
-    """What the hooks of a wrapped model share."""
+    """The runtime of a wrapped model."""
     for hook in model._forward_pre_hooks.values():
-        if isinstance(hook, _Enter) and hook.runtime.plan is not None:
+        if isinstance(hook, _EnterModel) and hook.runtime.plan is not None:
             return hook.runtime
-    got, fix = f"a plain {type(model).__name__}", "call gsplit.parallelize(model, mesh) first"
-    raise InputError(explain("the model", "a wrapped model", got, fix))
+    fix = "call gsplit.parallelize(model, mesh) first"
+    raise InputError(explain("the model", "a wrapped model", f"a plain {type(model).__name__}", fix))

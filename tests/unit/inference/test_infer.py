@@ -1,5 +1,6 @@
 """Exact inference on one process: every vertex once, with all its neighbours, however the work is cut."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gsplit import InputError, evaluate, infer, parallelize, verify
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
-from gsplit.inference.layerwise import inference_ownership
+from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.ownership import Ownership
 from gsplit.store.memory import MemoryStore
 from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
@@ -71,6 +72,16 @@ def test_evaluation_counts_every_target_once() -> None:
     labels[store.original_ids()] = store.stored_array("y")
     targets = store.original_ids()[store.stored_array("targets/train")]
     assert evaluate(model, store, ["train"]) == {"train": pytest.approx(float((guess == labels)[targets].mean()))}
+
+
+def test_replicas_are_flattened_without_moving_sampling_to_the_device() -> None:
+    mesh = replace(solo_mesh("cuda:0", "cpu"), num_replicas=2)
+    flat = flat_mesh(mesh)
+    assert (flat.device, flat.sample_device, flat.num_replicas) == (mesh.device, torch.device("cpu"), 1)
+    assert flat.inputs is mesh.world
+    assert flat_mesh(mesh).loading is flat.loading  # not one more process group for every evaluation
+    on_device = replace(solo_mesh("cuda:0"), num_replicas=2)
+    assert flat_mesh(on_device).loading is on_device.world
 
 
 @pytest.mark.parametrize("num_ranks, cuts", [(2, (0, 10, 90)), (3, (0, 30, 60, 90)), (4, (0, 22, 45, 67, 90))])

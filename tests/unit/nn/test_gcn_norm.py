@@ -16,7 +16,7 @@ from gsplit.degrees import gcn_degrees
 from gsplit.errors import InputError
 from gsplit.graph import Graph
 from gsplit.nn.checks.modules import check_modules
-from gsplit.nn.gcn import GcnOptions, gcn_options, normalised_edges
+from gsplit.nn.layer_edges import GcnOptions, gcn_options, normalised_edges
 
 Edges = list[tuple[int, int, float]]
 

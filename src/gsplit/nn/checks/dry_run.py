@@ -1,14 +1,13 @@
-"""The dry run: when a model is wrapped, it is run once on a toy batch, and what it does is recorded (``ForwardPlan``).
+"""The dry run: a model that is wrapped runs once on a toy batch, and its calls are recorded (``ForwardPlan``).
 
-The run is in training mode, on a batch whose frontiers, mixed frontiers and edges all differ in number, so that the
-number of rows of any tensor tells what its rows are: which layer a conv is (also in parallel branches), how deep the
-model is, and which rows every dropout and batch norm sees.
+The run is in training mode. The frontiers, mixed frontiers and edges of the batch all differ in number, so the number
+of rows of a tensor identifies its rows: which layer a conv is (also in parallel branches), how deep the model is, and
+which rows every dropout and batch norm gets.
 """
 
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gsplit.batch import Batch
 from gsplit.devices import fork_random_states, random_states
 from gsplit.errors import InputError, explain
-from gsplit.nn.calls import LayerCall, rows_of, tensors_of
+from gsplit.nn.adapters import Adapter, choose_adapter, run_pair, run_single_input
+from gsplit.nn.calls import LayerCall, input_rows, tensors_of
 from gsplit.nn.checks.toy import ExampleInput, explain_rows
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
 from gsplit.nn.layers import edge_features_of, layers_of
+from gsplit.nn.split_forward import SplitForward
 
 __all__ = [
     "Recorder",
@@ -38,38 +39,53 @@ __all__ = [
 
 
 class Recorder(ForwardPass):
-    """A forward pass that records the rows every layer, dropout and batch norm of the model sees."""
+    """A forward pass that records the rows that every layer, dropout and batch norm of the model gets."""
 
     fuses_attention = False
 
-    def __init__(self, batch: Batch, space_of: dict[int, RowSpace], single_input: frozenset[str]) -> None:
-        super().__init__(batch, ForwardPlan(batch.num_layers, {}, single_input, (), ()))
+    def __init__(self, batch: Batch, space_of: dict[int, RowSpace]) -> None:
         self._space_of = space_of
         self._layer_of: dict[str, int] = {}
+        self._adapters: dict[str, Adapter] = {}
         self._dropouts: list[RowSpace] = []
         self._norms: list[RowSpace] = []
+        super().__init__(batch, ForwardPlan(batch.num_layers, self._layer_of, self._adapters, (), ()))
 
     def _row_space(self, where: str, x: Tensor) -> RowSpace:
         if x.dim() == 0 or x.size(0) not in self._space_of:
             raise InputError(explain_rows(where, x))
         return self._space_of[x.size(0)]
 
-    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
-        """Record which layer of the mini-batch this is, by the rows it is given."""
+    def run_layer(self, split: SplitForward, call: LayerCall) -> Any:
+        """Record which layer of the mini-batch this is, by the rows it gets, and which adapter it needs."""
+        name = split.name
         if name in self._layer_of:
             fix = "give every layer a module of its own; weights can be shared by assigning parameters"
             raise InputError(explain(name, "one call per forward", "a second call", fix))
-        h = rows_of(call)
+        h = input_rows(call)
         if isinstance(h, Tensor):
             rows = self._row_space(f"the input of {name}", h)
             if rows.space not in ("local", "mixed") or (rows.space == "mixed") != (rows.layer == 0):
                 raise InputError(explain_rows(f"the input of {name}", h))
             self._layer_of[name] = rows.layer
-            self._plan = replace(self._plan, layer_of=self._layer_of)
-        return super().enter_layer(name, layer, call)
+        self._adapters[name] = choose_adapter(split)
+        num_dropouts = len(self._dropouts)
+        num_norms = len(self._norms)
+        try:
+            return super().run_layer(split, call)
+        except InputError:
+            raise
+        except Exception:
+            if self._adapters[name] is not run_pair:
+                raise
+        # an unknown layer that fails on a pair may take one tensor of rows only
+        del self._dropouts[num_dropouts:]
+        del self._norms[num_norms:]
+        self._adapters[name] = run_single_input
+        return super().run_layer(split, call)
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
-        """Record the rows of a dropout call; calls that drop nothing count as well."""
+        """Record the rows of a dropout call, also of one that drops nothing."""
         if training and p > 0:
             self._dropouts.append(self._row_space("dropout", x))
         else:
@@ -91,20 +107,20 @@ class Recorder(ForwardPass):
         return F.batch_norm(x, None, None, weight, bias, True, momentum, eps)
 
     def plan(self, out: Any) -> ForwardPlan:
-        """What was learned; ``out`` is what the model returned."""
+        """The recorded plan; ``out`` is the model's output."""
         if not self._layer_of:
             fix = "pass edge_index to PyG layers, or write the model against batch.shuffle"
-            raise InputError(explain("the model", "message-passing layers called with edge_index", "none", fix))
+            raise InputError(explain("the model", "message-passing layers called with edge_index", "0 such calls", fix))
         depth = max(self._layer_of.values()) + 1
         first = next(iter(tensors_of(out)), None)
         if first is None or self._row_space("the model's output", first) != RowSpace("local", depth):
             raise InputError(explain_rows("the model's output", torch.empty(0) if first is None else first))
-        return ForwardPlan(depth, self._layer_of, self._plan.single_input, tuple(self._dropouts), tuple(self._norms))
+        return ForwardPlan(depth, self._layer_of, self._adapters, tuple(self._dropouts), tuple(self._norms))
 
 
 @contextmanager
 def forbid_random_draws(device: torch.device) -> Iterator[None]:
-    """Refuse a forward that takes numbers from a generator: it would take others on every rank."""
+    """Refuse a forward that draws from a random generator: every rank would draw other numbers."""
 
     def states() -> tuple[Any, ...]:
         _, keys, place, *_ = np.random.get_state()
@@ -122,7 +138,7 @@ def forbid_random_draws(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def forbid_changed_buffers(model: Module) -> Iterator[None]:
-    """Refuse a forward that changes a buffer from this rank's rows alone; batch norm's are made those of all rows."""
+    """Refuse a forward that changes a buffer from this rank's rows alone; batch norm's buffers are over all rows."""
     norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     watched = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
     yield
@@ -138,7 +154,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def example_input(model: Module, num_features: int | None, num_edge_features: int | None) -> ExampleInput:
-    """What the model takes; widths that are not given come from the first module that has one."""
+    """An input like the model's; widths that are not given come from the first module that has one."""
     first = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     if num_features is None:
         for module in model.modules():
@@ -148,7 +164,7 @@ def example_input(model: Module, num_features: int | None, num_edge_features: in
                 num_features = width
                 break
     if num_features is None:
-        fix = "say it: gsplit.parallelize(model, mesh, num_features=...)"
+        fix = "give it: gsplit.parallelize(model, mesh, num_features=...)"
         raise InputError(explain("the model", "a number of input features", "no module that has one", fix))
     if num_edge_features is None:
         widths = (edge_features_of(layer) for layer in layers_of(model).values())
@@ -173,7 +189,7 @@ def preserve_state(model: Module, device: torch.device) -> Iterator[None]:
 
 
 def explain_failure(run: Callable[[], Any]) -> Any:
-    """Run the model on a toy batch; any exception becomes an ``InputError`` with what may be wrong."""
+    """Run the model on a toy batch; any exception becomes an ``InputError`` that lists likely causes."""
     try:
         return run()
     except InputError:

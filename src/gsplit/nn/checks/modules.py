@@ -13,7 +13,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import aggr
 
 from gsplit.errors import InputError, explain
-from gsplit.nn.gcn import gcn_options
+from gsplit.nn.layer_edges import gcn_options
 from gsplit.nn.layers import is_layer
 
 __all__ = ["check_modules"]

@@ -1,11 +1,17 @@
 """Row independence, checked when a model is wrapped: a target's output must not depend on the other targets.
 
-A model that fails it mixes rows that are not neighbours, in a layer we do not know or in its own code, and would be
-silently wrong when it is split. It runs on a copy with other weights (a gate that starts closed would hide what lies
-behind), in float64 if the model runs there, in evaluation and in training mode, with dropout off and batch norm by its
-running statistics.
+A model that fails the check mixes rows that are not neighbours, in an unknown layer or in its own code, and would be
+silently wrong on a split mini-batch. The check runs on a perturbed copy of the model, in float64 if the model runs
+there, in evaluation and in training mode, without dropout and with batch norm by its running statistics.
+
+The same runs find where the model joins rows of different layers, which decides whether ``hybrid(k)`` can train it.
+Rows of two levels are the same vertices within the split part of a mini-batch and within its data parallel part, but
+not across the boundary between the two: a residual ``x[:h.size(0)] + h`` across it would add rows of other vertices. So
+the model runs on toy batches with a boundary at every level and the rows below it in another order. A level where the
+outputs stay the same may be a boundary.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -13,123 +19,199 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Embedding, Module, Parameter
 
 from gsplit.batch import Batch
 from gsplit.devices import fork_random_states
 from gsplit.errors import InputError, explain
 from gsplit.nn.calls import LayerCall, call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
-from gsplit.nn.checks.perturbed_copy import has_tables, perturbed_copy
-from gsplit.nn.checks.row_crossing import RowCrossings, find_row_crossings
-from gsplit.nn.checks.toy import ExampleInput, num_toy_vertices, toy_empty, toy_halves
+from gsplit.nn.checks.toy import ExampleInput, num_toy_vertices, toy_boundary, toy_empty, toy_halves
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
+from gsplit.nn.split_forward import SplitForward
 
-__all__ = ["check_row_independence", "check_rows"]
+__all__ = ["check_row_independence", "check_rows", "has_tables", "perturbed_copy"]
 
 _Outputs = list[tuple[Any, slice]]
-"""What the model returned for some of the targets, and which these are."""
+"""The model's outputs for some of the targets, and which targets these are."""
 OverrideForwardPass = Callable[[Module, ForwardPass], AbstractContextManager[None]]
 
 
 class _DeterministicPass(ForwardPass):
-    """A forward pass without dropout, and with batch norm by its running statistics: what is left must be row-wise."""
+    """A forward pass without dropout, and with batch norm by its running statistics."""
 
     fuses_attention = False
 
     def __init__(self, batch: Batch, plan: ForwardPlan) -> None:
         super().__init__(batch, plan)
-        self.entered: set[str] = set()
+        self.called: set[str] = set()
 
-    def enter_layer(self, name: str, layer: Module, call: LayerCall) -> LayerCall:
-        """Note which layers are called."""
-        self.entered.add(name)
-        return super().enter_layer(name, layer, call)
+    def run_layer(self, split: SplitForward, call: LayerCall) -> Any:
+        self.called.add(split.name)
+        return super().run_layer(split, call)
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
-        """Drop nothing."""
         return x
 
     def batch_norm(
         self, x: Tensor, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
     ) -> Tensor:
-        """As in evaluation."""
         return F.batch_norm(x, mean, var, weight, bias, False, momentum, eps)
 
 
 def check_row_independence(
     model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
-) -> RowCrossings:
-    """Refuse a wrapped model that mixes rows, and find where it joins those of different layers.
+) -> frozenset[int]:
+    """Refuse a wrapped model that mixes rows; return the levels that may be boundaries.
 
-    ``override_forward_pass`` sets the forward pass of its layers.
-    One copy of the model is alive at a time. A smaller one, or one in float64, that does not run gives way to the next.
+    ``override_forward_pass`` sets the forward pass of a model. One copy of the model is alive at a time. If the smaller
+    copy, or the one in float64, does not run, the next is tried.
     """
     num_vertices = num_toy_vertices(plan.depth)
     copies: list[tuple[torch.dtype | None, int | None]] = [(torch.float64, num_vertices), (None, num_vertices)]
     if has_tables(model, num_vertices):
         copies.append((None, None))
 
-    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> tuple[list[_Outputs], RowCrossings]:
+    def outputs(dtype: torch.dtype | None, max_rows: int | None) -> tuple[list[_Outputs], frozenset[int]]:
         perturbed = perturbed_copy(model, dtype, max_rows)
         return _outputs_of(perturbed, plan, like if dtype is None else like.to(dtype), override_forward_pass)
 
     with fork_random_states(like.row.device), torch.no_grad():
-        for attempt in copies[:-1]:
+        for dtype, max_rows in copies[:-1]:
             with suppress(InputError):  # not kept: its traceback would keep the copy
-                found, crossings = outputs(*attempt)
+                found, boundaries = outputs(dtype, max_rows)
                 break
         else:
-            found, crossings = outputs(*copies[-1])
+            dtype, max_rows = copies[-1]
+            found, boundaries = outputs(dtype, max_rows)
     for whole, *parts in found:
         for part, half in parts:
             check_rows(whole[0], part, half)
-    return crossings
+    return boundaries
 
 
 def _outputs_of(
     model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
-) -> tuple[list[_Outputs], RowCrossings]:
-    """Outputs for all targets and for each half, in evaluation and in training; also without any row, as a rank may."""
+) -> tuple[list[_Outputs], frozenset[int]]:
+    """Outputs for all targets and for each half, in evaluation and in training, and the possible boundaries.
 
-    def run(batch: Batch, kind: type[ForwardPass] = _DeterministicPass) -> Any:
-        forward_pass = kind(batch, plan)
+    The model also runs on a batch without rows, as a rank may have.
+    """
+
+    def run(batch: Batch) -> Any:
+        forward_pass = _DeterministicPass(batch, plan)
         with override_forward_pass(model, forward_pass):
             out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
-        assert isinstance(forward_pass, _DeterministicPass)
-        if forward_pass.entered != set(plan.layer_of):
-            left_out, fix = sorted(set(plan.layer_of) - forward_pass.entered), "call all layers whatever the rows are"
-            got = f"a forward without {', '.join(left_out)} where a rank has no rows: other ranks would wait for it"
+        if forward_pass.called != set(plan.layer_of):
+            left_out = ", ".join(sorted(set(plan.layer_of) - forward_pass.called))
+            got = f"a forward without {left_out} where a rank has no rows: other ranks would wait for it"
+            fix = "call all layers whatever the rows are"
             raise InputError(explain("the model", "the same layers in every forward", got, fix))
         return out
 
+    def runs_with_boundary(level: int, expected: Any) -> bool:
+        with suppress(InputError):
+            out = run(toy_boundary(plan.depth, like, level))
+            return _all_close(list(tensors_of(expected)), list(tensors_of(out)))
+        return False
+
     run(toy_empty(plan.depth, like))
-    found, crossings, halves = [], [], toy_halves(plan.depth, like)
+    found: list[_Outputs] = []
+    halves = toy_halves(plan.depth, like)
+    boundaries = set(range(1, plan.depth))
     for training in (False, True):
         model.train(training)
         found.append([(run(batch), half) for batch, half in halves])
-        whole, expected = halves[0][0], found[-1][0][0]
-        crossings.append(find_row_crossings(plan, like, whole, expected, run, _DeterministicPass))
-    boundaries = crossings[0].boundaries & crossings[1].boundaries
-    return found, RowCrossings(boundaries, all(each.input_in_bottom_only for each in crossings))
+        whole = found[-1][0][0]
+        boundaries = {level for level in sorted(boundaries) if runs_with_boundary(level, whole)}
+    return found, frozenset(boundaries)
 
 
 def check_rows(whole: Any, part: Any, half: slice) -> None:
-    """Refuse outputs of the same targets that differ; ``half`` is where the part's targets stand in the whole."""
+    """Refuse outputs of the same targets that differ; ``half``: the positions of the part's targets in the whole."""
     for one, other in zip(tensors_of(whole), tensors_of(part), strict=True):
         if not one.is_floating_point():
             continue
         kept = one[half] if one.dim() and one.size(0) != other.size(0) else one
         if not torch.isfinite(one).all():
-            got, fix = "NaN or infinity", "let it take any features in (0, 1), or change them before the model"
-            raise InputError(explain("the model's output on a toy mini-batch", "finite numbers", got, fix))
+            fix = "let it take any features in (0, 1), or change them before the model"
+            raise InputError(
+                explain("the model's output on a toy mini-batch", "finite numbers", "NaN or infinity", fix)
+            )
         share = 1e-9 if one.dtype == torch.float64 else 1e-3
         largest = one.detach().abs().amax(0) if one.numel() else one.new_zeros(())  # of every column
         near = kept.shape == other.shape and bool(((kept - other).abs() <= share * (largest + 1e-3)).all())
         if not near:
-            fix = "use layers and norms that look at a vertex and its in-neighbours only"
+            fix = "use layers and norms that read a vertex and its in-neighbours only"
             got = "outputs that change with the other targets of the mini-batch"
             raise InputError(
                 explain("the model", "every target's output to depend on its neighbourhood only", got, fix)
             )
+
+
+def _all_close(expected: list[Tensor], found: list[Tensor]) -> bool:
+    if len(expected) != len(found):
+        return False
+    for one, other in zip(expected, found, strict=True):
+        scale = float(one.abs().nan_to_num(0.0, 0.0, 0.0).max()) if one.is_floating_point() and one.numel() else 0.0
+        tolerance = (1e-9 if one.dtype == torch.float64 else 1e-3) * (scale + 1e-3)
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=tolerance):
+            return False
+    return True
+
+
+class _FoldedEmbedding(Embedding):
+    """An embedding with few rows that takes any id, modulo the number of rows."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input % self.num_embeddings)
+
+
+def _tables(model: Module, max_rows: int) -> dict[str, Embedding]:
+    """Embeddings with more rows; not subclasses, which may use their ids in other ways."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is Embedding and module.num_embeddings > max_rows
+    }
+
+
+def has_tables(model: Module, max_rows: int) -> bool:
+    """Whether ``perturbed_copy`` would cut an embedding."""
+    return bool(_tables(model, max_rows))
+
+
+def perturbed_copy(model: Module, dtype: torch.dtype | None, max_rows: int | None) -> Module:
+    """A copy with perturbed parameters and buffers, in ``dtype`` if given; embeddings have at most ``max_rows``.
+
+    Weights are moved away from their initial values, because a gate that starts closed would hide what is behind it.
+    Embeddings are cut, because a table with a row per vertex of the real graph may be most of a rank's memory.
+    """
+    tables = {} if max_rows is None else _tables(model, max_rows)
+    cut = {id(table.weight) for table in tables.values()}
+    generator = torch.Generator().manual_seed(0)
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            values = parameter.detach()[:max_rows] if id(parameter) in cut else parameter.detach()
+            memo[id(parameter)] = Parameter(_perturb(values, dtype or values.dtype, generator), parameter.requires_grad)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            moved = _perturb(buffer.detach(), dtype or buffer.dtype, generator)
+            still = buffer.detach().to(moved)
+            memo[id(buffer)] = still + (moved - still).abs()  # upwards: some, such as variances, must stay positive
+    copied = copy.deepcopy(model, memo)
+    for name in tables:
+        table = copied.get_submodule(name)
+        assert isinstance(table, Embedding)
+        table.__class__ = _FoldedEmbedding
+        table.num_embeddings = table.weight.size(0)
+        table.padding_idx = None
+    return copied
+
+
+def _perturb(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    noise = torch.randn(values.shape, generator=generator, dtype=wide).to(values.device)
+    return noise.mul_(0.1).add_(values).to(dtype)

@@ -12,7 +12,7 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 
 from gsplit import InputError, parallelize
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.nn.checks.perturbed_copy import has_tables, perturbed_copy
+from gsplit.nn.checks.row_independence import has_tables, perturbed_copy
 
 WIDTH, ROWS = 6, 2_000_000
 MIXED = "expected every target's output to depend on its neighbourhood only"

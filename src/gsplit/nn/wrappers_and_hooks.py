@@ -1,8 +1,8 @@
-"""Wrappers of others around a model that ``parallelize`` cannot work with: torch.compile, DDP and its relatives.
+"""Wrappers and hooks that other code puts around a model: which are refused, and which hooks are gsplit's own.
 
-``torch.compile`` would trace the hooks of the layers, which do collectives on rows whose number changes with every
-mini-batch. DDP would average gradients that are averaged already, before they are there. Both are found when a model is
-wrapped, and again when it is called, because they may be put around it afterwards.
+``torch.compile`` would trace the layers' forwards, which do collectives on rows whose number changes with every
+mini-batch. DDP would average gradients a second time. Both are refused when a model is wrapped, and again when it is
+called, because they may be added afterwards. A fused kernel must not skip user hooks on the modules it replaces.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn.modules import module as registry
 from torch.nn.parallel import DistributedDataParallel
 
 from gsplit.errors import InputError, explain
 from gsplit.nn.layers import is_layer
 
-__all__ = ["check_callers", "check_wrappers"]
+__all__ = ["OwnHook", "check_callers", "check_wrappers", "has_user_hooks"]
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel")
 _NOT_COMPILED = (
@@ -23,12 +24,13 @@ _NOT_COMPILED = (
     "a loss may be compiled"
 )
 _PLAIN = "give gsplit.parallelize the plain model and call what it returns: it averages gradients itself"
+_HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _frame_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
-"""What dynamo does with functions called from now on; None without torch.compile around. Not public in torch."""
+"""Dynamo's callback for functions called from now on; None without torch.compile. Not public in torch."""
 
 
 def check_wrappers(model: Module) -> None:
-    """Refuse a model with message-passing layers inside torch.compile, or with a parallel wrapper of torch's."""
+    """Refuse a model with message-passing layers inside torch.compile, or inside a parallel wrapper of torch."""
     for name, module in model.named_modules():
         where = name or "the model"
         for kind in type(module).__mro__:
@@ -48,3 +50,14 @@ def check_callers() -> None:
         raise InputError(explain("the wrapped model", "a call that is not compiled", got, _NOT_COMPILED))
     if DistributedDataParallel._active_ddp_module is not None:
         raise InputError(explain("the wrapped model", "no other wrapper", "DistributedDataParallel", _PLAIN))
+
+
+class OwnHook:
+    """Base of the hooks that gsplit registers."""
+
+
+def has_user_hooks(module: Module) -> bool:
+    """Whether a module has hooks that are not gsplit's, its own or global ones."""
+    tables = [getattr(module, name) for name in _HOOK_TABLES]
+    tables += [getattr(registry, f"_global{name}") for name in _HOOK_TABLES]
+    return not all(isinstance(hook, OwnHook) for table in tables for hook in table.values())

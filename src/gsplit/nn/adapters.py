@@ -1,0 +1,163 @@
+"""How a layer computes one block: an adapter per layer, chosen once, when the model is wrapped.
+
+An adapter gets the rows of the block's sources and destinations, gives the layer its edges in the fastest form that is
+exact for it, and returns the rows of the destinations.
+
+| adapter          | layers                | how                                                            |
+|------------------|-----------------------|----------------------------------------------------------------|
+| run_attention    | GATConv, GATv2Conv    | fused kernels instead of the layer where they are exact        |
+| run_gcn          | GCNConv               | normalised by the degrees of the whole graph                   |
+| run_pair         | most                  | called with (rows of sources, rows of destinations)            |
+| run_single_input | PNAConv, unknown ones | called with one tensor of rows, output cut to the destinations |
+
+The dry run finds out which of the last two an unknown layer needs (``nn.checks.dry_run``).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric import nn as pyg
+
+from gsplit.batch import Batch
+from gsplit.blocks import Block
+from gsplit.kernels.csr import CsrEdges
+from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
+from gsplit.nn.calls import LayerCall, substitute
+from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges
+from gsplit.nn.layers import is_attention, is_single_input, takes_csr, to_csr
+from gsplit.nn.split_forward import SplitForward
+
+__all__ = ["Adapter", "LayerInputs", "choose_adapter", "run_pair", "run_single_input"]
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What a layer computes on.
+
+    ``call``: the model's call of the layer, with handles in place of edges. ``mixed``, ``dst``: the rows of sources and
+    destinations. ``edge_attr``, ``edge_weight``: values of the block's edges, None where the call does not pass them.
+    ``once(key, make)``: makes a value once per forward pass. ``attention_mask(layer, edges)``: the dropout mask of a
+    fused attention layer; None where fused kernels must not be used.
+    """
+
+    batch: Batch
+    index: int
+    call: LayerCall
+    mixed: Tensor
+    dst: Tensor
+    edge_attr: Tensor | None
+    edge_weight: Tensor | None
+    once: Callable[[Any, Callable[[], Any]], Any]
+    attention_mask: Callable[[Any, CsrEdges], Tensor | None] | None
+
+    @property
+    def block(self) -> Block:
+        """The edges of the layer."""
+        return self.batch.layers[self.index].block
+
+
+Adapter = Callable[[SplitForward, LayerInputs], Any]
+
+
+def choose_adapter(split: SplitForward) -> Adapter:
+    """The adapter of a layer; ``run_pair`` for unknown layers, which may turn out to need ``run_single_input``."""
+    if is_attention(split.layer) and split.patched is None:
+        return run_attention
+    if isinstance(split.layer, pyg.GCNConv):
+        return run_gcn
+    return run_single_input if is_single_input(split.layer) else run_pair
+
+
+def run_pair(split: SplitForward, inputs: LayerInputs) -> Any:
+    """Call a layer with (rows of sources, rows of destinations)."""
+    edges, weights = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
+    return _call_stock(split, inputs, (inputs.mixed, inputs.dst), edges, weights, inputs.edge_attr)
+
+
+def run_single_input(split: SplitForward, inputs: LayerInputs) -> Any:
+    """Call a layer with one tensor of rows, and keep the destinations' outputs."""
+    edges, weights = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
+    return _call_stock(split, inputs, inputs.mixed, edges, weights, inputs.edge_attr)[: inputs.dst.size(0)]
+
+
+def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
+    """Call a GCNConv with normalised edges. A collective if it normalises, in the first such layer on a block."""
+    gcn = gcn_options(split.layer)
+    if gcn is None:
+        return run_single_input(split, inputs)
+    key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.mixed.dtype)
+    block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
+    edges, weights = _edges_for(split.layer, inputs, block, weights, gcn)
+    with _temporarily_off(split.layer, "normalize"):
+        return _call_stock(split, inputs, inputs.mixed, edges, weights, inputs.edge_attr)[: inputs.dst.size(0)]
+
+
+def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:
+    """Compute an attention layer by fused kernels, or call it."""
+    layer: Any = split.layer
+    adds_loops = bool(layer.add_self_loops)
+    attention_mask = inputs.attention_mask
+    if attention_mask is not None and takes_fused_attention(layer, inputs.call, inputs.mixed, inputs.edge_attr):
+        edges = inputs.once(
+            ("attention", inputs.index, adds_loops),
+            lambda: attention_edges(inputs.block, add_self_loops=adds_loops),
+        )
+        keep = attention_mask(layer, edges)
+        return run_attention_layer(layer, (inputs.mixed, inputs.dst), inputs.edge_attr, inputs.block, edges, keep)
+    if inputs.mixed.device.type == "cpu" or not adds_loops:
+        return run_pair(split, inputs)
+    looped, edge_attr = looped_edges(inputs.block, inputs.edge_attr, layer)  # PyG's own way waits for the device
+    with _temporarily_off(layer, "add_self_loops"):
+        return _call_stock(split, inputs, (inputs.mixed, inputs.dst), looped, None, edge_attr)
+
+
+def _call_stock(
+    split: SplitForward, inputs: LayerInputs, rows: Any, edges: Any, weights: Tensor | None, edge_attr: Tensor | None
+) -> Any:
+    args, kwargs = substitute(inputs.call, rows, edges, weights, edge_attr)
+    return split.stock(*args, **kwargs)
+
+
+@contextmanager
+def _temporarily_off(layer: Module, option: str) -> Iterator[None]:
+    """Switch an option of a layer off while it runs: the adapter has done what it stands for."""
+    setattr(layer, option, False)
+    try:
+        yield
+    finally:
+        setattr(layer, option, True)
+
+
+def _normalised(inputs: LayerInputs, gcn: GcnOptions) -> tuple[Block, Tensor]:
+    """GCN's edges and weights. A collective."""
+    deg_inv_sqrt, loop_weight = inputs.batch.gcn_norm(
+        inputs.index,
+        add_self_loops=gcn.add_self_loops,
+        fill_value=gcn.fill_value,
+        weighted=inputs.edge_weight is not None,
+        dtype=inputs.mixed.dtype,
+    )
+    return normalised_edges(
+        inputs.block, deg_inv_sqrt, inputs.edge_weight, loop_weight, add_self_loops=gcn.add_self_loops
+    )
+
+
+def _edges_for(
+    layer: Module, inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: GcnOptions | None
+) -> tuple[Any, Tensor | None]:
+    """A CSR matrix that holds the weights, or ``edge_index`` and the weights."""
+    dtype, device = inputs.mixed.dtype, block.indptr.device
+    if not takes_csr(layer, dtype, device):
+        return inputs.once(("edge_index", inputs.index, gcn), block.edge_index), weights
+
+    def make_csr() -> Tensor:
+        values = torch.ones(block.num_edges, dtype=dtype, device=device) if weights is None else weights
+        return to_csr(block, values)
+
+    key = ("csr", inputs.index, gcn, inputs.edge_weight is not None, dtype)
+    return inputs.once(key, make_csr), None

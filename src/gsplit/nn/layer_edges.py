@@ -1,0 +1,131 @@
+"""A block's edges as layers need them: self-loops told apart or added, and GCN's normalisation.
+
+Destinations are the first sources of a block, so a self-loop is an edge between equal rows. Where the model runs on a
+device, the loader has counted the self-loops of a block (``Block.num_self_loops``), so that nothing here makes the host
+wait for the device. GCN's degrees are those of the whole graph (``gsplit.degrees``).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric import nn as pyg
+from torch_geometric.utils import add_self_loops as add_loops
+
+from gsplit.blocks import Block
+
+__all__ = [
+    "GcnOptions",
+    "LoopedBlock",
+    "gcn_options",
+    "loop_once",
+    "looped_edges",
+    "normalised_edges",
+    "num_other_edges",
+    "other_edges",
+]
+
+
+def other_edges(block: Block) -> Tensor:
+    """Positions of the edges that are not self-loops, in order."""
+    src, dst = block.edge_index()
+    is_other = src != dst
+    if block.num_self_loops is None:  # on the CPU, where nothing waits
+        return torch.nonzero(is_other).squeeze(1)
+    num_other = block.num_edges - block.num_self_loops
+    places = torch.arange(block.num_edges, device=src.device)
+    targets = torch.where(is_other, is_other.cumsum(0) - 1, num_other)  # self-loops go to a place that is cut off
+    return places.new_empty(num_other + 1).scatter_(0, targets, places)[:num_other]
+
+
+def num_other_edges(block: Block) -> int:
+    """Number of edges that are not self-loops."""
+    known = block.num_self_loops
+    return other_edges(block).numel() if known is None else block.num_edges - known
+
+
+@dataclass(frozen=True, slots=True)
+class LoopedBlock:
+    """A block whose self-loops were replaced by one per destination, the last of the destination's edges.
+
+    ``others``: the edges that were kept, as positions in the original block. ``other_places``, ``loop_places``: the
+    positions of these and of the self-loops in the new block.
+    """
+
+    block: Block
+    others: Tensor
+    other_places: Tensor
+    loop_places: Tensor
+
+    def merge(self, of_edges: Tensor, of_loops: Tensor) -> Tensor:
+        """Values of the new block's edges, from those of the original edges and of the self-loops."""
+        merged = of_edges.new_empty(self.block.num_edges, *of_edges.shape[1:])
+        merged[self.other_places] = of_edges[self.others]
+        merged[self.loop_places] = of_loops
+        return merged
+
+
+def loop_once(block: Block) -> LoopedBlock:
+    """Replace the self-loops of a block by one per destination."""
+    src, dst = block.edge_index()
+    others = other_edges(block)
+    ends = torch.cat([others.new_zeros(1), (src != dst).cumsum(0)])[block.indptr]  # other edges before a destination
+    indptr = ends + torch.arange(block.num_dst + 1, device=src.device)  # and one self-loop per earlier destination
+    other_places = torch.arange(others.numel(), device=src.device) + dst[others]
+    loop_places = indptr[1:] - 1
+    rows = src.new_empty(others.numel() + block.num_dst)
+    rows[other_places] = src[others]
+    rows[loop_places] = torch.arange(block.num_dst, device=src.device)
+    return LoopedBlock(Block(indptr, rows, block.num_src), others, other_places, loop_places)
+
+
+def looped_edges(block: Block, edge_attr: Tensor | None, layer: Module) -> tuple[Tensor, Tensor | None]:
+    """``edge_index`` and edge features as PyG's attention layers make them with ``add_self_loops``."""
+    places = other_edges(block)
+    others = None if edge_attr is None else edge_attr.index_select(0, places)
+    edges = block.edge_index().index_select(1, places)
+    looped: tuple[Tensor, Tensor | None] = add_loops(
+        edges, others, fill_value=layer.fill_value, num_nodes=block.num_dst
+    )
+    return looped
+
+
+@dataclass(frozen=True)
+class GcnOptions:
+    """How a GCN layer normalises: ``fill_value`` is the weight of a self-loop that is not stored."""
+
+    add_self_loops: bool
+    fill_value: float
+
+
+def gcn_options(layer: Module) -> GcnOptions | None:
+    """The normalisation a GCNConv asks for; None for other layers and for ``normalize=False``."""
+    if not isinstance(layer, pyg.GCNConv) or not layer.normalize:
+        return None
+    return GcnOptions(bool(layer.add_self_loops), 2.0 if layer.improved else 1.0)
+
+
+def normalised_edges(
+    block: Block,
+    deg_inv_sqrt: Tensor,
+    edge_weight: Tensor | None = None,
+    loop_weight: Tensor | None = None,
+    *,
+    add_self_loops: bool = True,
+) -> tuple[Block, Tensor]:
+    """GCN's edges and their weights: PyG's ``gcn_norm`` of the full graph, restricted to a block.
+
+    ``deg_inv_sqrt`` has one number per source row, ``edge_weight`` one per edge, ``loop_weight`` one per destination
+    (see ``gsplit.degrees``; both None for a graph without weights). With ``add_self_loops`` the sampled self-loops are
+    replaced by one per destination (``loop_once``); otherwise the block stays as it is.
+    """
+    if add_self_loops:
+        assert (edge_weight is None) == (loop_weight is None), "weights of edges and of self-loops come together"
+        looped = loop_once(block)
+        block = looped.block
+        if edge_weight is not None and loop_weight is not None:
+            edge_weight = looped.merge(edge_weight, loop_weight.to(edge_weight.dtype))
+    src, dst = block.edge_index()
+    weights = deg_inv_sqrt[src] if edge_weight is None else deg_inv_sqrt[src] * edge_weight
+    return block, weights * deg_inv_sqrt[dst]
