@@ -67,6 +67,16 @@ class CollectiveWatch:
         self.waited_s = 0.0
         """Seconds that this rank has waited in the group's collectives, all in all."""
 
+    @property
+    def num_begun(self) -> int:
+        """Collectives that this rank has begun; the same on every rank that has done the same work."""
+        return self._number
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no collective is under way and none has failed."""
+        return not self._num_open and not self._broken
+
     def begin(self, call: Call, what: str, *, compare: bool = True) -> int:
         """Note that this rank is about to join a collective; its number. Refused if the peers do another one."""
         with self._lock:
