@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from resource_programs import count_resources, drop_at_different_times, borrow_after_a_failure
+from resource_programs import borrow_after_a_failure, count_resources, drop_at_different_times
 
 from gsplit.testing import run_ranks
 

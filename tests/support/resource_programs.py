@@ -1,12 +1,11 @@
 """What ranks run in the test that loaders, trainers, evaluations and inferences return their resources."""
 
 import gc
-import os
 from pathlib import Path
 
 import pytest
 from prefetch_programs import make_trainer
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d  # noqa: TID251
 
 import gsplit
 from gsplit.bench.exactness import small_store
@@ -29,15 +28,15 @@ def _shared_bytes() -> int:
 def _count() -> Resources:
     gc.collect()
     files = []
-    for name in os.listdir("/proc/self/fd"):
+    for file in Path("/proc/self/fd").iterdir():
         try:
-            files.append(os.readlink(f"/proc/self/fd/{name}"))
+            files.append(str(file.readlink()))
         except OSError:  # the folder itself
             continue
     return {
         "descriptors": len(files),
         "segments": sum("/memfd:gsplit" in file for file in files),
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
         "process groups": len(distributed_c10d._world.pg_map),
         "mapped bytes": _shared_bytes(),
     }
@@ -106,5 +105,5 @@ def borrow_after_a_failure(mesh: Mesh) -> list[bool]:
         with watch.waiting(Call("count"), watch.begin(Call("count"), "")):
             pass  # rank 0 does not begin it
     del owner
-    same_out_of_step, owner, ids = borrow_again(ids)
+    same_out_of_step, _, _ = borrow_again(ids)
     return [same_after_good_work, same_after_failure, same_out_of_step]
