@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
-from resource_programs import borrow_after_a_failure, count_resources, drop_at_different_times
+from resource_programs import (
+    borrow_after_a_failure,
+    count_resources,
+    drop_at_different_times,
+    exchange_with_a_long_purpose,
+)
 
 from gsplit.testing import run_ranks
 
@@ -24,3 +29,7 @@ def test_ranks_may_drop_loaders_at_different_times() -> None:
 def test_a_group_that_failed_or_is_out_of_step_is_not_reused() -> None:
     for reused in run_ranks(borrow_after_a_failure, 2):
         assert reused == [True, False, False]
+
+
+def test_a_call_may_have_a_description_of_any_length() -> None:
+    assert run_ranks(exchange_with_a_long_purpose, 2) == [[0, 1], [0, 0, 1, 1]]

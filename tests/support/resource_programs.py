@@ -4,6 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
+import torch
 from prefetch_programs import make_trainer
 from torch.distributed import distributed_c10d  # noqa: TID251
 
@@ -95,15 +96,24 @@ def borrow_after_a_failure(mesh: Mesh) -> list[bool]:
         watch = ids._group.calls  # type: ignore[attr-defined]
         with (
             pytest.raises(ValueError, match="on purpose"),
-            watch.waiting(Call("count"), watch.begin(Call("count"), "")),
+            watch.begin(Call("count"), ""),
         ):
             raise ValueError("on purpose")
     del owner
     same_after_failure, owner, ids = borrow_again(ids)
     if mesh.rank == 1:
         watch = ids._group.calls  # type: ignore[attr-defined]
-        with watch.waiting(Call("count"), watch.begin(Call("count"), "")):
+        with watch.begin(Call("count"), ""):
             pass  # rank 0 does not begin it
     del owner
     same_out_of_step, _, _ = borrow_again(ids)
     return [same_after_good_work, same_after_failure, same_out_of_step]
+
+
+def exchange_with_a_long_purpose(mesh: Mesh) -> list[int]:
+    """Counts and rows for calls whose description is longer than what a message has room for."""
+    call = Call("a name that is long" + 20 * ", really long", 3, 1, detail="é" * 100)
+    counts = mesh.shuffles.all_to_all_counts(call, (1, 2))
+    rows = torch.full((3, 1), mesh.rank)
+    parts = mesh.shuffles.all_to_all_views(call, rows, counts, (1, 2))
+    return [int(value) for part in parts for value in part]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gsplit.devices import QueueMark
-from gsplit.distributed.collective_watch import CollectiveWatch
+from gsplit.distributed.collective_watch import Collective, CollectiveWatch
 from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
 from gsplit.distributed.hang_watch import HangWatch
 from gsplit.errors import CommError, InputError
@@ -23,39 +23,43 @@ from gsplit.kernels.buffers import BufferPool
 
 __all__ = ["GroupComm"]
 
-_LOOK = timedelta(seconds=1)  # how often a waiting rank looks whether the others do the same
+_POLL = timedelta(seconds=1)  # how often a waiting rank checks whether the others do the same
 
 
 class _GroupWork:
-    """An asynchronous collective, its number in the group, and the tensor it writes."""
+    """An asynchronous collective and the tensor it writes."""
 
-    def __init__(self, comm: "GroupComm", call: Call, number: int, work: Any, out: Tensor) -> None:
-        self._comm, self._call, self._number, self._work, self._out = comm, call, number, work, out
+    def __init__(self, comm: "GroupComm", collective: Collective, work: Any, out: Tensor) -> None:
+        self._comm = comm
+        self._collective = collective
+        self._work = work
+        self._out = out
 
     def wait(self) -> None:
         """Wait, then tell autograd that the tensor has changed."""
-        calls = self._comm.calls
-        with calls.waiting(self._call, self._number), self._comm._explained(self._call, self._number):
-            if self._comm.device.type == "cuda":
+        comm, collective = self._comm, self._collective
+        with collective, comm.explained(collective):
+            if comm.device.type == "cuda":
                 self._work.wait()  # the host goes on; with a limit it would stay until the device has got there
             else:
-                self._wait_for_peers(time.monotonic() + calls.patience_s(self._call))
+                self._wait_for_peers(time.monotonic() + comm.calls.timeout_s(collective.call))
         torch.autograd.graph.increment_version(self._out)
-        if self._comm.watch is not None:
-            self._comm.watch.add(self._call, self._number, QueueMark(self._comm.device).is_over, calls)
+        if comm.watch is not None:
+            comm.watch.add(collective, QueueMark(comm.device).is_over)
 
     def _wait_for_peers(self, deadline: float) -> None:
+        calls = self._comm.calls
         while True:
             try:
-                self._work.wait(_LOOK)
+                self._work.wait(_POLL)
                 return
-            except RuntimeError:  # it failed, or only this look is over
+            except RuntimeError:  # it failed, or only this poll is over
                 if self._work.is_completed():
-                    self._work.wait()  # raises if it failed; it may also have ended since the look
+                    self._work.wait()  # raises if it failed; it may also have ended since the poll
                     return
-            self._comm.calls.compare(self._call, self._number)
+            calls.compare(self._collective)
             if time.monotonic() > deadline and not self._work.is_completed():  # this process may have been stopped
-                raise self._comm.calls.late(self._call, self._number)
+                raise calls.timeout_error(self._collective)
 
 
 class GroupComm:
@@ -76,22 +80,27 @@ class GroupComm:
         return self.calls.waited_s
 
     @contextmanager
-    def _explained(self, call: Call, number: int) -> Iterator[None]:
+    def explained(self, collective: Collective) -> Iterator[None]:
+        """Raise errors of torch as errors that name the rank at fault."""
         try:
             yield
         except CommError:
             raise
         except RuntimeError as error:
-            raise self.calls.failed(call, number, error) from error
+            raise self.calls.failure_error(collective, error) from error
 
     def _issue(self, call: Call, what: str, sent: Tensor, out: Tensor, issue: Callable[[], Any]) -> _GroupWork:
         """Write a collective down, compare it with the peers', and start it. All ranks: every method here does."""
         if self.closed:
             raise InputError(explain_closed(call))
         self.ledger.append(LedgerEntry(call, sent.nbytes, out.nbytes))
-        number = self.calls.begin(call, what)
-        with self._explained(call, number):
-            return _GroupWork(self, call, number, issue(), out)
+        collective = self.calls.begin(call, what)
+        try:
+            with self.explained(collective):
+                return _GroupWork(self, collective, issue(), out)
+        except BaseException:
+            collective.close()  # the traceback may keep it
+            raise
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         ours = torch.tensor(counts, dtype=torch.int64, device=self.device)
