@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gsplit.devices import QueueMark
 from gsplit.distributed.collective_watch import Collective, CollectiveWatch
-from gsplit.distributed.comm import Call, LedgerEntry, Work, explain_closed, new_ledger
+from gsplit.distributed.comm import Call, Work, explain_closed
 from gsplit.distributed.hang_watch import HangWatch
 from gsplit.errors import CommError, InputError
 from gsplit.kernels.buffers import BufferPool
@@ -68,7 +68,6 @@ class GroupComm:
     def __init__(self, group: Any, device: torch.device, calls: CollectiveWatch) -> None:
         self._group, self.device, self.calls = group, device, calls
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.ledger = new_ledger()
         self.watch: HangWatch | None = None
         self._pool = BufferPool(device)
 
@@ -89,11 +88,13 @@ class GroupComm:
         except RuntimeError as error:
             raise self.calls.failure_error(collective, error) from error
 
-    def _issue(self, call: Call, what: str, sent: Tensor, out: Tensor, issue: Callable[[], Any]) -> _GroupWork:
-        """Write a collective down, compare it with the peers', and start it. All ranks: every method here does."""
+    def check_open(self, call: Call) -> None:
         if self.closed:
             raise InputError(explain_closed(call))
-        self.ledger.append(LedgerEntry(call, sent.nbytes, out.nbytes))
+
+    def _issue(self, call: Call, what: str, out: Tensor, issue: Callable[[], Any]) -> _GroupWork:
+        """Write a collective down, compare it with the peers', and start it. All ranks: every method here does."""
+        self.check_open(call)
         collective = self.calls.begin(call, what)
         try:
             with self.explained(collective):
@@ -106,7 +107,7 @@ class GroupComm:
         ours = torch.tensor(counts, dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(ours)
         start = lambda: dist.all_to_all_single(theirs, ours, group=self._group, async_op=True)  # noqa: E731
-        self._issue(call, "counts", ours, theirs, start).wait()  # all ranks: once per layer of every step
+        self._issue(call, "counts", theirs, start).wait()  # all ranks: once per layer of every step
         return tuple(theirs.tolist())  # device sync: sizes of what comes next
 
     def all_to_all(
@@ -115,7 +116,7 @@ class GroupComm:
         assert out.is_contiguous() and rows.is_contiguous()
         counts = list(out_counts), list(row_counts)  # all ranks: empty tensors where there is nothing to say
         start = lambda: dist.all_to_all_single(out, rows, *counts, group=self._group, async_op=True)  # noqa: E731
-        return self._issue(call, f"all-to-all of {rows.dtype} {list(rows.shape[1:])}", rows, out, start)
+        return self._issue(call, f"all-to-all of {rows.dtype} {list(rows.shape[1:])}", out, start)
 
     def all_to_all_views(
         self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
@@ -126,12 +127,12 @@ class GroupComm:
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         start = lambda: dist.all_reduce(tensor, group=self._group, async_op=True)  # noqa: E731
-        return self._issue(call, f"all-reduce of {tensor.dtype} {list(tensor.shape)}", tensor, tensor, start)
+        return self._issue(call, f"all-reduce of {tensor.dtype} {list(tensor.shape)}", tensor, start)
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
         start = lambda: dist.broadcast(tensor, group=self._group, group_src=0, async_op=True)  # noqa: E731
         what = f"broadcast of {tensor.dtype} {list(tensor.shape)}"
-        self._issue(call, what, tensor, tensor, start).wait()  # all ranks: at start, parameter after parameter
+        self._issue(call, what, tensor, start).wait()  # all ranks: at start, parameter after parameter
 
     def gather_text(self, call: Call, text: str) -> list[str]:
         data = text.encode()
@@ -141,7 +142,7 @@ class GroupComm:
             ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
         theirs = [torch.empty_like(ours) for _ in range(self.size)]
         start = lambda: dist.all_gather(theirs, ours, group=self._group, async_op=True)  # noqa: E731
-        self._issue(call, "texts", ours, theirs[0], start).wait()  # all ranks: at start only
+        self._issue(call, "texts", theirs[0], start).wait()  # all ranks: at start only
         return [bytes(t[:n].tolist()).decode() for t, n in zip(theirs, sizes, strict=True)]
 
     @property

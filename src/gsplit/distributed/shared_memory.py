@@ -17,7 +17,6 @@ import mmap
 import os
 import secrets
 import struct
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gsplit.distributed.collective_watch import DO_THE_SAME, describe_call
-from gsplit.distributed.comm import Call, Comm, CompletedWork, LedgerEntry, Work, explain_closed
+from gsplit.distributed.comm import Call, Comm, CompletedWork, Work, explain_closed
 from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.pipes import Inbox, Pipes, open_inbox, open_outbox
 from gsplit.errors import CommError, InputError, RankFaultError, explain
@@ -88,7 +87,6 @@ class SharedComm:
     def __init__(self, group: GroupComm, pipes: Pipes) -> None:
         self._group, self._pipes = group, pipes
         self.rank, self.size, self.device = group.rank, group.size, group.device
-        self.ledger: deque[LedgerEntry] = group.ledger
         self._slots: list[_Segment | None] = [None, None]
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
@@ -132,7 +130,7 @@ class SharedComm:
         return held
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        self._note(call, 8 * self.size, 8 * self.size)
+        self.check_open(call)
         purpose = _fit(describe_call(call, "counts"))
         answers = self._tell(call, "counts", purpose, [(0, 0, 0, 0, 0, count) for count in counts])
         for peer, (_, theirs) in enumerate(answers):
@@ -158,7 +156,7 @@ class SharedComm:
         """See ``Comm``: parts of the peers' segments."""
         assert rows.is_contiguous()
         row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
-        self._note(call, rows.nbytes, sum(out_counts) * row_bytes)
+        self.check_open(call)
         segment = self._segment(rows.nbytes)
         if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
             segment.data[: rows.nbytes].copy_(rows.detach().reshape(-1).view(torch.uint8))
@@ -181,10 +179,9 @@ class SharedComm:
         self._turn ^= 1
         return tuple(pieces)
 
-    def _note(self, call: Call, bytes_sent: int, bytes_received: int) -> None:
+    def check_open(self, call: Call) -> None:
         if self.closed:
             raise InputError(explain_closed(call))
-        self.ledger.append(LedgerEntry(call, bytes_sent, bytes_received))
 
     def _tell(
         self, call: Call, what: str, purpose: bytes, words: Sequence[tuple[int, ...]]

@@ -11,7 +11,7 @@ import torch
 from watched import watch_pair
 
 from gsplit.distributed.collective_watch import CollectiveWatch
-from gsplit.distributed.comm import Call, new_ledger
+from gsplit.distributed.comm import Call
 from gsplit.distributed.group_comm import GroupComm, _GroupWork
 
 
@@ -59,7 +59,6 @@ def _group(watch: CollectiveWatch) -> GroupComm:
     comm.device = torch.device("cpu")
     comm.calls = watch
     comm.watch = None
-    comm.ledger = new_ledger()
     return comm
 
 
@@ -72,10 +71,10 @@ def test_a_collective_that_cannot_start_or_is_abandoned_keeps_no_thread_out() ->
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose") as kept:  # the traceback holds the frames
-        comm._issue(Call("sum"), "", tensor, tensor, fail)
-    work = comm._issue(Call("sum"), "", tensor, tensor, lambda: _Work(0))
+        comm._issue(Call("sum"), "", tensor, fail)
+    work = comm._issue(Call("sum"), "", tensor, lambda: _Work(0))
     assert not watch.is_idle
     del work  # by an error before its wait
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(comm._issue, Call("sum"), "", tensor, tensor, lambda: _Work(0)).result().wait()
+        pool.submit(comm._issue, Call("sum"), "", tensor, lambda: _Work(0)).result().wait()
     assert kept.value is not None
