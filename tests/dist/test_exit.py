@@ -1,9 +1,14 @@
 """How a rank ends: in good order by itself, at once where it failed."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from forked_scripts import run_forked
+
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
 # what is registered first runs last: after whatever gsplit.init registers
 PROGRAM = """
@@ -50,3 +55,15 @@ def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(
     done = run_forked([*launcher, str(program), how], tmp_path, timeout_s=500)
     assert done.returncode == code, done.stderr
     assert done.stdout.splitlines() == said
+
+
+@pytest.mark.parametrize("nproc", ["1", "2"])
+def test_the_command_ends_without_reports_of_leaks(nproc: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")  # its bindings report objects that are left when the interpreter ends
+    build_store(synthetic_source(PlantedGraph(1000, 6000, num_features=8)), tmp_path / "demo.gsplit")
+    options = ["--hidden", "8", "--fanout", "3,3", "--batch-size", "256", "--epochs", "1", "--nproc", nproc]
+    command = [sys.executable, "-m", "gsplit", "train", str(tmp_path / "demo.gsplit"), *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "last loss" in done.stdout + done.stderr
+    assert "leaked" not in done.stdout + done.stderr

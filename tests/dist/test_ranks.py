@@ -102,7 +102,7 @@ def test_models_by_hand_equal_one_process(ran: tuple[list[Case], list[Any]]) -> 
             assert rows[vertex] == pytest.approx(want, abs=1e-9)
 
 
-def test_the_ledger_counts_the_exchanges_of_a_step(ran: tuple[list[Case], list[Any]]) -> None:
+def test_a_step_has_one_exchange_per_layer_and_purpose(ran: tuple[list[Case], list[Any]]) -> None:
     """Per layer one exchange of counts and one of ids; L for rows in forward, L - 1 in backward; one for the loss."""
     want = {
         "loading": [
@@ -117,7 +117,7 @@ def test_the_ledger_counts_the_exchanges_of_a_step(ran: tuple[list[Case], list[A
         ],
         "world": ["sum of step 0"],
     }
-    assert all(rank["ledger"] == want for rank in ran[1])
+    assert all(rank["exchanges"] == want for rank in ran[1])
 
 
 def test_different_settings_are_refused_on_every_rank(ran: tuple[list[Case], list[Any]]) -> None:

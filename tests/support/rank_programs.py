@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from recorded_calls import record_calls
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
@@ -69,10 +70,10 @@ def loader_of(mesh: Mesh, case: Case, **options: Any) -> NeighborLoader:
 
 
 def sampled_edges(mesh: Mesh, cases: list[Case]) -> list[Any]:
-    """Per case, step and layer: this rank's edges in original ids; x of every row it has; and the ledger's calls."""
+    """Per case, step and layer: this rank's edges in original ids; x of every row it has; and its collectives."""
     out = []
     for case in cases:
-        mesh.loading.ledger.clear()
+        calls = record_calls(mesh.loading)
         loader = loader_of(mesh, case)
         steps = []
         for batch in loader:
@@ -94,7 +95,7 @@ def sampled_edges(mesh: Mesh, cases: list[Case]) -> list[Any]:
                     "global": batch.global_batch_size,
                 }
             )
-        out.append({"steps": steps, "len": len(loader), "calls": [str(entry.call) for entry in mesh.loading.ledger]})
+        out.append({"steps": steps, "len": len(loader), "calls": [str(call) for call in calls]})
     return out
 
 
@@ -177,15 +178,11 @@ def count_exchanges(mesh: Mesh, case: Case) -> dict[str, list[str]]:
     """The collectives of one whole training step, by group."""
     loader = loader_of(mesh, case)
     model = ByHand("sage").double()
-    for comm in (mesh.loading, mesh.shuffles, mesh.world):
-        comm.ledger.clear()
+    groups = {"loading": mesh.loading, "shuffles": mesh.shuffles, "world": mesh.world}
+    calls = {name: record_calls(comm) for name, comm in groups.items()}
     batch = loader.make_batch(0, 0)
     batch.sum(model(batch).sum(dim=1)).backward()
-    return {
-        "loading": [str(entry.call) for entry in mesh.loading.ledger],
-        "shuffles": [str(entry.call) for entry in mesh.shuffles.ledger],
-        "world": [str(entry.call) for entry in mesh.world.ledger],
-    }
+    return {name: [str(call) for call in recorded] for name, recorded in calls.items()}
 
 
 def disagree(mesh: Mesh) -> str:
@@ -245,7 +242,7 @@ def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
         "edges": sampled_edges(mesh, cases),
         "adjoint": adjoint(mesh, cases),
         "training": train_by_hand(mesh, cases),
-        "ledger": count_exchanges(mesh, cases[0]),
+        "exchanges": count_exchanges(mesh, cases[0]),
         "disagreement": disagree(mesh),
         "lists": {what: different_lists(mesh, cases[0], what) for what in ("nodes", "parts")},
         "rank": mesh.rank,

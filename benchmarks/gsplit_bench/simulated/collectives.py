@@ -9,7 +9,6 @@
 
 import json
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call, Comm, LedgerEntry, Work
+from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.distributed.mesh import Mesh
 from gsplit_bench.simulated.backend import SimTensor
 from gsplit_bench.simulated.execution import host_tensors
@@ -91,7 +90,6 @@ class CheckedComm:
     def __init__(self, comm: Comm, group: str, rules: CollectiveRules) -> None:
         self._comm, self._group, self._rules = comm, group, rules
         self.rank, self.size, self.device = comm.rank, comm.size, comm.device
-        self.ledger: deque[LedgerEntry] = comm.ledger
 
     @property
     def waited_s(self) -> float:

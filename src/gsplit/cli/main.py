@@ -1,6 +1,5 @@
 """The ``gsplit`` command: its verbs, each in a module of its own."""
 
-import gc
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from gsplit.cli.plan_command import plan
 from gsplit.cli.report_command import report
 from gsplit.cli.selftest_command import selftest
 from gsplit.cli.train_commands import infer, train, verify
+from gsplit.distributed.forked_rank import end_process, exit_code
 
 __all__ = ["app", "main"]
 
@@ -58,5 +58,5 @@ def main() -> None:
     """Entry point of the ``gsplit`` script."""
     try:
         app()
-    finally:
-        gc.freeze()  # what torch and PyG have made is not looked through once more at the end, which takes a second
+    except SystemExit as end:
+        end_process(exit_code(end))

@@ -12,13 +12,14 @@ Where rank 0 works alone while the others wait (``Call.long_wait``), the long pa
 
 import threading
 import time
+from typing import Self
 
 from gsplit.distributed.comm import Call
 from gsplit.distributed.peers import Peers, join_differences
 from gsplit.distributed.status_page import MOST_GROUPS
 from gsplit.errors import CommError, InputError, RankFaultError, explain
 
-__all__ = ["DO_THE_SAME", "CollectiveWatch", "describe_call", "refuse_two_threads"]
+__all__ = ["DO_THE_SAME", "Collective", "CollectiveWatch", "describe_call", "refuse_two_threads"]
 
 _ENDING_S = 0.5  # a process whose connections are closed may take this long to be gone
 DO_THE_SAME = "make all ranks call the same collectives with the same types, in the same order, from one thread"
@@ -37,20 +38,34 @@ def refuse_two_threads(call: Call) -> InputError:
     return InputError(explain(call, "one thread that uses the mesh", got, fix))
 
 
-class _Waiting:
-    """See ``CollectiveWatch.waiting``; a class, because a generator would cost more than what it does."""
+class Collective:
+    """A collective that this rank has begun; ``with`` it, the rank waits for its peers.
 
-    __slots__ = ("_call", "_number", "_start_s", "_watch")
+    It is open, and keeps other threads out of the group, until the wait ends, ``close`` is called or it is dropped.
+    """
+
+    __slots__ = ("_start_s", "call", "number", "watch")
 
     def __init__(self, watch: "CollectiveWatch", call: Call, number: int) -> None:
-        self._watch, self._call, self._number = watch, call, number
+        self.watch = watch
+        self.call = call
+        self.number = number
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._start_s = time.monotonic()
-        self._watch.begin_wait(self._number)
+        self.watch.begin_wait(self.number)
+        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._watch.end_wait(self._call, time.monotonic() - self._start_s, failed=kind is not None)
+        self.watch.end_wait(self, time.monotonic() - self._start_s, failed=kind is not None)
+        self.close()
+
+    def close(self) -> None:
+        """Let other threads use the group. Closing twice is fine."""
+        self.watch.end(self.number)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class CollectiveWatch:
@@ -62,31 +77,55 @@ class CollectiveWatch:
         self._is_kept = slot < MOST_GROUPS
         self._number = 0
         self._lock = threading.Lock()
-        self._thread, self._num_open = 0, 0  # who has collectives under way, and how many
+        self._open: dict[int, int] = {}  # the threads of the collectives under way, by number
         self._broken = ""  # what the first failure was
         self.waited_s = 0.0
         """Seconds that this rank has waited in the group's collectives, all in all."""
 
-    def begin(self, call: Call, what: str, *, compare: bool = True) -> int:
-        """Note that this rank is about to join a collective; its number. Refused if the peers do another one."""
+    @property
+    def num_begun(self) -> int:
+        """Collectives that this rank has begun; the same on every rank that has done the same work."""
+        return self._number
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no collective is under way and none has failed."""
+        return not self._open and not self._broken
+
+    def begin(self, call: Call, what: str, *, compare: bool = True) -> Collective:
+        """Record that this rank is about to join a collective. Refused if the peers do another one."""
+        thread = threading.get_ident()
         with self._lock:
             if self._broken:
                 fix = "start the ranks again"
                 raise CommError(explain(self._where(call), "ranks that have not lost each other", self._broken, fix))
-            if self._num_open and self._thread != threading.get_ident():
+            if set(self._open.values()) - {thread}:
                 self._broken = f"two threads in a collective, one of them in: {call}"
                 raise refuse_two_threads(call)
-            self._thread, self._num_open, self._number = threading.get_ident(), self._num_open + 1, self._number + 1
-            number = self._number
+            self._number += 1
+            self._open[self._number] = thread
+            collective = Collective(self, call, self._number)
         if self._is_kept:
-            self._peers.page.begin(self._slot, number, describe_call(call, what))
+            self._peers.page.begin(self._slot, collective.number, describe_call(call, what))
             if compare:
-                self.compare(call, number)
-        return number
+                self._compare_or_close(collective)
+        return collective
 
-    def compare(self, call: Call, number: int) -> None:
+    def _compare_or_close(self, collective: Collective) -> None:
+        try:
+            self.compare(collective)
+        except RankFaultError:
+            collective.close()  # the traceback may keep it
+            raise
+
+    def end(self, number: int) -> None:
+        """The collective with this number is not under way any more. May run at any moment, in any thread."""
+        self._open.pop(number, None)
+
+    def compare(self, collective: Collective) -> None:
         """Raise if a collective is another one at a peer that has begun it."""
-        found = self._peers.differences(self._slot, number) if self._is_kept else {}
+        call = collective.call
+        found = self._peers.differences(self._slot, collective.number) if self._is_kept else {}
         if not found:
             return
         got = join_differences(found)
@@ -96,34 +135,30 @@ class CollectiveWatch:
         self._broken = f"a collective that was not the same: {call}"
         raise RankFaultError(explain(self._where(call), "the same collective on every rank", got, DO_THE_SAME))
 
-    def patience_s(self, call: Call) -> float:
-        """How long to wait for the others in a collective."""
+    def timeout_s(self, call: Call) -> float:
+        """How long to wait for the peers in a collective."""
         return self._long_timeout_s if call.long_wait else self._timeout_s
 
-    def waiting(self, call: Call, number: int) -> "_Waiting":
-        """While this rank waits in a collective: a context."""
-        return _Waiting(self, call, number)
-
     def begin_wait(self, number: int) -> None:
-        """What ``waiting`` does at its beginning."""
+        """This rank waits in a collective."""
         if self._is_kept:
             self._peers.page.wait(self._slot, number)
 
-    def end_wait(self, call: Call, seconds: float, *, failed: bool) -> None:
-        """What ``waiting`` does at its end."""
-        self._num_open -= 1
+    def end_wait(self, collective: Collective, seconds: float, *, failed: bool) -> None:
+        """This rank has waited in a collective, which has ended or failed."""
         self.waited_s += seconds
         if failed:
-            self._broken = f"a collective that did not end: {call}"
+            self._broken = f"a collective that did not end: {collective.call}"
         elif self._is_kept:
             self._peers.page.wait(self._slot, 0)  # not after an error: then peers see what it failed in
 
-    def late(self, call: Call, number: int) -> CommError:
-        """What to raise where the patience is over: who is missing, what it does instead, and its stack."""
-        expected = f"all ranks to join within {self.patience_s(call):.0f} s"
+    def timeout_error(self, collective: Collective) -> CommError:
+        """The error of a collective that takes too long: who is missing, what it does instead, and its stack."""
+        call, number = collective.call, collective.number
+        expected = f"all ranks to join within {self.timeout_s(call):.0f} s"
         causes = self._peers.causes(self._slot, number) if self._is_kept else []
         if not causes:
-            return self._late_elsewhere(call, number, expected)
+            return self._remote_timeout_error(call, number, expected)
         got = "; ".join(self._peers.describe(rank, self._slot) for rank in causes)
         if models := self._peers.models([self._peers.rank, *causes]):
             got += f"; their models: {join_differences(models)}"
@@ -135,7 +170,7 @@ class CollectiveWatch:
         shown = "".join(f"\nrank {rank}, {text}" for rank, text in stacks if text)
         return RankFaultError(explain(self._where(call), expected, got, fix) + shown)
 
-    def _late_elsewhere(self, call: Call, number: int, expected: str) -> CommError:
+    def _remote_timeout_error(self, call: Call, number: int, expected: str) -> CommError:
         """No rank of this host is missing."""
         causes = self._peers.remote_causes(self._slot, number) if self._is_kept else {}
         fix = f"look at the other ranks' errors, and at the network between the hosts; {_MORE_TIME}"
@@ -143,11 +178,12 @@ class CollectiveWatch:
             return RankFaultError(explain(self._where(call), expected, "; ".join(causes.values()), fix))
         return CommError(explain(self._where(call), expected, "all of them, and no end of it", fix))
 
-    def failed(self, call: Call, number: int, error: Exception | str) -> CommError:
-        """What to raise where a collective fails: which rank has ended, or does another one."""
+    def failure_error(self, collective: Collective, error: Exception | str) -> CommError:
+        """The error of a collective that fails: which rank has ended, or does another one."""
+        call = collective.call
         deadline = time.monotonic() + _ENDING_S
         while self._is_kept:
-            self.compare(call, number)
+            self.compare(collective)
             if ended := self._peers.ended(self._slot):
                 got = "; ".join(self._peers.describe(rank, self._slot) for rank in ended)
                 return CommError(explain(self._where(call), "all ranks to join", got, f"see why rank {ended[0]} ended"))

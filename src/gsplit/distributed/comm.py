@@ -2,14 +2,13 @@
 
 Everybody always joins (law 5): every method here is called by all ranks of the group in the same order, with
 tensors that may be empty. One process runs the same code through ``SoloComm``; several use a process group
-(``process_groups.GroupComm``) or, on one host, shared memory (``shared_memory.SharedComm``). Each call is written into
-a ledger with its name, step, layer and sizes, so that a hang or a mismatch can be named. What a collective writes is
-marked as modified for autograd, which cannot see it otherwise.
+(``group_comm.GroupComm``) or, on one host, shared memory (``shared_memory.SharedComm``). Each call has a name, step and
+layer, so that a hang or a mismatch can be reported. What a collective writes is marked as modified for autograd, which
+cannot see it otherwise.
 """
 
 import hashlib
 import json
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,17 +22,13 @@ __all__ = [
     "Call",
     "Comm",
     "CompletedWork",
-    "LedgerEntry",
     "Work",
     "SoloComm",
     "assert_same_on_all_ranks",
     "explain_closed",
-    "new_ledger",
     "run_on_all_ranks",
     "run_on_rank_zero",
 ]
-
-_LEDGER_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +49,6 @@ class Call:
         return f"{self.name} of {', '.join(place)}" if place else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
-    """One collective as this rank saw it."""
-
-    call: Call
-    bytes_sent: int
-    bytes_received: int
-
-
-def new_ledger() -> deque[LedgerEntry]:
-    """An empty ledger; it keeps the last few thousand collectives."""
-    return deque(maxlen=_LEDGER_ENTRIES)
-
-
 class Work(Protocol):
     """A collective under way."""
 
@@ -81,7 +62,6 @@ class Comm(Protocol):
     rank: int
     size: int
     device: torch.device
-    ledger: deque[LedgerEntry]
 
     @property
     def waited_s(self) -> float:
@@ -136,27 +116,25 @@ class SoloComm:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.rank, self.size, self.device = 0, 1, torch.device(device)
-        self.ledger = new_ledger()
         self.closed = False
         self.waited_s = 0.0
 
-    def _note(self, call: Call) -> None:
+    def check_open(self, call: Call) -> None:
         if self.closed:
             raise InputError(explain_closed(call))
-        self.ledger.append(LedgerEntry(call, 0, 0))
 
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        self._note(call)
+        self.check_open(call)
         return counts
 
     def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
     ) -> Work:
         assert out_counts == row_counts == (out.size(0),) == (rows.size(0),)
-        self._note(call)
+        self.check_open(call)
         out.copy_(rows)
         return CompletedWork()
 
@@ -168,14 +146,14 @@ class SoloComm:
         return tuple(out.split(out_counts))
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        self._note(call)
+        self.check_open(call)
         return CompletedWork()
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
-        self._note(call)
+        self.check_open(call)
 
     def gather_text(self, call: Call, text: str) -> list[str]:
-        self._note(call)
+        self.check_open(call)
         return [text]
 
     def close(self) -> None:

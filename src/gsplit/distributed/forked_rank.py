@@ -7,6 +7,7 @@ signal handlers and functions to call at its end.
 """
 
 import atexit
+import ctypes
 import gc
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 from gsplit.distributed.allocator import tune_allocator
 
-__all__ = ["ForkedRank", "can_fork", "fork_rank", "stay_with_one_thread"]
+__all__ = ["ForkedRank", "can_fork", "end_process", "exit_code", "fork_rank", "stay_with_one_thread"]
 
 
 def stay_with_one_thread() -> None:
@@ -65,6 +66,7 @@ def fork_rank(main: Callable[[], int], environment: Mapping[str, str]) -> Forked
     pid = os.fork()
     if pid == 0:
         _be_rank(main, environment)
+    gc.unfreeze()  # or extension modules would report what is left of them when this process ends
     return ForkedRank(pid)
 
 
@@ -79,14 +81,33 @@ def _be_rank(main: Callable[[], int], environment: Mapping[str, str]) -> NoRetur
         _tune(environment)
         code = main()
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = exit_code(end)
     except BaseException:
         traceback.print_exc()
-    finally:  # as at the end of any Python, but without unwinding the launcher's calls, which this is a copy of
-        threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
+    finally:  # without unwinding the launcher's calls, which this is a copy of
+        end_process(code)
+
+
+def exit_code(end: SystemExit) -> int:
+    """The exit code of a process that ends with ``SystemExit``."""
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process as the interpreter would, but do not destroy its modules and objects.
+
+    Destroying those of torch and PyG takes a second, and extension modules report what another still refers to.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # a closed pipe or file; the interpreter ends with 120, too
+                code = code or 120
+        ctypes.CDLL(None).fflush(None)  # what C libraries have printed
+    finally:
         os._exit(code)
 
 

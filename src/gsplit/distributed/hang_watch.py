@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from gsplit.distributed.collective_watch import CollectiveWatch
-from gsplit.distributed.comm import Call
+from gsplit.distributed.collective_watch import Collective
 from gsplit.errors import explain
 
 __all__ = ["HangWatch", "record_flight"]
@@ -38,10 +37,8 @@ def record_flight() -> None:
 
 
 class _Issued(NamedTuple):
-    call: Call
-    number: int
+    collective: Collective
     is_over: Callable[[], bool]
-    group: CollectiveWatch
     since: float
 
 
@@ -56,12 +53,12 @@ class HangWatch:
         self._thread = threading.Thread(target=self._look, args=(min(1.0, timeout_s / 20),), daemon=True)
         self._thread.start()
 
-    def add(self, call: Call, number: int, is_over: Callable[[], bool], group: CollectiveWatch) -> None:
-        """A collective has been issued, with this number in its group.
+    def add(self, collective: Collective, is_over: Callable[[], bool]) -> None:
+        """A collective has been issued.
 
         ``is_over`` asks a mark behind it in the device's queue, never torch's handle, which would keep its tensors.
         """
-        self._under_way.append(_Issued(call, number, is_over, group, time.monotonic()))
+        self._under_way.append(_Issued(collective, is_over, time.monotonic()))
 
     def close(self) -> None:
         """Look no more."""
@@ -75,16 +72,18 @@ class HangWatch:
         while not self._stop.wait(interval_s):
             try:
                 while self._under_way and self._under_way[0].is_over():
-                    self._last_ended, self._reported = str(self._under_way.popleft().call), False
+                    self._last_ended, self._reported = str(self._under_way.popleft().collective.call), False
             except RuntimeError as error:  # the device has failed: every later question would fail too
-                _LOG.error("rank %d: %s: %s", self._rank, self._under_way[0].call, error)
+                _LOG.error("rank %d: %s: %s", self._rank, self._under_way[0].collective.call, error)
                 return
             if self._under_way and not self._reported and time.monotonic() - self._under_way[0].since > self._limit_s:
                 self._reported = True
                 self._report()
 
     def _report(self) -> None:
-        oldest, num_later = self._under_way[0], len(self._under_way) - 1
+        oldest = self._under_way[0]
+        num_later = len(self._under_way) - 1
+        call, watch = oldest.collective.call, oldest.collective.watch
         got = (
             f"no end for {time.monotonic() - oldest.since:.0f} s; {num_later} later ones wait behind it, the last that "
             f"ended is: {self._last_ended}"
@@ -94,5 +93,5 @@ class HangWatch:
             "flight recorder writes what every rank had under way (~/.cache/torch/comm_lib_trace_rank_*, in older "
             "versions /tmp/nccl_trace_rank_*)"
         )
-        _LOG.error(explain(f"rank {self._rank}: {oldest.call}", "all ranks to join", got, fix))
-        _LOG.error("%s", oldest.group.late(oldest.call, oldest.number))
+        _LOG.error(explain(f"rank {self._rank}: {call}", "all ranks to join", got, fix))
+        _LOG.error("%s", watch.timeout_error(oldest.collective))

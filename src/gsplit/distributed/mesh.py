@@ -4,12 +4,14 @@ Ranks form a mesh of replicas x splits. The ranks of one replica share one mini-
 split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. There are several groups,
 because work on one must never pair with work on another: shuffles (inside forward and backward), the loader's exchanges
 of ids and of input rows, gradients (started by backward), and sums over the whole world (losses). A loader that makes
-batches ahead, in a thread, gets groups of its own (``new_loading_groups``).
+batches ahead, in a thread, borrows a group from a pool (``borrow_loading_groups``).
 """
 
+import json
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,7 +20,8 @@ import torch
 
 from gsplit.devices import resolve_device
 from gsplit.distributed.allocator import tune_allocator
-from gsplit.distributed.comm import Comm, SoloComm
+from gsplit.distributed.collective_watch import CollectiveWatch
+from gsplit.distributed.comm import Call, Comm, SoloComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import SharedComm, share_memory
 from gsplit.distributed.status_page import is_ahead
@@ -29,6 +32,44 @@ __all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 60.0
+
+
+class _LoadingPool:
+    """The groups of loaders that prefetch, numbered in the order in which all ranks made them.
+
+    Making and destroying process groups is a collective and garbage collection is not, so no group is destroyed before
+    the mesh: a group whose loader is gone on every rank is reused by the next loader.
+    """
+
+    def __init__(self) -> None:
+        self.comms: list[Comm] = []
+        self._watches: list[CollectiveWatch | None] = []
+        self._returned: list[int] = []  # finalizers, which may run at any moment and in any thread, append to it
+
+    def add(self, comm: Comm, watch: CollectiveWatch | None) -> int:
+        """Add a group that was made and return its number."""
+        self.comms.append(comm)
+        self._watches.append(watch)
+        return len(self.comms) - 1
+
+    def free(self) -> dict[str, int]:
+        """The groups that this rank could reuse, and the number of collectives that it has begun in each.
+
+        A group in which a collective has failed or is still under way is not free.
+        """
+        watches = {str(number): self._watches[number] for number in self._returned}
+        return {
+            number: 0 if watch is None else watch.num_begun
+            for number, watch in watches.items()
+            if watch is None or watch.is_idle
+        }
+
+    def lend(self, number: int, owner: object) -> Comm:
+        """A group, in use until ``owner`` is garbage collected."""
+        if number in self._returned:
+            self._returned.remove(number)
+        weakref.finalize(owner, self._returned.append, number).atexit = False
+        return self.comms[number]
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,8 +102,8 @@ class Mesh:
     """The same for loaders."""
     connection: Connection | None = field(default=None, compare=False)
     """What closing the mesh leaves; None for one process."""
-    more_groups: list[Comm] = field(default_factory=list, compare=False)
-    """What ``new_loading_groups`` has made."""
+    loading_pool: _LoadingPool = field(default_factory=_LoadingPool, compare=False)
+    """The groups that ``borrow_loading_groups`` has made."""
     world_loading: list[Comm] = field(default_factory=list, compare=False)
     """The process group of ``loading_of_all_ranks``, once it was needed."""
 
@@ -89,7 +130,7 @@ class Mesh:
     def _close(self, error: BaseException | None) -> None:
         if self.world.closed:
             return
-        for comm in (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.more_groups):
+        for comm in (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.loading_pool.comms):
             comm.close()
         if self.connection is None:
             return
@@ -101,7 +142,7 @@ class Mesh:
     @property
     def waited_s(self) -> float:
         """Seconds that this rank has waited in collectives, over all groups and threads."""
-        groups = (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.more_groups)
+        groups = (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.loading_pool.comms)
         return sum(group.waited_s for group in dict.fromkeys(groups))
 
     def note_stage(self, text: str) -> None:
@@ -124,26 +165,39 @@ class Mesh:
         """The groups of a loader that makes batches in the thread of training."""
         return LoadingGroups(self.loading, self.inputs)
 
-    def new_loading_groups(self) -> "LoadingGroups":
-        """The groups of a loader whose collectives on the host run in a thread of their own. A collective."""
-        comm = self._new_loading(self.num_replicas)
+    def borrow_loading_groups(self, owner: object) -> "LoadingGroups":
+        """The groups of a loader whose collectives on the host run in a thread of their own. A collective.
+
+        They are the loader's until ``owner`` is garbage collected: an object that lives as long as the loader uses
+        them. The next loader then reuses them, if all ranks have returned them in the same state.
+        """
+        pool = self.loading_pool
+        free = [pool.free()]
+        if self.connection is not None:  # all ranks: each of them makes this loader
+            texts = self.world.gather_text(Call("choose loading groups"), json.dumps(free[0]))
+            free = [json.loads(text) for text in texts]
+        common = [int(number) for number, begun in free[0].items() if all(each.get(number) == begun for each in free)]
+        number = min(common) if common else self._add_loading_group()
+        comm = pool.lend(number, owner)
         return LoadingGroups(comm, self.inputs if self.host_samples else comm)
 
-    def _new_loading(self, num_replicas: int) -> Comm:
+    def _add_loading_group(self) -> int:
+        """Make one more group for loaders and return its number. A collective."""
         if self.connection is None:
-            comm: Comm = SoloComm(self.sample_device)
-        else:
-            group = self.connection.new_comm(self.sample_device, num_replicas)
-            comm = share_memory([group])[0] if isinstance(self.loading, SharedComm) else group
-        self.more_groups.append(comm)
-        return comm
+            return self.loading_pool.add(SoloComm(self.sample_device), None)
+        group = self.connection.new_comm(self.sample_device, self.num_replicas)
+        return self.loading_pool.add(self._share(group), group.calls)
+
+    def _share(self, group: GroupComm) -> Comm:
+        """The group, with shared memory where the ranks of this mesh exchange through it."""
+        return share_memory([group])[0] if isinstance(self.loading, SharedComm) else group
 
     def loading_of_all_ranks(self) -> Comm:
         """A process group of all ranks on ``sample_device``. A collective where one must be made, once per mesh."""
-        if self.world.device == self.sample_device:
+        if self.connection is None or self.world.device == self.sample_device:
             return self.world
         if not self.world_loading:
-            self.world_loading.append(self._new_loading(num_replicas=1))
+            self.world_loading.append(self._share(self.connection.new_comm(self.sample_device, 1)))
         return self.world_loading[0]
 
     @property

@@ -20,14 +20,14 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gsplit.distributed.collective_watch import CollectiveWatch, refuse_two_threads
-from gsplit.distributed.comm import Call, explain_closed
+from gsplit.distributed.collective_watch import Collective, refuse_two_threads
+from gsplit.distributed.comm import explain_closed
 from gsplit.errors import InputError
 
 __all__ = ["Inbox", "Pipes", "open_inbox", "open_outbox"]
 
 _END = "rank {}, which has ended or closed its mesh"
-_LOOK_S = 1.0  # how often a waiting rank looks whether its mesh was closed meanwhile
+_POLL_S = 1.0  # how often a waiting rank checks whether its mesh was closed meanwhile
 
 
 @dataclass(frozen=True)
@@ -57,64 +57,66 @@ def _close_in_child(pipes: "weakref.ref[Pipes]") -> None:
 class Pipes:
     """The pipes between this rank and its peers: ends to read from and to write into, by rank.
 
-    One exchange at a time; another thread may ``close`` them meanwhile. ``watch`` knows what to say of a peer that does
-    not come.
+    One exchange at a time; another thread may ``close`` them meanwhile.
     """
 
-    def __init__(self, rank: int, inboxes: dict[int, int], outboxes: dict[int, int], watch: CollectiveWatch) -> None:
-        self._rank, self._watch = rank, watch
-        self._inboxes, self._outboxes = inboxes, outboxes
+    def __init__(self, rank: int, inboxes: dict[int, int], outboxes: dict[int, int]) -> None:
+        self._rank = rank
+        self._inboxes = inboxes
+        self._outboxes = outboxes
         self._in_use = threading.Lock()
         self._closed = False
         closing = functools.partial(_close_in_child, weakref.ref(self))
         os.register_at_fork(after_in_child=closing)  # or a child that outlives this rank would hide its end
 
-    def exchange(self, call: Call, number: int, messages: Sequence[bytes]) -> list[bytes]:
+    def exchange(self, collective: Collective, messages: Sequence[bytes]) -> list[bytes]:
         """Send ``messages[p]`` to rank p and return what each rank sent; all messages have the same length.
 
-        ``number`` is the one that the watch gave to this collective.
+        The caller has entered ``collective``: this rank waits in it.
         """
+        call = collective.call
         if not self._in_use.acquire(blocking=False):
             raise InputError(explain_closed(call)) if self._closed else refuse_two_threads(call)
         try:
             if self._closed:
                 raise InputError(explain_closed(call))
-            with self._watch.waiting(call, number):
-                for peer, outbox in self._outboxes.items():
-                    self._send(call, number, peer, outbox, messages[peer])
-                return self._receive(call, number, messages[self._rank])
+            for peer, outbox in self._outboxes.items():
+                self._send(collective, peer, outbox, messages[peer])
+            return self._receive(collective, messages[self._rank])
         finally:
             self._close_if_asked()
             self._in_use.release()
 
-    def _send(self, call: Call, number: int, peer: int, outbox: int, message: bytes) -> None:
+    def _send(self, collective: Collective, peer: int, outbox: int, message: bytes) -> None:
         try:
             os.write(outbox, message)
         except BrokenPipeError:
-            raise self._watch.failed(call, number, _END.format(peer)) from None
+            raise collective.watch.failure_error(collective, _END.format(peer)) from None
 
-    def _receive(self, call: Call, number: int, own: bytes) -> list[bytes]:
+    def _receive(self, collective: Collective, own: bytes) -> list[bytes]:
         """One message of every peer, in whatever order they come."""
-        patience_s = self._watch.patience_s(call)
-        received, deadline = [own] * (1 + len(self._inboxes)), time.monotonic() + patience_s
+        watch = collective.watch
+        timeout_s = watch.timeout_s(collective.call)
+        deadline = time.monotonic() + timeout_s
+        received = [own] * (1 + len(self._inboxes))
         waiting = {inbox: peer for peer, inbox in self._inboxes.items()}
         poll = select.poll()
         for inbox in waiting:
             poll.register(inbox, select.POLLIN)
         while waiting:
-            ready = poll.poll(1000 * min(_LOOK_S, patience_s))
+            ready = poll.poll(1000 * min(_POLL_S, timeout_s))
             for inbox, _ in ready:
                 poll.unregister(inbox)
                 peer = waiting.pop(inbox)
                 received[peer] = os.read(inbox, len(own))
                 if not received[peer]:
-                    raise self._watch.failed(call, number, _END.format(peer))
+                    raise watch.failure_error(collective, _END.format(peer))
             if not ready and self._closed:
-                raise InputError(explain_closed(call))
+                raise InputError(explain_closed(collective.call))
             if not ready:
-                self._watch.compare(call, number)
+                watch.compare(collective)
             if not ready and time.monotonic() > deadline and not poll.poll(0):  # this process may have been stopped
-                raise self._watch.late(call, number)
+                raise watch.timeout_error(collective)
         return received
 
     def close(self) -> None:

@@ -11,12 +11,12 @@ Used only where every rank could open every other's probe at start; otherwise ex
 before.
 """
 
+import hashlib
 import json
 import mmap
 import os
 import secrets
 import struct
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from gsplit.distributed.collective_watch import DO_THE_SAME, describe_call
-from gsplit.distributed.comm import Call, Comm, CompletedWork, LedgerEntry, Work, explain_closed
+from gsplit.distributed.comm import Call, Comm, CompletedWork, Work, explain_closed
 from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.pipes import Inbox, Pipes, open_inbox, open_outbox
 from gsplit.errors import CommError, InputError, RankFaultError, explain
@@ -36,7 +36,10 @@ __all__ = ["SharedComm", "share_memory"]
 
 _SLACK = 1.25
 _LEAST_BYTES = 1 << 20
-_MESSAGE = struct.Struct("6q200s")  # process, descriptor, generation, capacity; begin, length; what it is for
+_PURPOSE_BYTES = 200
+_MESSAGE = struct.Struct(
+    f"6q{_PURPOSE_BYTES}s"
+)  # process, descriptor, generation, capacity; begin, length; what it is for
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,17 @@ def _open_peer(process: int, descriptor: int, capacity: int) -> Tensor:
         os.close(file)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+def _fit(purpose: str) -> bytes:
+    """A text of any length as what a message has room for; texts that differ stay different."""
+    data = purpose.encode()
+    if len(data) <= _PURPOSE_BYTES:
+        return data
+    digest = hashlib.sha256(data).hexdigest()[:16]
+    return data[: _PURPOSE_BYTES - 17] + f" {digest}".encode()
+
+
+def _show(purpose: bytes) -> str:
+    return purpose.decode(errors="replace")
 
 
 class SharedComm:
@@ -75,7 +87,6 @@ class SharedComm:
     def __init__(self, group: GroupComm, pipes: Pipes) -> None:
         self._group, self._pipes = group, pipes
         self.rank, self.size, self.device = group.rank, group.size, group.device
-        self.ledger: deque[LedgerEntry] = group.ledger
         self._slots: list[_Segment | None] = [None, None]
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
@@ -119,12 +130,12 @@ class SharedComm:
         return held
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        self._note(call, 8 * self.size, 8 * self.size)
-        purpose = describe_call(call, "counts")
+        self.check_open(call)
+        purpose = _fit(describe_call(call, "counts"))
         answers = self._tell(call, "counts", purpose, [(0, 0, 0, 0, 0, count) for count in counts])
         for peer, (_, theirs) in enumerate(answers):
             if theirs != purpose:
-                raise RankFaultError(self._explain(call, f"a count from rank {peer} for this call", theirs))
+                raise RankFaultError(self._explain(call, f"a count from rank {peer} for this call", _show(theirs)))
         return tuple(words[-1] for words, _ in answers)
 
     def all_to_all(
@@ -145,7 +156,7 @@ class SharedComm:
         """See ``Comm``: parts of the peers' segments."""
         assert rows.is_contiguous()
         row_bytes = prod(rows.shape[1:]) * rows.dtype.itemsize
-        self._note(call, rows.nbytes, sum(out_counts) * row_bytes)
+        self.check_open(call)
         segment = self._segment(rows.nbytes)
         if rows.nbytes and rows.data_ptr() != segment.data.data_ptr():
             segment.data[: rows.nbytes].copy_(rows.detach().reshape(-1).view(torch.uint8))
@@ -153,13 +164,13 @@ class SharedComm:
         begins = [row_bytes * sum(row_counts[:peer]) for peer in range(self.size)]
         rows_of = f"{rows.dtype} {list(rows.shape[1:])}"
         what = f"all-to-all of {rows_of}"
-        purpose = describe_call(call, what)
+        purpose = _fit(describe_call(call, what))
         words = [(*held, begin, row_bytes * count) for begin, count in zip(begins, row_counts, strict=True)]
         pieces = []
         for peer, (theirs, theirs_for) in enumerate(self._tell(call, what, purpose, words)):
             length = row_bytes * out_counts[peer]
             if theirs_for != purpose or theirs[-1] != length:
-                got = f"{theirs[-1]} bytes" if theirs_for == purpose else theirs_for
+                got = f"{theirs[-1]} bytes" if theirs_for == purpose else _show(theirs_for)
                 raise RankFaultError(
                     self._explain(call, f"{length} bytes of {rows_of} from rank {peer} for this call", got)
                 )
@@ -168,20 +179,18 @@ class SharedComm:
         self._turn ^= 1
         return tuple(pieces)
 
-    def _note(self, call: Call, bytes_sent: int, bytes_received: int) -> None:
+    def check_open(self, call: Call) -> None:
         if self.closed:
             raise InputError(explain_closed(call))
-        self.ledger.append(LedgerEntry(call, bytes_sent, bytes_received))
 
     def _tell(
-        self, call: Call, what: str, purpose: str, words: Sequence[tuple[int, ...]]
-    ) -> list[tuple[tuple[int, ...], str]]:
+        self, call: Call, what: str, purpose: bytes, words: Sequence[tuple[int, ...]]
+    ) -> list[tuple[tuple[int, ...], bytes]]:
         """Send words to every rank, with what they are for; what every rank sent. All ranks: each exchange does."""
-        number = self._group.calls.begin(call, what, compare=False)  # the messages themselves are compared, by all
-        text = purpose.encode()[:200]
-        messages = self._pipes.exchange(call, number, [_MESSAGE.pack(*w, text) for w in words])
-        answers = [_MESSAGE.unpack(said) for said in messages]
-        return [(theirs[:-1], theirs[-1].rstrip(b"\0").decode(errors="replace")) for theirs in answers]
+        messages = [_MESSAGE.pack(*each, purpose) for each in words]
+        with self._group.calls.begin(call, what, compare=False) as collective:  # the messages themselves are compared
+            answers = [_MESSAGE.unpack(answer) for answer in self._pipes.exchange(collective, messages)]
+        return [(answer[:-1], answer[-1].rstrip(b"\0")) for answer in answers]
 
     def _explain(self, call: Call, expected: str, got: str) -> str:
         return explain(f"rank {self.rank}: {call}", expected, got, DO_THE_SAME)
@@ -250,7 +259,7 @@ def _share(group: GroupComm) -> Comm:
         if int(verdict):
             return group
         kept.pop_all()
-    return SharedComm(group, Pipes(group.rank, {p: i.reading for p, i in inboxes.items()}, outboxes, group.calls))
+    return SharedComm(group, Pipes(group.rank, {p: i.reading for p, i in inboxes.items()}, outboxes))
 
 
 def _make_offer(group: GroupComm, inboxes: dict[int, Inbox], during: ExitStack) -> _Offer:

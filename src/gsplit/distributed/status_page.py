@@ -20,8 +20,8 @@ from typing import Literal
 
 __all__ = ["MOST_GROUPS", "Line", "StatusPage", "Waiting", "is_ahead", "map_page", "new_page"]
 
-MOST_GROUPS = 16
-"""Groups that are written down; a mesh has 5 or 6, and one more for every loader with prefetch."""
+MOST_GROUPS = 64
+"""Groups that are written down; a mesh has 5 or 6, and one more for every loader with prefetch that is in use."""
 _KEPT = 64
 _LINES = ("token", "stage", "loader", "model")
 _LINE = struct.Struct("d248s")  # since when, text

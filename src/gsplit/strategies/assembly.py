@@ -70,7 +70,7 @@ def make_strategy(
         targets=targets,
         loader=loader,
         mesh=mesh,
-        groups=mesh.new_loading_groups() if options.num_ahead else mesh.loading_groups,
+        groups=mesh.borrow_loading_groups(owner=loader) if options.num_ahead else mesh.loading_groups,
         num_neighbors=batches.num_neighbors,
         batch_size=batches.batch_size,
         num_columns=prod(rows.row_shape),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,13 @@ MEAN, SUM = Call("mean", 3), Call("sum", 3)
 
 def test_the_last_one_sees_that_another_does_something_else() -> None:
     one, two = watch_pair()
-    assert (one.begin(MEAN, "sum of float32 []"), two.begin(MEAN, "sum of float32 []")) == (1, 1)
-    one.begin(MEAN, "sum of float32 []")
+    assert [watch.begin(MEAN, "sum of float32 []").number for watch in (one, two)] == [1, 1]
+    second = one.begin(MEAN, "sum of float32 []")
     message = "rank 1: sum of step 3: expected the same collective on every rank .got rank 0: mean.*; rank 1: sum"
     with pytest.raises(RankFaultError, match=message):
         two.begin(SUM, "sum of float32 []")
     with pytest.raises(RankFaultError, match="rank 0: mean of step 3 .sum of float32 ...; rank 1: sum of step 3"):
-        one.compare(MEAN, 2)  # who waits sees it too, a second later
+        one.compare(second)  # who waits sees it too, a second later
 
 
 def test_the_odd_one_out_is_named() -> None:
@@ -58,10 +59,9 @@ def test_only_the_last_collectives_are_kept_and_more_groups_are_not() -> None:
         peers[0].page.begin(0, number, str(number))
     assert [peers[0].page.description(0, number) for number in (36, 37, 100, 101)] == [None, "37", "100", None]
     beyond = CollectiveWatch(peers[0], MOST_GROUPS, 0.1, 0.1)
-    number = beyond.begin(MEAN, "")
-    with beyond.waiting(MEAN, number):
+    with beyond.begin(MEAN, "") as collective:
         assert peers[0].page.waits() == []
-    assert "all of them, and no end of it" in str(beyond.late(MEAN, number))
+    assert "all of them, and no end of it" in str(beyond.timeout_error(collective))
 
 
 def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
@@ -70,10 +70,10 @@ def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
     for rank in ranks:
         rank.group_sizes.append(3)
     shuffles, gradients = ([CollectiveWatch(rank, slot, 1.0, 1.0) for rank in ranks] for slot in range(2))
-    number = shuffles[0].begin(Call("shuffle", 5, 1), "")
-    with gradients[1].waiting(MEAN, gradients[1].begin(MEAN, "")):
+    shuffle = shuffles[0].begin(Call("shuffle", 5, 1), "")
+    with gradients[1].begin(MEAN, ""):
         ranks[2].page.note("stage", "sample of epoch 0, step 5")
-        said = str(shuffles[0].late(Call("shuffle", 5, 1), number))
+        said = str(shuffles[0].timeout_error(shuffle))
     assert said.startswith("rank 0: shuffle of step 5, layer 1: expected all ranks to join within 1 s (got rank 2 (")
     assert "its last collective here: none; its last stage: sample of epoch 0, step 5, 0 s ago" in said
     assert "rank 1" not in said.partition("\n")[0]
@@ -82,8 +82,7 @@ def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
 
 def test_two_threads_in_one_group_are_refused() -> None:
     watch = watch_pair()[0]
-    number = watch.begin(MEAN, "")
-    with watch.waiting(MEAN, number):
+    with watch.begin(MEAN, ""):
         refused: list[str] = []
 
         def use() -> None:
@@ -100,6 +99,30 @@ def test_two_threads_in_one_group_are_refused() -> None:
         CommError, match="expected ranks that have not lost each other .got two threads in a collective"
     ):
         watch.begin(MEAN, "")
+
+
+def _use_in_another_thread(watch: CollectiveWatch) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(watch.begin, MEAN, "").result().close()
+
+
+def test_a_collective_that_is_dropped_lets_other_threads_in() -> None:
+    watch = watch_pair()[0]
+    abandoned = watch.begin(MEAN, "")
+    assert not watch.is_idle
+    del abandoned  # by an exception between its start and its wait
+    assert watch.is_idle
+    _use_in_another_thread(watch)
+
+
+def test_a_refused_collective_lets_no_thread_wait() -> None:
+    one, two = watch_pair()
+    held = one.begin(MEAN, "")
+    with pytest.raises(RankFaultError):
+        two.begin(SUM, "")
+    assert not two._open
+    held.close()
+    _use_in_another_thread(one)
 
 
 def test_a_stopped_process_is_told_from_one_that_runs_and_one_that_has_ended() -> None:
@@ -169,8 +192,8 @@ def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.Mo
     there = RemoteStatus(store, 1, page, [3])
     slow = CollectiveWatch(here, 0, 1.0, 1.0)
     for _ in range(5):
-        number = slow.begin(MEAN, "")
-    said = str(slow.late(MEAN, number))
+        collective = slow.begin(MEAN, "")
+    said = str(slow.timeout_error(collective))
     assert "(got rank 2 is silent: it is stopped, or its host or link is down)" in said
     store.values["gsplit/status/2"] = store.values["gsplit/status/1"]
     there.close()

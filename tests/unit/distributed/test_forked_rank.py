@@ -7,7 +7,7 @@ import pytest
 from forked_scripts import run_forked
 
 _PROGRAM = """
-import atexit, json, os, signal, sys, threading, time
+import atexit, gc, json, os, signal, sys, threading, time
 from gsplit.distributed.forked_rank import can_fork, fork_rank, stay_with_one_thread
 
 def wait(rank):
@@ -60,7 +60,7 @@ alone["with a thread"] = can_fork("cpu")
 stop.set()
 thread.join()
 kept = (seen.pop("pages") - plain["pages"]) * os.sysconf("SC_PAGE_SIZE")
-print(json.dumps({"seen": seen, "ends": ends, "can": alone, "kept": kept}))
+print(json.dumps({"seen": seen, "ends": ends, "can": alone, "kept": kept, "frozen": gc.get_freeze_count()}))
 """
 
 
@@ -98,3 +98,7 @@ def test_it_ends_as_any_process(found: dict[str, dict[str, object]]) -> None:
 
 def test_only_a_process_of_one_thread_is_copied_and_never_for_gpus(found: dict[str, dict[str, object]]) -> None:
     assert found["can"] == {"cpu": True, "cuda": False, "with a thread": False}
+
+
+def test_the_launcher_leaves_nothing_frozen(found: dict[str, int]) -> None:
+    assert found["frozen"] == 0  # or extension modules would report leaks when it ends

@@ -1,15 +1,18 @@
 """Waiting for a collective in looks: what ends around a look, or while this process did not run, has not failed."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from watched import watch_pair
 
+from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.comm import Call
-from gsplit.distributed.group_comm import _GroupWork
+from gsplit.distributed.group_comm import GroupComm, _GroupWork
 
 
 class _Work:
@@ -31,9 +34,9 @@ class _Work:
 
 
 def _wait(work: _Work, deadline: float) -> None:
-    calls = SimpleNamespace(compare=lambda *_: None, late=lambda *_: ValueError("late"))
+    calls = SimpleNamespace(compare=lambda *_: None, timeout_error=lambda *_: ValueError("late"))
     comm: Any = SimpleNamespace(calls=calls)
-    _GroupWork(comm, Call("sum"), 1, work, torch.empty(0))._wait_for_peers(deadline)
+    _GroupWork(comm, watch_pair()[0].begin(Call("sum"), ""), work, torch.empty(0))._wait_for_peers(deadline)
 
 
 @pytest.mark.parametrize("looks", [0, 1, 5])
@@ -47,3 +50,31 @@ def test_a_process_that_was_stopped_past_the_limit_looks_once_more() -> None:
     _wait(_Work(1), time.monotonic() - 1)
     with pytest.raises(ValueError, match="late"):
         _wait(_Work(9), time.monotonic() - 1)
+
+
+def _group(watch: CollectiveWatch) -> GroupComm:
+    """A group of which only the watch is used."""
+    comm = GroupComm.__new__(GroupComm)
+    comm._group = object()
+    comm.device = torch.device("cpu")
+    comm.calls = watch
+    comm.watch = None
+    return comm
+
+
+def test_a_collective_that_cannot_start_or_is_abandoned_keeps_no_thread_out() -> None:
+    watch = watch_pair()[0]
+    comm = _group(watch)
+    tensor = torch.empty(0)
+
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose") as kept:  # the traceback holds the frames
+        comm._issue(Call("sum"), "", tensor, fail)
+    work = comm._issue(Call("sum"), "", tensor, lambda: _Work(0))
+    assert not watch.is_idle
+    del work  # by an error before its wait
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(comm._issue, Call("sum"), "", tensor, lambda: _Work(0)).result().wait()
+    assert kept.value is not None

@@ -21,9 +21,9 @@ def test_the_oldest_is_named_once_and_looking_goes_on(caplog: pytest.LogCaptureF
     over = {"first": True, "second": False, "third": False}
     watch = HangWatch(3, timeout_s=0.5, device=torch.device("cpu"))
     group = watch_pair()[0]
-    watch.add(Call("sum"), group.begin(Call("sum"), ""), lambda: over["first"], group)
-    watch.add(Call("shuffle", 7, 1), group.begin(Call("shuffle", 7, 1), ""), lambda: over["second"], group)
-    watch.add(Call("average"), group.begin(Call("average"), ""), lambda: over["third"], group)
+    watch.add(group.begin(Call("sum"), ""), lambda: over["first"])
+    watch.add(group.begin(Call("shuffle", 7, 1), ""), lambda: over["second"])
+    watch.add(group.begin(Call("average"), ""), lambda: over["third"])
     said, missing = _until(caplog, 2)
     assert said.startswith("rank 3: shuffle of step 7, layer 1: expected all ranks to join (got no end for ")
     assert "1 later ones wait behind it, the last that ended is: sum" in said
@@ -40,6 +40,6 @@ def test_a_device_that_fails_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
     watch = HangWatch(0, timeout_s=0.5, device=torch.device("cpu"))
     group = watch_pair()[0]
-    watch.add(Call("sum"), group.begin(Call("sum"), ""), fail, group)
+    watch.add(group.begin(Call("sum"), ""), fail)
     assert "sum: an illegal memory access" in _until(caplog, 1)[0]
     watch.close()
