@@ -11,9 +11,10 @@ from typing import Any
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit.partitioning.forecast import imbalance
-from gsplit.partitioning.plan import PartitionPlan, PartitionSettings, find_parts
+from gsplit.partitioning.plan import PartitionPlan, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import Quality, expect, measure
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.progress import Progress, silent
 from gsplit.report.drawing import load_figure
 
@@ -62,7 +63,17 @@ def bench_partition(
     """
     chosen = [case for case in CASES if case[1] != "mtkahypar" or find_spec("mtkahypar")] if cases is None else cases
     settings = [
-        PartitionSettings(number, *case, tolerance, c_v, c_e, workload.seed) for number in parts for case in chosen
+        PartitionSettings(
+            parts=number,
+            objective=objective,
+            solver=solver,
+            tolerance=tolerance,
+            c_v=c_v,
+            c_e=c_e,
+            seed=workload.seed,
+        )
+        for number in parts
+        for objective, solver in chosen
     ]
     started = time.perf_counter()
     counts = presample(workload, epochs=epochs, progress=progress)

@@ -29,9 +29,10 @@ from gsplit.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition
-from gsplit.partitioning.plan import PartitionPlan, PartitionSettings, find_parts
+from gsplit.partitioning.plan import PartitionPlan, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, measure
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.solvers.run import anonymous_bytes
 from gsplit.partitioning.weights import vertex_work
 from gsplit.store.build import build_store
@@ -88,7 +89,10 @@ def seeds(work: Path) -> list[dict[str, Any]]:
         workload = _workload(name, work)
         counts = presample(workload)
         settings = [
-            PartitionSettings(p, s, seed=seed) for p in (4, 8) for s in ("gsplit", "node", "edge") for seed in range(7)
+            PartitionSettings(parts, objective=objective, seed=seed)
+            for parts in (4, 8)
+            for objective in ("gsplit", "node", "edge")
+            for seed in range(7)
         ]
         plans = [_plan(workload, counts, setting, work) for setting in settings]
         partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]

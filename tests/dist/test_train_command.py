@@ -150,7 +150,7 @@ def test_a_killed_rank_and_an_interrupt_end_everything(store: str, tmp_path: Pat
     if how == "kill a rank":
         assert "expected to finish (got signal 9 (SIGKILL)" in document["error"]
         kept = document["error"].splitlines()[-1]
-        assert kept == f"the latest checkpoint of {out} is kept; to go on: --resume {out}"
+        assert kept == f"the latest checkpoint of {out} is kept; to continue: --resume {out}"
     else:  # all that was trained is kept
         latest = latest_checkpoint(out)
         assert latest is not None and int(latest.name[5:13]) == document["steps"] > 3

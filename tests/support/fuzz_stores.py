@@ -18,8 +18,7 @@ from graphs import sample_store
 from rich.console import Console
 
 import gsplit
-from gsplit.cli.memory_view import describe_memory, show_memory
-from gsplit.cli.summary import describe, show, show_partition
+from gsplit.cli.store_view import describe, describe_memory, show, show_memory, show_partition
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import GSplitError
 from gsplit.local_graph import LocalGraph

@@ -10,6 +10,7 @@ import numpy as np
 import gsplit
 from gsplit.distributed.mesh import Mesh
 from gsplit.partitioning.presample import Counts
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards
 from gsplit.partitioning.sharded.presample import ShardWorkload, presample_shard
@@ -58,6 +59,6 @@ def partition_here(mesh: Mesh, paths: list[str], out: str) -> Found:
     own = slice(held.first, held.first + held.num_held)
     unequal, idle = idle_vertices(shard.num_vertices)
     spread = spread_unreached(unequal[own], idle[own], PARTS, TOLERANCE, held.comm)
-    settings: Any = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "seed": SEED}
-    partition_shards(shard, out, PARTS, FANOUTS, mesh=mesh, **settings)
+    settings = PartitionSettings(PARTS, fanout=tuple(FANOUTS), batch_size=BATCH_SIZE, epochs=EPOCHS, seed=SEED)
+    partition_shards(shard, out, settings, mesh=mesh)
     return Found(counts, of_all, weighted, parts, spread)

@@ -1,11 +1,12 @@
-"""What every command shares: progress bars, errors as messages, one JSON document on demand.
+"""What every command shares: progress bars, errors as messages, notes of the library, one JSON document on demand.
 
-A command runs inside ``command``. Errors of ours become one line and exit code 2; Ctrl-C and SIGTERM unwind
-the work, so that temporary files go, and exit with 130 and 143.
+A command runs inside ``command``. A ``GSplitError`` becomes one line and exit code 2; Ctrl-C and SIGTERM unwind the
+work, so that temporary files are removed, and exit with 130 and 143.
 """
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -24,16 +25,15 @@ from gsplit.errors import CommError, GSplitError, Terminated, explain
 from gsplit.progress import Progress as ProgressFunction
 from gsplit.progress import silent
 
-__all__ = ["Lost", "command", "emit_json", "human", "progress_bars"]
+__all__ = ["Lost", "command", "emit_json", "human", "library_notes", "progress_bars"]
 
 
 @runtime_checkable
 class Lost(Protocol):
-    """What a user should know of work that was ended, and the exit code that a scheduler should see after SIGTERM."""
+    """A text about work that was ended, and the exit code after SIGTERM: 143, or 75 for work that can be resumed."""
 
     @property
-    def exit_code(self) -> int:
-        """143, or that of work that can be resumed."""
+    def exit_code(self) -> int: ...
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
@@ -46,8 +46,8 @@ def command(
 ) -> Iterator[None]:
     """Run the body of a command; turn what can go wrong into a message and an exit code.
 
-    ``lost`` is what a user should know after Ctrl-C, and after ranks have failed if that can be gone on with. A rank
-    leaves all of that to whoever started it; ``launched`` if that is a command of ours, which says why the rank failed.
+    ``lost`` is printed after Ctrl-C, and after ranks have failed if the work can be resumed. A rank reports its errors
+    to its launcher; ``launched``: that is a command of ours, which prints them.
     """
     if rank is not None:
         with _as_rank(rank, launched):
@@ -57,11 +57,11 @@ def command(
     try:
         yield
     except CommError as error:  # ranks have failed, perhaps in the middle of their work
-        can_go_on = isinstance(lost, Lost) and lost.exit_code == os.EX_TEMPFAIL
-        _fail(f"{error}\n{lost}" if can_go_on else str(error), 2, as_json)
+        can_resume = isinstance(lost, Lost) and lost.exit_code == os.EX_TEMPFAIL
+        _fail(f"{error}\n{lost}" if can_resume else str(error), 2, as_json)
     except GSplitError as error:
         _fail(str(error), 2, as_json)
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(0) from None
     except OSError as error:
@@ -82,7 +82,7 @@ def command(
 
 @contextmanager
 def _as_rank(rank: int, launched: bool) -> Iterator[None]:
-    """A rank's part of a command: signals end it at once, errors go to whoever started it."""
+    """A rank's part of a command: signals end it at once, errors go to its launcher."""
     from gsplit.distributed.launched_rank import fail
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not unwound: it may be deep in a collective
@@ -93,11 +93,11 @@ def _as_rank(rank: int, launched: bool) -> Iterator[None]:
         raise
     except (GSplitError, OSError, MemoryError) as error:
         if not launched:
-            said = str(error) or type(error).__name__
-            message = said if said.startswith(f"rank {rank}: ") else f"rank {rank}: {said}"
+            text = str(error) or type(error).__name__
+            message = text if text.startswith(f"rank {rank}: ") else f"rank {rank}: {text}"
             Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
         fail(error, 2)
-    except Exception as error:  # a bug: whoever mends it wants to see where
+    except Exception as error:  # unexpected: print the traceback
         traceback.print_exception(error)
         fail(error, 1)
 
@@ -111,7 +111,7 @@ def _fail(message: str, code: int, as_json: bool) -> NoReturn:
 
 
 def emit_json(document: dict[str, Any]) -> None:
-    """The one document of ``--json``."""
+    """Print the one document of ``--json``."""
     sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     sys.stdout.flush()
 
@@ -156,10 +156,47 @@ def progress_bars(as_json: bool) -> Iterator[ProgressFunction]:
 
         def report(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
-                for earlier in tasks.values():  # a forecast may have been high: what is over is complete
+                for earlier in tasks.values():  # a total may have been an estimate: earlier stages are complete
                     completed = bars.tasks[earlier].completed
                     bars.update(earlier, total=completed or 1, completed=completed or 1)
                 tasks[stage] = bars.add_task(stage, total=total)
             bars.update(tasks[stage], completed=done, total=total)
 
         yield report
+
+
+class _Notes(logging.Handler):
+    """Prints each text once, above a progress bar if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno < logging.ERROR:
+            text = f"note: {text}"
+        if text not in self._printed:
+            self._printed.add(text)
+            Console(stderr=True, soft_wrap=True).print(Text(text))
+
+
+def _should_show(record: logging.LogRecord) -> bool:
+    """All but the loader's notes about its options, which the command has announced."""
+    return record.levelno >= logging.ERROR or record.module != "loader"
+
+
+@contextmanager
+def library_notes(rank: int) -> Iterator[None]:
+    """Print what the library logs: warnings of rank 0 as notes, each once; errors of every rank."""
+    logger = logging.getLogger("gsplit")
+    notes = _Notes()
+    notes.addFilter(_should_show)
+    before = logger.level
+    logger.setLevel(logging.ERROR if rank else logging.WARNING)
+    logger.addHandler(notes)
+    try:
+        yield
+    finally:
+        logger.removeHandler(notes)
+        logger.setLevel(before)

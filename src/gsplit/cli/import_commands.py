@@ -1,4 +1,4 @@
-"""``gsplit import KIND [INPUT] OUT.gsplit``: any graph in.
+"""``gsplit import KIND [INPUT] OUT.gsplit``: make a store from a graph in another form.
 
 Importers are imported by the command that uses them, so that ``gsplit --help`` does not wait for numba.
 """
@@ -6,108 +6,301 @@ Importers are imported by the command that uses them, so that ``gsplit --help`` 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_ranges
 from gsplit.cli.summary import describe, show
 from gsplit.store.importers.arrow import LabelType, TableColumns
+from gsplit.cli.options import Flags, Json, Output, settings_options
+from gsplit.cli.store_view import describe, show
+from gsplit.errors import InputError, explain
+from gsplit.store.importers.table_columns import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
 from gsplit.store.statistics import not_finite_key
 from gsplit.store.writer import check_output
+
+if TYPE_CHECKING:
+    from gsplit.store.sharded_import import ShardedImport
 
 __all__ = ["import_app"]
 
 
 import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph in another form.")
 
-Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to write")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace a store of the same name")]
-Symmetrise = Annotated[bool, typer.Option("--symmetrise", help="add the reverse of every edge; drops duplicates")]
-DropLoops = Annotated[bool, typer.Option("--drop-self-loops", help="leave out edges from a vertex to itself")]
-DropDuplicates = Annotated[bool, typer.Option("--drop-duplicates", help="keep one of several equal edges")]
+
+class _ImportSettings(BaseModel):
+    """Settings of every import."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    symmetrise: bool = Field(False, description="add the reverse of every edge; drops duplicates")
+    drop_self_loops: bool = Field(False, description="leave out edges from a vertex to itself")
+    drop_duplicates: bool = Field(False, description="keep one of several equal edges")
+    overwrite: bool = Field(False, description="replace a store of the same name")
+
+    @property
+    def rules(self) -> EdgeRules:
+        return EdgeRules(self.symmetrise, self.drop_self_loops, self.drop_duplicates)
 
 
-def _run_host(
-    make: Callable[[], GraphSource],
-    output: Path,
-    rules: EdgeRules,
-    host: int,
-    hosts: int,
-    ranges: str | None,
+class _SyntheticSettings(_ImportSettings):
+    vertices: int = Field(description="number of vertices")
+    edges: int = Field(description="number of edges to draw")
+    seed: int = Field(0, description="the same seed gives the same graph")
+    communities: int = Field(0, description="number of communities; 0: one per thousand vertices")
+    classes: int = Field(16, description="number of labels")
+    features: int = Field(64, description="columns of x")
+    skew: int = Field(2, description="skew of the degrees; 1: even, 2: exponent 3, 3: exponent 2.5")
+    inside: float = Field(0.8, description="share of edges inside a community")
+    target_share: float = Field(0.5, description="share of vertices that are targets")
+    target_communities: float = Field(1.0, description="share of communities with targets")
+
+
+class _OgbSettings(_ImportSettings):
+    split: str | None = Field(None, description="which split, where there are several")
+
+
+class _TableSettings(_ImportSettings):
+    vertices: Path | None = Field(
+        None, description="table of vertices: id, y, split, features", json_schema_extra={"metavar": "TABLE"}
+    )
+    src: str = Field("src", description="column of source ids")
+    dst: str = Field("dst", description="column of destination ids")
+    edge_column: tuple[str, ...] = Field((), description="a per-edge value to keep; repeatable")
+    id_column: str = Field("id", description="column of vertex ids")
+    label_column: str = Field("y", description="column of labels")
+    split_column: str = Field("split", description="column that is train, val or test")
+    label_type: LabelType = Field(
+        LabelType.AUTO, description="classes: also whole floats; values to regress on: also integers"
+    )
+    feature_column: tuple[str, ...] = Field((), description="a number column of x, or a pattern: 'f*'; repeatable")
+    list_column: str = Field("x", description="column of lists that is x")
+    ids: IdMode = Field(IdMode.AUTO, description="how ids become vertices (docs/import.md)")
+    num_vertices: int | None = Field(None, description="number of vertices, for dense ids without a vertex table")
+    unknown_ids: UnknownIds = Field(
+        UnknownIds.REFUSE, description="edges with an id that is not in the vertex table: refuse, or drop and count"
+    )
+    delimiter: str | None = Field(
+        None,
+        description="delimiter of CSV files [default: the one of , ; tab | in their first line]",
+        json_schema_extra={"metavar": "SIGN"},
+    )
+    host: int | None = Field(None, ge=0, description="number of this host, from 0; builds its shard only")
+    hosts: int | None = Field(None, ge=1, description="number of hosts that build shards")
+    ranges: list[int] | None = Field(None, description="where hosts' vertices begin and end [default: equal]")
+
+    @property
+    def columns(self) -> TableColumns:
+        return TableColumns(
+            src=self.src,
+            dst=self.dst,
+            edge_values=self.edge_column,
+            id=self.id_column,
+            label=self.label_column,
+            split=self.split_column,
+            feature_list=self.list_column,
+            features=self.feature_column,
+            label_type=self.label_type,
+        )
+
+
+@import_app.command()
+@settings_options()
+def synthetic(*, output: Output, flags: Flags[_SyntheticSettings], as_json: Json = False) -> None:
+    """Generate a graph with communities, labels and features.
+
+    Degrees follow a power law.
+    """
+    with command(as_json):
+        settings = flags.parse()
+
+        def read() -> GraphSource:
+            from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+
+            graph = PlantedGraph(
+                num_vertices=settings.vertices,
+                num_edges=settings.edges,
+                seed=settings.seed,
+                num_communities=settings.communities,
+                num_classes=settings.classes,
+                num_features=settings.features,
+                skew=settings.skew,
+                inside=settings.inside,
+                target_share=settings.target_share,
+                target_communities=settings.target_communities,
+            )
+            return synthetic_source(graph)
+
+        _import(read, output, settings, as_json=as_json)
+
+
+@import_app.command()
+@settings_options()
+def npz(
     *,
-    overwrite: bool,
-    as_json: bool,
+    source: Annotated[Path, typer.Argument(metavar="INPUT.npz", help="edge_index and optional arrays")],
+    output: Output,
+    flags: Flags[_ImportSettings],
+    as_json: Json = False,
 ) -> None:
-    """Build one host's shard and say which hosts are missing, or that all shards are there."""
-    with command(as_json):
-        from gsplit.store.sharded_import import build_shard
+    """Import a numpy .npz file.
 
-        cuts = None if ranges is None else parse_ranges(ranges)
-        start = time.perf_counter()
-        with progress_bars(as_json) as progress:
-            source = make()
-            done = build_shard(
-                source, output, host, hosts, ranges=cuts, rules=rules, overwrite=overwrite, progress=progress
+    Arrays: edge_index, and optionally x, y, train_idx, val_idx, test_idx and edge_weight.
+    """
+    with command(as_json):
+
+        def read() -> GraphSource:
+            from gsplit.store.importers.npz import npz_source
+
+            return npz_source(source)
+
+        _import(read, output, flags.parse(), as_json=as_json)
+
+
+@import_app.command()
+@settings_options()
+def tables(
+    *,
+    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Parquet or CSV file, or a folder of them")],
+    output: Output,
+    flags: Flags[_TableSettings],
+    as_json: Json = False,
+) -> None:
+    """Import Parquet or CSV tables of edges and vertices.
+
+    Ids may be strings or integers. With --host i --hosts N, N processes each build a shard.
+    """
+    with command(as_json):
+        settings = flags.parse()
+
+        def read() -> GraphSource:
+            from gsplit.store.importers.tables import tables_source
+
+            return tables_source(
+                edges,
+                settings.vertices,
+                columns=settings.columns,
+                ids=settings.ids,
+                num_vertices=settings.num_vertices,
+                unknown_ids=settings.unknown_ids,
+                delimiter=settings.delimiter,
             )
-        seconds, (first, stop) = time.perf_counter() - start, done.vertex_range
-        if as_json:
-            emit_json(
-                {
-                    "host": host,
-                    "hosts": hosts,
-                    "vertex_range": [first, stop],
-                    "was_built": done.was_built,
-                    "missing_hosts": done.missing,
-                    "shards": [] if done.missing else [str(path) for path in done.shards],
-                    "seconds": seconds,
-                    "counts": done.counts,
-                    "notes": list(source.notes),
-                }
-            )
-            return
-        console = Console()
-        built = "built before" if done.was_built else f"built in {seconds:.1f} s"
-        console.print(f"host {host}: vertices {first:,} to {stop:,} {built}", highlight=False)
-        if done.missing:
-            missing = ", ".join(map(str, done.missing))
-            console.print(f"the shards appear when all hosts have built theirs; missing: {missing}", highlight=False)
+
+        if settings.host is None and settings.hosts is None and settings.ranges is None:
+            _import(read, output, settings, as_json=as_json)
         else:
-            console.print(f"all {hosts} shards are there: {done.shards[0]} and so on", highlight=False, soft_wrap=True)
-        whose = f"host {host}" if done.missing else "all hosts"
-        for what, count in done.counts.items():
-            if count:
-                console.print(f"{whose}: {what.replace('_', ' ')}: {count:,}", highlight=False, markup=False)
-        not_finite = {name: {"num_not_finite": done.counts.get(not_finite_key(name))} for name in source.features}
-        _show_notes([*source.notes, *_not_finite(not_finite)], console)
+            _import_shard(read, output, settings, as_json=as_json)
 
 
-def _run(make: Callable[[], GraphSource], output: Path, rules: EdgeRules, *, overwrite: bool, as_json: bool) -> None:
-    """Build the store and say what it holds, how long it took and what was left out."""
+@import_app.command()
+@settings_options()
+def ogb(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="what OGB downloaded, such as dataset/ogbn_arxiv")],
+    output: Output,
+    flags: Flags[_OgbSettings],
+    as_json: Json = False,
+) -> None:
+    """Import a folder that OGB downloaded.
+
+    Reads csv.gz files and the binary layout of papers100M.
+    """
     with command(as_json):
-        from gsplit.store.build import build_store
+        settings = flags.parse()
 
-        check_output(output, overwrite=overwrite)
-        start = time.perf_counter()
-        with progress_bars(as_json) as progress:
-            source = make()
-            store = build_store(source, output, rules=rules, overwrite=overwrite, progress=progress)
-        seconds = time.perf_counter() - start
-        document = describe(store)
-        num_read = document["provenance"][-1]["counts"]["edges_read"]
-        document |= {"seconds": seconds, "edges_per_s": num_read / seconds, "notes": list(source.notes)}
-        if as_json:
-            emit_json(document)
-            return
-        console = Console()
-        show(document, console)
-        rate = f"{human(num_read / seconds)} edges/s"
-        console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
-        _show_notes([*source.notes, *_not_finite(document["features"])], console)
+        def read() -> GraphSource:
+            from gsplit.store.importers.ogb import ogb_source
+
+            return ogb_source(folder, split=settings.split)
+
+        _import(read, output, settings, as_json=as_json)
+
+
+def _import(read: Callable[[], GraphSource], output: Path, settings: _ImportSettings, *, as_json: bool) -> None:
+    """Build a store and show what it contains, how long it took and what was left out."""
+    from gsplit.store.build import build_store
+
+    check_output(output, overwrite=settings.overwrite)
+    start = time.perf_counter()
+    with progress_bars(as_json) as progress:
+        source = read()
+        store = build_store(source, output, rules=settings.rules, overwrite=settings.overwrite, progress=progress)
+    seconds = time.perf_counter() - start
+    document = describe(store)
+    num_read = document["provenance"][-1]["counts"]["edges_read"]
+    document |= {"seconds": seconds, "edges_per_s": num_read / seconds, "notes": list(source.notes)}
+    if as_json:
+        emit_json(document)
+        return
+    console = Console()
+    show(document, console)
+    rate = f"{human(num_read / seconds)} edges/s"
+    console.print(f"\nimported {num_read:,} edges in {seconds:.1f} s ({rate})", highlight=False)
+    _show_notes([*source.notes, *_not_finite(document["features"])], console)
+
+
+def _import_shard(read: Callable[[], GraphSource], output: Path, settings: _TableSettings, *, as_json: bool) -> None:
+    """Build one host's shard; show which hosts are missing, or that all shards are there."""
+    from gsplit.store.sharded_import import build_shard
+
+    if settings.host is None or settings.hosts is None:
+        got = f"--host {settings.host}, --hosts {settings.hosts}"
+        raise InputError(explain("a shard", "--host and --hosts", got, "give both; --ranges needs them too"))
+    start = time.perf_counter()
+    with progress_bars(as_json) as progress:
+        source = read()
+        built = build_shard(
+            source,
+            output,
+            settings.host,
+            settings.hosts,
+            ranges=settings.ranges,
+            rules=settings.rules,
+            overwrite=settings.overwrite,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - start
+    if not as_json:
+        _show_shard(built, settings, source, seconds)
+        return
+    emit_json(
+        {
+            "host": settings.host,
+            "hosts": settings.hosts,
+            "vertex_range": list(built.vertex_range),
+            "was_built": built.was_built,
+            "missing_hosts": built.missing,
+            "shards": [] if built.missing else [str(path) for path in built.shards],
+            "seconds": seconds,
+            "counts": built.counts,
+            "notes": list(source.notes),
+        }
+    )
+
+
+def _show_shard(built: "ShardedImport", settings: _TableSettings, source: GraphSource, seconds: float) -> None:
+    console = Console()
+    first, stop = built.vertex_range
+    how = "built before" if built.was_built else f"built in {seconds:.1f} s"
+    console.print(f"host {settings.host}: vertices {first:,} to {stop:,} {how}", highlight=False)
+    if built.missing:
+        missing = ", ".join(map(str, built.missing))
+        console.print(f"the shards appear when all hosts have built theirs; missing: {missing}", highlight=False)
+    else:
+        text = f"all {settings.hosts} shards are there: {built.shards[0]} and so on"
+        console.print(text, highlight=False, soft_wrap=True)
+    whose = f"host {settings.host}" if built.missing else "all hosts"
+    for what, count in built.counts.items():
+        if count:
+            console.print(f"{whose}: {what.replace('_', ' ')}: {count:,}", highlight=False, markup=False)
+    not_finite = {name: {"num_not_finite": built.counts.get(not_finite_key(name))} for name in source.features}
+    _show_notes([*source.notes, *_not_finite(not_finite)], console)
 
 
 def _show_notes(notes: Sequence[str], console: Console) -> None:
@@ -119,175 +312,3 @@ def _not_finite(features: Mapping[str, Mapping[str, Any]]) -> list[str]:
     text = "features {}: {:,} values are NaN or infinite, and losses will be; fill them before you import"
     counts = {name: array["num_not_finite"] for name, array in features.items()}
     return [text.format(name, count) for name, count in counts.items() if count]
-
-
-@import_app.command()
-def synthetic(
-    output: Output,
-    vertices: Annotated[int, typer.Option(help="number of vertices")],
-    edges: Annotated[int, typer.Option(help="number of edges drawn")],
-    seed: Annotated[int, typer.Option(help="the same seed gives the same graph")] = 0,
-    communities: Annotated[int, typer.Option(help="0: one per thousand vertices")] = 0,
-    classes: Annotated[int, typer.Option(help="number of labels")] = 16,
-    features: Annotated[int, typer.Option(help="columns of x")] = 64,
-    skew: Annotated[int, typer.Option(help="1: even degrees, 2: exponent 3, 3: exponent 2.5")] = 2,
-    inside: Annotated[float, typer.Option(help="share of edges inside a community")] = 0.8,
-    target_share: Annotated[float, typer.Option(help="share of vertices that are targets")] = 0.5,
-    target_communities: Annotated[float, typer.Option(help="share of communities with targets")] = 1.0,
-    symmetrise: Symmetrise = False,
-    drop_self_loops: DropLoops = False,
-    drop_duplicates: DropDuplicates = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
-    """Generate a graph with communities, labels and features.
-
-    Degrees follow a power law.
-    """
-
-    def make() -> GraphSource:
-        from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-
-        graph = PlantedGraph(
-            num_vertices=vertices,
-            num_edges=edges,
-            seed=seed,
-            num_communities=communities,
-            num_classes=classes,
-            num_features=features,
-            skew=skew,
-            inside=inside,
-            target_share=target_share,
-            target_communities=target_communities,
-        )
-        return synthetic_source(graph)
-
-    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
-
-
-@import_app.command()
-def npz(
-    source: Annotated[Path, typer.Argument(metavar="INPUT.npz", help="edge_index and optional arrays")],
-    output: Output,
-    symmetrise: Symmetrise = False,
-    drop_self_loops: DropLoops = False,
-    drop_duplicates: DropDuplicates = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
-    """Import a numpy .npz file.
-
-    Arrays: edge_index, and optionally x, y, train_idx, val_idx, test_idx and edge_weight.
-    """
-
-    def make() -> GraphSource:
-        from gsplit.store.importers.npz import npz_source
-
-        return npz_source(source)
-
-    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    _run(make, output, rules, overwrite=overwrite, as_json=as_json)
-
-
-@import_app.command()
-def tables(
-    edges: Annotated[Path, typer.Argument(metavar="EDGES", help="Parquet or CSV file, or a folder of them")],
-    output: Output,
-    vertices: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="table of vertices: id, y, split, features")
-    ] = None,
-    src: Annotated[str, typer.Option(metavar="NAME", help="column of source ids")] = "src",
-    dst: Annotated[str, typer.Option(metavar="NAME", help="column of destination ids")] = "dst",
-    edge_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="a per-edge value to keep; repeatable")
-    ] = None,
-    id_column: Annotated[str, typer.Option(metavar="NAME", help="column of vertex ids")] = "id",
-    label_column: Annotated[str, typer.Option(metavar="NAME", help="column of labels")] = "y",
-    split_column: Annotated[str, typer.Option(metavar="NAME", help="column saying train, val or test")] = "split",
-    label_type: Annotated[
-        LabelType, typer.Option(help="classes: also whole floats; values to regress on: also integers")
-    ] = LabelType.AUTO,
-    feature_column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="a number column of x, or a pattern: 'f*'; repeatable")
-    ] = None,
-    list_column: Annotated[str, typer.Option(metavar="NAME", help="column of lists that is x")] = "x",
-    ids: Annotated[IdMode, typer.Option(help="how ids become vertices (docs/import.md)")] = IdMode.AUTO,
-    num_vertices: Annotated[int | None, typer.Option(help="for dense ids without a vertex table")] = None,
-    unknown_ids: Annotated[
-        UnknownIds, typer.Option(help="edges with an id that is not in the vertex table: refuse, or drop and count")
-    ] = UnknownIds.REFUSE,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(metavar="SIGN", help="of CSV files [default: the one of , ; tab | in their first line]"),
-    ] = None,
-    host: Annotated[int | None, typer.Option(min=0, help="number of this host, from 0; builds its shard only")] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, help="number of hosts that build shards")] = None,
-    ranges: Annotated[str | None, typer.Option(help="where hosts' vertices begin and end [default: equal]")] = None,
-    symmetrise: Symmetrise = False,
-    drop_self_loops: DropLoops = False,
-    drop_duplicates: DropDuplicates = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
-    """Import Parquet or CSV tables of edges and vertices.
-
-    Ids may be strings or integers. With --host i --hosts N, N processes each build a shard.
-    """
-
-    def make() -> GraphSource:
-        from gsplit.store.importers.tables import tables_source
-
-        columns = TableColumns(
-            src=src,
-            dst=dst,
-            edge_values=tuple(edge_column or ()),
-            id=id_column,
-            label=label_column,
-            split=split_column,
-            feature_list=list_column,
-            features=tuple(feature_column or ()),
-            label_type=label_type,
-        )
-        return tables_source(
-            edges,
-            vertices,
-            columns=columns,
-            ids=ids,
-            num_vertices=num_vertices,
-            unknown_ids=unknown_ids,
-            delimiter=delimiter,
-        )
-
-    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    if host is None and hosts is None and ranges is None:
-        _run(make, output, rules, overwrite=overwrite, as_json=as_json)
-        return
-    if host is None or hosts is None:
-        raise typer.BadParameter("--host and --hosts go together; --ranges needs both")
-    _run_host(make, output, rules, host, hosts, ranges, overwrite=overwrite, as_json=as_json)
-
-
-@import_app.command()
-def ogb(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="what OGB downloaded, such as dataset/ogbn_arxiv")],
-    output: Output,
-    split: Annotated[str | None, typer.Option(help="which split, where there are several")] = None,
-    symmetrise: Symmetrise = False,
-    drop_self_loops: DropLoops = False,
-    drop_duplicates: DropDuplicates = False,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-) -> None:
-    """Import a folder that OGB downloaded.
-
-    Reads csv.gz files and the binary layout of papers100M.
-    """
-
-    def make() -> GraphSource:
-        from gsplit.store.importers.ogb import ogb_source
-
-        return ogb_source(folder, split=split)
-
-    rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    _run(make, output, rules, overwrite=overwrite, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The ``gsplit`` command: its verbs, each in a module of its own."""
+"""The ``gsplit`` command and its subcommands."""
 
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -6,14 +6,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gsplit.cli.convert_command import convert
 from gsplit.cli.doctor_command import doctor
 from gsplit.cli.import_commands import import_app
-from gsplit.cli.inspect_command import inspect
-from gsplit.cli.partition_commands import partition, shard
 from gsplit.cli.plan_command import plan
 from gsplit.cli.report_command import report
 from gsplit.cli.selftest_command import selftest
+from gsplit.cli.store_commands import convert, inspect, partition, shard
 from gsplit.cli.train_commands import infer, train, verify
 from gsplit.distributed.forked_rank import end_process, exit_code
 
@@ -21,7 +19,7 @@ __all__ = ["app", "main"]
 
 
 class _InOrderOfUse(TyperGroup):
-    """Commands as a user comes to need them."""
+    """Lists commands in the order in which a new user needs them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=lambda name: name != "import")

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
-from gsplit.cli.options import Json, parse_fanout
+from gsplit.cli.options import Flags, Json, StoreArgument, settings_options
+from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store, open_store
 
 if TYPE_CHECKING:
@@ -21,26 +22,25 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 
+@settings_options(
+    only=("model", "hidden", "heads", "fanout", "batch_size", "targets", "features", "cache", "features_on_disk")
+)
 def plan(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit partition")],
+    *,
+    store: StoreArgument,
     nproc: Annotated[int, typer.Option(min=1, metavar="INT", help="ranks to plan for")] = 2,
-    model: Annotated[str, typer.Option(metavar="NAME", help="stock model, as in gsplit train")] = "sage",
-    hidden: Annotated[int, typer.Option(min=1, help="width of the hidden layers")] = 256,
-    heads: Annotated[int, typer.Option(min=1, help="attention heads")] = 4,
+    flags: Flags[TrainSettings],
     layers: Annotated[
-        int | None, typer.Option(min=1, help="number of layers, each with the first fanout [default: one per fanout]")
+        int | None,
+        typer.Option(
+            min=1, metavar="INT", help="number of layers, each with the first fanout [default: one per fanout]"
+        ),
     ] = None,
-    fanout: Annotated[str, typer.Option(metavar="N,N,...", help="neighbours per layer")] = "15,15,15",
-    batch_size: Annotated[int, typer.Option(min=1, help="targets of the GLOBAL mini-batch")] = 1024,
-    targets: Annotated[str, typer.Option(help="targets to train on; all: every vertex")] = "train",
-    features: Annotated[str, typer.Option(metavar="NAME", help="features to train from")] = "x",
-    on_disk: Annotated[bool, typer.Option("--features-on-disk", help="features are read from files")] = False,
-    cache: Annotated[str, typer.Option(metavar="SIZE", help="memory of each rank for its hottest rows")] = "0",
     hardware: Annotated[
         str, typer.Option(metavar="FILE|NAME", help="this, v100-nvlink, a100, h100, or a file of constants")
     ] = "this",
     recalibrate: Annotated[bool, typer.Option("--recalibrate", help="measure this machine again")] = False,
-    steps: Annotated[int, typer.Option(min=1, help="mini-batches to count")] = 3,
+    steps: Annotated[int, typer.Option(min=1, metavar="INT", help="mini-batches to count")] = 3,
     as_json: Json = False,
 ) -> None:
     """Compare all strategies for a store, a model and a machine.
@@ -54,13 +54,20 @@ def plan(
         from gsplit.planner.plan import make_plan
         from gsplit.planner.shapes import PlannedModel
 
-        opened, fanouts = open_store(store), parse_fanout(fanout)
-        fanouts = fanouts if layers is None else fanouts[:1] * layers
-        names = tuple(features.split(","))
+        settings = flags.parse()
+        opened = open_store(store)
+        fanouts = settings.fanout if layers is None else settings.fanout[:1] * layers
+        names = tuple(settings.feature_names)
         shape = PlannedModel(
-            model, _num_columns(opened, names), hidden, max(2, opened.num_classes), len(fanouts), heads
+            kind=settings.model,
+            num_features=_num_columns(opened, names),
+            hidden=settings.hidden,
+            num_classes=max(2, opened.num_classes),
+            num_layers=len(fanouts),
+            heads=settings.heads,
         )
-        workload = Workload.of_store(opened, None if targets == "all" else targets, fanouts, batch_size)
+        targets = None if settings.targets == "all" else settings.targets
+        workload = Workload.of_store(opened, targets, fanouts, settings.batch_size)
         with progress_bars(as_json) as progress:
             machine = _hardware(hardware, workload, progress, again=recalibrate)
             made = make_plan(
@@ -70,8 +77,8 @@ def plan(
                 machine,
                 nproc,
                 features=names,
-                on_disk=on_disk,
-                cache_bytes=parse_bytes(cache),
+                on_disk=settings.features_on_disk,
+                cache_bytes=parse_bytes(settings.cache),
                 steps=steps,
                 progress=progress,
             )

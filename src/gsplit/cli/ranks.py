@@ -1,8 +1,8 @@
 """How a command runs on ranks: in this process, in those that a launcher started, or in ones that it starts itself.
 
 The process that the user starts resolves everything into one task, checks what can be checked without ranks, and
-starts ranks that find exactly that task, as JSON, in their environment: copies of itself where that can be, for it has
-imported what they need, or ``python -m gsplit.cli.ranks``. Under torchrun every rank is started by the user and
+starts ranks that read exactly that task, as JSON, from their environment. Ranks are copies of this process where that
+is possible, because it has imported what they need, or ``python -m gsplit.cli.ranks``. Under torchrun every rank
 resolves the same command line.
 """
 
@@ -12,8 +12,7 @@ import sys
 import typer
 from rich.console import Console
 
-from gsplit.cli.console import command
-from gsplit.cli.library_notes import library_notes
+from gsplit.cli.console import command, library_notes
 from gsplit.cli.tasks import Task, parse_task
 from gsplit.distributed.launched_rank import end_with_launcher
 from gsplit.errors import InputError, explain
@@ -30,19 +29,22 @@ def rank_of_environment() -> int | None:
 
 
 def default_ranks(number: int) -> int:
-    """Ranks of a task that was not told how many: a launcher's, or this number."""
+    """The number of ranks where --nproc was not given: the launcher's, or ``number``."""
     return number if rank_of_environment() is None else 1
 
 
 def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | None = None) -> None:
-    """Do a task here, on the ranks of a torchrun, or on ``nproc`` ranks started for it, again if they fail."""
+    """Run a task in this process, on the ranks of a torchrun, or on ``nproc`` ranks that are started for it.
+
+    With ``max_restarts``, or with fewer ranks down to ``min_ranks``, ranks that fail are started again.
+    """
     from gsplit.distributed.forked_rank import stay_with_one_thread
 
     rank = rank_of_environment()
     restarts = max_restarts > 0 or min_ranks is not None
     if rank is not None and restarts:
-        fix = "use torchrun's --max-restarts, and --resume RUN where it is to go on"
-        raise InputError(explain("--max-restarts", "ranks that this command starts", "those of a launcher", fix))
+        fix = "use torchrun's --max-restarts, and --resume RUN to continue a run"
+        raise InputError(explain("--max-restarts", "ranks that this command starts", f"rank {rank} of a launcher", fix))
     if rank is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         task = task.restarted()
     if not task.as_json and not rank:
@@ -59,7 +61,7 @@ def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | 
 
 
 def _rank_numbers(task: Task, nproc: int, min_ranks: int | None) -> list[int]:
-    """The numbers of ranks that may do a task, from all to the least; each makes whole replicas."""
+    """The numbers of ranks that may run a task, from all to the least; each is a multiple of the replicas."""
     least = nproc if min_ranks is None else min_ranks
     if least > nproc:
         raise InputError(explain("--min-ranks", f"at most the {nproc} of --nproc", least, "change one of them"))
@@ -71,20 +73,21 @@ def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
     from gsplit.distributed.launch import launch
     from gsplit.distributed.restarts import Restart, restart_on_failure
 
-    before, current = task.latest(), task
+    before = task.latest()
+    current = task
 
     def run(num_ranks: int) -> int:
         program = _main if can_fork(task.device) else [sys.executable, "-P", "-m", "gsplit.cli.ranks"]
         return launch(program, num_ranks, variables={_TASK: current.model_dump_json()}, grace_s=task.grace_s)
 
-    def go_on(restart: Restart) -> None:
+    def resume(restart: Restart) -> None:
         nonlocal current
         current = task.resumed(before)
         number = f"restart {restart.number} of at most {restart.max_number}"
         text = f"{number}, {restart.num_ranks} rank(s), from {current.origin}"
         Console(stderr=True, soft_wrap=True).print(f"{restart.cause.message}\n{text}", highlight=False, markup=False)
 
-    return restart_on_failure(run, numbers, max_restarts, go_on)
+    return restart_on_failure(run, numbers, max_restarts, resume)
 
 
 def _run_here(task: Task, nproc: int) -> None:

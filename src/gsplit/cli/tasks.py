@@ -1,74 +1,165 @@
-"""What ranks are told to do: one frozen document per command, with everything resolved. Read and written as JSON.
+"""What ranks do: one frozen document per command, with everything resolved, that is written and read as JSON.
 
-A task says what is being started (``announce``, before torch is imported), checks what can be checked without ranks
+A task prints what is being started (``announce``, before torch is imported), checks what can be checked without ranks
 (``check``) and does its work on every rank (``run``, which returns an exit code).
 """
 
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.console import Console
 
-from gsplit.cli.announcement import announce_training
 from gsplit.cli.console import emit_json, progress_bars
-from gsplit.cli.partition_task import PartitionTask
-from gsplit.cli.prediction_view import describe_predictions
-from gsplit.cli.task_base import TaskBase, say
+from gsplit.cli.store_view import describe, show_partition
+from gsplit.cli.training_view import TrainingView, announce_training, describe_predictions, show_result
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import What
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import open_store
+from gsplit.store.writer import check_output
 
 if TYPE_CHECKING:
     from gsplit.distributed.mesh import Mesh
 
-__all__ = ["InferTask", "Task", "TrainTask", "VerifyTask", "parse_task"]
+__all__ = ["InferTask", "PartitionTask", "Task", "TaskBase", "TrainTask", "VerifyTask", "parse_task"]
+
+
+class TaskBase(BaseModel):
+    """What all tasks have in common: a store, what ranks must agree on, and what happens when they fail."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    store: Path
+    as_json: bool
+    device: str | None
+
+    def agreement(self) -> dict[str, object]:
+        """What must be the same on every rank. Paths may differ between hosts."""
+        values = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights", "workspace"})
+        manifest = open_store(self.store).manifest
+        values |= {"vertices of the store": manifest.num_vertices, "parts of the store": manifest.part_boundaries}
+        if manifest.shard is None:
+            values["edges of the store"] = manifest.arrays["indices"].sha256
+        return values
+
+    @property
+    def replicas(self) -> int:
+        """Number of groups of ranks that each own the whole graph."""
+        return 1
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds for ranks to end after a signal."""
+        return 5.0
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint of this task."""
+        return None
+
+    @property
+    def origin(self) -> str:
+        """Where it starts."""
+        return "the start"
+
+    def resumed(self, before: Path | None) -> Self:
+        """The task after a failure: from the start, unless there is a newer checkpoint than ``before``."""
+        return self
+
+    def restarted(self) -> Self:
+        """The task after a launcher has started its ranks again with the same command line."""
+        return self
+
+
+class PartitionTask(TaskBase):
+    """``gsplit partition`` on ranks that each hold a shard: rank r of N reads ``NAME-r-of-N.gsplit`` for ``store``."""
+
+    kind: Literal["partition"] = "partition"
+    output: Path
+    settings: PartitionSettings
+    overwrite: bool
+
+    def agreement(self) -> dict[str, object]:
+        """The settings; shards are compared when they are joined."""
+        return self.settings.record() | {"overwrite": self.overwrite}
+
+    def announce(self, num_ranks: int) -> None:
+        _print_start(f"partition {num_ranks} shards of {self.store} into {self.settings.parts} parts; starting ...")
+
+    def check(self, nproc: int) -> None:
+        """Check that all shards are there and that the new ones can be written."""
+        from gsplit.store.sharded_import import shard_paths
+
+        for shard, output in zip(shard_paths(self.store, nproc), shard_paths(self.output, nproc), strict=True):
+            open_store(shard)
+            check_output(output, overwrite=self.overwrite)
+
+    def run(self, mesh: "Mesh") -> int:
+        """Partition; rank 0 prints the result."""
+        from gsplit.partitioning.sharded.partition import partition_shards
+        from gsplit.store.sharded_import import shard_paths
+
+        start = time.perf_counter()
+        shard = open_store(shard_paths(self.store, mesh.size)[mesh.rank])
+        with progress_bars(self.as_json or mesh.rank > 0) as progress:
+            made = partition_shards(
+                shard, self.output, self.settings, mesh=mesh, overwrite=self.overwrite, progress=progress
+            )
+        if mesh.rank:
+            return 0
+        shards = shard_paths(self.output, mesh.size)
+        seconds = time.perf_counter() - start
+        document = describe(made) | {"seconds": seconds, "shards": [str(shard) for shard in shards]}
+        if self.as_json:
+            emit_json(document)
+            return 0
+        console = Console()
+        show_partition(document, console)
+        text = f"\nall {mesh.size} shards are there in {seconds:.1f} s: {shards[0]} and so on"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        return 0
 
 
 class _SettingsTask(TaskBase):
     settings: TrainSettings
 
     def agreement(self) -> dict[str, object]:
-        """See the base class."""
         return super().agreement() | self.settings.model_dump()
 
     @property
     def replicas(self) -> int:
-        """Groups of ranks."""
         return self.settings.replicas
 
 
 class TrainTask(_SettingsTask):
-    """``gsplit train``."""
+    """``gsplit train``. ``resume``: continue from the latest checkpoint of ``out``."""
 
     kind: Literal["train"] = "train"
     out: Path | None
     overwrite: bool
     workspace: Path | None = None
     resume: bool = False
-    """Go on from the latest checkpoint of ``out``."""
 
     @property
     def grace_s(self) -> float:
-        """Time to finish a step and to save, if there is something to save into."""
+        """Longer if there is a run folder: ranks finish their step and save."""
         return 5.0 if self.out is None else 30.0
 
     def latest(self) -> Path | None:
-        """See the base class."""
         from gsplit.run.checkpoint import latest_checkpoint
 
         return None if self.out is None else latest_checkpoint(self.out)
 
     @property
     def origin(self) -> str:
-        """See the base class."""
         return str(self.latest()) if self.resume else "the start"
 
     def resumed(self, before: Path | None) -> Self:
-        """See the base class. An older run at this place is not what goes on, unless that was asked for."""
+        """See the base class. A checkpoint of an older run in the same folder does not count."""
         latest = self.latest()
         if latest is None or (latest == before and not self.resume):
             return self
@@ -79,11 +170,10 @@ class TrainTask(_SettingsTask):
         return self if self.overwrite else self.resumed(None)
 
     def announce(self, num_ranks: int) -> None:
-        """Say what is being started."""
         announce_training(open_store(self.store), self.settings, num_ranks, Console(stderr=True, soft_wrap=True))
 
     def check(self, nproc: int) -> None:
-        """Whether the run has a place and its model can be built and wrapped."""
+        """Check that the run can be written and that its model can be built and wrapped."""
         from gsplit.inference.workspace import check_workspace
         from gsplit.run.folder import check_new_run
 
@@ -94,12 +184,12 @@ class TrainTask(_SettingsTask):
             _check_model(self.settings, self.store, nproc)
 
     def run(self, mesh: "Mesh") -> int:
-        """Train; rank 0 shows it."""
-        from gsplit.cli.training_view import TrainingView, show_result
+        """Train; rank 0 shows the progress and the result."""
         from gsplit.run.checkpoint import REQUEUE
         from gsplit.run.training import train_run
 
-        store, view = open_store(self.store), None if mesh.rank or self.as_json else TrainingView(mesh.size)
+        store = open_store(self.store)
+        view = None if mesh.rank or self.as_json else TrainingView(mesh.size)
         with nullcontext() if view is None else view:
             result = train_run(
                 self.settings,
@@ -119,27 +209,29 @@ class TrainTask(_SettingsTask):
 
 
 class InferTask(TaskBase):
-    """``gsplit infer``."""
+    """``gsplit infer``; the fields with a description are its options."""
 
     kind: Literal["infer"] = "infer"
-    weights: Path
-    out: Path
-    what: What | None = None
-    only: str | None = None
-    overwrite: bool
-    workspace: Path | None = None
-
-    @property
-    def replicas(self) -> int:
-        """Every rank has its own vertices."""
-        return 1
+    weights: Path = Field(description="a folder made by gsplit train --out", json_schema_extra={"metavar": "RUN"})
+    out: Path = Field(
+        description="NAME.parquet or .csv with your ids, or NAME.npy", json_schema_extra={"metavar": "FILE"}
+    )
+    what: What | None = Field(
+        None, description="the predicted class, the model's outputs (logits), or both [default: classes; .npy: outputs]"
+    )
+    only: str | None = Field(None, description="targets such as test instead of all vertices")
+    overwrite: bool = Field(False, description="replace a file of the same name")
+    workspace: Path | None = Field(
+        None,
+        description="where activations of exact inference are kept [default: the temporary folder]",
+        json_schema_extra={"metavar": "FOLDER"},
+    )
 
     def announce(self, num_ranks: int) -> None:
-        """Say what is being started."""
-        say(f"infer with {self.weights} on {self.store}, {num_ranks} rank(s); starting ...")
+        _print_start(f"infer with {self.weights} on {self.store}, {num_ranks} rank(s); starting ...")
 
     def check(self, nproc: int) -> None:
-        """Whether there is a run and a place for the result."""
+        """Check that the run can be read and the result can be written."""
         from gsplit.inference.workspace import check_workspace
         from gsplit.run.folder import load_run
         from gsplit.run.recipe import check_new_file, choose_what
@@ -151,7 +243,7 @@ class InferTask(TaskBase):
             open_store(self.store).stored_targets(self.only)
 
     def run(self, mesh: "Mesh") -> int:
-        """Infer; rank 0 shows it."""
+        """Infer; rank 0 prints where the predictions are."""
         from gsplit.run.recipe import infer_run
 
         with progress_bars(self.as_json or mesh.rank > 0) as progress:
@@ -181,16 +273,15 @@ class VerifyTask(_SettingsTask):
     steps: int
 
     def announce(self, num_ranks: int) -> None:
-        """Say what is being started."""
-        say(f"verify {self.settings.model} on {self.store}, {num_ranks} rank(s) against one; starting ...")
+        _print_start(f"verify {self.settings.model} on {self.store}, {num_ranks} rank(s) against one; starting ...")
 
     def check(self, nproc: int) -> None:
-        """Whether the model can be built and wrapped."""
+        """Check that the model can be built and wrapped."""
         if nproc > 1:
             _check_model(self.settings, self.store, nproc)
 
     def run(self, mesh: "Mesh") -> int:
-        """Compare; rank 0 shows it."""
+        """Compare; rank 0 prints the differences."""
         from gsplit.distributed.launch import DIFFERS
         from gsplit.run.recipe import verify_run
 
@@ -217,6 +308,10 @@ def parse_task(text: str) -> Task:
     return adapter.validate_json(text)
 
 
+def _print_start(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
+
+
 def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.distributed.mesh import solo_mesh
     from gsplit.nn.parallelize import parallelize
@@ -240,7 +335,7 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
 
 
 def _measure_machine(nproc: int) -> None:
-    """The planner's constants, measured before ranks are started: a minute, once per machine."""
+    """Measure the planner's constants before ranks are started: a minute, once per machine."""
     from gsplit.planner.calibration import known_machine, this_machine
 
     if nproc > 1 and known_machine() is None:

@@ -7,22 +7,18 @@ from typing import Annotated
 import typer
 
 from gsplit.cli.console import command
-from gsplit.cli.options import Json
+from gsplit.cli.options import Device, Flags, Json, StoreArgument, settings_options
 from gsplit.cli.ranks import default_ranks, rank_of_environment, run_task
-from gsplit.cli.settings_options import Flags, settings_options
 from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import check_request
-from gsplit.run.config import TrainSettings
+from gsplit.run.config import TrainSettings, applies_to_verify, load_settings
 from gsplit.scalar_log import check_log_folder
 from gsplit.store.reader import open_store
 
 __all__ = ["infer", "train", "verify"]
 
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="a directory made by gsplit import")]
-Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="cpu or cuda [default: GPUs where there are any, else the CPU]")
-]
+Config = Annotated[Path | None, typer.Option(metavar="TOML", help="a file with these settings; flags override it")]
 Workspace = Annotated[
     Path | None,
     typer.Option(
@@ -38,36 +34,37 @@ def train(
     store: StoreArgument,
     nproc: Nproc = 1,
     out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="folder for weights, history and telemetry; left out: not kept")
+        Path | None, typer.Option(metavar="RUN", help="folder for weights, history and telemetry [default: none]")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="go on with this run, with its settings but for those given here"),
+        typer.Option(metavar="RUN", help="continue this run, with its settings but for those given here"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a run of the same name")] = False,
     workspace: Workspace = None,
     max_restarts: Annotated[
         int,
-        typer.Option(min=0, metavar="INT", help="start all ranks again, from the latest checkpoint, when one fails"),
+        typer.Option(min=0, metavar="INT", help="restart all ranks, from the latest checkpoint, when one fails"),
     ] = 0,
     min_ranks: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="INT", help="go on with fewer ranks, down to so many, when the restarts are used up"
+            min=1, metavar="INT", help="continue with fewer ranks, down to so many, when the restarts are used up"
         ),
     ] = None,
     device: Device = None,
-    flags: Flags,
+    config: Config = None,
+    flags: Flags[TrainSettings],
     as_json: Json = False,
 ) -> None:
-    """Train a stock model on a store, on one process or several.
+    """Train a stock model on a store, in one process or several.
 
     The losses do not depend on the strategy or on the number of ranks. SIGTERM and Ctrl-C save a run that has an --out
     and end with exit code 75.
     """
     run = out if resume is None else resume
     with command(as_json, rank=rank_of_environment(), lost=_Kept(run)):
-        settings = flags.settings(None if resume is None else _resumed_settings(resume, out))
+        settings = _settings(config, flags, None if resume is None else _resumed_settings(resume, out))
         if run is None and settings.save_every:
             raise InputError(explain("--save-every", "a run to save", "no --out", "add --out RUN, or leave it out"))
         if settings.tensorboard and settings.log_dir is None:
@@ -86,20 +83,28 @@ def train(
         run_task(task, nproc, max_restarts=max_restarts, min_ranks=min_ranks)
 
 
+def _settings(config: Path | None, flags: Flags[TrainSettings], resumed: TrainSettings | None = None) -> TrainSettings:
+    """The settings of a training: options, then the file, then those of a resumed run, then the defaults."""
+    given = flags.values()
+    if resumed is not None and "epochs" in given:  # the new number of epochs replaces its number of steps
+        given = {"steps": None, **given}
+    return load_settings(config, given, resumed)
+
+
 def _with_checked_log(settings: TrainSettings, run: Path | None) -> TrainSettings:
-    """The settings with an absolute --log-dir, since a run may be resumed from elsewhere; one that cannot be fails."""
+    """The settings with an absolute --log-dir that can be written: a run may be resumed from another folder."""
     if settings.log_dir is None:
         return settings
     folder = Path(settings.log_dir).resolve()
-    if run is not None and folder.is_relative_to(run.resolve()):  # a run takes no other files in its folder
+    if run is not None and folder.is_relative_to(run.resolve()):  # a run folder has no other files
         raise InputError(explain("--log-dir", f"a folder outside of the run {run}", folder, "choose another folder"))
-    if rank_of_environment() in (None, 0):  # the one rank that writes it, perhaps on another host
+    if rank_of_environment() in (None, 0):  # rank 0 writes it, perhaps on another host
         check_log_folder(folder)
     return settings.model_copy(update={"log_dir": str(folder)})
 
 
 class _Kept:
-    """What a user should know of a run that was ended: how to go on with it, if that can be.
+    """The text about a run that was ended: how to resume it, if that is possible.
 
     Files are found by their names, without ``run.layout``: the signal may have come while torch was being imported,
     which cannot be done again.
@@ -114,7 +119,7 @@ class _Kept:
 
     @property
     def exit_code(self) -> int:
-        """After SIGTERM: that of work to be started again, if there is anything to go on from."""
+        """After SIGTERM: 75 if there is a checkpoint to resume from."""
         return os.EX_TEMPFAIL if self._has_checkpoints else 143
 
     def __str__(self) -> str:
@@ -122,7 +127,7 @@ class _Kept:
             return "no weights were kept; --out RUN keeps them, also of a run that is interrupted"
         if not self._has_checkpoints:
             return "no weights were kept: there was no checkpoint yet"
-        return f"the latest checkpoint of {self._run} is kept; to go on: --resume {self._run}"
+        return f"the latest checkpoint of {self._run} is kept; to continue: --resume {self._run}"
 
 
 def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
@@ -134,26 +139,15 @@ def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
         raise InputError(explain("--out", f"{run}, the run that is resumed", out, "leave it out"))
     if latest_checkpoint(run) is None:
         fix = "train it from the start, with --out"
-        raise InputError(explain(f"--resume {run}", "a run with a checkpoint", "none", fix))
+        raise InputError(explain(f"--resume {run}", "a run with a checkpoint", "no checkpoint", fix))
     return load_run(training_folder(run))[0]
 
 
+@settings_options()
 def infer(
+    *,
     store: StoreArgument,
-    weights: Annotated[Path, typer.Option(metavar="RUN", help="a folder made by gsplit train --out")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="NAME.parquet or .csv with your ids, or NAME.npy")],
-    what: Annotated[
-        str | None,
-        typer.Option(
-            metavar="classes|outputs|both",
-            help="the predicted class, the model's outputs (logits), or both [default: classes; .npy: outputs]",
-        ),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="NAME", help="targets such as test instead of all vertices")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace a file of the same name")] = False,
-    workspace: Workspace = None,
+    flags: Flags[InferTask],
     nproc: Nproc = 1,
     device: Device = None,
     as_json: Json = False,
@@ -164,23 +158,13 @@ def infer(
     imported; row v of an .npy file is original vertex v.
     """
     with command(as_json, rank=rank_of_environment()):
-        check_request(out, what, only)
+        task = flags.parse(store=store, as_json=as_json, device=device)
+        check_request(task.out, task.what, task.only)
         open_store(store)
-        task = InferTask(
-            store=store,
-            as_json=as_json,
-            device=device,
-            weights=weights,
-            out=out,
-            what=what,
-            only=only,
-            overwrite=overwrite,
-            workspace=workspace,
-        )
         run_task(task, nproc)
 
 
-@settings_options(for_verify=True)
+@settings_options(only=[name for name in TrainSettings.model_fields if applies_to_verify(name)])
 def verify(
     *,
     store: StoreArgument,
@@ -189,7 +173,8 @@ def verify(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, metavar="INT", help="steps compared")] = 3,
     device: Device = None,
-    flags: Flags,
+    config: Config = None,
+    flags: Flags[TrainSettings],
     as_json: Json = False,
 ) -> None:
     """Check that ranks compute what one process does, in float64.
@@ -197,7 +182,7 @@ def verify(
     Exit code 3 if they differ.
     """
     with command(as_json, rank=rank_of_environment()):
-        settings = flags.settings()
+        settings = _settings(config, flags)
         open_store(store)
         run_task(
             VerifyTask(store=store, as_json=as_json, device=device, settings=settings, steps=steps),

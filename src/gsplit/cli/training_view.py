@@ -1,24 +1,53 @@
-"""What a user sees of training: a live line with loss, rate and stage times, a line per epoch, a table at the end."""
+"""What a user sees of training and inference: what is started, a live line with loss, rate and stage times, the result.
+
+The announcement appears at once: torch, which takes seconds to import, is not imported here.
+"""
 
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from gsplit.callbacks import StepReport
 from gsplit.cli.console import human
-from gsplit.run.results import EpochReport, TrainResult
+from gsplit.inference.prediction_table import TABLES
+from gsplit.run.config import TrainSettings
+from gsplit.store.reader import Store
 
-__all__ = ["TrainingView", "show_result"]
+if TYPE_CHECKING:
+    from gsplit.callbacks import StepReport
+    from gsplit.inference.predictions import Predictions
+    from gsplit.run.results import EpochReport, InferenceResult, TrainResult
+
+__all__ = ["TrainingView", "announce_training", "describe_predictions", "show_result"]
+
+_MOST_COLUMNS = 4
 
 _RECENT = 20
 _STAGES = (("sample", "split", "exchange_ids"), ("load_features", "exchange_features"), ("forward",), ("backward",))
 _NAMES = ("samp", "load", "fwd", "bwd")
+
+
+def announce_training(store: Store, settings: TrainSettings, num_ranks: int, console: Console) -> None:
+    """Print the store, the model, the ranks and the number of steps of a training that starts."""
+    num_targets = store.stored_targets(settings.targets)[2]
+    per_epoch = settings.steps_per_epoch(num_targets)
+    steps = settings.steps or settings.epochs * per_epoch
+    size = f"{store.num_vertices:,} vertices, {store.num_edges:,} edges"
+    layers = f"{settings.num_layers} layers of width {settings.hidden}"
+    shared = f", {settings.batch_size / num_ranks:.1f} per rank on average" if num_ranks > 1 else ""
+    shared += f", {settings.accumulate} of them per step" if settings.accumulate > 1 else ""
+    ranks = f"{num_ranks} rank(s), strategy {settings.strategy}"
+    for line in (
+        f"train {settings.model}, {layers}, on {store.path}: {size}",
+        f"{ranks}; global mini-batch of {settings.batch_size} targets{shared}",
+        f"{steps} steps, {per_epoch} per epoch; starting ...",
+    ):
+        console.print(line, highlight=False, markup=False)
 
 
 class TrainingView:
@@ -52,7 +81,7 @@ class TrainingView:
         self.note(f"{self._num_ranks} rank(s) started; compiling kernels in the first step ...")
         self._task = self._bars.add_task("train", total=total_steps, completed=done_steps, epoch=1, shown="")
 
-    def step(self, report: StepReport) -> None:
+    def step(self, report: "StepReport") -> None:
         """Draw a step."""
         assert self._task is not None
         self._recent.append(report)
@@ -68,7 +97,7 @@ class TrainingView:
         shown = " ".join(f"{name} {1000 * time:.0f}" for name, time in zip(_NAMES, times, strict=True))
         return f"loss {self._recent[-1].loss:.4f} {rate.replace(' ', '')}/s {shown} ms"
 
-    def epoch(self, report: EpochReport) -> None:
+    def epoch(self, report: "EpochReport") -> None:
         """A line that stays."""
         scores = "".join(f"  {text}" for text in _describe_scores(report.scores or {}, report.metric))
         self.note(f"epoch {report.epoch:3d}  mean loss {report.mean_loss:.4f}{scores}  {report.seconds:.1f} s")
@@ -87,11 +116,11 @@ def _describe_scores(scores: dict[str, float], first: str) -> Iterator[str]:
         yield f"{name} {shown}" if metric == "accuracy" else f"{name} {metric} {shown}"
 
 
-def show_result(result: TrainResult, store: Path, console: Console) -> None:
-    """The table at the end of a run, or how to go on with it."""
+def show_result(result: "TrainResult", store: Path, console: Console) -> None:
+    """The table at the end of a run, or how to continue it."""
     if not result.finished:
         steps = len(result.history.losses)
-        text = f"stopped after {steps} steps, all kept; to go on: gsplit train {store} --resume {result.out}"
+        text = f"stopped after {steps} steps, all kept; to continue: gsplit train {store} --resume {result.out}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -112,3 +141,24 @@ def show_result(result: TrainResult, store: Path, console: Console) -> None:
     kept = "not kept (--out RUN keeps them)" if result.out is None else f"{result.out}, for gsplit infer"
     table.add_row("weights", kept)
     console.print(table, highlight=False)
+
+
+def describe_predictions(result: "InferenceResult", store: Store) -> str:
+    """A line about the file, with a hint how to get more, and a warning where outputs are not finite."""
+    lost = result.predictions.num_without_class
+    warning = f"\nno class in {lost:,} rows: the model's outputs there are NaN or infinite" if lost else ""
+    return _describe_file(result.predictions, store) + warning
+
+
+def _describe_file(made: "Predictions", store: Store) -> str:
+    columns = list(made.columns)
+    if len(columns) > _MOST_COLUMNS:
+        columns = [*columns[: _MOST_COLUMNS - 1], "...", columns[-1]]
+    if made.path.suffix in TABLES:
+        text = f"{made.path}: {made.num_rows:,} rows, columns id, {', '.join(columns)}"
+        return text + ("; outputs too: --what both" if made.what == "classes" else "")
+    shape = f"{made.num_rows:,} x {len(made.columns):,}" if made.what == "outputs" else f"{made.num_rows:,}"
+    text = f"{made.path}: {shape}, {made.what}; row v is original vertex v"
+    named = {"name_offsets": "strings", "vertex_ids": "mapped numbers"}
+    found = [kind for array, kind in named.items() if array in store.names]
+    return f"{text}; ids are {found[0]}: a .parquet or .csv table holds them" if found else text

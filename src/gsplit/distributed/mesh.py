@@ -22,6 +22,7 @@ from gsplit.devices import resolve_device
 from gsplit.distributed.allocator import tune_allocator
 from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.comm import Call, Comm, SoloComm
+from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import SharedComm, share_memory
 from gsplit.distributed.status_page import is_ahead
@@ -130,7 +131,7 @@ class Mesh:
     def _close(self, error: BaseException | None) -> None:
         if self.world.closed:
             return
-        for comm in (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.loading_pool.comms):
+        for comm in self._groups:
             comm.close()
         if self.connection is None:
             return
@@ -142,8 +143,13 @@ class Mesh:
     @property
     def waited_s(self) -> float:
         """Seconds that this rank has waited in collectives, over all groups and threads."""
-        groups = (self.shuffles, self.loading, self.inputs, self.gradients, self.world, *self.loading_pool.comms)
-        return sum(group.waited_s for group in dict.fromkeys(groups))
+        return sum(group.waited_s for group in dict.fromkeys(self._groups))
+
+    @property
+    def _groups(self) -> tuple[Comm, ...]:
+        """All process groups of this rank; some may be the same object."""
+        first = (self.shuffles, self.loading, self.inputs, self.gradients, self.world)
+        return (*first, *self.loading_pool.comms, *self.world_loading)
 
     def note_stage(self, text: str) -> None:
         """Let peers know what this rank does, should they have to ask; a loader's thread has a line of its own."""

@@ -4,24 +4,25 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
-from gsplit.partitioning.plan import PartitionSettings, check_plan, find_parts
+from gsplit.partitioning.plan import check_plan, find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.relabel import write_renumbered
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.weights import vertex_work
 from gsplit.progress import Progress, silent
+from gsplit.sampling.neighbor import check_fanouts
 from gsplit.store.manifest import PartStatistics, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
 
-__all__ = ["partition"]
+__all__ = ["partition", "partition_store"]
 
 
 def partition(
@@ -50,11 +51,22 @@ def partition(
     "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random" (with the objective of that name). A part's
     work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times the mean.
     """
-    chosen = solver or ("random" if objective == "random" else "metis")
-    settings = PartitionSettings(parts, objective, chosen, tolerance, c_v, c_e, seed)
+    check_fanouts(num_neighbors)
+    settings = PartitionSettings(
+        parts=parts,
+        targets=input_nodes,
+        fanout=tuple(num_neighbors),
+        batch_size=batch_size,
+        objective=objective,
+        solver=solver,
+        tolerance=tolerance,
+        c_v=c_v,
+        c_e=c_e,
+        epochs=epochs,
+        seed=seed,
+    )
     with _as_store(graph, Path(path), progress) as store:
-        workload = Workload.of_store(store, input_nodes, num_neighbors, batch_size, seed)
-        _partition(store, Path(path), workload, settings, input_nodes, epochs, overwrite, progress)
+        partition_store(store, Path(path), settings, overwrite=overwrite, progress=progress)
     return open_store(path)
 
 
@@ -70,35 +82,25 @@ def _as_store(graph: Any, path: Path, progress: Progress) -> Iterator[Store]:
         yield from_pyg(graph, Path(folder) / "data.gsplit", progress=progress)
 
 
-def _partition(
-    graph: Store,
-    path: Path,
-    workload: Workload,
-    settings: PartitionSettings,
-    input_nodes: str | None,
-    epochs: int,
-    overwrite: bool,
-    progress: Progress,
+def partition_store(
+    graph: Store, path: Path, settings: PartitionSettings, *, overwrite: bool = False, progress: Progress = silent
 ) -> None:
+    """Partition an opened store; see ``partition``."""
+    settings = settings.with_solver()
+    workload = Workload.of_store(graph, settings.targets, list(settings.fanout), settings.batch_size, settings.seed)
     check_plan(workload, settings)
     with StoreWriter(path, overwrite=overwrite) as writer:
         begun = time.perf_counter()
         verify_store(graph, progress)  # damage would get new checksums
         start = time.perf_counter()
-        counts = presample(workload, epochs=epochs, progress=progress)
+        counts = presample(workload, epochs=settings.epochs, progress=progress)
         counted = time.perf_counter()
         progress(f"solve ({settings.solver})", 0, None)
         plan = find_parts(workload, counts, settings, writer.spill_directory)
         solved = time.perf_counter()
         step = new_step(
             "partition",
-            {
-                **asdict(settings),
-                "targets": input_nodes or "every vertex",
-                "num_neighbors": workload.num_neighbors,
-                "batch_size": workload.batch_size,
-                "epochs": epochs,
-            },
+            settings.record() | {"num_neighbors": workload.num_neighbors},
             {
                 "mini_batches": counts.num_batches,
                 "verify_ms": round(1000 * (start - begun)),

@@ -8,30 +8,17 @@ import numpy.typing as npt
 
 from gsplit.distributed.comm import SoloComm
 from gsplit.errors import InputError, explain
-from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
 from gsplit.partitioning.spread import spread_unreached
 from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, weigh
 
-__all__ = ["PartitionPlan", "PartitionSettings", "check_plan", "check_settings", "find_parts", "renumber_parts"]
+__all__ = ["PartitionPlan", "check_plan", "check_settings", "find_parts", "renumber_parts"]
 
 MAX_PARTS = 1024
 _LARGEST_TOLERANCE = 2.0
-
-
-@dataclass(frozen=True)
-class PartitionSettings:
-    """What is asked of a partition. ``tolerance``: largest part's work over the mean that is aimed at."""
-
-    parts: int
-    objective: str = "gsplit"
-    solver: str = "metis"
-    tolerance: float = TOLERANCE
-    c_v: float = C_V
-    c_e: float = C_E
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,12 +35,14 @@ class PartitionPlan:
 
 def check_plan(workload: Workload, settings: PartitionSettings) -> None:
     """Refuse what cannot be solved, before anything long begins."""
+    settings = settings.with_solver()
     check_settings(settings, workload.graph.num_vertices, is_renumbered=workload.original_ids.size > 0)
 
 
 def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbered: bool) -> None:
-    """The same for a graph of which only this is known."""
+    """The same for a graph of which only this is known, and settings with a solver."""
     check_objective(settings.objective)
+    assert settings.solver is not None
     if (settings.objective == "random") != (settings.solver == "random"):
         got = f"{settings.objective} with {settings.solver}"
         raise InputError(explain("objective and solver", "random with random", got, "give both, or neither"))
@@ -74,6 +63,8 @@ def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbe
 def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, folder: Path) -> PartitionPlan:
     """Weigh the graph into ``folder``, run the solver there, order the parts."""
     check_plan(workload, settings)
+    settings = settings.with_solver()
+    assert settings.solver is not None
     weighted = weigh(settings.objective, workload.graph, counts, workload.targets, folder, settings.c_v, settings.c_e)
     solution = run_solver(settings.solver, weighted, folder, settings.parts, settings.tolerance, settings.seed)
     parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())

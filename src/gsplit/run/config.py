@@ -4,7 +4,7 @@
 from its fields. Settings exist only at the edge: classes below take plain arguments. Errors name the key.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from gsplit.errors import InputError
 from gsplit.untrusted import Expected, read_document
 
-__all__ = ["MAX_LAYERS", "MODELS", "TrainSettings", "applies_to_verify", "check_settings", "load_settings"]
+__all__ = [
+    "MAX_LAYERS",
+    "MODELS",
+    "TrainSettings",
+    "applies_to_verify",
+    "check_settings",
+    "load_settings",
+    "refuse_settings",
+]
 
 MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn", "gine")
 """Names of the stock models; ``run.models`` makes them."""
@@ -26,6 +35,7 @@ _LARGEST_RATE = 1e6  # float32 has room for it, squared too
 
 _ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
 """Marks what ``gsplit verify`` does not take: it compares some steps and trains nothing to the end."""
+_SIZE: JsonDict = _ONLY_TRAINING | {"metavar": "SIZE"}
 _SETTINGS_FILE = Expected("settings in TOML", "check the path; docs/training.md has an example")
 
 
@@ -100,18 +110,18 @@ class TrainSettings(BaseModel):
     cache: str = Field(
         "0",
         description="memory of each rank for its hottest rows, such as 2GB; the store must be partitioned",
-        json_schema_extra=_ONLY_TRAINING,
+        json_schema_extra=_SIZE,
     )
     device_cache: str = Field(
         "0",
         description="the same in each device's memory",
-        json_schema_extra=_ONLY_TRAINING,
+        json_schema_extra=_SIZE,
     )
     copies: str = Field(
         "0",
         description="memory of each rank for copies of other ranks' hottest rows, such as 1GB, which then need not "
         "travel; the store must be partitioned",
-        json_schema_extra=_ONLY_TRAINING,
+        json_schema_extra=_SIZE,
     )
     features_on_disk: bool = Field(
         False,
@@ -200,7 +210,7 @@ class TrainSettings(BaseModel):
 
 def applies_to_verify(name: str) -> bool:
     """Whether ``gsplit verify`` takes this setting, too."""
-    return TrainSettings.model_fields[name].json_schema_extra != _ONLY_TRAINING
+    return not TrainSettings.model_fields[name].json_schema_extra
 
 
 def load_settings(
@@ -218,9 +228,14 @@ def check_settings(values: Mapping[str, object], where: Callable[[str], str]) ->
     try:
         return TrainSettings.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part)[:80] for part in first["loc"])
-        unknown = first["type"] == "extra_forbidden"
-        expected = "a setting that exists" if unknown else first["msg"].removeprefix("Input should be ")
-        fix = f"use one of {', '.join(TrainSettings.model_fields)}" if unknown else "change this setting"
-        raise Expected(expected, fix).refuse(where(key), first.get("input")) from error
+        raise refuse_settings(error, TrainSettings.model_fields, where) from error
+
+
+def refuse_settings(error: ValidationError, known: Iterable[str], where: Callable[[str], str]) -> InputError:
+    """The error message for the first value that a settings model does not accept."""
+    first = error.errors()[0]
+    key = ".".join(str(part)[:80] for part in first["loc"])
+    unknown = first["type"] == "extra_forbidden"
+    expected = "a setting that exists" if unknown else first["msg"].removeprefix("Input should be ")
+    fix = f"use one of {', '.join(known)}" if unknown else "change this setting"
+    return Expected(expected, fix).refuse(where(key), first.get("input"))

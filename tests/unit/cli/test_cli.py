@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from gsplit.cli import console as console_module
 from gsplit.cli.main import app
-from gsplit.cli.summary import describe, show
+from gsplit.cli.store_view import describe, show
 from gsplit.store.reader import open_store
 
 SNAPSHOT = Path(__file__).parents[2] / "assets" / "command_line.json"

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gsplit.cli.library_notes import library_notes
+from gsplit.cli.console import library_notes
 
 
 def test_warnings_of_rank_zero_are_notes_and_errors_of_all_ranks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from graphs import sample_store
 from rich.console import Console
 
-from gsplit.cli.summary import describe, show
+from gsplit.cli.store_view import describe, show
 from gsplit.store.build import build_store
 from gsplit.store.importers.npz import npz_source
 from gsplit.store.shard import write_shard

@@ -17,12 +17,11 @@ from rich.console import Console
 from small_disk import small_disk
 from typer.testing import CliRunner
 
-from gsplit.cli.announcement import announce_training
 from gsplit.cli.main import app
-from gsplit.cli.settings_options import Flags
+from gsplit.cli.options import Flags
 from gsplit.cli.tasks import InferTask, Task, TrainTask, VerifyTask, parse_task
-from gsplit.cli.train_commands import _Kept
-from gsplit.cli.training_view import show_result
+from gsplit.cli.train_commands import _Kept, _settings
+from gsplit.cli.training_view import announce_training, show_result
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.inference.evaluate import count_evaluation_edges
@@ -75,11 +74,12 @@ def test_every_setting_is_an_option() -> None:
 def test_flags_override_the_file(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("hidden = 8\nlr = 0.5\nevaluate_every = 2\n")
-    settings = Flags(config, {"lr": 0.25, "fanout": "7,5", "norm": "batch_norm"}).settings()
+    flags = Flags(TrainSettings, {"lr": 0.25, "fanout": "7,5", "norm": "batch_norm"})
+    settings = _settings(config, flags)
     assert (settings.hidden, settings.lr, settings.fanout, settings.norm) == (8, 0.25, [7, 5], "batch_norm")
     assert settings.evaluate_every == 2
     with pytest.raises(InputError, match="--fanout: expected numbers like 15,10,5 .got 5;5"):
-        Flags(None, {"fanout": "5;5"}).settings()
+        _settings(None, Flags(TrainSettings, {"fanout": "5;5"}))
 
 
 def test_ranks_read_exactly_the_settings_that_were_resolved() -> None:
@@ -172,7 +172,7 @@ def test_an_interrupted_run_says_what_is_kept_and_how_to_keep_it(tmp_path: Path)
     assert str(_Kept(tmp_path)) == "no weights were kept: there was no checkpoint yet"
     (tmp_path / "1" / "checkpoints").mkdir(parents=True)
     (tmp_path / "1" / "checkpoints" / "step-1.safetensors").touch()
-    assert str(_Kept(tmp_path)) == f"the latest checkpoint of {tmp_path} is kept; to go on: --resume {tmp_path}"
+    assert str(_Kept(tmp_path)) == f"the latest checkpoint of {tmp_path} is kept; to continue: --resume {tmp_path}"
 
 
 def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFi
     assert f"{run}, for gsplit infer" in said
     show_result(TrainResult(2, 1, "split", history, None, run, finished=False), tmp_path, Console(width=400))
     assert (
-        f"stopped after 1 steps, all kept; to go on: gsplit train {tmp_path} --resume {run}" in capsys.readouterr().out
+        f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --resume {run}" in capsys.readouterr().out
     )
 
 
@@ -270,7 +270,7 @@ def test_resuming_takes_the_runs_own_settings_and_says_what_it_needs(store: Stor
     assert epochs["losses"][:5] == longer["losses"] and epochs["steps"] > 5  # epochs, not the five steps
     for words, message in (
         (["--resume", str(run), "--out", str(tmp_path / "b")], "--out: expected .*run, the run that is resumed"),
-        (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got none"),
+        (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got no checkpoint"),
         (["--save-every", "5"], "--save-every: expected a run to save .got no --out"),
         (["--resume", str(run), "--seed", "1"], "expected the same training .got seed 1 instead of 0"),
     ):

@@ -19,9 +19,10 @@ import gsplit
 from gsplit.ownership import lightest_runs, own_parts
 from gsplit.partitioning import partition as partition_module
 from gsplit.partitioning.forecast import forecast, forecasts
-from gsplit.partitioning.plan import PartitionSettings, find_parts
+from gsplit.partitioning.plan import find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.quotient import bisection_order, count_links
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gsplit.graph import Graph
 from gsplit.partitioning.forecast import imbalance
-from gsplit.partitioning.plan import PartitionSettings, find_parts
+from gsplit.partitioning.plan import find_parts
 from gsplit.partitioning.presample import Drawn, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, measure
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 

@@ -10,12 +10,11 @@ from graphs import sample_store
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
-from gsplit.cli.partition_task import PartitionTask
-from gsplit.cli.tasks import parse_task
+from gsplit.cli.tasks import PartitionTask, parse_task
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError, StoreError
 from gsplit.ownership import Ownership
-from gsplit.partitioning.plan import PartitionSettings
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards
 from gsplit.partitioning.sharded.plan import check_shard_plan
@@ -44,7 +43,9 @@ def test_other_meshes_are_refused(mesh: Any, store: Store) -> None:
 
 def test_other_solvers_and_too_few_parts_are_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="solver: expected restream, the one that ranks can run together .got metis"):
-        partition_shards(store, tmp_path / "p.gsplit", 2, [2], mesh=solo_mesh(), solver="metis")
+        partition_shards(
+            store, tmp_path / "p.gsplit", PartitionSettings(2, fanout=(2,), solver="metis"), mesh=solo_mesh()
+        )
     held = HeldShard(store, solo_mesh(), Ownership((0, 100, 200, 300)))
     with pytest.raises(InputError, match=r"parts: expected at least one for each of 3 ranks \(got 2\)"):
         check_shard_plan(held, PartitionSettings(2, solver="restream"))
@@ -56,13 +57,13 @@ def test_a_partition_that_fails_leaves_nothing_and_overwriting_is_asked_for(stor
         file.seek(-1, 2)
         file.write(b"\x01")
     with pytest.raises(StoreError, match="y.npy: expected contents with SHA-256"):
-        partition_shards(open_store(damaged.path), tmp_path / "p.gsplit", 2, [2], mesh=solo_mesh())
+        partition_shards(open_store(damaged.path), tmp_path / "p.gsplit", PartitionSettings(2), mesh=solo_mesh())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.gsplit"]
-    settings: Any = {"mesh": solo_mesh(), "epochs": 1, "batch_size": 64}
-    made = partition_shards(store, tmp_path / "p.gsplit", 2, [2], **settings)
+    settings = PartitionSettings(2, fanout=(2,), epochs=1, batch_size=64)
+    made = partition_shards(store, tmp_path / "p.gsplit", settings, mesh=solo_mesh())
     with pytest.raises(InputError, match="p-0-of-1.gsplit: expected no file or directory of this name"):
-        partition_shards(store, tmp_path / "p.gsplit", 2, [2], **settings)
-    again = partition_shards(store, tmp_path / "p.gsplit", 2, [2], **settings, overwrite=True)
+        partition_shards(store, tmp_path / "p.gsplit", settings, mesh=solo_mesh())
+    again = partition_shards(store, tmp_path / "p.gsplit", settings, mesh=solo_mesh(), overwrite=True)
     assert again.fingerprint == made.fingerprint
 
 
@@ -78,26 +79,13 @@ def test_the_command_says_what_ranks_made(
     as_json: bool, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_shard(store, tmp_path / "g-0-of-1.gsplit", 0, 300)
-    given: Any = {
-        "objective": "node",
-        "solver": None,
-        "tolerance": 1.05,
-        "c_v": 8.0,
-        "c_e": 1.0,
-        "epochs": 1,
-        "seed": 0,
-    }
     task = PartitionTask(
         store=tmp_path / "g.gsplit",
         as_json=as_json,
         device="cpu",
         output=tmp_path / "p.gsplit",
-        parts=3,
-        fanout=[2, 2],
-        targets="train",
-        batch_size=32,
+        settings=PartitionSettings(3, fanout=(2, 2), batch_size=32, objective="node", epochs=1),
         overwrite=False,
-        **given,
     )
     assert parse_task(task.model_dump_json()) == task
     task.announce(1)

@@ -377,7 +377,7 @@ def test_what_opening_cannot_see_never_makes_a_kernel_read_out_of_bounds(tmp_pat
     code = """
 import sys
 import gsplit
-from gsplit.cli.summary import describe
+from gsplit.cli.store_view import describe
 from gsplit.store.verify import verify_store
 for path in sys.argv[1:]:
     store = gsplit.open(path)

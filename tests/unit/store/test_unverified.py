@@ -13,7 +13,7 @@ from graphs import sample_store
 from rich.console import Console
 
 import gsplit
-from gsplit.cli.summary import describe, show, show_partition
+from gsplit.cli.store_view import describe, show, show_partition
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import StoreError
 from gsplit.local_graph import LocalGraph

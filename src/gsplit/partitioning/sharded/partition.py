@@ -1,13 +1,11 @@
 """The whole offline path by ranks: presample, weigh, restream, renumber; shards in, as many shards out, or nothing."""
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh
-from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
-from gsplit.partitioning.plan import PartitionSettings
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.plan import check_shard_plan, find_parts_by_ranks
 from gsplit.partitioning.sharded.presample import ShardWorkload, presample_shard
@@ -25,19 +23,9 @@ __all__ = ["partition_shards"]
 def partition_shards(
     shard: Store,
     path: str | Path,
-    parts: int,
-    num_neighbors: list[int],
-    input_nodes: str | None = "train",
+    settings: PartitionSettings,
     *,
     mesh: Mesh,
-    batch_size: int = 1024,
-    objective: str = "gsplit",
-    solver: str | None = None,
-    tolerance: float = TOLERANCE,
-    c_v: float = C_V,
-    c_e: float = C_E,
-    epochs: int = EPOCHS,
-    seed: int = 0,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
@@ -45,32 +33,26 @@ def partition_shards(
 
     Ranks hold consecutive ranges of vertices in their order. ``path``, ``NAME.gsplit``, is a name on a file system that
     all of them see: rank r of N writes ``NAME-r-of-N.gsplit``. Any number of ranks up to ``parts`` could run from the
-    result; its shards are for these. The other settings are those of ``gsplit.partition``; the solver is "restream".
+    result; its shards are for these. The only solver is "restream".
     """
-    path, chosen = Path(path), solver or "restream"
-    settings = PartitionSettings(parts, objective, chosen, tolerance, c_v, c_e, seed)
+    path = Path(path)
+    settings = settings.with_solver("restream")
     held = HeldShard.join(shard, mesh)
     check_shard_plan(held, settings)
-    workload = ShardWorkload.of_shard(held, input_nodes, num_neighbors, batch_size, seed)
-    said = {
-        **asdict(settings),
-        "targets": input_nodes or "every vertex",
-        "num_neighbors": workload.num_neighbors,
-        "batch_size": batch_size,
-        "epochs": epochs,
-    }
-    assert_same_on_all_ranks(mesh.world, "partition", {**said, "name": path.name, "overwrite": overwrite})
+    workload = ShardWorkload.of_shard(held, settings.targets, list(settings.fanout), settings.batch_size, settings.seed)
+    record = settings.record() | {"num_neighbors": workload.num_neighbors}
+    assert_same_on_all_ranks(mesh.world, "partition", {**record, "name": path.name, "overwrite": overwrite})
     with new_shards(held, path, overwrite=overwrite, progress=progress) as writer:
         began = time.perf_counter()
         verify_store(shard, progress)  # damage would get new checksums
         start = time.perf_counter()
-        counts = presample_shard(workload, epochs=epochs, progress=progress)
+        counts = presample_shard(workload, epochs=settings.epochs, progress=progress)
         counted = time.perf_counter()
         plan = find_parts_by_ranks(workload, counts, settings, writer.spill_directory, progress)
         solved = time.perf_counter()
         step = new_step(
             "partition",
-            {**said, "ranks": mesh.size},
+            {**record, "ranks": mesh.size},
             {
                 "mini_batches": counts.num_batches,
                 "verify_ms": round(1000 * (start - began)),

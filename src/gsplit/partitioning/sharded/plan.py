@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
-from gsplit.partitioning.plan import PartitionSettings, check_settings, renumber_parts
+from gsplit.partitioning.plan import check_settings, renumber_parts
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.quotient import bisection_order, count_links
+from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.exchange import add_up
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.presample import ShardWorkload
@@ -34,6 +35,7 @@ class ShardPlan:
 
 def check_shard_plan(held: HeldShard, settings: PartitionSettings) -> None:
     """Refuse what ranks cannot solve together, before anything long begins."""
+    settings = settings.with_solver("restream")
     check_settings(settings, held.store.num_vertices, is_renumbered=held.store.is_renumbered)
     if settings.solver != "restream":
         fix = "leave the solver out, or partition the whole store in one process"

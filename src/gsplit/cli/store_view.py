@@ -1,8 +1,8 @@
-"""A store in words: the document of ``--json`` and the screen a person reads, from the same numbers."""
+"""What ``gsplit inspect`` shows of a store: the document of ``--json`` and the screen, from the same numbers."""
 
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,14 +13,17 @@ from gsplit.errors import printable
 from gsplit.store.reader import Store
 from gsplit.store.statistics import UNLABELLED, degree_bin_labels, not_finite_key
 
-__all__ = ["describe", "show", "show_partition"]
+if TYPE_CHECKING:
+    from gsplit.run.memory import RankMemory
+
+__all__ = ["describe", "describe_memory", "show", "show_memory", "show_partition"]
 
 _BAR = 32
 _MOST_NAMES = 6
 
 
 def describe(store: Store) -> dict[str, Any]:
-    """Everything ``gsplit inspect --json`` says."""
+    """The document of ``gsplit inspect --json``."""
     manifest, statistics = store.manifest, store.manifest.statistics
     first, stop = store.vertex_range
     entries = manifest.arrays
@@ -53,7 +56,7 @@ def describe(store: Store) -> dict[str, Any]:
 
 
 def _partition(store: Store) -> dict[str, Any] | None:
-    """How the store was partitioned and what to expect of it, for every number of ranks worth a line."""
+    """How the store was partitioned, and a forecast for each useful number of ranks."""
     found = store.manifest.part_statistics
     if found is None:
         return None
@@ -68,14 +71,13 @@ def _partition(store: Store) -> dict[str, Any] | None:
 
 
 def show_partition(document: dict[str, Any], console: Console) -> None:
-    """What each number of ranks can expect of a partitioned store."""
+    """Print the forecasts for each number of ranks of a partitioned store."""
     found = document["partition"]
     if found is None:
         return
     console.print(Text(f"\n{document['num_parts']} parts", style="bold"), end="")
     names = ("objective", "solver", "targets", "num_neighbors", "batch_size")
-    said = [printable(str(found["settings"].get(name, "?"))[:80]) for name in names]
-    objective, solver, targets, fanout, size = said
+    objective, solver, targets, fanout, size = (printable(str(found["settings"].get(name, "?"))[:80]) for name in names)
     how = f" by {objective} with {solver}, for {targets} targets, fanout {fanout}, batch {size}"
     console.print(Text(how), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -94,7 +96,7 @@ def _array(entry: Any) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The same for a person."""
+    """Print a document of ``describe``."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -162,3 +164,31 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         changes = {k: v for k, v in step["counts"].items() if v and k.endswith(("dropped", "added"))}
         lines += [(what.replace("_", " ")[:80], f"{count:,}") for what, count in changes.items()]
     return lines
+
+
+def describe_memory(ranks: "list[RankMemory]") -> list[dict[str, Any]]:
+    """The document of ``gsplit inspect --memory --json``."""
+    return [asdict(rank) | {"num_bytes": rank.num_bytes} for rank in ranks]
+
+
+def show_memory(ranks: "list[RankMemory]", console: Console) -> None:
+    """Print a column per rank and a row per use of memory."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("memory")
+    for rank in ranks:
+        table.add_column(f"rank {rank.rank}", justify="right")
+    for name in ranks[0].mapped:
+        table.add_row(f"mapped: {name}", *(_bytes(rank.mapped[name]) for rank in ranks), style="dim")
+    for name in ranks[0].anonymous:
+        if any(rank.anonymous[name] for rank in ranks):
+            table.add_row(name, *(_bytes(rank.anonymous[name]) for rank in ranks))
+    table.add_row("own memory, in all", *(_bytes(rank.num_bytes) for rank in ranks), style="bold")
+    table.add_row("input rows per step", *(f"{rank.input_rows:,.0f}" for rank in ranks))
+    if ranks[0].expected_hit_rate is not None:
+        table.add_row("expected cache hits", *(f"{rank.expected_hit_rate or 0:.1%}" for rank in ranks))
+    console.print(table, highlight=False)
+    console.print(f"mini-batches: {ranks[0].basis}", highlight=False, soft_wrap=True)
+
+
+def _bytes(number: int) -> str:
+    return f"{human(number)}B"

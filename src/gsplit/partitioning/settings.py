@@ -1,0 +1,45 @@
+"""Settings of a partition, the one list of them: ``gsplit.partition`` and the options of ``gsplit partition`` use it.
+
+This module imports neither torch nor numba, so that ``gsplit --help`` is fast.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field
+
+from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+
+__all__ = ["PartitionSettings"]
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """What to partition for, and how. ``targets``: None for every vertex. ``solver``: None for the default one."""
+
+    parts: Annotated[int, Field(ge=1, description="number of parts")]
+    targets: Annotated[
+        str | None,
+        BeforeValidator(lambda name: None if name == "all" else name),
+        Field(description="targets that training uses; all: every vertex"),
+    ] = "train"
+    fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
+    batch_size: Annotated[int, Field(ge=1, description="targets of the GLOBAL mini-batch, as in training")] = 1024
+    objective: Annotated[str, Field(description="gsplit, or a baseline: node, edge or random")] = "gsplit"
+    solver: Annotated[str | None, Field(description="metis, mtkahypar or restream [default: metis]")] = None
+    tolerance: Annotated[float, Field(description="largest allowed work of a part, over the mean")] = TOLERANCE
+    c_v: Annotated[float, Field(description="work per sampled vertex")] = C_V
+    c_e: Annotated[float, Field(description="work per sampled edge")] = C_E
+    epochs: Annotated[int, Field(ge=1, description="epochs to presample")] = EPOCHS
+    seed: Annotated[int, Field(ge=0, description="seed of the presampled mini-batches and of the solver")] = 0
+
+    def with_solver(self, default: str = "metis") -> Self:
+        """The settings with a solver: the one that was chosen, that of random parts, or ``default``."""
+        return replace(self, solver=self.solver or ("random" if self.objective == "random" else default))
+
+    def record(self) -> dict[str, Any]:
+        """The settings as a store's manifest keeps them."""
+        kept = asdict(self)
+        kept["num_neighbors"] = list(kept.pop("fanout"))
+        kept["targets"] = self.targets or "every vertex"
+        return kept
