@@ -9,7 +9,7 @@ from gsplit.errors import InputError, explain
 
 __all__ = ["DEFAULT", "PRESETS", "find_preset"]
 
-_OURS = ("split", "hybrid(2)", "hybrid(1)", "data_cached", "push_pull", "data(owner)", "data")
+_OURS = ("split", "hybrid(2)", "hybrid(1)", "data_cached", "data(owner)", "data")
 
 DEFAULT = Study("our two ends, split and data, and the peers")
 

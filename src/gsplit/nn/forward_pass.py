@@ -24,14 +24,12 @@ from gsplit.kernels.csr import LOOP
 from gsplit.keys import kernels_torch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, one_vertex, rows_of, substitute
-from gsplit.nn.column_layers import check_linear, run_on_columns
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.gcn import GcnOptions, gcn_options, normalised_edges
 from gsplit.nn.layers import edge_features_are_weights, takes_csr, to_csr
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.self_loops import adds_self_loops, looped_edges, other_edges
-from gsplit.partial_sums import PartialSums
 
 __all__ = ["ForwardPass"]
 
@@ -86,13 +84,6 @@ class ForwardPass:
             )
         index = self._plan.layer_of[name]
         weighted = any(isinstance(value, EdgeWeightHandle) for value in values)
-        exchange = self.batch.layers[index].exchange
-        if isinstance(exchange, PartialSums):
-            self._answer = self._sum_columns(name, layer, call, exchange, weighted)
-            self.inside = name
-            return one_vertex(
-                call, h.new_empty(0, exchange.num_columns), None, single_input=name in self._plan.single_input
-            )
         mixed, dst = self.batch.shuffle(index, h, of_wrapped_model=True)
         if any(isinstance(value, EdgeAttrHandle) for value in values) and edge_features_are_weights(layer):
             fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
@@ -113,26 +104,6 @@ class ForwardPass:
             edges, weights = self._edges(index, layer, h.dtype, weighted)
         rows = mixed if name in self._plan.single_input else (mixed, dst)
         return substitute(call, rows, edges, weights, attr)
-
-    def _sum_columns(self, name: str, layer: Module, call: LayerCall, sums: PartialSums, weighted: bool) -> Tensor:
-        """The bottom layer from all ranks' columns of the input rows. A collective."""
-        h, telemetry = rows_of(call), self.batch.telemetry
-        check_linear(name, layer)
-        if h is not self.batch.x:
-            got, fix = (
-                "rows that were changed before it, or by dropout",
-                "pass batch.x as it is, or use another strategy",
-            )
-            raise InputError(explain(f"strategy='push_pull', {name}", "the input rows themselves, batch.x", got, fix))
-        edges, weights = self._edges(0, layer, h.dtype, weighted)
-        rows = h if name in self._plan.single_input else (h, h[: sums.num_dst])
-        partial, bias = run_on_columns(layer, substitute(call, rows, edges, weights, None), sums)
-        telemetry.count("bytes_sent", sums.num_sent * partial[:1].nbytes)
-        telemetry.count("bytes_received", sums.num_received * partial[:1].nbytes)
-        telemetry.count("collectives", sums.num_collectives)
-        with telemetry.span("shuffle"):
-            out = sums.sum(partial[: sums.num_dst])
-        return out if bias is None else out + bias
 
     def _attend(self, index: int, layer: Any, mixed: Tensor, dst: Tensor, attr: Tensor | None) -> Tensor:
         """An attention layer by our kernels; counts as the one call of dropout that the layer itself would make."""

@@ -9,7 +9,6 @@ from typing import Literal
 from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
 from gsplit.nn.self_loops import num_other_edges
-from gsplit.partial_sums import PartialSums
 
 __all__ = ["ForwardPlan", "RowSpace", "Space", "check_batch", "num_rows"]
 
@@ -61,12 +60,10 @@ def check_batch(batch: Batch, plan: ForwardPlan) -> None:
     if plan.depth != batch.num_layers:
         expected, got = f"{plan.depth} numbers, one per layer of the model", batch.num_layers
         raise InputError(explain("num_neighbors", expected, got, "make the loader with as many numbers as layers"))
-    what, columns = f"strategy={batch.context.strategy!r}", isinstance(batch.layers[0].exchange, PartialSums)
-    if columns and not plan.input_in_bottom_only:
-        needed, found = "a model whose bottom layer alone reads the input rows", "one that reads them elsewhere"
-        raise InputError(explain(what, needed, found, "use another strategy"))
-    for level in [] if columns else [upper.level - 1 for upper in batch.frontiers[1:]]:
+    for level in [upper.level - 1 for upper in batch.frontiers[1:]]:
         if level not in plan.boundaries:
             needed = f"a model that joins no rows from below layer {level} with rows from above"
             found = "one that does, such as a residual x[:h.size(0)] + h across that layer"
-            raise InputError(explain(what, needed, found, "use split, data or data_cached"))
+            raise InputError(
+                explain(f"strategy={batch.context.strategy!r}", needed, found, "use split, data or data_cached")
+            )

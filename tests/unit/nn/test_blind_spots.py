@@ -1,11 +1,8 @@
 """Models that hide from the checks what cannot be split: behind NaN, scale, buffers, modes or empty ranks."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
@@ -72,68 +69,6 @@ class LeavesEarly(Two):
 def test_what_cannot_be_split_is_refused_however_it_hides(kind: type[Two], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parallelize(kind(), solo_mesh())
-
-
-class EvenOfInput(Two):
-    def between(self, x: Tensor, h: Tensor) -> Tensor:
-        length: Tensor = x[: h.size(0)].norm(dim=1, keepdim=True)
-        return h * length
-
-
-class WidthOfInput(Two):
-    def between(self, x: Tensor, h: Tensor) -> Tensor:
-        return h / x.size(1)
-
-
-class DropoutFirst(Two):
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return super().forward(nn.functional.dropout(x, 0.5, self.training), edge_index)
-
-
-class UnitRows(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        length: Tensor = weight.norm(dim=1, keepdim=True)
-        return weight / length
-
-
-def _with_hook() -> nn.Module:
-    model = Two()
-    model.first.register_forward_hook(lambda module, args, out: out.relu())
-    return model
-
-
-def _with_parametrization() -> nn.Module:
-    model = Two()
-    parametrize.register_parametrization(model.first.lin_l, "weight", UnitRows())
-    return model
-
-
-def _with_parameter() -> nn.Module:
-    model = Two()
-    model.first.register_parameter("alpha", nn.Parameter(torch.ones(6)))
-    return model
-
-
-@pytest.mark.parametrize(
-    "make", [EvenOfInput, WidthOfInput, DropoutFirst, _with_hook, _with_parametrization, _with_parameter]
-)
-def test_push_pull_refuses_what_columns_would_make_wrong(make: Callable[[], nn.Module]) -> None:
-    model = parallelize(make().double(), solo_mesh())
-    store = small_store("random", 1)[0]
-    loader = NeighborLoader(store, [3, 2], "train", batch_size=10, strategy="push_pull")
-    batch = loader.make_batch(0, 0)
-    with pytest.raises(InputError, match="strategy='push_pull'"):
-        model(batch.x, batch.edge_index)
-
-
-def test_push_pull_takes_the_batchs_own_rows_only() -> None:
-    model = parallelize(Two().double(), solo_mesh())
-    batch = NeighborLoader(
-        small_store("random", 1)[0], [3, 2], "train", batch_size=10, strategy="push_pull"
-    ).make_batch(0, 0)
-    assert model(batch.x, batch.edge_index).size(0) == 10
-    with pytest.raises(InputError, match="expected the input rows themselves, batch.x"):
-        model(nn.functional.normalize(batch.x), batch.edge_index)
 
 
 class OnlyInEvaluation(nn.Module):
