@@ -4,7 +4,6 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +122,6 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
         groups=mesh.loading_groups,
         num_neighbors=run.num_neighbors,
         batch_size=run.batch_size,
-        num_columns=prod(rows.row_shape),
     )
     strategy = kind(setup)
     seconds = cpu_seconds = 0.0

@@ -19,7 +19,7 @@ from typing import Literal
 from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware
-from gsplit.planner.layouts import parse_layout
+from gsplit.planner.layouts import Layout, parse_layout
 from gsplit.planner.shapes import PlannedModel
 
 __all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "main", "predict_table"]
@@ -72,6 +72,13 @@ class Prediction:
         return self.predicted_s / self.measured_s - 1
 
 
+class _SlicedLayout(Layout):
+    """P3*: layer 0 is computed on slices of the columns, and its outputs are summed between ranks."""
+
+    def exchanged_levels(self, num_layers: int) -> tuple[int, ...]:
+        return (1,)
+
+
 def predict_table(hardware: Hardware | None = None) -> list[Prediction]:
     """All totals of Table 3 for three of its systems."""
     machine = hardware or PRESETS["v100-nvlink"]
@@ -104,7 +111,8 @@ def _counts(system: System, graph: str) -> StrategyCounts:
     if system == "DGL":
         return StrategyCounts(parse_layout("data", LAYERS), 1, (rank,) * RANKS, 1)
     sliced = _sliced_rank(rank)
-    return StrategyCounts(parse_layout("push_pull", LAYERS), 1, (sliced,) * RANKS, 1, slices=RANKS, bottom_passes=RANKS)
+    layout = _SlicedLayout("push_pull", by_owner=True)
+    return StrategyCounts(layout, 1, (sliced,) * RANKS, 1, slices=RANKS, bottom_passes=RANKS)
 
 
 def _data_rank(inputs: float, destinations: _PerLayer, edges: _PerLayer, share: float) -> RankCounts:

@@ -4,7 +4,7 @@ A layer computes its destinations from the mixed frontier (law 4). How the mixed
 choice, and the layer's exchange knows it: nothing travels (``IdentityExchange``), rows are shuffled between the ranks
 of a replica (``ShuffleExchange``), those are left out that the receiver has a copy of (``CopiedExchange``, for stored
 features in the loader), or the loader has exchanged them already (``PremixedExchange``, for stored features, which
-carry no gradient). Two more stand in files of their own: ``boundary`` and ``partial_sums``. Models and the forward pass
+carry no gradient). Another stands in a file of its own: ``boundary``. Models and the forward pass
 see this protocol and never a strategy.
 """
 

@@ -62,7 +62,7 @@ class NeighborLoader:
     a tensor of original ids or a mask, or None for every vertex. ``batch_size``: targets of the GLOBAL mini-batch.
     ``mesh``: the ranks, from ``gsplit.init()``; a program of one process may leave it out.
 
-    ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "push_pull", "hybrid(k)", or "auto",
+    ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "hybrid(k)", or "auto",
     the fastest by the planner; the result is the same (docs/strategies.md). ``ownership`` overrides who owns which
     range of vertices. ``sampler``: "uniform", or a function that makes a sampler of your own (docs/minibatch.md).
     ``features``, ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array

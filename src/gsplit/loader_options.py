@@ -132,9 +132,6 @@ def row_options(
             "leave it out, or change the strategy",
         )
         raise InputError(explain("copies", expected, f"strategy={spec.name!r}", fix))
-    if spec.family == "push_pull" and (on_disk or parse_bytes(cache) or parse_bytes(device_cache)):
-        got, fix = "a cache, or features on disk", "leave them out, or use another strategy"
-        raise InputError(explain("push_pull", "columns of the features, held in memory", got, fix))
     return RowOptions(cache=cache, device_cache=device_cache, copies=copied, on_disk=on_disk, num_ahead=num_ahead)
 
 

@@ -13,7 +13,7 @@ from gsplit_bench.ranks import run_ranks
 
 OWN_ROWS = ("split", "data_cached", "hybrid(1)")
 CASES: list[dict[str, Any]] = [
-    *({"strategy": name} for name in (*OWN_ROWS, "data", "push_pull")),
+    *({"strategy": name} for name in (*OWN_ROWS, "data")),
     {"strategy": "split", "sampler": DictSampler, "prefetch": 2},
     {"strategy": "split", "cache": 2400, "copies": 1200},
 ]

@@ -10,7 +10,7 @@ from prefetch_programs import train_at_depths
 
 from gsplit_bench.ranks import run_ranks
 
-OTHERS = ("data", "data_cached", "hybrid(1)", "push_pull")
+OTHERS = ("data", "data_cached", "hybrid(1)")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The boundary and the partial sums: what crosses, and that their backward is the transpose of their forward."""
+"""The boundary: what crosses, and that its backward is the transpose of its forward."""
 
 import torch
 
@@ -8,7 +8,6 @@ from gsplit.distributed.comm import SoloComm
 from gsplit.exchange import mix_rows
 from gsplit.kernels.buffers import BufferPool
 from gsplit.ownership import Ownership
-from gsplit.partial_sums import PartialSums
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.telemetry import StepTelemetry
@@ -55,10 +54,3 @@ def test_an_own_frontier_begins_with_what_its_micro_batch_reads() -> None:
     assert frontier.ids(frontier.num_rows).tolist() == wanted.tolist()
     assert index.own_places.tolist() == [0, 1, 2, 3] and index.received_places.numel() == 0
     frontier.close()
-
-
-def test_the_gradient_of_partial_sums() -> None:
-    sums = PartialSums(torch.tensor([2, 0]), (2,), 2, 5, 4, 0, 3, 3, SoloComm(), 0, BufferPool(CPU))
-    partial = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(sums.sum(partial), partial[[2, 0]])
-    assert torch.autograd.gradcheck(sums.sum, (partial,))

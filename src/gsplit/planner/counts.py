@@ -55,8 +55,8 @@ class RankCounts:
 class StrategyCounts:
     """All ranks' parts of a step.
 
-    ``slices``: how many slices the columns of input rows are cut in; 1 if whole. ``bottom_passes``: how often layer 0
-    is called in a step; more than once in systems that take the micro-batches one after the other.
+    Two fields describe other systems: ``slices``, into how many the columns of input rows are cut, and
+    ``bottom_passes``, how often layer 0 is called in a step.
     """
 
     layout: Layout
@@ -114,7 +114,7 @@ def count_strategies(
             of_layout.append([rank for part in parts for rank in part.count(layout)])
         progress("count strategies", number + 1, steps)
     return [
-        StrategyCounts(layout, replicas, _average(by_step), steps, ownership.num_ranks if layout.sliced else 1)
+        StrategyCounts(layout, replicas, _average(by_step), steps)
         for layout, by_step in zip(layouts, found, strict=True)
     ]
 
@@ -148,8 +148,6 @@ class _Part:
 
     def count(self, layout: Layout) -> list[RankCounts]:
         """Every rank's counts."""
-        if layout.sliced:
-            return self._count_sliced(self._owned if layout.by_owner else self._strided)
         if layout.split_layers == self._num_layers:
             return [_of_split(split) for split in self._split(self._targets, self._num_layers)]
         batches = self._owned if layout.by_owner else self._strided
@@ -191,17 +189,6 @@ class _Part:
         return [
             _stack(below[rank], _of_batch(batch, level), sent[rank], received[rank])
             for rank, batch in enumerate(batches)
-        ]
-
-    def _count_sliced(self, batches: list[MiniBatch]) -> list[RankCounts]:
-        """Layer 0 of all micro-batches on every rank; partial output rows to the ranks of the micro-batches."""
-        frontiers = [_frontier(batch, 1) for batch in batches]
-        fanout, whole = self._samplers.num_neighbors[-1:], self._samplers.whole
-        bottom = sample_minibatch(whole, torch.unique(torch.cat(frontiers)), fanout, self._key)
-        sizes, others = [frontier.numel() for frontier in frontiers], self._num_ranks - 1
-        return [
-            _stack(_of_batch(bottom), _of_batch(batch, 1), sum(sizes) - size, size * others)
-            for batch, size in zip(batches, sizes, strict=True)
         ]
 
 

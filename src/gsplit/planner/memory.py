@@ -50,11 +50,11 @@ def rank_bytes(
     largest = max(stop - first for first, stop in map(ownership.range_of, range(ownership.num_ranks)))
     owned = largest / max(1, size.num_vertices)
     edges_share = 1.0 if layout.needs_whole_graph(shape.num_layers) else owned
-    rows_share = 1.0 / counts.slices if layout.sliced else owned if layout.split_layers is not None else 1.0
+    rows_share = owned if layout.split_layers is not None else 1.0
     mapped = edges_share * size.graph_bytes + rows_share * size.num_vertices * size.row_bytes
     tables = 4 * size.num_vertices * edges_share
     batches = max(
-        rank.sources[0] * 4 * shape.num_features / counts.slices * SLACK
+        rank.sources[0] * 4 * shape.num_features * SLACK
         + 8 * (sum(rank.edges) + sum(rank.destinations) + rank.rows_loaded)
         for rank in counts.ranks
     )

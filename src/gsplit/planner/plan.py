@@ -95,8 +95,7 @@ def make_plan(
     if len(workload.num_neighbors) != shape.num_layers:
         got = f"{len(workload.num_neighbors)} fanouts and {shape.num_layers} layers"
         raise InputError(explain("plan", "one fanout per layer", got, "give as many"))
-    on_files = on_disk or cache_bytes > 0  # of which columns cannot be read alone
-    counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, shape, on_files, progress)
+    counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, progress)
     size = GraphSize(
         store.num_vertices, store.num_edges, store.graph.indices.itemsize, stored_row_bytes(store, features)
     )
@@ -160,16 +159,11 @@ def _count_all(
     steps: int,
     replicas: int | None,
     strategies: tuple[str, ...] | None,
-    shape: PlannedModel,
-    on_files: bool,
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
     """Every candidate's counts, with the ownership of one replica."""
     layouts = [
-        layout
-        for layout in all_layouts(shape.num_layers)
-        if strategies is None or layout.name in strategies
-        if not layout.sliced or (shape.is_linear and shape.num_features >= num_ranks and not on_files)
+        layout for layout in all_layouts(len(workload.num_neighbors)) if strategies is None or layout.name in strategies
     ]
     steps = min(steps, workload.steps_per_epoch)
     found = []
@@ -230,8 +224,6 @@ def _notes(
         )
     if len(store.part_boundaries) == 2 and num_ranks > 1:
         notes.append("the store is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)")
-    if not shape.is_linear:
-        notes.append(f"push_pull is left out: {shape.kind}'s bottom layer is not a sum over the columns of its input")
     if not ranked[0].fits:
         notes.append("nothing fits into memory: take a smaller mini-batch")
     return tuple(notes)

@@ -19,7 +19,6 @@ from gsplit.kernels.attention_order import aggregates_first
 __all__ = ["ATTENTION_BACKWARD", "LayerWork", "PlannedModel", "layer_work"]
 
 _LIKE_SAGE = ("sage", "sage_max", "gin", "graphconv", "gcn", "gine", "edgecnn", "pna")
-_LINEAR = ("sage", "gcn", "graphconv")
 _LIKE_GAT = ("gat", "gatv2", "transformer")
 _FLOAT_BYTES = 4
 ATTENTION_BACKWARD = 1.4
@@ -49,11 +48,6 @@ class PlannedModel:
     def attends(self) -> bool:
         """Whether layers weigh edges by attention."""
         return self.kind in _LIKE_GAT
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the bottom layer's output is a sum over the columns of its input, as push-pull needs it."""
-        return self.kind in _LINEAR
 
     @property
     def note(self) -> str | None:

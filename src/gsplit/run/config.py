@@ -134,7 +134,7 @@ class TrainSettings(BaseModel):
     edge_weight: str | None = Field(None, description="stored per-edge values as weights, for gcn and graphconv")
     strategy: str = Field(
         "split",
-        description="how ranks share a mini-batch: split, data, data_cached, push_pull, hybrid(k), or auto, the "
+        description="how ranks share a mini-batch: split, data, data_cached, hybrid(k), or auto, the "
         "fastest by the planner",
     )
     replicas: int = Field(1, ge=1, le=1 << 20, description="groups of ranks; each takes its cut of every mini-batch")

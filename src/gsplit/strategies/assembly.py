@@ -1,13 +1,11 @@
 """From what a loader was asked for to its strategy: the tiers that its rows come from, its groups, its samplers."""
 
 from dataclasses import dataclass
-from math import prod
 
 from gsplit.device_tiers import open_device_rows
 from gsplit.distributed.mesh import Mesh
 from gsplit.feature_tiers import open_features
 from gsplit.features.budget import parse_bytes
-from gsplit.features.columns import hold_columns
 from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource, RowSource
@@ -56,14 +54,11 @@ def make_strategy(
     batches: MiniBatchOptions,
 ) -> Strategy:
     """The strategy of a loader. A collective: rows are copied between ranks, and groups are made, where asked for."""
-    kind, store = strategy_class(spec), views.sampled.store
+    kind = strategy_class(spec)
     rows = open_features(views.read(kind), arrays.features, cache=options.cache, on_disk=options.on_disk)
     in_store = len(arrays.stored_features) == len(arrays.features)
     device_rows = _open_device_rows(kind, views, mesh, rows, options, in_store=in_store)
-    read: RowSource = rows
-    if kind.reads == "columns":
-        read = hold_columns(rows, store.num_vertices, mesh.split_rank, mesh.num_splits)
-    loader = StepLoader(views.sampled, mesh, read, arrays, device_rows=device_rows, num_ahead=options.num_ahead)
+    loader = StepLoader(views.sampled, mesh, rows, arrays, device_rows=device_rows, num_ahead=options.num_ahead)
     setup = StrategySetup(
         spec=spec,
         views=views,
@@ -73,7 +68,6 @@ def make_strategy(
         groups=mesh.borrow_loading_groups(owner=loader) if options.num_ahead else mesh.loading_groups,
         num_neighbors=batches.num_neighbors,
         batch_size=batches.batch_size,
-        num_columns=prod(rows.row_shape),
         shuffle=batches.shuffle,
         deterministic=batches.deterministic,
         copies=_copy_rows(views, rows, mesh, options.copies),
@@ -90,7 +84,7 @@ def _open_device_rows(
 
     Not those of a source of the program's own, which may be slow or large: they are read as they are needed.
     """
-    if not mesh.host_samples or kind.reads == "columns":
+    if not mesh.host_samples:
         return None
     held = in_store and kind.reads == "own rows" and not options.on_disk and not parse_bytes(options.cache)
     return open_device_rows(views.read(kind), rows, mesh.device, cache=options.device_cache, held=held)

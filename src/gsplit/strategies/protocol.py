@@ -20,8 +20,8 @@ from gsplit.telemetry import StepTelemetry
 
 __all__ = ["LoadedStep", "LocalFrontier", "RowsRead", "SampledStep", "Strategy"]
 
-RowsRead = Literal["own rows", "all rows", "columns"]
-"""Which features a rank reads: those of its own vertices, of all vertices, or some columns of all."""
+RowsRead = Literal["own rows", "all rows"]
+"""Which features a rank reads: those of its own vertices, or of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,16 @@
 from gsplit.strategies.data import DataStrategy
 from gsplit.strategies.data_cached import DataCachedStrategy
 from gsplit.strategies.hybrid import HybridStrategy
-from gsplit.strategies.push_pull import PushPullStrategy
 from gsplit.strategies.spec import Family, StrategySpec
 from gsplit.strategies.split import SplitStrategy
 
 __all__ = ["STRATEGIES", "strategy_class"]
 
-AnyStrategy = SplitStrategy | DataStrategy | DataCachedStrategy | PushPullStrategy | HybridStrategy
+AnyStrategy = SplitStrategy | DataStrategy | DataCachedStrategy | HybridStrategy
 STRATEGIES: dict[Family, type[AnyStrategy]] = {
     "split": SplitStrategy,
     "data": DataStrategy,
     "data_cached": DataCachedStrategy,
-    "push_pull": PushPullStrategy,
     "hybrid": HybridStrategy,
 }
 

@@ -50,7 +50,7 @@ def view_graph(store: GraphStore, mesh: Mesh, ownership: Ownership, kind: type[S
 class StrategySetup:
     """The arguments of every strategy.
 
-    ``num_columns``: of a whole input row. ``edge_ids``: the sampler says which edges it drew. ``sampler``: makes one.
+    ``edge_ids``: the sampler says which edges it drew. ``sampler``: makes one.
     """
 
     spec: StrategySpec
@@ -61,7 +61,6 @@ class StrategySetup:
     groups: LoadingGroups
     num_neighbors: list[int]
     batch_size: int
-    num_columns: int
     shuffle: bool = True
     deterministic: bool = False
     copies: ForeignCopies | None = None

@@ -18,18 +18,17 @@ from gsplit.errors import InputError, explain
 
 __all__ = ["FAMILIES", "Family", "StrategySpec", "parse_strategy"]
 
-Family = Literal["split", "data", "data_cached", "push_pull", "hybrid"]
+Family = Literal["split", "data", "data_cached", "hybrid"]
 Placement = Literal["owner", "strided"]
-FAMILIES: tuple[Family, ...] = ("split", "data", "data_cached", "push_pull", "hybrid")
+FAMILIES: tuple[Family, ...] = ("split", "data", "data_cached", "hybrid")
 _PLACEMENTS: dict[Family, Placement] = {
     "split": "owner",
     "data": "strided",
     "data_cached": "owner",
-    "push_pull": "owner",
     "hybrid": "owner",
 }
-_EITHER: tuple[Family, ...] = ("data", "data_cached", "push_pull")
-_EXPECTED = "split, data, data_cached, push_pull or hybrid(k); data(owner), data_cached(strided), push_pull(strided)"
+_EITHER: tuple[Family, ...] = ("data", "data_cached")
+_EXPECTED = "split, data, data_cached or hybrid(k); data(owner), data_cached(strided)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def expected(oracle: Oracle, name: str, rank: int) -> RankCounts:
     layout = parse_layout(name, LAYERS)
     everyone = range(RANKS)
     micro = [owned(set(oracle.targets), r) if layout.by_owner else set(oracle.targets[r::RANKS]) for r in everyone]
-    own_from = 1 if layout.sliced else layout.split_layers if layout.split_layers is not None else 0
+    own_from = layout.split_layers or 0
     levels = [[oracle.frontier(micro[r], level) for r in everyone] for level in range(LAYERS + 1)]  # [level][rank]
     whole = set().union(*levels[own_from])
     edges, destinations, sources, sent, received = [], [], [], [], []
@@ -84,17 +84,13 @@ def expected(oracle: Oracle, name: str, rank: int) -> RankCounts:
             rows = [levels[layer][r] for r in everyone]
         else:
             top = oracle.frontier(whole, layer + 1, own_from)
-            need = [top if layout.sliced else owned(top, r) for r in everyone]
+            need = [owned(top, r) for r in everyone]
             rows = [n | {s for v in n for s in oracle.drawn[layer][v]} for n in need]
-            if not layout.sliced:  # the owner keeps what others need of it
-                rows = [rows[r] | owned(set().union(*rows), r) for r in everyone]
+            rows = [rows[r] | owned(set().union(*rows), r) for r in everyone]  # what others need of the owner
         edges.append(oracle.edges(need[rank], layer))
         destinations.append(len(need[rank]))
         sources.append(len(rows[rank]))
-        if layout.sliced and layer == 1:
-            sent.append(sum(len(rows[r]) for r in everyone if r != rank))
-            received.append(len(rows[rank]) * (RANKS - 1))
-        elif layer in layout.exchanged_levels(LAYERS):
+        if layer in layout.exchanged_levels(LAYERS):
             sent.append(sum(len(owned(rows[r], rank)) for r in everyone if r != rank))
             received.append(len(rows[rank] - owned(rows[rank], rank)))
         else:
@@ -104,7 +100,7 @@ def expected(oracle: Oracle, name: str, rank: int) -> RankCounts:
     if layout.split_layers is not None:
         loaded = len(owned(inputs, rank))
     else:
-        loaded = len(inputs) if layout.sliced else len(levels[0][rank])
+        loaded = len(levels[0][rank])
     asked, asking = sum(received), sum(sent)
     return RankCounts(
         len(micro[rank]),
@@ -135,7 +131,7 @@ def test_split_computes_the_minibatch_once(counted: dict[str, StrategyCounts], w
     )
     split, data = counted["split"], counted["data"]
     assert split.num_edges == sum(block.num_edges for block in batch.blocks) < data.num_edges
-    for name in ("split", "hybrid(1)", "data_cached", "push_pull"):  # each input row is read once
+    for name in ("split", "hybrid(1)", "data_cached"):  # each input row is read once
         assert counted[name].rows_loaded == pytest.approx(batch.input_ids.numel())
     assert data.rows_loaded > split.rows_loaded and data.rows_sent == 0 < split.rows_sent
     assert data.edge_imbalance >= 1

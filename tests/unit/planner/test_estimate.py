@@ -87,7 +87,7 @@ def test_a_cache_spares_the_disk_which_brings_a_page_once_for_all_ranks() -> Non
 
 def test_slices_are_read_at_a_lower_rate() -> None:
     whole = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, HOST, PLACE).ranks[0].load
-    sliced = estimate_step(_counts("push_pull", *(_rank(4.0),) * 4, slices=4), SHAPE, HOST, PLACE).ranks[0].load
+    sliced = estimate_step(_counts("data", *(_rank(4.0),) * 4, slices=4), SHAPE, HOST, PLACE).ranks[0].load
     assert sliced > whole + HOST.row_overhead_bytes * 2 * 2000 / HOST.load_bytes_per_s
 
 

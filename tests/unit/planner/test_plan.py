@@ -39,12 +39,10 @@ def _names(plan: Plan) -> list[str]:
 
 def test_every_strategy_and_replica_is_a_candidate(store: Store, workload: Workload) -> None:
     plan = make_plan(store, workload, SHAPE, GPU, 4)
-    several = {"split", "split x 2", "hybrid(1)", "hybrid(1) x 2", "data_cached", "data_cached(strided)", "push_pull"}
+    several = {"split", "split x 2", "hybrid(1)", "hybrid(1) x 2", "data_cached", "data_cached(strided)"}
     assert set(_names(plan)) == several | {"data", "data(owner)", "one process"}
     walls = [candidate.step.wall_s for candidate in plan.candidates]
     assert walls == sorted(walls) and plan.best.name in plan.reason
-    gat = make_plan(store, workload, replace(SHAPE, kind="gat"), GPU, 2)
-    assert "push_pull" not in _names(gat) and any("push_pull" in note for note in gat.notes)
 
 
 def test_rows_that_are_dear_to_read_are_read_once_and_those_dear_to_send_stay(store: Store, workload: Workload) -> None:

@@ -1,27 +1,25 @@
 """Strategies: stages that can run apart, what they declare, how they are named, and what they refuse."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GAT, SAGEConv
+from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
 from gsplit.boundary import BoundaryExchange
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.exchange import IdentityExchange, PremixedExchange, ShuffleExchange
-from gsplit.partial_sums import PartialSums
 from gsplit.sampling.minibatch import StepKey
 from gsplit.strategies.registry import STRATEGIES, strategy_class
 from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench.exactness import small_store
 
-ALL = ("split", "data", "data(owner)", "data_cached", "data_cached(strided)", "push_pull", "hybrid(1)")
+ALL = ("split", "data", "data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)")
 
 
 def _loader(strategy: str, *, fanouts: tuple[int, ...] = (3, 2), **options: Any) -> NeighborLoader:
@@ -59,7 +57,6 @@ def test_the_exchanges_a_strategy_makes() -> None:
         "data": [IdentityExchange, IdentityExchange],
         "data_cached": [IdentityExchange, IdentityExchange],
         "hybrid(1)": [PremixedExchange, BoundaryExchange],
-        "push_pull": [PartialSums, IdentityExchange],
     }
     for strategy, expected in made.items():
         batch = _loader(strategy).make_batch(0, 0)
@@ -77,7 +74,6 @@ def test_what_strategies_declare() -> None:
         "split": (False, "own rows"),
         "data": (True, "all rows"),
         "data_cached": (True, "own rows"),
-        "push_pull": (True, "columns"),
         "hybrid": (True, "own rows"),
     }
     for family, kind in STRATEGIES.items():
@@ -93,9 +89,9 @@ def test_names() -> None:
     assert strategy_class(parse_strategy("hybrid(2)", 3)) is STRATEGIES["hybrid"]
 
 
-@pytest.mark.parametrize("name", ["nothing", "split(strided)", "data(mine)", "hybrid(1) ", "", 3])
+@pytest.mark.parametrize("name", ["nothing", "push_pull", "split(strided)", "data(mine)", "hybrid(1) ", "", 3])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"strategy: expected split, data, data_cached, push_pull or hybrid\(k\)"):
+    with pytest.raises(InputError, match=r"strategy: expected split, data, data_cached or hybrid\(k\)"):
         parse_strategy(name)
 
 
@@ -125,8 +121,6 @@ class Residual(nn.Module):
     ("hybrid(1)", False, r"strategy='hybrid\(1\)': expected a model that joins no rows from below layer 1"),
     ("hybrid(2)", False, None),
     ("hybrid(1)", True, None),
-    ("push_pull", True, "strategy='push_pull': expected a model whose bottom layer alone reads the input rows"),
-    ("push_pull", False, None),
     ("data_cached", False, None),
     ("data_cached", True, None),
 ])  # fmt: skip
@@ -144,35 +138,6 @@ def test_residuals_run_where_their_rows_stand_for_the_same_vertices(
     assert torch.allclose(model(batch.x, batch.edge_index), model(plain.x, plain.edge_index), atol=1e-12)
 
 
-def _with_normalized_sage() -> nn.Module:
-    model = Residual()
-    model.first = SAGEConv(6, 6, normalize=True)
-    return model
-
-
-@pytest.mark.parametrize("make, reason", [
-    (lambda: GAT(6, 8, 3, 5), "GATConv: attention needs whole rows"),
-    (_with_normalized_sage, "SAGEConv: its output is no sum over columns"),
-])  # fmt: skip
-def test_push_pull_refuses_layers_that_are_not_linear(make: Callable[[], nn.Module], reason: str) -> None:
-    fanouts = (3, 2, 2)
-    model, batch = parallelize(make().double(), solo_mesh()), _loader("push_pull", fanouts=fanouts).make_batch(0, 0)
-    with pytest.raises(InputError, match=rf"linear in its input.*{reason}"):
-        model(batch.x, batch.edge_index)
-
-
-@pytest.mark.parametrize("option", [{"cache": "1MB"}, {"features_on_disk": True}])
-def test_push_pull_holds_its_columns_in_memory(option: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="push_pull: expected columns of the features, held in memory"):
-        _loader("push_pull", **option)
-
-
-def test_push_pull_has_no_rows_for_hand_written_models() -> None:
-    batch = _loader("push_pull").make_batch(0, 0)
-    with pytest.raises(InputError, match="batch.shuffle: expected a strategy with whole input rows"):
-        batch.shuffle(0, batch.x)
-
-
 def test_switching_the_strategy_between_steps_changes_nothing() -> None:
     def train(strategies: list[str]) -> list[float]:
         torch.manual_seed(0)
@@ -188,5 +153,5 @@ def test_switching_the_strategy_between_steps_changes_nothing() -> None:
             losses.append(float(loss.detach()))
         return losses
 
-    mixed = train(["split", "push_pull", "data", "data_cached", "hybrid(2)"])
+    mixed = train(["split", "data(owner)", "data", "data_cached", "hybrid(2)"])
     assert mixed == pytest.approx(train(["split"] * 5), abs=1e-12)
