@@ -27,7 +27,7 @@ from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.run import models
 from gsplit.run.models import EDGE_FEATURE_MODELS, EDGE_WEIGHT_MODELS, MODELS
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit_bench.machine import current_commit, installed_versions
 from gsplit_bench.ranks import run_ranks
 
@@ -199,10 +199,8 @@ OWNERSHIPS = ("random", "all on rank 0", "no targets on rank 1", "original order
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2))
 """Replicas and splits."""
 STEPS, BATCH, VERTICES, WIDTH, CLASSES, EDGE_WIDTH = 5, 12, 90, 6, 5, 3
-OTHER_STRATEGIES = ("data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)", "hybrid(2)", "push_pull")
+OTHER_STRATEGIES = ("data(owner)", "data_cached", "data_cached(strided)", "hybrid(1)", "hybrid(2)")
 """Beside split and data; none of them computes each vertex once."""
-LINEAR_MODELS = ("sage", "gcn", "graphconv")
-"""Those whose bottom layer push-pull can compute on columns."""
 PLAIN_MODELS = tuple(model for model in MODELS if model != "gine")
 EDGE_MODELS = (*EDGE_FEATURE_MODELS, *EDGE_WEIGHT_MODELS)
 
@@ -310,16 +308,14 @@ def all_cases(replicas: int, splits: int) -> Iterator[Case]:
     for model, strategy, dropout, jk, ownership in product(
         PLAIN_MODELS, OTHER_STRATEGIES, (0.0, 0.5), (None, "max"), OWNERSHIPS[:1] if alone else OWNERSHIPS[:3]
     ):
-        if strategy != "push_pull" or model in LINEAR_MODELS:
-            yield Case(model, strategy, ownership, dropout, jk, None)
+        yield Case(model, strategy, ownership, dropout, jk, None)
     for model, strategy, dropout, ownership in product(
         EDGE_MODELS,
         ("split", "data", *OTHER_STRATEGIES),
         (0.0, 0.5),
         ("random", "no targets on rank 1", "original order"),
     ):
-        if strategy != "push_pull" or model in LINEAR_MODELS:
-            yield Case(model, strategy, ownership, dropout, None, None, edge_values=True)
+        yield Case(model, strategy, ownership, dropout, None, None, edge_values=True)
 
 
 def run_exactness(

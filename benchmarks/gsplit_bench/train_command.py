@@ -14,9 +14,9 @@ from rich.table import Table
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import write_atomic
 from gsplit_bench.train import TrainReport
 from gsplit_bench.train_records import TrainRecord
-from gsplit.files.atomic import write_atomic
 
 __all__ = ["show_report", "train"]
 

@@ -145,7 +145,7 @@ class Study:
             )
 
 
-_OURS = ("split", "hybrid(2)", "hybrid(1)", "data_cached", "push_pull", "data(owner)", "data")
+_OURS = ("split", "hybrid(2)", "hybrid(1)", "data_cached", "data(owner)", "data")
 
 DEFAULT = Study("our two ends, split and data, and the peers")
 

@@ -10,9 +10,8 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.inference import closure
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import VERTICES, Case, make_model, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import VERTICES, Case, make_model, small_store
 
 
 def infer_all(mesh: Mesh, kinds: list[str], boundaries: list[tuple[int, ...] | None], folder: str) -> list[Any]:

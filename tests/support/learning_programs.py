@@ -12,9 +12,8 @@ import gsplit
 from gsplit.distributed.mesh import Mesh
 from gsplit.losses import LossFunction, weighted_cross_entropy
 from gsplit.ownership import Ownership
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import VERTICES, WIDTH, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import VERTICES, WIDTH, small_store
 
 CLASSES, COLUMNS = 3, 4
 METRICS = {

@@ -12,9 +12,8 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, losses, parallelize
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import WIDTH, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import WIDTH, small_store
 
 COLUMNS = {
     "bce": F.binary_cross_entropy_with_logits,

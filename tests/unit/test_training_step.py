@@ -13,9 +13,8 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, NeighborLoader, Trainer, losses, parallelize
 from gsplit.distributed.mesh import solo_mesh
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
 def _loader(y: Any = None, batch_size: int = 12) -> NeighborLoader:

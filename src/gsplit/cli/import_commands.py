@@ -13,13 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
-from gsplit.cli.options import Json, parse_ranges
-from gsplit.cli.summary import describe, show
-from gsplit.store.importers.arrow import LabelType, TableColumns
 from gsplit.cli.options import Flags, Json, Output, settings_options
 from gsplit.cli.store_view import describe, show
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.table_columns import LabelType, TableColumns
+from gsplit.store.importers.arrow import LabelType, TableColumns
 from gsplit.store.importers.vertex_ids import IdMode, UnknownIds
 from gsplit.store.source import EdgeRules, GraphSource
 from gsplit.store.statistics import not_finite_key

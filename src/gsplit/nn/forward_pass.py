@@ -24,15 +24,12 @@ from gsplit.kernels.csr import LOOP, CsrEdges
 from gsplit.keys import kernels_torch
 from gsplit.nn.adapters import LayerInputs
 from gsplit.nn.calls import LayerCall, input_rows
-from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
-from gsplit.nn.calls import LayerCall, one_vertex, rows_of, substitute
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.layer_edges import other_edges
 from gsplit.nn.layers import edge_features_are_weights
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.split_forward import SplitForward
-from gsplit.nn.self_loops import adds_self_loops, looped_edges, other_edges
 
 __all__ = ["ForwardPass"]
 

@@ -10,7 +10,6 @@ from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
 from gsplit.nn.adapters import Adapter
 from gsplit.nn.layer_edges import num_other_edges
-from gsplit.nn.self_loops import num_other_edges
 
 __all__ = ["ForwardPlan", "RowSpace", "Space", "check_batch", "num_rows"]
 

@@ -7,9 +7,6 @@ from html import escape
 from pathlib import Path
 
 from gsplit.files.atomic import write_atomic
-from gsplit.files.atomic import write_atomic
-from gsplit.report.sections import Section
-from gsplit.report.tables import Table
 
 __all__ = ["Picture", "Section", "Table", "write_page", "write_pictures"]
 

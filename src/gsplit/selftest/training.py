@@ -13,7 +13,7 @@ from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.ownership import Ownership
 from gsplit.run.models import make_model
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 
 __all__ = ["TOLERANCE", "SmallTraining", "largest_difference", "train_model", "train_models"]
 

@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Self
 
 from gsplit.array_types import Array
-from gsplit.files.atomic import flush_folder
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.atomic import fsync_folder, locked, replace_folder, try_lock
 from gsplit.mapped_files import create_mapped, flush

@@ -16,9 +16,8 @@ from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.metrics import METRICS
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
 def _trainer(lr: float = 0.05, **options: Any) -> Trainer:

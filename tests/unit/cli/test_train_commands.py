@@ -185,7 +185,8 @@ def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFi
     assert f"{run}, for gsplit infer" in said
     show_result(TrainResult(2, 1, "split", history, None, run, finished=False), tmp_path, Console(width=400))
     assert (
-        f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --resume {run}" in capsys.readouterr().out
+        f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --resume {run}"
+        in capsys.readouterr().out
     )
 
 

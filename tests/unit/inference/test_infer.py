@@ -16,9 +16,8 @@ from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.ownership import Ownership
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 
 
 def _full(store: MemoryStore) -> tuple[torch.Tensor, torch.Tensor]:

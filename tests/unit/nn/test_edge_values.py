@@ -16,9 +16,8 @@ import gsplit
 from gsplit import InputError, NeighborLoader, infer, parallelize
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.models import EDGE_WEIGHT_MODELS
-from gsplit.store.memory import MemoryStore
-from gsplit_bench.exactness import EDGE_MODELS, EDGE_WIDTH, VERTICES, WIDTH, Case, make_model, small_store
 from gsplit.store.in_memory import MemoryStore
+from gsplit_bench.exactness import EDGE_MODELS, EDGE_WIDTH, VERTICES, WIDTH, Case, make_model, small_store
 
 
 def _full(store: MemoryStore) -> dict[str, Any]:
