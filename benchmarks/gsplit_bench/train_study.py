@@ -14,7 +14,7 @@ from gsplit.run.config import MODELS
 
 __all__ = ["ALLOCATORS", "DEFAULT", "FEATURES", "PEERS", "PRESETS", "Launch", "Scenario", "Study", "find_preset"]
 
-PEERS = ("dgl", "pyg")
+PEERS = ("dgl", "pyg", "p3")
 """Systems that are not ours; every other name is a strategy."""
 FEATURES = ("memory", "disk")
 ALLOCATORS = ("tuned", "default")
@@ -145,7 +145,7 @@ class Study:
             )
 
 
-_OURS = ("split", "hybrid(2)", "hybrid(1)", "data_cached", "push_pull", "data(owner)", "data")
+_OURS = ("split", "hybrid(2)", "hybrid(1)", "data_cached", "data(owner)", "data")
 
 DEFAULT = Study("our two ends, split and data, and the peers")
 
