@@ -49,7 +49,7 @@ test:  ## all tests, on WORKERS processes, and the slowest of them; PYTEST_ARGS=
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --durations=25 --durations-min=1 $(PYTEST_ARGS)
 
 bench:  ## the import measurements of benchmarks/results (an hour, 60 GB of disk)
-	$(BIN)/python benchmarks/import_speed.py --billion
+	$(BIN)/python -m gsplit_bench import-speed --billion
 
 clean:  ## remove caches, not the virtual environment
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -99,7 +99,5 @@ def main(arguments: Sequence[str]) -> None:
         about = {"commit": current_commit(), "machine": describe_machine(), "versions": installed_versions()}
         how = {"steps": options.steps, "batch_size": options.batch_size, "fanout": FANOUT, "hidden": HIDDEN}
         options.out.with_suffix(".json").write_text(json.dumps({**about, "settings": how, "records": records}))
-        text = (
-            f"`benchmarks/bf16.py`, {options.steps} steps of {options.batch_size} targets, commit {about['commit']}.\n"
-        )
+        text = f"`python -m gsplit_bench bf16`, {options.steps} steps of {options.batch_size} targets, commit {about['commit']}.\n"
         options.out.with_suffix(".md").write_text("\n".join(["# bf16 against float32", "", text, *lines]) + "\n")

@@ -2,7 +2,7 @@
 
 Triton's own wheel has the assembler. ``CASES`` lists every kernel with the argument types it is called with; widths are
 those of common models. A spill is memory of a thread on the stack: it would mean that a kernel wants more registers
-than it can have. Used by benchmarks/kernel_matrix.py and by the tests.
+than it can have. Used by python -m gsplit_bench kernel-matrix and by the tests.
 """
 
 import inspect

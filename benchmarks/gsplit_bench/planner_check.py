@@ -28,10 +28,10 @@ from gsplit.planner.plan import make_plan
 from gsplit.planner.probes import measure_sampling
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.reader import Store, open_store
+from gsplit_bench.train_study import PEERS
 
 __all__ = ["main"]
 
-PEERS = ("dgl", "pyg")
 CLOSE = 0.05
 LEAST_STAGE_S = 1e-3  # stages below that are noise
 Record = dict[str, Any]

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     real = [store for store in stores if store.stem in REAL]
     quick = ("--steps", 1, "--repeats", 3)
     found = [
-        measure("main", stores, given.work, "--systems", f"{OURS},push_pull,dgl,pyg", *ranks, *quick),
+        measure("main", stores, given.work, "--systems", f"{OURS},dgl,pyg,p3", *ranks, *quick),
         measure("as-users", stores, given.work, "--systems", "split,dgl,pyg", "--allocator", "default", *ranks, *quick),
         measure("small", stores, given.work, "--systems", OURS, "--batch-size", 256, *ranks, *quick),
         measure(

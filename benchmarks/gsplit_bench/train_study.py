@@ -14,7 +14,7 @@ from gsplit.run.config import MODELS
 
 __all__ = ["ALLOCATORS", "DEFAULT", "FEATURES", "PEERS", "PRESETS", "Launch", "Scenario", "Study", "find_preset"]
 
-PEERS = ("dgl", "pyg")
+PEERS = ("dgl", "pyg", "p3")
 """Systems that are not ours; every other name is a strategy."""
 FEATURES = ("memory", "disk")
 ALLOCATORS = ("tuned", "default")

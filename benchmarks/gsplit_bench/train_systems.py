@@ -15,6 +15,7 @@ from gsplit.telemetry import StepTelemetry
 from gsplit.trainer import Trainer
 from gsplit_bench.peers.ddp import DdpSystem, System
 from gsplit_bench.peers.dgl_ddp import DglPeer
+from gsplit_bench.peers.p3 import P3System
 from gsplit_bench.peers.pyg_ddp import PygPeer
 from gsplit_bench.train_study import PEERS, Scenario
 
@@ -34,11 +35,13 @@ def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> Syst
         return DdpSystem(DglPeer(scenario, store), scenario, store, mesh)
     if name == "pyg":
         return DdpSystem(PygPeer(scenario, store), scenario, store, mesh)
+    if name == "p3":
+        return P3System(scenario, store, mesh)
     return StrategySystem(name, scenario, store, mesh)
 
 
 class StrategySystem:
-    """See ``peers.protocol.System``: our loader and trainer, as a script uses them."""
+    """See ``peers.ddp.System``: our loader and trainer, as a script uses them."""
 
     note = ""
 

@@ -1,4 +1,4 @@
-"""``gsplit bench loading`` on real ranks: what it counts without them is what they read, and rates are kept."""
+"""``python -m gsplit_bench loading`` on real ranks: they read what is counted without them, at the rates set."""
 
 import json
 import time

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peer_programs import p3_losses
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput, SamplerOutput
 
 import gsplit
@@ -17,6 +18,7 @@ from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions, read_clocks
 from gsplit_bench.peers import dgl_ddp, pyg_ddp
+from gsplit_bench.ranks import run_ranks
 from gsplit_bench.train_study import DEFAULT, Launch, Scenario
 from gsplit_bench.train_systems import check_store, is_ours, make_system, touch_pages
 
@@ -49,6 +51,31 @@ def test_plain_pyg_trains_like_our_strategies(model: str, store: Store, monkeypa
     assert "our sampler" in theirs.note and ours.note == ""
 
 
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_push_pull_on_ranks_trains_like_one_process_and_like_pyg(
+    model: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = replace(_scenario(store, model, (4, 3, 3)), batch_size=23)
+    alone, whole = p3_losses(solo_mesh(), str(store.path), scenario)
+    assert max(alone) - min(alone) > 1e-3
+    for losses, counts in run_ranks(p3_losses, 2, str(store.path), scenario):
+        assert losses == pytest.approx(alone, rel=0, abs=1e-9)
+        assert counts["rows_loaded"] == whole["rows_loaded"]  # the union, of which each rank has its columns
+        assert counts["bytes_loaded"] == whole["bytes_loaded"] / 2
+        assert counts["rows_sent"] > 0
+    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: False)
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("p3", "pyg"))
+    for epoch in range(3):
+        a, b = ours.train_step(epoch, 0), theirs.train_step(epoch, 0)
+        assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-4)
+        assert a.counts["edges"] == b.counts["edges"]
+
+
+def test_push_pull_refuses_what_it_has_no_layers_for(store: Store) -> None:
+    with pytest.raises(gsplit.InputError, match="system p3: expected sage or gat.*got gcn"):
+        make_system("p3", _scenario(store, "gcn"), store, solo_mesh())
+
+
 @pytest.mark.skipif(find_spec("dgl") is None, reason="needs DGL 1.1.3 (benchmarks/README.md)")
 @pytest.mark.parametrize("model", ["sage", "gat"])
 def test_dgl_draws_and_computes_the_same_amount(model: str, store: Store) -> None:
@@ -65,7 +92,7 @@ def test_without_dgl_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.
     monkeypatch.setattr(dgl_ddp, "find_spec", lambda name: None)
     with pytest.raises(gsplit.MissingDependencyError, match=r"system dgl: .* Fix: pip install --no-deps dgl==1.1.3"):
         make_system("dgl", _scenario(store, "sage"), store, solo_mesh())
-    assert not is_ours("dgl") and not is_ours("pyg") and is_ours("hybrid(1)")
+    assert not is_ours("dgl") and not is_ours("pyg") and not is_ours("p3") and is_ours("hybrid(1)")
 
 
 @pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib.")

@@ -82,7 +82,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     for text in (
         "0123abc",
         "2026-11-16",
-        "gsplit bench train arxiv.gsplit --preset main",
+        "python -m gsplit_bench train arxiv.gsplit --preset main",
         "two cores &lt;of something",
     ):
         assert text in page

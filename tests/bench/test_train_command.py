@@ -1,4 +1,4 @@
-"""``gsplit bench train`` as a user runs it: real ranks, several systems in turn, one document."""
+"""``python -m gsplit_bench train`` as a user runs it: real ranks, several systems in turn, one document."""
 
 import json
 from importlib.util import find_spec

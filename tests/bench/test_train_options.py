@@ -1,4 +1,4 @@
-"""Options of ``gsplit bench train``: refused before anything is started, and counting without ranks."""
+"""Options of ``python -m gsplit_bench train``: refused before anything is started, and counting without ranks."""
 
 import json
 from pathlib import Path

@@ -85,7 +85,7 @@ def test_the_screen_fits_eighty_columns_and_says_what_is_wrong(store: Store) -> 
     workload = Workload.of_store(store, "train", [3, 3], 50)
     counts = count_ranks(store, workload, 2, ["split", "data"], hidden=8, steps=2)
     notes, failures = ["dgl, sage: not there"], ["4 ranks, tuned allocator: rank 1: out of luck"]
-    report = TrainReport("main", "gsplit bench train", DEFAULT, records, counts, notes, failures)
+    report = TrainReport("main", "python -m gsplit_bench train", DEFAULT, records, counts, notes, failures)
     stream = io.StringIO()
     show_report(report, Console(file=stream, width=80))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]

@@ -1,4 +1,4 @@
-"""A few of the trials of benchmarks/faults.py: real commands, with a fault in one of their ranks."""
+"""A few of the trials of python -m gsplit_bench faults: real commands, with a fault in one of their ranks."""
 
 import json
 import socket

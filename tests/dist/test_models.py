@@ -1,6 +1,6 @@
 """Unmodified PyG models on real ranks: a part of the exactness matrix with every model, strategy, ownership and option.
 
-The whole matrix: ``gsplit bench exactness``.
+The whole matrix: ``python -m gsplit_bench exactness``.
 """
 
 from typing import Any

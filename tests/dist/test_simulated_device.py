@@ -48,7 +48,7 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
 ) -> None:
     """Half of the models on two ranks, a part of them elsewhere, for two steps.
 
-    All, and five steps: ``gsplit bench exactness --device sim``.
+    All, and five steps: ``python -m gsplit_bench exactness --device sim``.
     """
     cases = simulated_cases(replicas, (strategy,))
     assert {case.model for case in cases} == set(MODELS)

@@ -1,6 +1,6 @@
 """Thousands of damaged inputs on every surface: each is read or refused in the usual form, and nothing else happens.
 
-``python benchmarks/fuzz.py --inputs 1000000`` runs the same on more of them, with bounds on memory.
+``python tests/fuzz/campaign.py --inputs 1000000`` runs the same on more of them, with bounds on memory.
 """
 
 import os

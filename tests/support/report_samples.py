@@ -120,7 +120,7 @@ def bench_document(records: list[dict[str, Any]], counts: list[dict[str, Any]] |
     return {
         "kind": "bench train",
         "preset": "main",
-        "command": "gsplit bench train arxiv.gsplit --preset main",
+        "command": "python -m gsplit_bench train arxiv.gsplit --preset main",
         "commit": "0123abc",
         "date": "2026-11-16",
         "versions": {"python": "3.11.9", "torch": "2.13.0", "dgl": None},

@@ -62,6 +62,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
         described = archive.read(next(name for name in archive.namelist() if name.endswith("/WHEEL"))).decode()
     package = [path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert names == {str(path.relative_to(ROOT / "src")) for path in package}
+    assert not {name for name in names if any(word in name for word in ("bench", "testing", "simulated", "baselines"))}
     assert "gsplit/py.typed" in names  # type checkers believe our annotations
     assert "Root-Is-Purelib: true" in described
 
@@ -93,6 +94,7 @@ def test_the_sdist_builds_the_same_wheel_and_has_what_its_tests_read(built: Buil
     assert again.read_bytes() == built.wheel.read_bytes()
     for name in ("tests/conftest.py", "examples/own_model.py", "docs/step.svg", "Makefile", "LICENSE", "CITATION.cff"):
         assert (source / name).is_file(), name
+    assert (source / "benchmarks" / "gsplit_bench" / "__main__.py").is_file()
     assert not (source / "benchmarks" / "results").exists()  # megabytes that nothing reads
 
 

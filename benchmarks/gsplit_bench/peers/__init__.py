@@ -1,3 +1,3 @@
-"""Other systems, run as their users run them: data parallel with torch's DDP, on the ranks of the same run."""
+"""Other systems, run as their users run them: on the ranks of the same run."""
 
 __all__: list[str] = []

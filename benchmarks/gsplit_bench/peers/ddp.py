@@ -25,7 +25,7 @@ from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench.train_study import Scenario
 
-__all__ = ["DdpSystem", "Peer", "PeerSample", "System"]
+__all__ = ["DdpSystem", "Peer", "PeerSample", "ShuffledTargets", "System", "stored_tensor"]
 
 
 class System(Protocol):
@@ -64,11 +64,11 @@ class DdpSystem:
 
     def __init__(self, peer: Peer, scenario: Scenario, store: Store, mesh: Mesh) -> None:
         self._peer, self._scenario, self._mesh = peer, scenario, mesh
-        self._features, self._labels = (_as_tensor(store, name) for name in ("features/x", "y"))
-        self._targets = torch.from_numpy(np.array(store.stored_array(f"targets/{scenario.targets}")))
+        self._features = stored_tensor(store, "features/x")
+        self._labels = stored_tensor(store, "y")
+        self._targets = ShuffledTargets(scenario, store)
         self._model: Module = peer.model if mesh.size == 1 else DistributedDataParallel(peer.model)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=scenario.learning_rate)
-        self._order: tuple[int, Tensor] | None = None
 
     @property
     def note(self) -> str:
@@ -76,7 +76,8 @@ class DdpSystem:
 
     def train_step(self, epoch: int, step: int) -> StepTelemetry:
         """One step of the script."""
-        telemetry, targets = StepTelemetry(epoch, step), self._targets_of(epoch, step)
+        telemetry = StepTelemetry(epoch, step)
+        targets = self._targets.of_rank(epoch, step, self._mesh)
         with telemetry.span("sample"):
             sample = self._peer.sample(targets, StepKey(self._scenario.seed, epoch, step))
         with telemetry.span("load_features"):
@@ -97,16 +98,30 @@ class DdpSystem:
         telemetry.count("bytes_loaded", x.size(0) * self._features[:1].nbytes)
         return telemetry
 
-    def _targets_of(self, epoch: int, step: int) -> Tensor:
-        """Every W-th target of the epoch's next mini-batch, as torch's DistributedSampler deals them out."""
+
+class ShuffledTargets:
+    """The targets of every step: those of an epoch in a random order, dealt out as torch's DistributedSampler does."""
+
+    def __init__(self, scenario: Scenario, store: Store) -> None:
+        self._seed = scenario.seed
+        self._batch_size = scenario.batch_size
+        self._targets = torch.from_numpy(np.array(store.stored_array(f"targets/{scenario.targets}")))
+        self._order: tuple[int, Tensor] | None = None
+
+    def of_rank(self, epoch: int, step: int, mesh: Mesh) -> Tensor:
+        """Every W-th target of the epoch's next mini-batch."""
         if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(self._scenario.seed + epoch)
+            generator = torch.Generator().manual_seed(self._seed + epoch)
             self._order = (epoch, torch.randperm(self._targets.numel(), generator=generator))
-        size = self._scenario.batch_size
-        return self._targets[self._order[1][step * size : (step + 1) * size][self._mesh.rank :: self._mesh.size]]
+        size = self._batch_size
+        return self._targets[self._order[1][step * size : (step + 1) * size][mesh.rank :: mesh.size]]
+
+    def num_in_step(self, step: int) -> int:
+        """Targets of the global mini-batch."""
+        return min(self._batch_size, self._targets.numel() - step * self._batch_size)
 
 
-def _as_tensor(store: Store, name: str) -> Tensor:
+def stored_tensor(store: Store, name: str) -> Tensor:
     """A stored array where it lies, memory-mapped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it cannot be written to; nobody does

@@ -44,7 +44,7 @@ def to_dgl(graph: Graph) -> Any:
 
 
 class DglPeer:
-    """See ``protocol.Peer``."""
+    """See ``ddp.Peer``."""
 
     note = ""
 

@@ -32,7 +32,7 @@ def has_pyg_sampler() -> bool:
 
 
 class PygPeer:
-    """See ``protocol.Peer``."""
+    """See ``ddp.Peer``."""
 
     def __init__(self, scenario: Scenario, store: Store) -> None:
         torch.manual_seed(scenario.seed)

@@ -2,8 +2,8 @@
 
 Ids are sorted, rows that lie close together become one read, and threads keep many reads in flight: a disk wants a deep
 queue. A row alone goes straight to its place; of several rows read together each is copied there. Reading makes errors
-of what would be SIGBUS in a memory map: a file that was cut off, a disk that fails. benchmarks/disk_reads.py compares
-the ways to read; the defaults below come from there.
+of what would be SIGBUS in a memory map: a file that was cut off, a disk that fails. The
+defaults below come from ``python -m gsplit_bench disk-reads``, which compares the ways to read.
 
 The loops run compiled and call ``pread`` of the C library without the interpreter's lock. What it does not read whole
 is read again by ``os.preadv``, which says what is wrong.

@@ -19,6 +19,7 @@ _SYSTEMS = {
     "data_cached": "#9e2a2b",
     "data_cached(strided)": "#e5989b",
     "push_pull": "#7b4ea3",
+    "p3": "#7b4ea3",
     "hybrid(1)": "#2a9d8f",
     "hybrid(2)": "#84c7b5",
     "hybrid(3)": "#17645b",

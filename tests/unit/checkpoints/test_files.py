@@ -125,7 +125,7 @@ for step in range(1, 1_000_000):
 
 
 def test_a_kill_while_writing_never_costs_the_latest(tmp_path: Path) -> None:
-    """benchmarks/resume.py does this fifty times."""
+    """python -m gsplit_bench resume does this fifty times."""
     last, script = 0, tmp_path / "saver.py"
     script.write_text(SAVER)
     for _ in range(3):
