@@ -265,7 +265,7 @@ def _write_vertices(
         counts[not_finite_key(name)] = missing
     for name, ids in source.targets.items():
         ordered = np.sort(ids)
-        begin, end = (int(at) for at in np.searchsorted(ordered, [held.first, held.stop]))
+        begin, end = np.searchsorted(ordered, [held.first, held.stop]).tolist()
         writer.write(f"targets/{name}", "int64", ordered[begin:end])
         if positions:
             writer.write(f"target_positions/{name}", "int64", np.arange(begin, end))

@@ -90,9 +90,9 @@ def _group_by_bucket(
 class _Spill:
     """Keys and values on disk, appended in pieces and read back in pieces."""
 
-    def __init__(self, stem: Path, values: Mapping[str, ValueType]) -> None:
+    def __init__(self, stem: Path, types: Mapping[str, ValueType]) -> None:
         self._stem = stem
-        self._values = values
+        self.types = types
         self.size = 0
 
     def _file(self, name: str) -> Path:
@@ -107,11 +107,11 @@ class _Spill:
     def read(self, start: int, stop: int) -> tuple[Keys, dict[str, Array]]:
         if start >= stop:
             return np.empty(0, np.uint64), {
-                n: np.empty((0, *t.row_shape), storage_dtype(t.dtype)) for n, t in self._values.items()
+                n: np.empty((0, *t.row_shape), storage_dtype(t.dtype)) for n, t in self.types.items()
             }
         keys = read_exactly(self._file("keys"), np.dtype(np.uint64), start, stop - start)
         values = {}
-        for name, kind in self._values.items():
+        for name, kind in self.types.items():
             width = prod(kind.row_shape)
             flat = read_exactly(
                 self._file(f"value.{name}"), storage_dtype(kind.dtype), start * width, (stop - start) * width
@@ -120,7 +120,7 @@ class _Spill:
         return keys, values
 
     def remove(self) -> None:
-        for name in ["keys", *(f"value.{value}" for value in self._values)]:
+        for name in ["keys", *(f"value.{name}" for name in self.types)]:
             self._file(name).unlink(missing_ok=True)
 
 
@@ -217,19 +217,19 @@ class EdgeSorter:
 
 def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:
     if spill.size <= 2 * budget:
-        run = _sort(*spill.read(0, spill.size), spill._values)
-        spill.remove()
-        yield run
+        yield _sort(spill)
         return
     for part in _cut_by_sample(spill, budget):
         if part.size == spill.size:  # cannot be divided: duplicates of one edge
-            yield _sort(*part.read(0, part.size), part._values)
-            part.remove()
+            yield _sort(part)
         else:
             yield from _sorted_runs(part, budget)
 
 
-def _sort(keys: Keys, values: dict[str, Array], types: Mapping[str, ValueType]) -> SortedRun:
+def _sort(spill: _Spill) -> SortedRun:
+    """Read a spill, delete it and sort it in memory."""
+    keys, values = spill.read(0, spill.size)
+    spill.remove()
     if not values:
         keys.sort()
         return SortedRun(keys, values)
@@ -239,7 +239,7 @@ def _sort(keys: Keys, values: dict[str, Array], types: Mapping[str, ValueType]) 
     equal = keys[1:] == keys[:-1]
     tied = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
     if tied.size:  # positions of equal keys are adjacent, so sorting among them alone is enough
-        columns = [part for n, c in values.items() for part in ordered_bits(c[tied], types[n].dtype).T]
+        columns = [part for n, c in values.items() for part in ordered_bits(c[tied], spill.types[n].dtype).T]
         by_value = tied[np.lexsort([*reversed(columns), keys[tied]])]
         for column in values.values():
             column[tied] = column[by_value]
@@ -253,7 +253,7 @@ def _cut_by_sample(spill: _Spill, budget: int) -> list[_Spill]:
     ways = min(MAX_BUCKETS, 2 * -(-spill.size // budget))
     picked = sample[np.linspace(0, sample.size - 1, ways + 1).astype(np.int64)[1:-1]]
     cuts = np.unique(np.concatenate([picked, picked + np.uint64(1)]))  # a heavy key gets a range of its own
-    parts = [_Spill(spill._stem.with_name(f"{spill._stem.name}-{i}"), spill._values) for i in range(cuts.size + 1)]
+    parts = [_Spill(spill._stem.with_name(f"{spill._stem.name}-{i}"), spill.types) for i in range(cuts.size + 1)]
     for start in range(0, spill.size, budget):
         keys, values = spill.read(start, min(start + budget, spill.size))
         part_of = np.searchsorted(cuts, keys, side="right").astype(np.uint16)

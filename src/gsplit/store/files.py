@@ -166,7 +166,6 @@ class ArrayFile:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return prod(self._shape)
 
     def read(self, start: int, stop: int) -> Array:

@@ -254,8 +254,8 @@ class Manifest(_Strict):
         """A shard has the positions of its targets in the whole lists; a whole store does not need them."""
         if self.shard is None and self.vertex_range != (0, self.num_vertices):
             raise ValueError("shard is missing, and vertex_range is not the whole")
-        targets, positions = self.names("targets"), self.names("target_positions")
-        if positions != (targets if self.shard else []):
+        positions = self.names("target_positions")
+        if positions != (self.names("targets") if self.shard else []):
             raise ValueError("target_positions go with the targets of a shard")
         for name in positions:
             num_targets = self.arrays[f"targets/{name}"].shape[0]

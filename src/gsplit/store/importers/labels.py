@@ -33,7 +33,8 @@ class Labels:
 
 def as_labels(rows: RowStream, *, floats_are_classes: bool = False) -> Labels:
     """Convert labels to the form of a store. ``floats_are_classes``: whole numbers are classes even without NaN."""
-    dtype, row_shape = rows.type.dtype, rows.type.row_shape
+    dtype = rows.type.dtype
+    row_shape = rows.type.row_shape
     column = " of shape [n, 1]" if row_shape else ""
     if row_shape not in ((), (1,)) or dtype == "bfloat16":
         return Labels(rows)

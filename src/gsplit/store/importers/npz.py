@@ -133,8 +133,9 @@ def _sparse_rows(members: dict[str, NpzMember]) -> RowStream:
     num_rows, width = _sparse_shape(members)
 
     def chunks() -> Iterator[RowChunk]:
-        indptr, columns, data = (members[name].read() for name in _SPARSE_X[:3])
-        indptr = indptr.astype(np.int64)
+        indptr = members["x_indptr"].read().astype(np.int64)
+        columns = members["x_indices"].read()
+        data = members["x_data"].read()
         is_valid = indptr.shape == (num_rows + 1,) and (np.diff(indptr) >= 0).all() and indptr[-1] == columns.size
         is_valid &= columns.size == data.size
         is_valid &= not columns.size or 0 <= int(columns.min()) <= int(columns.max()) < width

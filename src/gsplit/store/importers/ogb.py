@@ -128,9 +128,8 @@ def _csv_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
         for columns in _csv_columns(file):
             if len(columns) != 2:
                 raise InputError(explain(file, "two columns", len(columns), _AGAIN))
-            src, dst = (_integers(file, column) for column in columns)
-            found += src.size
-            yield EdgeChunk(src, dst)
+            found += len(columns[0])
+            yield EdgeChunk(_integers(file, columns[0]), _integers(file, columns[1]))
         if found != num_edges:
             raise InputError(explain(file, f"{num_edges} edges, as in num-edge-list", found, _AGAIN))
 

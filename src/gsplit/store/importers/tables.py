@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import (
     IdBounds,
@@ -34,19 +33,11 @@ from gsplit.store.importers.vertex_ids import (
     dense_ids,
     widened_alike,
 )
-from gsplit.store.importers.vertex_table import (
-    drop_unlabelled,
-    named_columns,
-    table_notes,
-    vertex_features,
-    vertex_labels,
-    vertex_targets,
-)
+from gsplit.store.importers.vertex_table import VertexData, read_vertices
 from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
     GraphSource,
-    RowStream,
     ValueType,
     VertexRange,
     dtype_name,
@@ -74,18 +65,52 @@ def tables_source(
     (by the vertex table or ``num_vertices``) are refused, or dropped and counted. ``delimiter`` of CSV files: the
     separator of the names in their first line by default.
     """
-    columns = columns or TableColumns()
     ids = IdMode(ids)
     unknown = UnknownIds(unknown_ids)
     if unknown == UnknownIds.DROP and vertices is None and num_vertices is None:
         fix = "give a vertex table, or leave --unknown-ids out: every id of an edge is a vertex"
         got = "no vertex table and no num_vertices"
         raise InputError(explain("unknown_ids", "a vertex table or num_vertices for drop", got, fix))
-    text = ids == IdMode.NAMES
+    edge_table, vertex_table, columns = _open_tables(edges, vertices, columns or TableColumns(), ids, delimiter)
+    vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
+    found = read_vertices(vertex_table, columns, vertex_ids) if vertex_table else VertexData()
+    return GraphSource(
+        kind="tables",
+        num_vertices=vertex_ids.num_vertices,
+        num_edges=edge_table.forecast_rows(),
+        edges=lambda: _edge_chunks(edge_table, columns, vertex_ids, unknown),
+        edges_near=lambda held, both: _edge_chunks(edge_table, columns, vertex_ids, unknown, held, both_ends=both),
+        edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
+        features=found.features,
+        feature_columns=found.feature_columns,
+        y=found.labels.rows if found.labels else None,
+        class_names=found.labels.class_names if found.labels else (),
+        targets=found.targets,
+        vertex_ids=vertex_ids.as_integers(),
+        vertex_names=vertex_ids.as_names(),
+        settings={
+            "edges": plain_name(Path(edges)),
+            "vertices": plain_name(Path(vertices)) if vertices else None,
+            "ids": ids,
+            "unknown_ids": unknown,
+            "delimiter": delimiter,
+            "columns": _used_columns(columns, vertex_table),
+        },
+        notes=found.notes,
+        identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
+        modified=max(table.modified() for table in (edge_table, vertex_table) if table),
+    )
+
+
+def _open_tables(
+    edges: str | Path, vertices: str | Path | None, columns: TableColumns, ids: IdMode, delimiter: str | None
+) -> tuple[Table, Table | None, TableColumns]:
+    """The tables, which have all required columns, and ``columns`` with the patterns resolved."""
+    is_text = ids == IdMode.NAMES
     edge_table = Table(
         edges,
         delimiter=delimiter,
-        text_columns=(columns.src, columns.dst) if text else (),
+        text_columns=(columns.src, columns.dst) if is_text else (),
         number_columns=columns.edge_values,
     )
     edge_table.require({columns.src: "--src", columns.dst: "--dst"})
@@ -98,7 +123,7 @@ def tables_source(
         vertex_table = Table(
             vertices,
             delimiter=delimiter,
-            text_columns=(columns.split, columns.id) if text else (columns.split,),
+            text_columns=(columns.split, columns.id) if is_text else (columns.split,),
             number_columns=columns.features,
         )
         _require_vertex_columns(vertex_table, columns)
@@ -106,43 +131,7 @@ def tables_source(
         check_spelling(edge_table, [columns.src, columns.dst], delimiter)
         if vertex_table is not None:
             check_spelling(vertex_table, [columns.id], delimiter)
-    vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
-    features: dict[str, RowStream] = {}
-    targets: dict[str, Ids] = {}
-    labels = None
-    notes = tuple[str, ...]()
-    if vertex_table is not None:
-        features = vertex_features(vertex_table, columns, vertex_ids)
-        labels = vertex_labels(vertex_table, columns, vertex_ids)
-        targets = vertex_targets(vertex_table, columns, vertex_ids)
-        notes = labels.notes if labels else ()
-        notes += drop_unlabelled(targets, labels, vertex_ids.num_vertices) + table_notes(vertex_table, columns)
-    return GraphSource(
-        kind="tables",
-        num_vertices=vertex_ids.num_vertices,
-        num_edges=edge_table.forecast_rows(),
-        edges=lambda: _edge_chunks(edge_table, columns, vertex_ids, unknown),
-        edges_near=lambda held, both: _edge_chunks(edge_table, columns, vertex_ids, unknown, held, both_ends=both),
-        edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
-        features=features,
-        feature_columns=named_columns(columns) if features else (),
-        y=labels.rows if labels else None,
-        class_names=labels.class_names if labels else (),
-        targets=targets,
-        vertex_ids=vertex_ids.as_integers(),
-        vertex_names=vertex_ids.as_names(),
-        settings={
-            "edges": plain_name(Path(edges)),
-            "vertices": plain_name(Path(vertices)) if vertices else None,
-            "ids": ids,
-            "unknown_ids": unknown,
-            "delimiter": delimiter,
-            "columns": _used_columns(columns, vertex_table),
-        },
-        notes=notes,
-        identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
-        modified=max(table.modified() for table in (edge_table, vertex_table) if table),
-    )
+    return edge_table, vertex_table, columns
 
 
 def _used_columns(columns: TableColumns, vertices: Table | None) -> dict[str, object]:

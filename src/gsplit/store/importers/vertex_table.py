@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,11 +25,38 @@ from gsplit.store.importers.vertex_ids import VertexIds
 from gsplit.store.manifest import MAX_CLASS_NAME, MAX_NAMED_CLASSES, MAX_WORD
 from gsplit.store.source import CHUNK_EDGES, RowChunk, RowStream, ValueType, VertexRange, dtype_name
 
-__all__ = ["drop_unlabelled", "named_columns", "table_notes", "vertex_features", "vertex_labels", "vertex_targets"]
+__all__ = ["VertexData", "read_vertices"]
 
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _NO_SPLIT = ("", "none", "nan", "null", "na")
 _NAMES_BYTES = 1 << 19  # of all class or column names as JSON, which the settings of a run contain
+
+
+@dataclass(frozen=True)
+class VertexData:
+    """Arrays of the vertices. ``notes`` describe what was changed or not imported."""
+
+    features: dict[str, RowStream] = field(default_factory=dict)
+    feature_columns: tuple[str, ...] = ()
+    labels: Labels | None = None
+    targets: dict[str, Ids] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_vertices(table: Table, columns: TableColumns, ids: VertexIds) -> VertexData:
+    """Find features, labels and targets in the vertex table."""
+    features = _features(table, columns, ids)
+    labels = _labels(table, columns, ids)
+    targets = _targets(table, columns, ids)
+    notes = labels.notes if labels else ()
+    notes += _drop_unlabelled(targets, labels, ids.num_vertices)
+    return VertexData(
+        features=features,
+        feature_columns=_column_names(columns) if features else (),
+        labels=labels,
+        targets=targets,
+        notes=notes + _notes(table, columns),
+    )
 
 
 def _placed(
@@ -43,13 +71,13 @@ def _placed(
         yield vertices, batch
 
 
-def named_columns(columns: TableColumns) -> tuple[str, ...]:
+def _column_names(columns: TableColumns) -> tuple[str, ...]:
     """The names of the feature columns, in order; empty if they are too long to be stored with every run."""
     short = max(map(len, columns.features), default=0) <= MAX_WORD
     return tuple(columns.features) if short and len(json.dumps(columns.features)) <= _NAMES_BYTES else ()
 
 
-def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
+def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
     """The features ``x`` from number columns or from a column of lists; empty without either."""
     name = columns.feature_list
     if columns.features:
@@ -76,7 +104,7 @@ def vertex_features(table: Table, columns: TableColumns, ids: VertexIds) -> dict
     return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists, from_lists)}
 
 
-def vertex_labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
+def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
     """The labels, or None without a label column. Strings become classes in alphabetical order."""
     arrow = load_arrow()
     name = columns.label
@@ -161,7 +189,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
         raise InputError(explain(where, f"names of at most {MAX_CLASS_NAME} characters", got, fix))
 
 
-def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, Ids]:
+def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, Ids]:
     """The targets by the words of the split column, ignoring case."""
     if columns.split not in table.schema.names:
         return {}
@@ -182,7 +210,7 @@ def vertex_targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
 
-def drop_unlabelled(targets: dict[str, Ids], labels: Labels | None, num_vertices: int) -> tuple[str, ...]:
+def _drop_unlabelled(targets: dict[str, Ids], labels: Labels | None, num_vertices: int) -> tuple[str, ...]:
     """Remove vertices without a label from the train targets. Returns notes for the user.
 
     They stay in val and test: they can be predicted, and evaluation skips them.
@@ -205,7 +233,7 @@ def _unknown_split(where: str, word: object, num_rows: int) -> InputError:
     return InputError(explain(where, f"one of {', '.join(_SPLITS)} or nothing", got, fix))
 
 
-def table_notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
+def _notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
     """Notes on the columns that are not used, and on options that may have been forgotten."""
     names = table.schema.names
     used = {columns.id, columns.label, columns.split, *(columns.features or [columns.feature_list])}
