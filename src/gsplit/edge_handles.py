@@ -1,8 +1,8 @@
-"""What a batch hands to a PyG model in place of edge tensors: objects that carry the batch and are not tensors.
+"""Placeholders for edge tensors that a batch gives to a PyG model: objects that refer to the batch.
 
-A model wrapped by ``gsplit.parallelize`` passes them on to its layers, whose hooks put the layer's own edges in their
-place. Two batches can live at once, because each handle knows its own. Any tensor operation on one is refused, with
-what to do instead: it would mean that the model does something to edges that blocks cannot do.
+A model wrapped by ``gsplit.parallelize`` passes them to its layers, whose forwards replace them by the layer's own
+edges (``nn.split_forward``). Two batches can exist at once, because each handle refers to its own. Any tensor operation
+on a handle is refused: the model would do something to the edges that is not possible on blocks.
 """
 
 from typing import Any, Generic, NoReturn, TypeVar
@@ -27,7 +27,7 @@ def _refusing(operation: str) -> Any:
 
 
 class Handle(Generic[B]):
-    """Refuses to be a tensor."""
+    """Refuses all tensor operations."""
 
     name = "batch.edge_index"
 
@@ -54,16 +54,16 @@ class Handle(Generic[B]):
 
 
 class EdgeHandle(Handle[B]):
-    """Stands where PyG models expect ``edge_index``."""
+    """In place of ``edge_index``."""
 
 
 class EdgeAttrHandle(Handle[B]):
-    """Stands where PyG models expect ``edge_attr``: the stored features of the sampled edges."""
+    """In place of ``edge_attr``: the stored features of the sampled edges."""
 
     name = "batch.edge_attr"
 
 
 class EdgeWeightHandle(Handle[B]):
-    """Stands where PyG models expect ``edge_weight``: the stored weights of the sampled edges."""
+    """In place of ``edge_weight``: the stored weights of the sampled edges."""
 
     name = "batch.edge_weight"

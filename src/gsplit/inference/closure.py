@@ -1,8 +1,8 @@
-"""Which vertices must be computed, layer by layer, so that the outputs of some targets are exact.
+"""The vertices that must be computed at each level so that the outputs of some targets are exact.
 
 Level L, the output, needs the targets; the level below needs these and all their in-neighbours, and so on down to the
-input. A level whose set holds more than half of the graph is followed by all vertices: finding out which ones can be
-left out would cost about as much as computing them.
+input. Below a level that needs more than half of the graph, all vertices are computed: finding those that can be left
+out would cost about as much.
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,8 @@ def edge_chunks(ids: Ids, graph: Graph) -> list[Ids]:
     """
     rows = ids - graph.first_vertex
     ends = np.cumsum(graph.indptr[rows + 1] - graph.indptr[rows])
-    chunks, low = [], 0
+    chunks = []
+    low = 0
     while low < ids.size:
         done = int(ends[low - 1]) if low else 0
         high = int(np.searchsorted(ends, done + CHUNK_EDGES, side="right"))
@@ -72,13 +73,13 @@ def edge_chunks(ids: Ids, graph: Graph) -> list[Ids]:
 
 
 def row_chunks(ids: Ids) -> Iterator[Ids]:
-    """Cut vertices into chunks of CHUNK_ROWS; at least one, so that a rank without vertices learns the shapes."""
+    """Cut vertices into chunks of CHUNK_ROWS; at least one chunk, so that a rank without vertices gets the shapes."""
     for low in range(0, max(ids.size, 1), CHUNK_ROWS):
         yield ids[low : low + CHUNK_ROWS]
 
 
 def num_rounds(chunks: list[Ids], mesh: Mesh) -> int:
-    """As many rounds as the rank with most chunks needs; one at least. A collective."""
+    """The largest number of chunks of any rank, at least 1. A collective."""
     ours = (max(len(chunks), 1),) * mesh.num_splits
     return max(mesh.loading.all_to_all_counts(Call("count chunks"), ours))
 
@@ -105,9 +106,11 @@ def all_vertices(local: LocalGraph, mesh: Mesh, num_layers: int) -> RequiredVert
 def targets_closure(
     targets: Ids, local: LocalGraph, sampler: LayerSampler, mesh: Mesh, num_layers: int
 ) -> RequiredVertices:
-    """What the outputs of this rank's and all other ranks' targets need. A collective."""
+    """The vertices that the outputs of all ranks' targets need. A collective."""
     every = np.arange(local.first, local.stop)
-    levels, edges, all_below = [np.sort(targets)], 0, False
+    levels = [np.sort(targets)]
+    edges = 0
+    all_below = False
     for _ in range(num_layers):
         edges += _total(_num_edges(levels[0], local.graph), mesh)
         if _total(levels[0].size, mesh) > _LARGE * local.store.num_vertices:
@@ -120,9 +123,10 @@ def targets_closure(
 
 
 def _with_neighbours(ids: Ids, local: LocalGraph, sampler: LayerSampler, mesh: Mesh) -> Ids:
-    """Own vertices among some vertices of all ranks and their in-neighbours. A collective."""
+    """This rank's vertices among the given ones of all ranks and their in-neighbours. A collective."""
     marked = np.zeros(local.stop - local.first, bool)
-    chunks, nothing = edge_chunks(ids, local.graph), np.empty(0, np.int64)
+    chunks = edge_chunks(ids, local.graph)
+    nothing = np.empty(0, np.int64)
     for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
         chunk = torch.from_numpy(chunks[number] if number < len(chunks) else nothing).to(mesh.sample_device)
         split = split_minibatch(sampler, chunk, [-1], StepKey(0, 0, 0), local.ownership, mesh.loading, StepTelemetry())

@@ -26,11 +26,12 @@ def infer(
     returned. Without, one process gets an array in memory. Classes, and tables with the ids that were imported, are
     written by ``gsplit.write_predictions``.
     """
-    num_ranks, store = mesh_of(model).size, as_graph_store(graph)
+    num_ranks = mesh_of(model).size
+    store = as_graph_store(graph)
     if out is None:
         if num_ranks > 1:
             fix = "give out=, a .npy file that all ranks can write to"
-            raise InputError(explain("out", f"a file, for {num_ranks} ranks", "none", fix))
+            raise InputError(explain("out", f"a file, for {num_ranks} ranks", out, fix))
         return write_rows(model, store, None, **options)
     path = Path(out)
     if path.suffix != ".npy":

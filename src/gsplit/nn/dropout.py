@@ -1,12 +1,12 @@
-"""Dropout by key: the mask of an element is a hash of what it belongs to, so it is the same on any number of ranks.
+"""Dropout by key: the mask of an element is a hash of its vertex or edge, so it is the same on any number of ranks.
 
-Element (row, column) of a call is dropped if 32 bits of a hash lie below p * 2**32. The hash is that of the row's key
-and of half the column's number; a row's key says which vertex, or which edge, the row is (``nn.forward_pass``). Three
-versions, bit for bit the same: compiled on the host, a Triton kernel on devices that have it, torch operations
-elsewhere. Nothing is kept for backward but the row keys.
+Element (row, column) of a call is dropped if 32 bits of hash(row key, column // 2) are below p * 2**32; even columns
+use the high half of the hash, odd ones the low half. The row key identifies the vertex or the edge of the row
+(``nn.forward_pass``). Three versions give identical bits: compiled on the host, a Triton kernel on devices that have
+it, torch operations elsewhere. Only the row keys are saved for backward.
 
     forward:  out = x * mask / (1 - p)                    x, out: [rows, ...]
-    backward: g   = g_out * mask / (1 - p)                the mask is made again
+    backward: g   = g_out * mask / (1 - p)                the mask is recomputed
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ _SHIFT, _LOW, _ONE = np.uint64(32), np.uint64(_HALF - 1), np.uint64(1)
 
 
 def keyed_mask(row_keys: Tensor, num_columns: int, p: float) -> Tensor:
-    """True where an element stays; [rows, columns]."""
+    """True where an element is kept; [rows, columns]."""
     pairs = torch.arange((num_columns + 1) // 2, device=row_keys.device)
     words = kernels_torch.mix(row_keys.unsqueeze(1), pairs)
     halves = torch.stack([(words >> 32) & (_HALF - 1), words & (_HALF - 1)], dim=2)
@@ -89,7 +89,8 @@ def _keep(
 ) -> None:
     for i in range(dst_keys.size):
         for e in range(indptr[i], indptr[i + 1]):
-            key, word = mix(dst_keys[i], np.uint64(places[e])), np.uint64(0)
+            key = mix(dst_keys[i], np.uint64(places[e]))
+            word = np.uint64(0)
             for column in range(out.shape[1]):
                 if column % 2:
                     out[e, column] = word & _LOW >= threshold
@@ -99,7 +100,7 @@ def _keep(
 
 
 def keyed_edge_mask(dst_keys: Tensor, indptr: Tensor, places: Tensor, num_columns: int, p: float) -> Tensor:
-    """``keyed_mask`` of edges grouped by destination, whose keys are those of destination and place."""
+    """``keyed_mask`` of edges grouped by destination; an edge's key is made of its destination's key and its place."""
     if places.device.type != "cpu":
         dst_rows = destination_rows(indptr, places.numel())
         return keyed_mask(kernels_torch.mix(dst_keys[dst_rows], places), num_columns, p)

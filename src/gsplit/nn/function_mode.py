@@ -1,7 +1,7 @@
-"""A torch function mode over a wrapped forward: dropout and batch norm go to the forward pass, draws are refused.
+"""A torch function mode that is active during a wrapped forward and intercepts dropout and batch norm.
 
-It sees every ``F.dropout`` and ``F.batch_norm``, however deep inside the model they are called. Other randomness would
-differ between ranks, other norms would mix rows of one rank only: both are refused, with what to use instead.
+Every ``F.dropout`` and ``F.batch_norm`` goes to the forward pass, however deep inside the model it is called. Other
+random functions would differ between ranks, and other norms would mix the rows of one rank only: both are refused.
 """
 
 from typing import Any
@@ -55,11 +55,11 @@ _RANDOM = {
 }
 _MIXING = {torch.batch_norm, torch.native_batch_norm, torch.instance_norm, F.instance_norm}
 _RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "training")}
-"""Functions that draw if one argument says so: its place and name."""
+"""Functions that draw depending on one argument: its position and name."""
 
 
 class ForwardPassMode(TorchFunctionMode):
-    """Sends dropout and batch norm to the forward pass while a wrapped forward runs."""
+    """Sends dropout and batch norm to a forward pass."""
 
     def __init__(self, forward_pass: ForwardPass) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is known about PyG's layers: how each is called on a block, and what it takes of edges."""
+"""Properties of PyG's layers: how each is called on a block, and which edge values it takes."""
 
 import inspect
 import warnings
@@ -26,7 +26,7 @@ __all__ = [
 _SINGLE_INPUT = (pyg.GCNConv, pyg.PNAConv)
 _INNER = ("_propagate", "_message", "_aggregate", "_update", "_edge_update")
 _CSR = (pyg.SAGEConv, pyg.GraphConv, pyg.GINConv, pyg.SimpleConv, pyg.GCNConv)
-"""Layers that give the same through a CSR matrix as through ``edge_index`` (measured), and are faster."""
+"""Layers whose results on a CSR matrix equal those on ``edge_index`` (measured), and that are faster there."""
 
 
 def is_layer(module: Module) -> bool:
@@ -60,12 +60,12 @@ def takes_edge_weight(layer: Module) -> bool:
 
 
 def edge_features_are_weights(layer: Module) -> bool:
-    """Whether a layer would take edge features for weights: it knows no others."""
+    """Whether edge features would be used as weights: the layer takes weights and no other edge values."""
     return takes_edge_weight(layer) and "edge_attr" not in inspect.signature(layer.forward).parameters
 
 
 def edge_features_of(layer: Module) -> int | None:
-    """How many features per edge a layer takes; None if it takes none, or does not say."""
+    """Number of features per edge that a layer takes; None if it takes none or does not declare it."""
     if isinstance(layer, pyg.GINEConv):
         linear = [
             m for m in (layer.lin or layer.nn).modules() if hasattr(m, "in_features") or hasattr(m, "in_channels")
@@ -77,27 +77,27 @@ def edge_features_of(layer: Module) -> int | None:
 
 
 def has_message_hooks(layer: Module) -> bool:
-    """Whether somebody has a hook on what a layer does between its inputs and its output."""
+    """Whether a layer has hooks inside its message passing (PyG's ``register_message_forward_hook`` and others)."""
     return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
 
 
 def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product.
 
-    Under autocast only where it is a mean of the rows as they come: torch would make other products ones of bfloat16,
-    and has none for matrices in CSR.
+    Under autocast only for a mean of the input rows: torch would compute other products in bfloat16, which it does not
+    support for CSR matrices.
     """
     if torch.is_autocast_enabled(device.type) and (layer.aggr != "mean" or getattr(layer, "project", False)):
         return False
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
-    adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: on a matrix that is not square
+    adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: fails on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
     return known and plain and dtype in (torch.float32, torch.float64)
 
 
 def to_csr(block: Block, values: Tensor) -> Tensor:
-    """The block as a matrix of destinations x sources."""
+    """The block as a sparse matrix [destinations, sources]."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls CSR a beta once per process
+        warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta
         size = (block.num_dst, block.num_src)
         return torch.sparse_csr_tensor(block.indptr, block.src_rows, values, size, check_invariants=False)

@@ -1,4 +1,4 @@
-"""Batch norm over the rows of all ranks: what one process computes on the whole mini-batch.
+"""Batch norm over the rows of all ranks, equal to that of one process on the whole mini-batch.
 
 Shapes: x [rows, D] on this rank, N rows on all. With g the gradient of the output and xhat the normalised input,
 
@@ -7,9 +7,9 @@ Shapes: x [rows, D] on this rank, N rows on all. With g the gradient of the outp
               gweight = sum(g * xhat), gbias = sum(g)                                         over this rank's rows
 
 Statistics are merged from every rank's (count, mean, sum of squared deviations), not from sums of squares, which in
-float32 lose the variance of rows that lie far from zero. They are of float32 at least, also for rows in half precision.
-One all-reduce forward, one backward, and no wait for a device: N stays there. xhat is saved. Assumes that each row is
-on one rank; whoever calls checks that.
+float32 lose the variance of rows far from zero. They are float32 at least, also for rows in half precision. One
+all-reduce in forward and one in backward; N stays on the device, so the host does not wait. xhat is saved. Assumes that
+each row is on one rank, which the caller checks.
 """
 
 from typing import Any
@@ -28,11 +28,13 @@ __all__ = ["global_batch_norm"]
 def _statistics(x: Tensor, comm: Comm, call: Call, checks: LateChecks) -> tuple[Tensor, Tensor, Tensor]:
     """Number of rows on all ranks, and mean and biased variance over them. A collective."""
     width, dtype = x.size(1), torch.promote_types(x.dtype, torch.float32)
-    table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # a line from each rank
+    table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # one row per rank
     if x.size(0):
         variance, mean = torch.var_mean(x.to(dtype), dim=0, correction=0)
-        line = table[comm.rank]
-        line[0], line[1 : width + 1], line[width + 1 :] = x.size(0), mean, variance * x.size(0)
+        own = table[comm.rank]
+        own[0] = x.size(0)
+        own[1 : width + 1] = mean
+        own[width + 1 :] = variance * x.size(0)
     comm.all_reduce(call, table).wait()  # all ranks: once per batch norm of every forward
     counts, means, squares = table[:, :1], table[:, 1 : width + 1], table[:, width + 1 :]
     total = counts.sum()
@@ -44,7 +46,8 @@ def _statistics(x: Tensor, comm: Comm, call: Call, checks: LateChecks) -> tuple[
 
 def _check_rows(total: Tensor) -> None:
     if total < 2:
-        got, fix = f"{int(total)} in the whole mini-batch", "use larger mini-batches, or leave the last one out"
+        got = f"{int(total)} in the whole mini-batch"
+        fix = "use larger mini-batches, or leave the last one out"
         raise InputError(explain("batch norm", "at least 2 rows", got, fix))
 
 
@@ -93,9 +96,9 @@ def global_batch_norm(
     step: int,
     checks: LateChecks,
 ) -> Tensor:
-    """``F.batch_norm`` in training, over the rows of all ranks; running statistics move alike on every rank.
+    """``F.batch_norm`` in training, over the rows of all ranks; running statistics stay equal on all ranks.
 
-    ``checks`` are told that there must be two rows at least.
+    ``checks``: gets the check that there are at least two rows.
     """
     call = Call("batch norm", step)
     total, mean, variance = _statistics(x.detach(), comm, call, checks)

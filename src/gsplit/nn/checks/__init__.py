@@ -1,3 +1,3 @@
-"""Checks of a model when it is wrapped, by running it on small mini-batches."""
+"""Checks of a model at wrapping, by its modules and by running it on toy mini-batches."""
 
 __all__: list[str] = []

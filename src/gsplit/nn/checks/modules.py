@@ -1,7 +1,7 @@
 """Modules that cannot be exact on blocks, refused by name when a model is wrapped, with what to use instead.
 
-A layer is exact on blocks if a destination's output depends on nothing but its own row, its sampled in-edges and their
-sources' rows. What is not known by name is found out by trying (``nn.checks.row_independence``).
+A layer is exact on blocks if a destination's output depends only on its own row, its sampled in-edges and their
+sources' rows. Modules that are not known by name are tried on toy mini-batches (``nn.checks.row_independence``).
 """
 
 from dataclasses import dataclass
@@ -54,15 +54,15 @@ class _Finding:
 
 
 def check_modules(model: Module) -> None:
-    """Refuse a model with a module that cannot be exact on blocks, saying which, why and what to use instead."""
+    """Refuse a model with a module that cannot be exact on blocks, with the reason and what to use instead."""
     for name, module in model.named_modules():
-        finding = _look_at(name or "the model", module)
+        finding = _check_module(name or "the model", module)
         if finding is not None:
             where = f"{finding.where} ({type(module).__name__})"
             raise InputError(explain(where, "a layer that is exact on blocks", finding.reason, finding.fix))
 
 
-def _look_at(name: str, module: Any) -> _Finding | None:
+def _check_module(name: str, module: Any) -> _Finding | None:
     for kind in type(module).__mro__:
         if kind.__name__ in _REFUSED and kind.__module__.startswith(("torch_geometric.", "torch.nn.")):
             return _Finding(name, *_REFUSED[kind.__name__])
@@ -80,10 +80,10 @@ def _look_at(name: str, module: Any) -> _Finding | None:
         return _Finding(name, "its inner dropout cannot be keyed", "set its dropout to 0")
     if isinstance(module, torch.nn.Embedding) and module.sparse:
         return _Finding(name, "sparse gradients cannot be averaged", "use sparse=False")
-    return _look_at_layer(name, module) if is_layer(module) else None
+    return _check_layer(name, module) if is_layer(module) else None
 
 
-def _look_at_layer(name: str, layer: Any) -> _Finding | None:
+def _check_layer(name: str, layer: Any) -> _Finding | None:
     if gcn_options(layer) is not None and layer.cached:
         return _Finding(name, "cached=True, which keeps the edges of its first call", "make it with cached=False")
     if layer.flow != "source_to_target":

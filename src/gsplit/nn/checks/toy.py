@@ -1,8 +1,8 @@
-"""Toy mini-batches on which models are tried when they are wrapped.
+"""Toy mini-batches on which models run when they are wrapped.
 
-The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all
-row spaces differ in size, so that a tensor's size tells its row space; ``toy_halves`` are mini-batches with targets in
-common. They are sampled on the host, once per number of layers, and only then go to the model's device.
+The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all row
+spaces differ in size, so a tensor's size identifies its row space; ``toy_halves`` are mini-batches with targets in
+common. They are sampled on the host, once per number of layers, and then copied to the model's device.
 """
 
 import functools
@@ -45,7 +45,7 @@ _KEY = StepKey(0, 0, 0)
 
 
 def explain_rows(where: str, x: Tensor) -> str:
-    """What to say where rows belong to no frontier."""
+    """The message for rows that do not belong to a frontier."""
     fix = (
         "hand batch.x and the layers' outputs on as they are; a residual is x[:h.size(0)] + h, "
         "because a layer keeps its destinations only"
@@ -55,19 +55,19 @@ def explain_rows(where: str, x: Tensor) -> str:
 
 @dataclass(frozen=True)
 class ExampleInput:
-    """What a model takes: a row like its input's, and how many features an edge has; None if its layers take none."""
+    """A row like the model's input rows, and the number of features per edge; None if its layers take none."""
 
     row: Tensor
     num_edge_features: int | None
 
     def to(self, dtype: torch.dtype) -> "ExampleInput":
-        """The same in another type."""
+        """The same with rows of another dtype."""
         return replace(self, row=self.row.to(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class _PaddedExchange:
-    """An exchange that receives rows of zeros from nowhere, so that mixed frontiers differ from local ones."""
+    """An exchange that pads with zero rows, so that mixed frontiers differ from local ones."""
 
     num_local: int
     num_dst: int
@@ -138,7 +138,7 @@ def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
 
 
 @functools.cache
-@torch.inference_mode(False)  # kept: must do outside of it, too
+@torch.inference_mode(False)  # cached, so it must not be an inference tensor
 def _toy_sample(num_layers: int, seed: int, first: int, stop: int) -> MiniBatch:
     """All in-edges of the targets ``first`` to ``stop``, hop after hop."""
     graph, targets = _toy_graph(num_layers, seed)
@@ -146,7 +146,7 @@ def _toy_sample(num_layers: int, seed: int, first: int, stop: int) -> MiniBatch:
 
 
 def _batch_of(num_layers: int, like: ExampleInput, extra: list[int], part: slice, seed: int = 0) -> Batch:
-    """A mini-batch of some targets of a toy graph on one process; layer l has ``extra[l]`` rows from nowhere."""
+    """A mini-batch of some targets of a toy graph on one process; layer l is padded with ``extra[l]`` zero rows."""
     sample = _toy_sample(num_layers, seed, part.start, part.stop)
     padded = [
         _PaddedExchange(block.num_src, block.num_dst, more) for block, more in zip(sample.blocks, extra, strict=True)
@@ -166,7 +166,7 @@ def _assemble(
     exchanges: list[Exchange],
     frontiers: list[tuple[int, Tensor]],
 ) -> Batch:
-    """A batch of some blocks, on the model's device; rows that no vertex is named for are zero."""
+    """A batch of some blocks, on the model's device; rows without a vertex are zero."""
     device, mesh = like.row.device, solo_mesh(like.row.device)
     local = LocalGraph(_toy_store(graph, like), mesh, Ownership((0, graph.num_vertices)))
     has_attr, layers = like.num_edge_features is not None, list[BatchLayer]()
@@ -221,7 +221,7 @@ def _distinct_sizes(num_layers: int) -> tuple[int, tuple[int, ...]]:
 
 
 def toy_empty(num_layers: int, like: ExampleInput) -> Batch:
-    """A mini-batch of which a rank has nothing."""
+    """A mini-batch without rows on this rank."""
     return _batch_of(num_layers, like, [0] * num_layers, slice(0, 0))
 
 
@@ -242,9 +242,9 @@ def toy_boundary(num_layers: int, like: ExampleInput, level: int) -> Batch:
 
 
 @functools.cache
-@torch.inference_mode(False)  # kept: must do outside of it, too
+@torch.inference_mode(False)  # cached, so it must not be an inference tensor
 def _toy_parts(num_layers: int, level: int) -> tuple[MiniBatch, MiniBatch, Tensor]:
-    """The layers above a boundary, those below it, and where the upper ones find their rows among the lower ones'."""
+    """The layers above a boundary, those below it, and the rows of the lower part that the upper part reads."""
     graph, targets = _toy_graph(num_layers, 0)
     sampler = _toy_sampler(graph)
     upper = sample_minibatch(sampler, targets, [-1] * (num_layers - level), _KEY, bottom_layer=level)
@@ -254,10 +254,10 @@ def _toy_parts(num_layers: int, level: int) -> tuple[MiniBatch, MiniBatch, Tenso
 
 
 def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]:
-    """A toy mini-batch of all targets, of the first half and of the second, and where those stand in the whole.
+    """A toy mini-batch of all targets, of the first half and of the second, and their positions in the whole.
 
-    Targets of the first half draw from those of the second, which draw from none of the first: mixing along either
-    direction of the edges, or along the rows either way, changes one of the two.
+    Targets of the first half have in-neighbours among those of the second, but not the other way round: mixing along
+    either direction of the edges, or along the rows in either direction, changes the outputs of one half.
     """
     halves = [_ALL, slice(0, _PAIRS), slice(_PAIRS, 2 * _PAIRS)]
     return [(_batch_of(num_layers, like, [0] * num_layers, half), half) for half in halves]
