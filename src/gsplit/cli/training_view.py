@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from gsplit.callbacks import StepReport
 from gsplit.cli.console import human
-from gsplit.run.results import EpochReport, TrainResult
+from gsplit.run.results import EpochReport, RunView, TrainResult
 
 __all__ = ["TrainingView", "show_result"]
 
@@ -21,7 +21,7 @@ _STAGES = (("sample", "split", "exchange_ids"), ("load_features", "exchange_feat
 _NAMES = ("samp", "load", "fwd", "bwd")
 
 
-class TrainingView:
+class TrainingView(RunView):
     """Draws on stderr, on rank 0 only."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -52,7 +52,7 @@ class TrainingView:
         self.note(f"{self._num_ranks} rank(s) started; compiling kernels in the first step ...")
         self._task = self._bars.add_task("train", total=total_steps, completed=done_steps, epoch=1, shown="")
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         """Draw a step."""
         assert self._task is not None
         self._recent.append(report)

@@ -15,7 +15,7 @@ from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.local_graph import LocalGraph
 from gsplit.metrics import DEFAULT_METRICS
 from gsplit.run.config import TrainSettings
-from gsplit.run.results import RunView, SilentView
+from gsplit.run.results import RunView
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.files import Array
 from gsplit.store.reader import Store
@@ -36,7 +36,7 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
     if loss == "bce" and int(others):
         loss = "mse"
     metric = settings.metric or DEFAULT_METRICS[loss]
-    (view or SilentView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
+    (view or RunView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
     return settings.model_copy(update={"loss": loss, "metric": metric})
 
 

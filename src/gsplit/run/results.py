@@ -5,13 +5,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from gsplit.callbacks import StepReport
+from gsplit.callbacks import Callback
 from gsplit.inference.predictions import Predictions
 from gsplit.train_state import Evaluation, History
 
-__all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentView", "TrainResult", "history_as_dict"]
+__all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResult", "history_as_dict"]
 
 
 @dataclass(frozen=True)
@@ -36,36 +36,17 @@ class EpochReport:
     metric: str = "accuracy"
 
 
-class RunView(Protocol):
-    """Follows a training run on rank 0."""
+class RunView(Callback):
+    """Follows a training run on rank 0. This base class shows nothing."""
 
     def begin(self, total_steps: int, done_steps: int) -> None:
-        """Everything is set up; the first step begins, and with it compilation. Some may be done by an earlier run."""
-
-    def step(self, report: StepReport) -> None:
-        """A step has been done."""
+        """Called before the first step, which compiles; ``done_steps`` were done by the run that is resumed."""
 
     def epoch(self, report: EpochReport) -> None:
-        """An epoch has been done, with its evaluation if there was one."""
+        """Called after an epoch and its evaluation, if there was one."""
 
     def note(self, text: str) -> None:
-        """Something that a user should know once."""
-
-
-class SilentView:
-    """Shows nothing."""
-
-    def begin(self, total_steps: int, done_steps: int) -> None:
-        """Nothing."""
-
-    def step(self, report: StepReport) -> None:
-        """Nothing."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
+        """Show a line of text once."""
 
 
 def _flat(evaluation: Evaluation) -> dict[str, float]:

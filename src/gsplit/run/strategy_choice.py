@@ -4,7 +4,7 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.planner.shapes import PlannedModel
 from gsplit.run.config import TrainSettings
-from gsplit.run.results import ModelShape, RunView, SilentView
+from gsplit.run.results import ModelShape, RunView
 from gsplit.store.reader import Store
 
 __all__ = ["choose_strategy"]
@@ -30,5 +30,5 @@ def choose_strategy(
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
     choice = resolve_strategy(AUTO, store, mesh, steps)
-    (view or SilentView()).note(f"strategy {choice.strategy}: {choice.reason}")
+    (view or RunView()).note(f"strategy {choice.strategy}: {choice.reason}")
     return settings.model_copy(update={"strategy": choice.strategy})

@@ -14,7 +14,7 @@ from gsplit.run.class_weights import make_loss
 from gsplit.run.config import TrainSettings
 from gsplit.run.loss_choice import check_labels, choose_loss, fitting_loss
 from gsplit.run.recipe import shape_of
-from gsplit.run.results import SilentView
+from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.store.reader import Store
 
@@ -44,7 +44,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     return found
 
 
-class _Notes(SilentView):
+class _Notes(RunView):
     def __init__(self) -> None:
         self.text = ""
 
