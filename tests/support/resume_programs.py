@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
+from trainer_programs import EachStep
 
 import gsplit
 from gsplit.distributed.mesh import Mesh
@@ -63,7 +64,7 @@ def train_piece(mesh: Mesh, piece: Piece) -> Trained:
         max_grad_norm=1.0,
         save_to=piece.save_to,
         save_every=piece.save_every,
-        callback=lambda report: _stop(trainer, mesh, piece),
+        callbacks=[EachStep(lambda report: _stop(trainer, mesh, piece))],
     )
     if piece.begin_from is not None:
         trainer.load(piece.begin_from)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import GraphSAGE, SAGEConv
+from trainer_programs import EachStep
 
 import gsplit
 from gsplit.batch import Batch
@@ -126,7 +127,7 @@ def use_everything(mesh: Mesh, folder: str) -> dict[str, Any]:
         optimizer,
         _loader(mesh),
         max_grad_norm=1.0,
-        callback=lambda report: seen.append((report.step, report.loss)),
+        callbacks=[EachStep(lambda report: seen.append((report.step, report.loss)))],
     )
     losses = trainer.train_epoch()
     records = trainer.state.loader.telemetry.records
@@ -245,7 +246,7 @@ def callback_fails(mesh: Mesh) -> tuple[int, int]:
         if report.step == 1:
             raise RuntimeError("on purpose")
 
-    trainer = gsplit.Trainer(model, optimizer, _loader(mesh), callback=fail)
+    trainer = gsplit.Trainer(model, optimizer, _loader(mesh), callbacks=[EachStep(fail)])
     with contextlib.suppress(RuntimeError):
         trainer.train_epoch()
     steps = next(iter(optimizer.state.values()))["step"]

@@ -1,14 +1,28 @@
 """What ranks run in the tests of the trainer."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.callbacks import StepReport
+from gsplit.bench.exactness import CLASSES, WIDTH, small_store
+from gsplit.callbacks import Callback, StepReport
 from gsplit.devices import LateTensor
 from gsplit.distributed.mesh import Mesh
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
+
+
+class EachStep(Callback):
+    """Calls a function with the report of every step."""
+
+    def __init__(self, act: Callable[[StepReport], object]) -> None:
+        self._act = act
+
+    def on_step(self, report: StepReport) -> None:
+        self._act(report)
 
 
 def _trainer(mesh: Mesh) -> gsplit.Trainer:
@@ -44,7 +58,7 @@ def device_fails(mesh: Mesh) -> tuple[str, int]:
             patch.setattr(LateTensor, "__float__", lambda _: 1 / 0)
             raise RuntimeError("the first error")
 
-        trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader, callback=fail)
+        trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader, callbacks=[EachStep(fail)])
         try:
             trainer.train_epoch()
         except Exception as error:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
+from trainer_programs import EachStep
 
 from gsplit import InputError, NeighborLoader, Trainer, infer, parallelize
 from gsplit.callbacks import StepReport
@@ -54,7 +55,7 @@ def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
         watched,
         lr_scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9),
         max_grad_norm=0.3,
-        callback=reports.append,
+        callbacks=[EachStep(reports.append)],
     )
     with watched.telemetry:
         assert trainer.train_epoch() + trainer.train_epoch() == losses == trainer.state.history.losses

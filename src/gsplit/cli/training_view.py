@@ -17,6 +17,7 @@ from gsplit.cli.console import human
 from gsplit.inference.prediction_table import TABLES
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store
+from gsplit.run.results import RunView
 
 if TYPE_CHECKING:
     from gsplit.callbacks import StepReport
@@ -50,7 +51,7 @@ def announce_training(store: Store, settings: TrainSettings, num_ranks: int, con
         console.print(line, highlight=False, markup=False)
 
 
-class TrainingView:
+class TrainingView(RunView):
     """Draws on stderr, on rank 0 only."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -81,7 +82,7 @@ class TrainingView:
         self.note(f"{self._num_ranks} rank(s) started; compiling kernels in the first step ...")
         self._task = self._bars.add_task("train", total=total_steps, completed=done_steps, epoch=1, shown="")
 
-    def step(self, report: "StepReport") -> None:
+    def on_step(self, report: "StepReport") -> None:
         """Draw a step."""
         assert self._task is not None
         self._recent.append(report)

@@ -22,7 +22,7 @@ from gsplit.metrics import DEFAULT_METRICS, Metric
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.planner.shapes import PlannedModel
 from gsplit.run.config import TrainSettings
-from gsplit.run.results import ModelShape, RunView, SilentView
+from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.files import Array
 from gsplit.store.reader import Store
@@ -59,7 +59,7 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
     if loss == "bce" and int(others):
         loss = "mse"
     metric = settings.metric or DEFAULT_METRICS[loss]
-    (view or SilentView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
+    (view or RunView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
     return settings.model_copy(update={"loss": loss, "metric": metric})
 
 
@@ -273,7 +273,7 @@ def choose_strategy(
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
     choice = resolve_strategy(AUTO, store, mesh, steps)
-    (view or SilentView()).note(f"strategy {choice.strategy}: {choice.reason}")
+    (view or RunView()).note(f"strategy {choice.strategy}: {choice.reason}")
     return settings.model_copy(update={"strategy": choice.strategy})
 
 

@@ -5,13 +5,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from gsplit.callbacks import StepReport
-from gsplit.inference.predictions import Predictions
-from gsplit.train_state import Evaluation, History
+from gsplit.callbacks import Callback
 
-__all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "SilentView", "TrainResult", "history_as_dict"]
+if TYPE_CHECKING:  # the command line imports this module before torch
+    from gsplit.inference.predictions import Predictions
+    from gsplit.train_state import Evaluation, History
+
+__all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResult", "history_as_dict"]
 
 
 @dataclass(frozen=True)
@@ -36,43 +38,24 @@ class EpochReport:
     metric: str = "accuracy"
 
 
-class RunView(Protocol):
-    """Follows a training run on rank 0."""
+class RunView(Callback):
+    """Follows a training run on rank 0. This base class shows nothing."""
 
     def begin(self, total_steps: int, done_steps: int) -> None:
-        """Everything is set up; the first step begins, and with it compilation. Some may be done by an earlier run."""
-
-    def step(self, report: StepReport) -> None:
-        """A step has been done."""
+        """Called before the first step, which compiles; ``done_steps`` were done by the run that is resumed."""
 
     def epoch(self, report: EpochReport) -> None:
-        """An epoch has been done, with its evaluation if there was one."""
+        """Called after an epoch and its evaluation, if there was one."""
 
     def note(self, text: str) -> None:
-        """Something that a user should know once."""
+        """Show a line of text once."""
 
 
-class SilentView:
-    """Shows nothing."""
-
-    def begin(self, total_steps: int, done_steps: int) -> None:
-        """Nothing."""
-
-    def step(self, report: StepReport) -> None:
-        """Nothing."""
-
-    def epoch(self, report: EpochReport) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-
-def _flat(evaluation: Evaluation) -> dict[str, float]:
+def _flat(evaluation: "Evaluation") -> dict[str, float]:
     return {"epoch": evaluation.epoch, **evaluation.scores}
 
 
-def history_as_dict(history: History) -> dict[str, Any]:
+def history_as_dict(history: "History") -> dict[str, Any]:
     """For JSON."""
     evaluations = [_flat(evaluation) for evaluation in history.evaluations]
     return {"losses": history.losses, "step_seconds": history.step_seconds, "evaluations": evaluations}
@@ -89,8 +72,8 @@ class TrainResult:
     ranks: int
     replicas: int
     strategy: str
-    history: History
-    best: Evaluation | None
+    history: "History"
+    best: "Evaluation | None"
     out: Path | None
     metric: str = "accuracy"
     finished: bool = True
@@ -116,7 +99,7 @@ class TrainResult:
 class InferenceResult:
     """A file of predictions, and the ranks that made it."""
 
-    predictions: Predictions
+    predictions: "Predictions"
     ranks: int
 
     def as_dict(self) -> dict[str, Any]:

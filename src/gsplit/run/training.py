@@ -36,6 +36,7 @@ from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, lates
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
 from gsplit.run.schedule import EvaluationSchedule, has_stalled, learning_rate
+from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
 from gsplit.run.stop_signals import stop_on_signals
 from gsplit.scalar_log import ScalarLog
 from gsplit.store.reader import Store
@@ -113,7 +114,7 @@ def train_run(
     Without an evaluation the last weights are kept. ``resume``: go on from the latest checkpoint of ``out``. A run that
     is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished. ``workspace`` is that of evaluation.
     """
-    view = view or SilentView()
+    view = view or RunView()
     settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
     run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
@@ -287,8 +288,7 @@ def _make_trainer(
         max_grad_norm=settings.max_grad_norm,
         accumulate=settings.accumulate,
         precision=settings.precision,
-        callback=view.step,
-        callbacks=logs,
+        callbacks=[view, *logs],
         save_to=checkpoint_folder(training_folder(out)) if out is not None and run.saves else None,
         save_every=settings.save_every if out is not None and settings.save_every else None,
         keep_checkpoints=settings.keep_checkpoints,

@@ -13,7 +13,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.choices import check_labels, choose_loss, fitting_loss, make_loss
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import shape_of
-from gsplit.run.results import SilentView
+from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.store.reader import Store
 
@@ -43,7 +43,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     return found
 
 
-class _Notes(SilentView):
+class _Notes(RunView):
     def __init__(self) -> None:
         self.text = ""
 

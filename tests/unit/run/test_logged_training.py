@@ -14,7 +14,7 @@ from gsplit.cli.tasks import TrainTask
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
-from gsplit.run.results import SilentView
+from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.scalar_log import check_log_folder
 from gsplit.store.build import build_store
@@ -32,11 +32,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit")
 
 
-class _Stopping(SilentView):
+class _Stopping(RunView):
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         self.reports.append(report)
         if len(self.reports) == 3:
             signal.raise_signal(signal.SIGTERM)

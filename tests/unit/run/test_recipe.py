@@ -11,7 +11,7 @@ from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.run.choices import hint_at_partitioning
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import build_model, shape_of
-from gsplit.run.results import SilentView
+from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
     return build_store(synthetic_source(PlantedGraph(200, 900, num_features=4)), tmp_path / "demo.gsplit")
 
 
-class Notes(SilentView):
+class Notes(RunView):
     def __init__(self) -> None:
         self.texts: list[str] = []
 

@@ -17,7 +17,7 @@ from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, telemetry_files, telemetry_path
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
-from gsplit.run.results import EpochReport, SilentView, TrainResult
+from gsplit.run.results import EpochReport, RunView, TrainResult
 from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -52,7 +52,7 @@ def whole(store: Store, tmp_path_factory: pytest.TempPathFactory) -> TrainResult
     return _train(store, tmp_path_factory.mktemp("whole") / "run")
 
 
-def _train(store: Store, out: Path | None, view: SilentView | None = None, **options: Any) -> TrainResult:
+def _train(store: Store, out: Path | None, view: RunView | None = None, **options: Any) -> TrainResult:
     resume, overwrite = options.pop("resume", False), options.pop("overwrite", False)
     settings = SETTINGS.model_copy(update=options)
     return train_run(settings, store, solo_mesh(), out, resume=resume, overwrite=overwrite, view=view)
@@ -68,13 +68,13 @@ def _state(run: Path) -> dict[str, bytes]:
     return found | {name: value.numpy().tobytes() for name, value in tensors.items() if "seconds" not in name}
 
 
-class _Stopping(SilentView):
+class _Stopping(RunView):
     """Tells its own process to end after some steps, or raises."""
 
     def __init__(self, after: int, how: signal.Signals | None) -> None:
         self._left, self._how = after, how
 
-    def step(self, report: StepReport) -> None:
+    def on_step(self, report: StepReport) -> None:
         self._left -= 1
         if self._left == 0:
             if self._how is None:
@@ -206,7 +206,7 @@ def test_another_graph_is_refused(whole: TrainResult, tmp_path: Path) -> None:
         _train(other, whole.out, resume=True)
 
 
-class _Epochs(SilentView):
+class _Epochs(RunView):
     def __init__(self) -> None:
         self.seen: list[int] = []
 

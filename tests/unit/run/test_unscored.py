@@ -17,7 +17,7 @@ from gsplit.distributed.mesh import solo_mesh
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run
 from gsplit.run.layout import finished_folder
-from gsplit.run.results import SilentView
+from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.store.reader import Store
 
@@ -37,7 +37,7 @@ def _store(folder: Path, y: Any, x: Any = X, edges: Any = EDGES) -> Store:
     return from_pyg(data, folder / "demo.gsplit")
 
 
-class _Notes(SilentView):
+class _Notes(RunView):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
