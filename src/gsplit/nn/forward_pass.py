@@ -132,7 +132,7 @@ class ForwardPass:
             return answer
         if name not in self._plan.single_input:
             return out
-        return out[: self.batch.layers[self._plan.layer_of[name]].exchange.num_dst]
+        return out[: self.batch.blocks[self._plan.layer_of[name]].num_dst]
 
     def _edges(self, index: int, layer: Module, dtype: torch.dtype, weighted: bool) -> tuple[Any, Tensor | None]:
         """The edges of a layer in the fastest form that is exact for it, and their weights if they stand apart."""

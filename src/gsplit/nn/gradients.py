@@ -23,6 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from gsplit.devices import LateChecks
 from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
+from gsplit.route import count_reduction
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["GradientAverage"]
 
@@ -95,6 +97,8 @@ class GradientAverage:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))
         self.parameters, self._comm, self._checks = parameters, comm, checks
+        self.telemetry = StepTelemetry()
+        """Of the batch of the newest forward, in which the averaging is counted."""
         self._starts_early = comm.device.type == "cpu"
         buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
         self._buckets = [_Bucket(_MOST_BUCKETS * number + place, part) for place, part in buckets]
@@ -162,6 +166,8 @@ class GradientAverage:
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
         bucket.start(self._comm, Call(f"average gradients, bucket {self._started}", self._backwards))
+        assert bucket.flat is not None
+        count_reduction(bucket.flat.nbytes, self._comm.size, self.telemetry)
         self._started += 1
 
     def _finish(self) -> None:

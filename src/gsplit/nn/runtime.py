@@ -73,6 +73,8 @@ class Runtime:
             self.checks.begin_forward()
             forward_pass = ForwardPass(batch, self.plan, self.checks)
             self._watch_gradients(model, self.mesh)
+            if self._gradients is not None:
+                self._gradients.telemetry = batch.telemetry
             self._note_mode(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass)
         mode.__enter__()  # type: ignore[no-untyped-call]

@@ -26,6 +26,7 @@ def choose_strategy(
         settings.feature_names,
         settings.features_on_disk,
         settings.cache,
+        settings.copies,
         model,
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
