@@ -84,7 +84,7 @@ def draw() -> str:
         picture.line(top - 16)
     received: list[list[int]] = [[], []]
     for rank, layer in enumerate(layers):
-        received[1 - rank] = [frontiers[rank][row] for row in layer.index.send_rows.tolist()]
+        received[1 - rank] = [frontiers[rank][row] for row in layer.route.send_rows.tolist()]
     for rank, layer in enumerate(layers):
         own, mixed, x = frontiers[rank], frontiers[rank] + received[rank], LEFT[rank] + 20
         rows, target = layer.block.edge_index()[0].tolist(), own[0]
@@ -105,7 +105,7 @@ def draw() -> str:
         picture.text(x, tops[6] + 24, "mean over both targets;")
         picture.text(x, tops[6] + 44, "gradients go back along the arrows")
     for rank, layer in enumerate(layers):  # rows that cross, from the owner's frontier to the other's tail
-        for row in layer.index.send_rows.tolist():
+        for row in layer.route.send_rows.tolist():
             x1 = LEFT[rank] + 20 + row * (BOX + 14) + BOX // 2
             x2 = LEFT[1 - rank] + 20 + len(frontiers[1 - rank]) * (BOX + 14) + BOX // 2
             picture.arrow(x1, tops[3] + BOX + 2, x2, tops[4] - 3, rank)

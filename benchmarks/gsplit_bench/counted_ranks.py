@@ -69,7 +69,7 @@ def _sum_up(store: Store, workload: Workload, counts: StrategyCounts, hidden: in
     row_bytes = stored_row_bytes(store, ["x"]) if "features/x" in store.names else 0
     return RanksCount(
         graph=store.path.stem,
-        strategy=counts.layout.name,
+        strategy=counts.spec.name,
         ranks=len(counts.ranks),
         batch_size=workload.batch_size,
         fanout=list(workload.num_neighbors),

@@ -21,13 +21,10 @@ from gsplit.features.host import read_to_device
 from gsplit.features.hot_order import expected_hit_rate
 from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import HostSource, RowsRead
-from gsplit.local_graph import ArrayNames, LocalGraph, make_ownership
+from gsplit.loader import NeighborLoader
+from gsplit.local_graph import LocalGraph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import open_store
-from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.registry import strategy_class
-from gsplit.strategies.setup import StrategySetup, view_graph
-from gsplit.strategies.spec import parse_strategy
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench.machine import forget_features
 from gsplit_bench.ranks import run_ranks
@@ -107,39 +104,38 @@ def _load_all(mesh: Mesh, runs: list[LoadingRun]) -> list[dict[str, Any]]:
 def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
     """One rank: the mini-batches of an epoch's first steps, after one that is not measured."""
     gc.collect()  # maps of the run before
-    store, spec = open_store(Path(run.store)), parse_strategy(run.strategy, len(run.num_neighbors))
-    kind, arrays = strategy_class(spec), ArrayNames(store, "x", None, None)
-    views = view_graph(store, mesh, make_ownership(store, mesh, None), kind)
-    local = views.read(kind)
-    cache_bytes = int(run.cache_share * store.num_vertices * stored_row_bytes(store, arrays.stored_features))
-    rows = _source(local, run.store, arrays.stored_features, run.source, cache_bytes)
-    setup = StrategySetup(
-        spec=spec,
-        views=views,
-        targets=views.targets(spec, run.targets),
-        loader=StepLoader(views.sampled, mesh, rows, arrays),
-        mesh=mesh,
-        groups=mesh.loading_groups,
-        num_neighbors=run.num_neighbors,
+    store = open_store(Path(run.store))
+    loader = NeighborLoader(
+        store,
+        run.num_neighbors,
+        run.targets,
         batch_size=run.batch_size,
+        strategy=run.strategy,
+        mesh=mesh,
+        seed=run.seed,
+        edge_attr=None,
+        edge_weight=None,
     )
-    strategy = kind(setup)
+    local = loader._graph.owned if loader.plan.strategy.reads_own_rows else loader._graph.sampled
+    names = loader.arrays.stored_features
+    cache_bytes = int(run.cache_share * store.num_vertices * stored_row_bytes(store, names))
+    loader._step_loader._features = _source(local, run.store, names, run.source, cache_bytes)
     seconds = cpu_seconds = 0.0
     counts: dict[str, int] = {}
     spans: dict[str, float] = {}
     for step in range(-1, run.steps):
         if run.source in _COLD:
-            forget_features(store, arrays.stored_features)
+            forget_features(store, names)
         telemetry = StepTelemetry(0, max(step, 0))
         mesh.world.gather_text(Call("start together", step + 1, long_wait=True), "")  # all ranks: before every step
         start, cpu = time.perf_counter(), time.process_time()
-        strategy.load(strategy.sample(StepKey(run.seed, 0, max(step, 0)), telemetry))
+        loader._step_loader.load(loader._sample(StepKey(run.seed, 0, max(step, 0)), telemetry))
         if step < 0:
             continue
         seconds, cpu_seconds = seconds + time.perf_counter() - start, cpu_seconds + time.process_time() - cpu
         counts = {name: counts.get(name, 0) + count for name, count in telemetry.counts.items()}
         spans = {name: spans.get(name, 0.0) + span for name, span in telemetry.seconds.items()}
-    order = cached_order(store, local.first, local.stop, arrays.stored_features, cache_bytes)
+    order = cached_order(store, local.first, local.stop, names, cache_bytes)
     predicted = expected_hit_rate(hotness_of(store, local.first, local.stop), order)
     return {
         "seconds": seconds,

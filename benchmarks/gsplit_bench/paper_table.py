@@ -19,8 +19,8 @@ from typing import Literal
 from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware
-from gsplit.planner.layouts import Layout, parse_layout
 from gsplit.planner.shapes import PlannedModel
+from gsplit.strategies.spec import StrategySpec, parse_strategy
 
 __all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "main", "predict_table"]
 
@@ -72,10 +72,11 @@ class Prediction:
         return self.predicted_s / self.measured_s - 1
 
 
-class _SlicedLayout(Layout):
+class _SlicedSpec(StrategySpec):
     """P3*: layer 0 is computed on slices of the columns, and its outputs are summed between ranks."""
 
-    def exchanged_levels(self, num_layers: int) -> tuple[int, ...]:
+    @property
+    def exchanged_levels(self) -> tuple[int, ...]:
         return (1,)
 
 
@@ -106,13 +107,13 @@ def _counts(system: System, graph: str) -> StrategyCounts:
         heavy, light = IMBALANCE, (RANKS - IMBALANCE) / (RANKS - 1)
         shares = [heavy] + [light] * (RANKS - 1)
         ranks = [_split_rank(inputs, destinations, edges, share / steps / RANKS) for share in shares]
-        return StrategyCounts(parse_layout("split", LAYERS), 1, tuple(ranks), 1)
+        return StrategyCounts(parse_strategy("split", LAYERS), 1, tuple(ranks), 1)
     rank = _data_rank(inputs, destinations, edges, 1 / steps / RANKS)
     if system == "DGL":
-        return StrategyCounts(parse_layout("data", LAYERS), 1, (rank,) * RANKS, 1)
+        return StrategyCounts(parse_strategy("data", LAYERS), 1, (rank,) * RANKS, 1)
     sliced = _sliced_rank(rank)
-    layout = _SlicedLayout("push_pull", by_owner=True)
-    return StrategyCounts(layout, 1, (sliced,) * RANKS, 1, slices=RANKS, bottom_passes=RANKS)
+    spec = _SlicedSpec("push_pull", LAYERS, None)
+    return StrategyCounts(spec, 1, (sliced,) * RANKS, 1, slices=RANKS, bottom_passes=RANKS)
 
 
 def _data_rank(inputs: float, destinations: _PerLayer, edges: _PerLayer, share: float) -> RankCounts:

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.buffers import BufferPool
 from gsplit.progress import Progress, silent
 from gsplit.shuffle import shuffle
 from gsplit_bench.ranks import run_ranks
+from gsplit.route import Route
+from gsplit.shuffle import exchange_rows
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["ShuffleReport", "ShuffleRow", "bench_shuffle", "time_shuffles"]
 
@@ -31,6 +33,7 @@ def time_shuffles(mesh: Mesh, num_rows: int, width: int, repeats: int) -> dict[s
     """
     index = _index(mesh, num_rows)
     pool = BufferPool(mesh.device)
+    telemetry = StepTelemetry()
     h = torch.randn(num_rows, width, requires_grad=True)
     g_mixed, g_dst = torch.randn(index.num_mixed, width), torch.randn(num_rows // 2, width)
     plain, out, back = h.detach(), torch.empty(num_rows, width), torch.empty(num_rows, width)
@@ -48,7 +51,7 @@ def time_shuffles(mesh: Mesh, num_rows: int, width: int, repeats: int) -> dict[s
         grad.index_add_(0, index.send_rows, back)
 
     def ours() -> None:
-        mixed, dst = shuffle(h, index, mesh.shuffles, Call("bench"), pool)
+        mixed, dst = exchange_rows(h, index, mesh.shuffles, Call("bench"), pool, telemetry)
         torch.autograd.grad([mixed, dst], [h], [g_mixed, g_dst])
 
     ways: dict[str, Any] = {"bare": bare, "composed": composed, "ours": ours}
@@ -66,7 +69,7 @@ def time_shuffles(mesh: Mesh, num_rows: int, width: int, repeats: int) -> dict[s
     return seconds
 
 
-def _index(mesh: Mesh, num_rows: int) -> ShuffleIndex:
+def _index(mesh: Mesh, num_rows: int) -> Route:
     """Every local row goes to one other rank; as many come back."""
     peers = [peer for peer in range(mesh.size) if peer != mesh.rank]
     counts = [0] * mesh.size
@@ -75,7 +78,7 @@ def _index(mesh: Mesh, num_rows: int) -> ShuffleIndex:
     theirs = mesh.loading.all_to_all_counts(Call("bench"), tuple(counts))
     rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(mesh.rank))
     assert sum(theirs) == num_rows
-    return ShuffleIndex(rows, tuple(counts), theirs, num_rows, num_rows // 2)
+    return Route(rows, tuple(counts), theirs, num_rows, num_rows // 2)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ def time_steps(mesh: Any, store: str, kind: str, steps: int) -> list[dict[str, f
     import torch
 
     import gsplit
-    from gsplit.exchange import ShuffleExchange
+    import gsplit.strategies.loading
     from gsplit.run.models import make_model
-    from gsplit.shuffle import _Shuffle
+    from gsplit.shuffle import _Exchange
 
     spent = dict.fromkeys(PARTS, 0.0)
 
@@ -48,12 +48,12 @@ def time_steps(mesh: Any, store: str, kind: str, steps: int) -> list[dict[str, f
         return run
 
     for part, owner, name in (
-        ("forward", _Shuffle, "forward"),
-        ("backward", _Shuffle, "backward"),
-        ("features", ShuffleExchange, "fill_received"),
+        ("forward", _Exchange, "forward"),
+        ("backward", _Exchange, "backward"),
+        ("features", gsplit.strategies.loading, "exchange_stored"),
     ):
         function = timed(part, getattr(owner, name))
-        setattr(owner, name, staticmethod(function) if owner is _Shuffle else function)
+        setattr(owner, name, staticmethod(function) if owner is _Exchange else function)
     graph = gsplit.open(store)
     loader = gsplit.NeighborLoader(graph, FANOUT, "train", batch_size=BATCH, mesh=mesh)
     torch.manual_seed(0)

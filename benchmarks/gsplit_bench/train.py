@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 from gsplit.distributed.launch import launch
 from gsplit.errors import CommError, InputError, explain
 from gsplit.partitioning.presample import Workload
-from gsplit.planner.layouts import parse_layout
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import open_store
 from gsplit_bench.counted_ranks import RanksCount, count_ranks
@@ -29,6 +28,7 @@ from gsplit_bench.machine import current_commit, describe_machine, installed_ver
 from gsplit_bench.train_rank import RankResult
 from gsplit_bench.train_records import TrainRecord, check_losses, combine_ranks
 from gsplit_bench.train_study import Launch, Scenario, Study
+from gsplit.strategies.spec import parse_strategy
 
 __all__ = ["TrainReport", "run_study"]
 
@@ -157,7 +157,7 @@ def _countable(strategies: Sequence[str], num_layers: int, report: TrainReport) 
     found = []
     for name in strategies:
         try:
-            found.append(parse_layout(name, num_layers).name)
+            found.append(parse_strategy(name, num_layers).name)
         except InputError as error:
             report.note(f"{name} is not counted: {error}")
     return found

@@ -3,37 +3,96 @@
 ``x`` is the mixed input tensor of layer 0, exchanged already. A model wrapped by ``gsplit.parallelize`` takes
 ``(batch.x, batch.edge_index)``. A model written against the batch does, for every layer l,
 ``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``. Rows of the last output are this
-rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are collectives: every rank calls them.
+rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are collectives: every rank calls them. Ranks own
+different numbers of targets, so a plain mean over a rank's rows is silently wrong on several ranks; backward refuses it
+(``LossGuard``).
 """
 
 from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gsplit.blocks import Block, FrontierIds
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm import Call, Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
-from gsplit.exchange import Exchange, mix_rows
 from gsplit.features.protocol import take_rows
-from gsplit.global_sum import LossGuard, global_sum
+from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, LocalGraph
+from gsplit.route import Route, count_reduction
 from gsplit.sampling.minibatch import StepKey
+from gsplit.shuffle import exchange_rows, exchange_stored, keep_prefix
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer", "divisor"]
+__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard", "divisor"]
+
+
+class LossGuard:
+    """Checks that a loss went through ``batch.mean`` or ``batch.sum`` before backward reaches the model."""
+
+    def __init__(self) -> None:
+        self._backward = -1
+        self.model = ""
+        """Train/eval mode of the model that was called with the batch; the same on every rank."""
+
+    def reduced(self) -> None:
+        """Called when backward passes the global sum of this batch."""
+        self._backward = torch._C._current_graph_task_id()
+
+    def check(self, gradient: Tensor) -> None:
+        """Called with the gradient of a wrapped model's output."""
+        if self._backward != torch._C._current_graph_task_id():
+            fix = 'write loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none")), or use batch.sum'
+            got = "a loss of this rank's rows alone, whose gradient would be wrong on several ranks"
+            raise InputError(explain("backward", "a loss from batch.mean or batch.sum of this batch", got, fix))
+
+
+class _GlobalSum(torch.autograd.Function):
+    """Sum of local rows over all ranks. Backward: times the ranks, on local rows; gradients are averaged later.
+
+    rows [n] to a scalar, rows [n, k] to [k].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, comm: Comm, call: Call, guard: LossGuard) -> Tensor:
+        ctx.shape, ctx.size, ctx.guard = rows.shape, comm.size, guard
+        total = rows.sum() if rows.dim() == 1 else rows.sum(0)
+        comm.all_reduce(call, total).wait()
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.guard.reduced()
+        return (g * ctx.size).expand(ctx.shape), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayer:
-    """One layer of a batch: its edges, how its rows come about, and the edges' stored values, if there are any."""
+    """One layer of a batch: its edges, the route of its source rows, and the edges' stored values, if there are any.
+
+    ``route``: None where this rank has all source rows itself.
+    """
 
     block: Block
-    exchange: Exchange
+    route: Route | None = None
     edge_attr: Tensor | None = None
     edge_weight: Tensor | None = None
+
+    @property
+    def num_local(self) -> int:
+        """Rows of the local frontier: this rank's own source rows."""
+        return self.block.num_src if self.route is None else self.route.num_local
+
+    @property
+    def destinations_are_local(self) -> bool:
+        """Whether the destinations are the first rows of the local frontier; not at a boundary."""
+        return self.route is None or self.route.destinations_are_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +101,7 @@ class BatchContext:
 
     ``each_vertex_once``: no vertex of the mini-batch is computed on two ranks, which is what BatchNorm needs.
     ``arrays`` are the names of the stored arrays in the batch. ``loader`` is the number of its loader on the mesh.
+    ``pool``: memory for the rows of its layers. ``deterministic``: gradients of rows are added in one order.
     """
 
     mesh: Mesh
@@ -50,6 +110,8 @@ class BatchContext:
     arrays: ArrayNames
     strategy: str
     each_vertex_once: bool
+    pool: BufferPool
+    deterministic: bool = False
     loader: int = 0
     telemetry: StepTelemetry = field(default_factory=StepTelemetry)
     guard: LossGuard = field(default_factory=LossGuard)
@@ -59,9 +121,9 @@ class BatchContext:
 class Batch:
     """One rank's part of a mini-batch.
 
-    ``x``: mixed input rows. ``frontiers``: which vertices the rows of every level are; there are two where the layers
-    above some level are computed for other vertices than those below it. ``num_targets``: this rank's;
-    ``global_batch_size``: those of all ranks.
+    ``x``: mixed input rows. ``frontiers``: which vertices the rows of every level are: two for hybrid(k), with the
+    vertices below and above the boundary, one otherwise. ``num_targets``: this rank's; ``global_batch_size``: those of
+    all ranks.
     """
 
     x: Tensor
@@ -157,11 +219,22 @@ class Batch:
 
     def destinations(self, layer: int) -> FrontierIds:
         """The vertices whose in-edges a layer's block has, which are the first ones of these."""
-        return self.frontier(layer if self.layers[layer].exchange.destinations_are_local else layer + 1)
+        return self.frontier(layer if self.layers[layer].destinations_are_local else layer + 1)
 
     def mixed_ids(self, layer: int) -> Tensor:
         """Original ids of the rows of a layer's mixed frontier. A collective."""
-        return mix_rows(self.layers[layer].exchange, self.frontier(layer).n_id, "exchange mixed ids")
+        return self._exchange_stored(layer, self.frontier(layer).n_id, "exchange mixed ids")
+
+    def _exchange_stored(self, layer: int, rows: Tensor, purpose: str) -> Tensor:
+        """Values of a layer's mixed rows from those of the own ones, without gradient. A collective."""
+        route = self.layers[layer].route
+        own = rows[: self.layers[layer].num_local]
+        if route is None:
+            return own
+        buffer = rows.new_empty(route.num_buffer, *rows.shape[1:])
+        buffer[: route.num_local] = own
+        call = Call(purpose, self.key.step, layer)
+        return exchange_stored(buffer, route, self.context.mesh.shuffles, call, self.context.pool, self.telemetry)
 
     def gcn_norm(
         self, layer: int, *, add_self_loops: bool, fill_value: float, weighted: bool, dtype: torch.dtype
@@ -171,42 +244,51 @@ class Batch:
         Degrees are those of the whole graph, with the stored edge weights if ``weighted``; without them all self-loops
         weigh 1, and their weights are None. A collective.
         """
-        exchange, context = self.layers[layer].exchange, self.context
+        context = self.context
         name = context.arrays.edge_weight if weighted else None
         found = context.graph.gcn_rows(add_self_loops=add_self_loops, fill_value=fill_value, edge_weight=name)
-        own, device = self.frontier(layer).ids[: exchange.num_local], self.x.device
-        mixed = mix_rows(exchange, take_rows(found.deg_inv_sqrt, own, device).to(dtype), "exchange degrees")
+        device = self.x.device
+        own = take_rows(found.deg_inv_sqrt, self.frontier(layer).ids[: self.layers[layer].num_local], device).to(dtype)
+        mixed = self._exchange_stored(layer, own, "exchange degrees")
         if found.loop_weight is None:
             return mixed, None
         dst = self.destinations(layer).ids[: self.blocks[layer].num_dst]
         return mixed, take_rows(found.loop_weight, dst, device).to(dtype)
 
     def shuffle(self, layer: int, h: Tensor, *, of_wrapped_model: bool = False) -> tuple[Tensor, Tensor]:
-        """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is mixed already.
-        ``of_wrapped_model``: it was seen to that the model joins no rows across a boundary (``boundary``).
+        """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is exchanged already.
+
+        ``of_wrapped_model``: the model was checked not to join rows across a boundary.
         """
         if not 0 <= layer < self.num_layers:
             fix = "count layers from the input up"
             raise InputError(explain("layer", f"0 to {self.num_layers - 1}", layer, fix))
         self._refuse_input_gradients()
-        exchange = self.layers[layer].exchange
-        if not (exchange.destinations_are_local or of_wrapped_model):
-            got, fix = (
-                f"{self.context.strategy}, layer {layer}",
-                "wrap a PyG model with gsplit.parallelize, or use split",
-            )
+        found, context = self.layers[layer], self.context
+        if not (found.destinations_are_local or of_wrapped_model):
+            got = f"{context.strategy}, layer {layer}"
+            fix = "wrap a PyG model with gsplit.parallelize, or use split"
             raise InputError(explain("batch.shuffle", "a strategy whose levels are prefixes of each other", got, fix))
-        if h.dim() < 2 or h.size(0) != exchange.num_input:
+        route = found.route if layer else None  # layer 0's rows were exchanged by the loader
+        num_input = found.block.num_src if route is None else route.num_local
+        if h.dim() < 2 or h.size(0) != num_input:
             below = "batch.x, or what a row-wise encoder made of it"
             above = "the output of the layer below, one row per destination"
-            expected, fix = f"[{exchange.num_input}, ...]", f"pass {above if layer else below}"
+            expected, fix = f"[{num_input}, ...]", f"pass {above if layer else below}"
             raise InputError(explain(f"h at layer {layer}", expected, list(h.shape), fix))
-        telemetry = self.telemetry
-        telemetry.count("bytes_sent", exchange.num_sent * h[:1].nbytes)
-        telemetry.count("bytes_received", exchange.num_received * h[:1].nbytes)
-        telemetry.count("collectives", exchange.num_collectives)
-        with telemetry.span("shuffle"):
-            return exchange.mix(h)
+        with self.telemetry.span("shuffle"):
+            if route is None:
+                return keep_prefix(h, found.block.num_dst)
+            call = Call("shuffle" if route.appends else "boundary", context.key.step, layer)
+            return exchange_rows(
+                h,
+                route,
+                context.mesh.shuffles,
+                call,
+                context.pool,
+                self.telemetry,
+                deterministic=context.deterministic,
+            )
 
     def _refuse_input_gradients(self) -> None:
         if self.x.requires_grad:
@@ -225,7 +307,9 @@ class Batch:
         if context.guard.model:
             detail += f", model: {context.guard.model}"
         call = Call(name, context.key.step, detail=detail)
-        return global_sum(rows, context.mesh.world, call, context.guard)
+        count_reduction(prod(rows.shape[1:]) * rows.element_size(), context.mesh.size, self.telemetry)
+        total: Tensor = _GlobalSum.apply(rows, context.mesh.world, call, context.guard)  # type: ignore[no-untyped-call]
+        return total
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the whole mini-batch of one value per target, the same on every rank. A collective."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from gsplit.batch import Batch
 from gsplit.devices import SideStream
 from gsplit.pipeline import Pipeline
-from gsplit.strategies.protocol import LoadedStep
+from gsplit.strategies.loading import LoadedStep
 
 __all__ = ["BatchStream"]
 

@@ -1,8 +1,7 @@
-"""What a mini-batch is made of on one rank: blocks of edges and indices of the shuffles, both frozen.
+"""Blocks: the edges of one layer of a mini-batch on one rank, and the vertices that its rows are.
 
-Layer l of a mini-batch has a block, whose destinations are the local frontier of layer l + 1 and whose sources are the
-mixed frontier of layer l, and a shuffle index, which makes the mixed frontier from the local ones (law 4):
-mixed = [local frontier | rows received, grouped by owner], and destinations are a prefix of it.
+The destinations of layer l are the local frontier of layer l + 1, its sources the mixed frontier of layer l, which a
+``Route`` makes from the local ones. Destinations are a prefix of the mixed frontier (law 4).
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from gsplit.kernels.csr import destination_rows
 
-__all__ = ["Block", "FrontierIds", "ShuffleIndex", "count_self_loops"]
+__all__ = ["Block", "FrontierIds", "count_self_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +60,11 @@ def count_self_loops(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffleIndex:
-    """How rows travel at one layer: which local rows go to whom, and how many come from whom.
-
-    ``send_rows`` are rows of the local frontier, peer after peer, ``send_counts[p]`` of them to rank p; for one peer no
-    row comes twice. ``recv_counts[p]`` rows arrive from rank p and follow the ``num_local`` own ones.
-    """
-
-    send_rows: Tensor
-    send_counts: tuple[int, ...]
-    recv_counts: tuple[int, ...]
-    num_local: int
-    num_dst: int
-
-    @property
-    def num_sent(self) -> int:
-        """Rows that leave this rank."""
-        return self.send_rows.numel()
-
-    @property
-    def num_received(self) -> int:
-        """Rows that arrive."""
-        return sum(self.recv_counts)
-
-    @property
-    def num_mixed(self) -> int:
-        """Rows of the mixed frontier."""
-        return self.num_local + self.num_received
-
-
-@dataclass(frozen=True, slots=True)
 class FrontierIds:
     """The vertices of a rank's local frontiers, each a prefix of the one below it, from level ``level`` up.
 
-    Level l is the input of layer l. ``n_id``: original ids. ``ids``: the same in the store's numbering.
+    Level l is the input of layer l. ``n_id``: original ids. ``ids``: the same in the store's numbering. Local frontiers
+    [7, 8, 6] at level 0 and [7] at level 1 are ``FrontierIds(0, [7, 8, 6], ...)``.
     """
 
     level: int

@@ -10,7 +10,6 @@ import operator
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,25 @@ from torch import Tensor
 
 from gsplit.batch import Batch
 from gsplit.batch_stream import BatchStream
+from gsplit.device_tiers import open_device_rows
 from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
-from gsplit.loader_options import (
-    check_auto,
-    check_options,
-    check_prefetch,
-    describe_sampler,
-    fingerprint,
-    row_options,
-    sampler_factory,
-    stored_checksums,
-)
-from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
+from gsplit.feature_tiers import open_features
+from gsplit.features.copies import ForeignCopies
+from gsplit.features.device import DeviceRows
+from gsplit.features.protocol import HostSource
+from gsplit.loader_plan import resolve_plan, sampler_factory
+from gsplit.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.pipeline import Pipeline
-from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.protocol import SamplerFactory
-from gsplit.sampling.targets import LocalTargets
+from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
-from gsplit.strategies.assembly import MiniBatchOptions, make_strategy
-from gsplit.strategies.protocol import LoadedStep
-from gsplit.strategies.registry import strategy_class
-from gsplit.strategies.setup import view_graph
-from gsplit.strategies.spec import parse_strategy
+from gsplit.strategies.loading import LoadedStep, StepLoader
+from gsplit.strategies.strategy import SampledStep, Strategy
 from gsplit.telemetry import StepTelemetry, Telemetry
 
 __all__ = ["NeighborLoader"]
@@ -108,101 +98,131 @@ class NeighborLoader:
         telemetry: str | Path | None = None,
         **options: object,
     ) -> None:
-        check_options(num_neighbors, batch_size, sampler, seed, options)
-        self.mesh, store = resolve_mesh(mesh, "NeighborLoader"), as_graph_store(graph, partition)
-        self.arrays = ArrayNames(store, features, edge_attr, edge_weight)
-        check_auto(strategy, sampler, self.arrays)
-        names = self.arrays.stored_features
-        steps = PlannedSteps(input_nodes, list(num_neighbors), batch_size, names, features_on_disk, cache)
-        steps = replace(steps, strategies=("split",)) if copies else steps  # only there input rows are shuffled
-        chosen = resolve_strategy(strategy, store, self.mesh, steps)
-        self._spec = parse_strategy(chosen.strategy, len(num_neighbors))
-        self._kind = strategy_class(self._spec)
-        self._seed, self._batch_size, self._drop_last = int(seed), int(batch_size), drop_last
-        self._prefetch = check_prefetch(prefetch, self.mesh)
-        rows = row_options(self._spec, self.mesh, cache, device_cache, copies, features_on_disk, self._prefetch)
-        views = view_graph(store, self.mesh, make_ownership(store, self.mesh, ownership), self._kind)
-        targets = views.targets(self._spec, input_nodes)
-        self._describe(views.owned, targets, num_neighbors, input_nodes, shuffle, sampler)
-        self._compare_ranks(views.owned, rows.copies)
-        drawn = sampler_factory(sampler)
-        how = MiniBatchOptions(list(num_neighbors), self._batch_size, shuffle, deterministic, drawn)
-        self._strategy = make_strategy(self._spec, views, self.arrays, self.mesh, targets, rows, how)
+        self.mesh = resolve_mesh(mesh, "NeighborLoader")
+        store = as_graph_store(graph, partition)
+        self.plan, self._graph = resolve_plan(
+            store,
+            self.mesh,
+            num_neighbors=num_neighbors,
+            input_nodes=input_nodes,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            strategy=strategy,
+            sampler=sampler,
+            seed=seed,
+            ownership=ownership,
+            features=features,
+            features_on_disk=features_on_disk,
+            cache=cache,
+            device_cache=device_cache,
+            copies=copies,
+            edge_attr=edge_attr,
+            edge_weight=edge_weight,
+            deterministic=deterministic,
+            prefetch=prefetch,
+            options=options,
+        )
+        # refuse ranks that would not make the same mini-batches, before anything else is a collective
+        assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", self.plan.compared)
+        self._open(sampler_factory(sampler))
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
-    def _describe(
-        self,
-        local: LocalGraph,
-        targets: LocalTargets,
-        num_neighbors: list[int],
-        input_nodes: str | Tensor | None,
-        shuffle: bool,
-        sampler: str | SamplerFactory,
-    ) -> None:
-        names = [f"features/{name}" for name in self.arrays.stored_features]
-        names += [f"edges/{name}" for name in (self.arrays.edge_attr, self.arrays.edge_weight)]
-        self.description = {
-            "graph": local.store.fingerprint,
-            "num_vertices": str(local.store.num_vertices),
-            "input_nodes": fingerprint(input_nodes),
-            "num_targets": str(targets.num_targets),
-            "num_neighbors": str(num_neighbors),
-            "batch_size": str(self._batch_size),
-            "shuffle": str(shuffle),
-            "drop_last": str(self._drop_last),
-            "seed": str(self._seed),
-            "arrays": str(self.arrays),
-            **describe_sampler(sampler),
-            **stored_checksums(local.store, ["y", *names, f"targets/{input_nodes}"]),
-        }
-        """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
+    def _open(self, make_sampler: SamplerFactory) -> None:
+        """Open row sources, samplers and groups. A collective: rows are copied between ranks, and groups are made."""
+        plan, graph, mesh, spec = self.plan, self._graph, self.mesh, self.plan.strategy
+        read = graph.owned if spec.reads_own_rows else graph.sampled
+        rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
+        groups = mesh.borrow_loading_groups(owner=self) if plan.prefetch else mesh.loading_groups
+        copies: ForeignCopies | None = None
+        if plan.copies:
+            copies = graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
 
-    def _compare_ranks(self, local: LocalGraph, copies: int) -> None:
-        """Refuse ranks that would not make the same mini-batches, before anything else is a collective."""
-        settings = {
-            **self.description,
-            "prefetch": self._prefetch,
-            "strategy": self.strategy,
-            "copies": copies,
-            "boundaries": local.ownership.boundaries,
-        }
-        assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", settings)
+        def sampler_of(view: LocalGraph) -> LayerSampler:
+            part = SampledRange(view.graph, view.original_ids, mesh.sample_device, plan.arrays.has_edge_values)
+            return make_sampler(part)
+
+        self._strategy = Strategy(
+            spec,
+            list(plan.num_neighbors),
+            graph.sampled,
+            groups.ids,
+            whole=sampler_of(graph.sampled) if spec.needs_whole_graph else None,
+            own=sampler_of(graph.owned) if spec.reads_own_rows else None,
+            copies=copies,
+        )
+        self._step_loader = StepLoader(
+            graph.sampled,
+            mesh,
+            groups.inputs,
+            rows,
+            plan.arrays,
+            strategy=spec.name,
+            each_vertex_once=spec.computes_each_vertex_once(mesh.size, mesh.num_replicas),
+            deterministic=plan.deterministic,
+            device_rows=self._open_device_rows(read, rows),
+            num_ahead=plan.prefetch,
+        )
+
+    def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
+        """The input rows for a device that the host samples for; own rows may be held there as one copy of all ranks.
+
+        Not those of a source of the program's own, which may be slow or large: they are read as they are needed.
+        """
+        plan = self.plan
+        if not self.mesh.host_samples:
+            return None
+        in_store = len(plan.arrays.stored_features) == len(plan.arrays.features)
+        held = in_store and plan.strategy.reads_own_rows and not plan.features_on_disk and not plan.cache
+        return open_device_rows(read, rows, self.mesh.device, cache=plan.device_cache, held=held)
 
     def _log_start(self, store: GraphStore, *, equal_ranges: bool) -> None:
-        """Say what a mini-batch is here: a DDP script's batch size is that of one rank."""
-        ranks, size = self.mesh.size, self._batch_size
+        """Log the size of a mini-batch: a DDP script's batch size is that of one rank."""
+        ranks, size = self.mesh.size, self.plan.batch_size
         if self.mesh.rank != 0:
             return
         _LOG.info(
             "global mini-batch of %d targets over %d rank(s), %.1f per rank on average; %d steps per epoch",
-            *(size, ranks, size / ranks, len(self)),
+            size,
+            ranks,
+            size / ranks,
+            len(self),
         )
         if store.unused:
             _LOG.warning("not in the mini-batches: %s", ", ".join(store.unused))
-        if equal_ranges and self.mesh.num_splits > 1 and self._kind.reads == "own rows":
+        if equal_ranges and self.mesh.num_splits > 1 and self.plan.strategy.reads_own_rows:
             _LOG.warning(
                 "the graph is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)"
             )
 
     @property
+    def description(self) -> dict[str, str]:
+        """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
+        return self.plan.description
+
+    @property
+    def arrays(self) -> ArrayNames:
+        """The stored arrays that are loaded."""
+        return self.plan.arrays
+
+    @property
     def strategy(self) -> str:
         """How the ranks share a mini-batch."""
-        return self._spec.name
+        return self.plan.strategy.name
 
     @property
     def prefetch(self) -> int:
         """Batches that are made ahead."""
-        return self._prefetch
+        return self.plan.prefetch
 
     @property
     def num_targets(self) -> int:
         """Targets of an epoch, over all ranks."""
-        return self._strategy.num_targets
+        return self.plan.num_targets
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.num_targets, self._batch_size)
-        return whole + (1 if rest and not self._drop_last else 0)
+        return self.plan.num_steps
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter`` run this epoch, from its first step."""
@@ -249,19 +269,19 @@ class NeighborLoader:
         """What makes the steps of an epoch; one at a time, because they share the sampler."""
         if self._pipeline is not None:
             self._pipeline.close()
-        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self._prefetch)
+        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self.plan.prefetch)
         return self._pipeline
 
     def _take(self, pipeline: Pipeline[LoadedStep], epoch: int, first: int, number: int) -> Iterator[Batch]:
-        if self._prefetch and self.mesh.host_samples and self._side is None:
+        if self.plan.prefetch and self.mesh.host_samples and self._side is None:
             self._side = SideStream(self.mesh.device)  # one for all epochs: device memory is kept by stream
-        stream = BatchStream(pipeline, len(self) - first, self._strategy.finish, self._side)
+        stream = BatchStream(pipeline, len(self) - first, self._step_loader.finish, self._side)
         for step in range(first, len(self)):
             self._check_newest(number)
             waited = time.perf_counter_ns()
             with torch.inference_mode(False):
                 batch = stream.take()
-            if self._prefetch:
+            if self.plan.prefetch:
                 batch.telemetry.add_span("wait_for_batch", waited)
             self._position = (epoch, step + 1)
             try:
@@ -278,13 +298,26 @@ class NeighborLoader:
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         if self._pipeline is not None:
             self._pipeline.drain()  # it shares the sampler; all ranks have permitted the same steps
-        return self._strategy.finish(self._load(epoch, step))
+        return self._step_loader.finish(self._load(epoch, step))
 
     @torch.inference_mode(False)
     def _load(self, epoch: int, step: int) -> LoadedStep:
         """The first two stages of a step; in the pipeline's thread if there is one."""
-        devices = (self.mesh.device, self.mesh.sample_device)
-        telemetry = StepTelemetry(epoch, step, *devices, self.mesh.note_stage if self.mesh.size > 1 else None)
-        with in_thread(self.mesh.device):
-            sampled = self._strategy.sample(StepKey(self._seed, epoch, step), telemetry)
-            return self._strategy.load(sampled)
+        mesh = self.mesh
+        follow = mesh.note_stage if mesh.size > 1 else None
+        telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, follow)
+        with in_thread(mesh.device):
+            return self._step_loader.load(self._sample(StepKey(self.plan.seed, epoch, step), telemetry))
+
+    def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+        """This rank's part of a step. A collective of the loading group."""
+        plan, mesh, targets = self.plan, self.mesh, self._graph.targets
+        stride = (mesh.replica, mesh.num_replicas)  # of the mini-batch's targets: the first that it takes, and the step
+        if plan.strategy.targets == "strided":
+            stride = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)
+        own = targets.for_step(key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, cut=stride)
+        telemetry.peak("targets_bytes", targets.num_bytes)
+        if not plan.strategy.needs_whole_graph:
+            telemetry.peak("largest_range_array_bytes", max(self._strategy.num_range_bytes, targets.largest_bytes))
+        size = targets.size_of_step(key.step, plan.batch_size)
+        return self._strategy.sample(own.to(mesh.sample_device), key, size, telemetry)

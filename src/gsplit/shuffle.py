@@ -1,18 +1,23 @@
-"""The shuffle: hidden features cross between ranks, and their gradients go back (paper section 3, Algorithm 2).
+"""The shuffle: rows cross between ranks along a route, and their gradients go back (paper section 3, Algorithm 2).
 
-Forward, at one layer, for a local tensor ``h`` of shape [num_local, D]:
+Forward, at one layer, for a local tensor ``h`` of shape [num_local, D]. Where received rows are appended (law 4):
 
     h_mixed = [h | rows received, grouped by owner]        [num_mixed, D]
-    h_dst   = h[:num_dst]                                  [num_dst, D]
+    h_dst   = h_mixed[:num_dst]                            [num_dst, D]
 
 Rows sent to peer p are ``h[send_rows of p]``. Backward, from the gradients of both outputs:
 
     g = g_mixed[:num_local];  g[send_rows] += what the peers return of g_mixed;  g[:num_dst] += g_dst
 
-Nothing is saved but the index. The incoming gradients are never written to: they may belong to another branch as well.
-In a deterministic shuffle returned rows are added peer after peer, and for one peer no row comes twice, so no sum
+At a boundary own and received rows have places of their own:
+
+    h_mixed[own_places] = h[:num_own];  h_mixed[recv_places] = rows received
+    g_mixed[:num_dst] += g_dst;  g[:num_own] = g_mixed[own_places];  g[send_rows] += what the peers return
+
+Nothing is saved but the route. The incoming gradients are never written to: they may belong to another branch as well.
+In a deterministic shuffle returned rows are added peer after peer, and ``send_rows`` are unique per peer, so no sum
 depends on the order of threads; with compiled kernels every shuffle is deterministic. Every rank joins forward and
-backward, with no rows if it has none (law 5); an output nobody used counts as a gradient of zero.
+backward, with no rows if it has none (law 5); an unused output counts as a gradient of zero.
 """
 
 from typing import Any
@@ -21,29 +26,30 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call, Comm
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.rows import copy_and_gather, merge_gradient
+from gsplit.route import Route, count_exchange
+from gsplit.telemetry import StepTelemetry
 
-__all__ = ["keep_prefix", "merge_gradients", "shuffle", "fill_mixed"]
+__all__ = ["exchange_rows", "exchange_stored", "fill_mixed", "keep_prefix", "merge_gradients"]
 
 
-def fill_mixed(h: Tensor, index: ShuffleIndex, sent: Tensor, pool: BufferPool) -> Tensor:
+def fill_mixed(h: Tensor, route: Route, sent: Tensor, pool: BufferPool) -> Tensor:
     """The mixed tensor with its own part filled; ``sent`` gets the rows that leave, peer after peer."""
-    mixed = pool.empty((index.num_mixed, *h.shape[1:]), h.dtype)
-    own = mixed[: index.num_local]
+    mixed = pool.empty((route.num_mixed, *h.shape[1:]), h.dtype)
+    own = mixed[: route.num_local]
     chosen = kernel_for("move rows", h.device, h.dtype)
     if chosen == "numba":
-        copy_and_gather(h, index.send_rows, own, sent)
+        copy_and_gather(h, route.send_rows, own, sent)
     elif chosen == "triton":
         from gsplit.kernels.triton import rows as device
 
-        device.copy_and_gather(h, index.send_rows, own, sent)
+        device.copy_and_gather(h, route.send_rows, own, sent)
     else:
         own.copy_(h)
-        torch.index_select(h.detach(), 0, index.send_rows, out=sent)
+        torch.index_select(h.detach(), 0, route.send_rows, out=sent)
     return mixed
 
 
@@ -51,69 +57,121 @@ def merge_gradients(
     g_mixed: Tensor,
     g_dst: Tensor | None,
     returned: tuple[Tensor, ...],
-    index: ShuffleIndex,
+    route: Route,
     pool: BufferPool,
     *,
     deterministic: bool,
 ) -> Tensor:
     """The gradient of ``h`` from those of both outputs and the rows that peers returned, in one or several pieces."""
-    g = pool.empty((index.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
-    chosen, g_first = kernel_for("move rows", g.device, g.dtype), g_mixed[:0] if g_dst is None else g_dst
+    g = pool.empty((route.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
+    chosen = kernel_for("move rows", g.device, g.dtype)
+    g_first = g_mixed[:0] if g_dst is None else g_dst
     if chosen == "numba":
-        merge_gradient(g_mixed, g_first, index.send_rows, returned, g)
+        merge_gradient(g_mixed, g_first, route.send_rows, returned, g)
         return g
     rows_returned = returned[0] if len(returned) == 1 else torch.cat(returned)
     if chosen == "triton":
         from gsplit.kernels.triton import rows as device
 
-        device.merge_gradient(g_mixed, g_first, index.send_rows, rows_returned, g)
+        device.merge_gradient(g_mixed, g_first, route.send_rows, rows_returned, g)
         return g
-    g.copy_(g_mixed[: index.num_local])
-    parts = index.send_counts if deterministic else (index.num_sent,)
-    for rows, part in zip(index.send_rows.split(parts), rows_returned.split(parts), strict=True):
-        g.index_add_(0, rows, part)
+    g.copy_(g_mixed[: route.num_local])
+    _add_returned(g, rows_returned, route, deterministic=deterministic)
     if g_dst is not None:
-        g[: index.num_dst] += g_dst
+        g[: route.num_dst] += g_dst
     return g
 
 
-def _send_back(g: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool) -> tuple[Tensor, ...]:
+def _send_back(g: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool) -> tuple[Tensor, ...]:
     """Return the gradients of received rows to their owners; what peers return is left in place where that will do."""
     if kernel_for("move rows", g.device, g.dtype) == "numba":
-        return comm.all_to_all_views(call, g, index.send_counts, index.recv_counts)
-    returned = pool.empty((index.num_sent, *g.shape[1:]), g.dtype)
-    comm.all_to_all(call, returned, g, index.send_counts, index.recv_counts).wait()
+        return comm.all_to_all_views(call, g, route.send_counts, route.recv_counts)
+    returned = pool.empty((route.num_sent, *g.shape[1:]), g.dtype)
+    comm.all_to_all(call, returned, g, route.send_counts, route.recv_counts).wait()
     return (returned,)
 
 
-class _Shuffle(torch.autograd.Function):
-    """See the module."""
+class _Exchange(torch.autograd.Function):
+    """Rows along a route, and gradients back; see the module."""
 
     @staticmethod
     def forward(
-        ctx: Any, h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool, deterministic: bool
+        ctx: Any,
+        h: Tensor,
+        route: Route,
+        comm: Comm,
+        call: Call,
+        pool: BufferPool,
+        telemetry: StepTelemetry,
+        deterministic: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.index, ctx.comm, ctx.call, ctx.pool, ctx.deterministic = index, comm, call, pool, deterministic
+        ctx.route = route
+        ctx.comm = comm
+        ctx.call = call
+        ctx.pool = pool
+        ctx.telemetry = telemetry
+        ctx.deterministic = deterministic
         ctx.like = h.new_empty(0)
         ctx.width = h.shape[1:]
-        sent = comm.send_buffer((index.num_sent, *h.shape[1:]), h.dtype)
-        h_mixed = fill_mixed(h, index, sent, pool)
-        received = h_mixed[index.num_local :]
-        comm.all_to_all(call, received, sent, index.recv_counts, index.send_counts).wait()
-        return h_mixed, h_mixed.detach()[: index.num_dst]
+        if route.appends:
+            sent = comm.send_buffer((route.num_sent, *h.shape[1:]), h.dtype)
+            h_mixed = fill_mixed(h, route, sent, pool)
+            received = h_mixed[route.num_local :]
+            count_exchange(route, h, telemetry)
+            comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+        else:
+            h_mixed = exchange_stored(h.detach(), route, comm, call, pool, telemetry)
+        return h_mixed, h_mixed.detach()[: route.num_dst]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_mixed: Tensor | None, g_dst: Tensor | None) -> tuple[Tensor | None, ...]:
-        index: ShuffleIndex = ctx.index
+        route: Route = ctx.route
         if g_mixed is None:
-            g_mixed = ctx.like.new_zeros(index.num_mixed, *ctx.width)
-        g_mixed = g_mixed.contiguous()
+            g_mixed = ctx.like.new_zeros(route.num_mixed, *ctx.width)
         call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
-        returned = _send_back(g_mixed[index.num_local :], index, ctx.comm, call, ctx.pool)
-        g = merge_gradients(g_mixed, g_dst, returned, index, ctx.pool, deterministic=ctx.deterministic)
-        return g, None, None, None, None, None
+        count_exchange(route, g_mixed, ctx.telemetry, backward=True)
+        if route.appends:
+            g_mixed = g_mixed.contiguous()
+            returned = _send_back(g_mixed[route.num_local :], route, ctx.comm, call, ctx.pool)
+            g = merge_gradients(g_mixed, g_dst, returned, route, ctx.pool, deterministic=ctx.deterministic)
+        else:
+            g = _return_from_places(g_mixed, g_dst, route, ctx.comm, call, ctx.pool, deterministic=ctx.deterministic)
+        return g, None, None, None, None, None, None
+
+
+def _return_from_places(
+    g_mixed: Tensor,
+    g_dst: Tensor | None,
+    route: Route,
+    comm: Comm,
+    call: Call,
+    pool: BufferPool,
+    *,
+    deterministic: bool,
+) -> Tensor:
+    """Backward of a boundary. A collective."""
+    assert route.own_places is not None and route.recv_places is not None
+    width, dtype = g_mixed.shape[1:], g_mixed.dtype
+    if g_dst is not None:
+        g_mixed = g_mixed.clone()  # it may belong to another branch as well
+        g_mixed[: route.num_dst] += g_dst
+    sent = comm.send_buffer((route.num_received, *width), dtype)
+    torch.index_select(g_mixed, 0, route.recv_places, out=sent)
+    returned = pool.empty((route.num_sent, *width), dtype)
+    comm.all_to_all(call, returned, sent, route.send_counts, route.recv_counts).wait()
+    g = pool.empty((route.num_local, *width), dtype)
+    torch.index_select(g_mixed, 0, route.own_places, out=g[: route.num_own])
+    g[route.num_own :] = 0  # read by other ranks only
+    _add_returned(g, returned, route, deterministic=deterministic)
+    return g
+
+
+def _add_returned(g: Tensor, returned: Tensor, route: Route, *, deterministic: bool) -> None:
+    parts = route.send_counts if deterministic else (route.num_sent,)
+    for rows, part in zip(route.send_rows.split(parts), returned.split(parts), strict=True):
+        g.index_add_(0, rows, part)
 
 
 class _KeepPrefix(torch.autograd.Function):
@@ -143,12 +201,44 @@ def keep_prefix(h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
     return h_mixed, h_dst
 
 
-def shuffle(
-    h: Tensor, index: ShuffleIndex, comm: Comm, call: Call, pool: BufferPool, *, deterministic: bool = False
+def exchange_rows(
+    h: Tensor,
+    route: Route,
+    comm: Comm,
+    call: Call,
+    pool: BufferPool,
+    telemetry: StepTelemetry,
+    *,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Make the mixed tensor of a layer from this rank's rows; returns ``(h_mixed, h_dst)``. Every rank calls it."""
-    assert h.size(0) == index.num_local, (h.shape, index.num_local)
-    if comm.size == 1:
-        return keep_prefix(h, index.num_dst)
-    h_mixed, h_dst = _Shuffle.apply(h, index, comm, call, pool, deterministic)  # type: ignore[no-untyped-call]
+    assert h.size(0) == route.num_local, (h.shape, route.num_local)
+    if comm.size == 1 and route.appends and not route.num_received:
+        return keep_prefix(h, route.num_dst)
+    h_mixed, h_dst = _Exchange.apply(h, route, comm, call, pool, telemetry, deterministic)  # type: ignore[no-untyped-call]
     return h_mixed, h_dst
+
+
+def exchange_stored(
+    buffer: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool, telemetry: StepTelemetry
+) -> Tensor:
+    """The mixed tensor of rows that carry no gradient, such as stored features or ids. A collective.
+
+    ``buffer`` has ``route.num_buffer`` rows, the own ones first. Where own rows stay first it is filled and returned.
+    """
+    width, dtype = buffer.shape[1:], buffer.dtype
+    count_exchange(route, buffer, telemetry)
+    sent = comm.send_buffer((route.num_sent, *width), dtype)
+    torch.index_select(buffer[: route.num_local], 0, route.send_rows, out=sent)
+    received = buffer[route.num_local :] if route.appends else pool.empty((route.num_received, *width), dtype)
+    comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+    mixed = buffer
+    if route.own_places is not None:
+        mixed = pool.empty((route.num_mixed, *width), dtype)
+        mixed.index_copy_(0, route.own_places, buffer[: route.num_own])
+    if route.recv_places is not None:
+        mixed.index_copy_(0, route.recv_places, received)
+    if route.copied is not None:
+        copied = route.copied
+        mixed.index_copy_(0, copied.places, copied.copies.rows.index_select(0, copied.rows))
+    return mixed

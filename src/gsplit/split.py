@@ -2,7 +2,8 @@
 
 Stands between ``sampling`` (which draws in-edges and knows nothing of other ranks) and ``shuffle`` (which moves
 features along the paths found here). Assumes that every rank holds the in-edges of the vertices it owns. Each layer
-takes one exchange of counts and one of ids, whatever the data (law 5).
+takes one exchange of counts and one of ids, whatever the data (law 5). ``ask_owners`` does the same above the layers
+that are split, where each rank has a micro-batch of its own: strategies ``hybrid(k)`` and ``data_cached``.
 
 A rank asks the owner of each foreign source for it; the owner appends what it is asked for to its own frontier. Two
 ranks, one layer, fanout 2; rank 0 owns vertices 0..4, rank 1 owns 5..9; targets 1 and 7. Rank 0 draws 1 <- {3, 6},
@@ -25,7 +26,7 @@ rank 1 draws 7 <- {3, 8}:
 [[1, 3], [7, 8, 6]]
 >>> [layer.block.edge_index().tolist() for layer in layers]  # mixed: [1, 3 / 6] and [7, 8, 6 / 3]
 [[[1, 2], [0, 0]], [[3, 1], [0, 0]]]
->>> [(layer.index.send_rows.tolist(), layer.index.send_counts) for layer in layers]
+>>> [(layer.route.send_rows.tolist(), layer.route.send_counts) for layer in layers]
 [([1], (0, 1)), ([2], (1, 0))]
 """
 
@@ -36,9 +37,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gsplit.blocks import Block, ShuffleIndex
+from gsplit.blocks import Block
 from gsplit.distributed.comm import Call, Comm
 from gsplit.ownership import Ownership
+from gsplit.route import Route
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
 from gsplit.telemetry import StepTelemetry
@@ -49,6 +51,7 @@ __all__ = [
     "Split",
     "answer",
     "ask",
+    "ask_owners",
     "exchange_ids",
     "split_below",
     "split_in_one_process",
@@ -74,7 +77,7 @@ class LayerSplit:
     """One layer of one rank's split. ``foreign_ids`` are the vertices whose rows it receives, owner after owner."""
 
     block: Block
-    index: ShuffleIndex
+    route: Route
     foreign_ids: Tensor
 
 
@@ -106,8 +109,8 @@ def answer(frontier: Frontier, request: Request, asked_ids: Tensor, asked_counts
     send_rows = frontier.locate(asked_ids)
     num_local = frontier.num_rows
     src_rows = frontier.resolve(drawn, request.places + num_local)
-    index = ShuffleIndex(send_rows, asked_counts, request.counts, num_local, drawn.num_dst)
-    return LayerSplit(Block(drawn.indptr, src_rows, index.num_mixed, drawn.edge_ids), index, request.ids)
+    route = Route(send_rows, asked_counts, request.counts, num_local, drawn.num_dst)
+    return LayerSplit(Block(drawn.indptr, src_rows, route.num_mixed, drawn.edge_ids), route, request.ids)
 
 
 def split_minibatch(
@@ -145,6 +148,49 @@ def split_below(
         with telemetry.span("split"):
             layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
     return Split(tuple(layers), frontier.ids(frontier.num_rows), num_targets)
+
+
+def ask_owners(
+    ids: Tensor,
+    num_dst: int,
+    layer: int,
+    *,
+    sampler: LayerSampler,
+    ownership: Ownership,
+    comm: Comm,
+    key: StepKey,
+    telemetry: StepTelemetry,
+) -> tuple[Frontier, Route]:
+    """Ask the owners for the vertices of a micro-batch's lowest frontier, the sources of ``layer``. A collective.
+
+    Returns the frontier of own vertices that any rank asked for, open, which the layers below are split from, and the
+    route of their rows: a boundary. The frontier begins with the vertices that this rank's own micro-batch reads, in
+    that order. In the example above, if rank 0's micro-batch reads [1, 3, 6] and rank 1's reads [7, 3, 8], the owners'
+    frontiers are [1, 3] and [7, 8, 6]; on rank 1 ``own_places`` is [0, 2] and ``recv_places`` is [1], for vertex 3.
+    """
+    with telemetry.span("split"):
+        owners = ownership.owners(ids)
+        own = owners == comm.rank
+        own_places = own.nonzero().view(-1)  # device sync
+        others = (~own).nonzero().view(-1)  # device sync
+        recv_places = others[torch.argsort(owners[others], stable=True)]
+        counts = tuple(torch.bincount(owners[others], minlength=ownership.num_ranks).tolist())  # device sync
+        foreign = ids[recv_places]
+    with telemetry.span("exchange_ids"):  # all ranks: once per step, empty or not
+        asked_ids, asked_counts = exchange_ids(comm, key, layer, foreign, counts)
+    with telemetry.span("split"):
+        frontier = sampler.start(ids[own_places])
+        send_rows = frontier.locate(asked_ids)
+    route = Route(
+        send_rows=send_rows,
+        send_counts=asked_counts,
+        recv_counts=counts,
+        num_local=frontier.num_rows,
+        num_dst=num_dst,
+        own_places=own_places,
+        recv_places=recv_places,
+    )
+    return frontier, route
 
 
 def exchange_ids(

@@ -3,8 +3,9 @@
 A ``StepTelemetry`` collects the numbers of one step and travels with its batch, so that stages which run ahead of
 training are recorded in the step they belong to. ``Telemetry`` is the log of a rank: it closes steps into frozen
 records, keeps the newest at hand and writes them to a JSONL file if one is given. Names are stable, because advice and
-results are computed from them. Rows, bytes and collectives are those of loading and forward; backward returns the same
-rows of the hidden layers. ``forward`` contains ``shuffle``.
+results are computed from them. Bytes and collectives are those of the whole step: ids, input rows, hidden rows forward
+and their gradients backward, losses and averaged gradients. Rows are counted once, when they travel forward.
+``forward`` contains ``shuffle``.
 
 When each span began and ended is kept, too, with its thread, so that a step can be drawn (``gsplit report``). These are
 times of the host's monotonic clock, which all processes of one host share; between hosts they cannot be compared.

@@ -7,6 +7,9 @@ import pytest
 import gsplit
 from gsplit.planner.layouts import parse_layout
 from gsplit_bench.train_study import DEFAULT, PRESETS, Launch, Study, find_preset
+from gsplit.bench.presets import DEFAULT, PRESETS, find_preset
+from gsplit.bench.train_study import Launch, Study
+from gsplit.strategies.spec import parse_strategy
 
 
 def test_ranks_are_launched_once_per_number_and_allocator() -> None:
@@ -46,7 +49,7 @@ def test_every_study_of_the_paper_is_there_and_runs_something() -> None:
         assert find_preset(name) is study
         assert study.launches() or study.counted_ranks
         for strategy in study.counted_strategies:
-            assert parse_layout(strategy, len(study.fanouts[0])).name == strategy
+            assert parse_strategy(strategy, len(study.fanouts[0])).name == strategy
     assert PRESETS["redundancy"].launches() == []
     assert max(PRESETS["ranks"].counted_ranks) == 64
     with pytest.raises(gsplit.InputError, match="--preset: expected one of redundancy, .* \\(got table9\\)"):

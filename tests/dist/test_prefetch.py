@@ -36,7 +36,7 @@ from prefetch_programs import make_trainer
 
 how, mesh = sys.argv[1], gsplit.init("cpu", timeout_s=300)
 trainer = make_trainer(mesh, prefetch=3)
-inputs = trainer.state.loader._strategy._setup.loader._inputs
+inputs = trainer.state.loader._step_loader
 stored, reads = inputs._features, 0
 
 class Rows:

@@ -16,6 +16,8 @@ from gsplit.exchange import PremixedExchange, ShuffleExchange
 from gsplit_bench import simulated
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on
+from gsplit.testing import run_ranks, simulated
+from gsplit.testing.simulated import switched_on
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,8 @@ def train_tiers(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Trai
 def _indices(batch: Batch) -> list[Tensor]:
     found = [batch.input_ids, batch.n_id, batch.y]
     for layer in batch.layers:
-        exchange = layer.exchange.inner if isinstance(layer.exchange, PremixedExchange) else layer.exchange
         found += [layer.block.indptr, layer.block.src_rows]
-        found += [exchange.index.send_rows] if isinstance(exchange, ShuffleExchange) else []
+        found += [] if layer.route is None else [layer.route.send_rows]
     return found
 
 
@@ -119,7 +120,7 @@ def make_many_between_steps(mesh: Mesh, path: str) -> list[bool]:
 def steps_before_an_error(mesh: Mesh, path: str, prefetch: int) -> tuple[list[int], str]:
     """The steps that are handed out before one whose rows cannot be read, and what is said then."""
     loader = _loader(mesh, path, {"prefetch": prefetch})
-    rows: Any = loader._strategy._setup.loader._inputs._features  # type: ignore[attr-defined]
+    rows: Any = loader._step_loader._device_rows
     reads, locate = iter(range(100)), rows.locate
 
     def fail_at_three(ids: Tensor) -> Any:

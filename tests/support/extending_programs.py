@@ -128,7 +128,7 @@ def train_extended(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[F
         losses, asked = trainer.train_epoch(), set(rows.asked)
         weights = torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).tolist()
         score = trainer.evaluate(graph, ["test"])["test"]
-        owned = loader._strategy._setup.views.owned.original_ids  # type: ignore[attr-defined]
+        owned = loader._graph.owned.original_ids
         out.append((losses, weights, score, asked, owned))
     return out
 

@@ -20,12 +20,14 @@ from gsplit.distributed import shared_memory
 from gsplit.distributed.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import CommError, InputError
-from gsplit.exchange import PremixedExchange, ShuffleExchange
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loader import NeighborLoader
 from gsplit.ownership import Ownership
 from gsplit.shuffle import shuffle
 from gsplit.store.in_memory import MemoryStore, renumbered_store
+from gsplit.shuffle import exchange_rows
+from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.telemetry import StepTelemetry
 
 POOL = BufferPool(torch.device("cpu"))
 
@@ -106,15 +108,13 @@ def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
         loader = loader_of(mesh, case)
         batch = loader.make_batch(0, 0)
         for layer in batch.layers:
-            exchange = layer.exchange
-            assert isinstance(exchange, PremixedExchange | ShuffleExchange)
-            inner = exchange.inner if isinstance(exchange, PremixedExchange) else exchange
-            assert isinstance(inner, ShuffleExchange)
-            index = inner.index
+            route = layer.route
+            assert route is not None and route.appends
             for deterministic in (False, True):
                 g = torch.Generator().manual_seed(mesh.rank)
-                h = torch.randn(index.num_local, 3, generator=g, dtype=torch.float64, requires_grad=True)
-                mixed, dst = shuffle(h, index, mesh.shuffles, Call("adjoint"), POOL, deterministic=deterministic)
+                h = torch.randn(route.num_local, 3, generator=g, dtype=torch.float64, requires_grad=True)
+                call, telemetry = Call("adjoint"), StepTelemetry()
+                mixed, dst = exchange_rows(h, route, mesh.shuffles, call, POOL, telemetry, deterministic=deterministic)
                 b = torch.randn(mixed.shape, generator=g, dtype=torch.float64)
                 c = torch.randn(dst.shape, generator=g, dtype=torch.float64)
                 (grad,) = torch.autograd.grad([mixed, dst], [h], [b, c])
@@ -122,9 +122,9 @@ def adjoint(mesh: Mesh, cases: list[Case]) -> list[tuple[float, float]]:
                 mesh.gradients.all_reduce(Call("sum"), pair).wait()
                 out.append((float(pair[0]), float(pair[1])))
             for dtype in (torch.float32, torch.bfloat16):
-                rows = torch.randn(index.num_local, 2).to(dtype)
-                got, _ = shuffle(rows, index, mesh.shuffles, Call("dtype"), POOL)
-                assert got.dtype == dtype and torch.equal(got[: index.num_local], rows)
+                rows = torch.randn(route.num_local, 2).to(dtype)
+                got, _ = exchange_rows(rows, route, mesh.shuffles, Call("dtype"), POOL, StepTelemetry())
+                assert got.dtype == dtype and torch.equal(got[: route.num_local], rows)
     return out
 
 

@@ -7,9 +7,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gsplit.blocks import Block, ShuffleIndex
+from gsplit.blocks import Block
 from gsplit.graph import Graph
 from gsplit.ownership import Ownership
+from gsplit.route import Route
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
 from gsplit.split import Split, split_in_one_process
@@ -87,11 +88,11 @@ def simulate_split(
 
 def mixed_ids(splits: list[Split], layer: int) -> list[Tensor]:
     """Vertex ids of the mixed frontiers of a layer, moved along the shuffle index like any other rows."""
-    locals_ = [split.input_ids[: split.layers[layer].index.num_local] for split in splits]
-    return simulate_exchange(locals_, [split.layers[layer].index for split in splits])
+    locals_ = [split.input_ids[: split.layers[layer].route.num_local] for split in splits]
+    return simulate_exchange(locals_, [split.layers[layer].route for split in splits])
 
 
-def simulate_exchange(rows: list[Tensor], indices: list[ShuffleIndex]) -> list[Tensor]:
+def simulate_exchange(rows: list[Tensor], indices: list[Route]) -> list[Tensor]:
     """[own rows | rows received, grouped by owner] on every rank."""
     sent = [h[index.send_rows].split(index.send_counts) for h, index in zip(rows, indices, strict=True)]
     return [torch.cat([rows[r], *(sent[peer][r] for peer in range(len(rows)))]) for r in range(len(rows))]

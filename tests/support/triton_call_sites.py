@@ -15,9 +15,9 @@ from triton_programs import CPU, assert_same_bits, random_graph
 import gsplit.nn.dropout
 import gsplit.sampling.neighbor
 import gsplit.shuffle
-from gsplit.blocks import ShuffleIndex
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.triton.launch import set_launcher
+from gsplit.route import Route
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def check_dropout_site() -> list[str]:
 
 def check_shuffle_sites() -> list[str]:
     """Both halves of a shuffle, with and without a gradient of the destinations."""
-    index = ShuffleIndex(torch.tensor([3, 0, 1, 3]), (0, 2, 2), (0, 1, 1), 4, 2)
+    index = Route(torch.tensor([3, 0, 1, 3]), (0, 2, 2), (0, 1, 1), 4, 2)
     pool, h = BufferPool(CPU), torch.randn(4, 3)
     g_mixed, g_dst, returned = torch.randn(6, 3), torch.randn(2, 3), torch.randn(4, 3)
 

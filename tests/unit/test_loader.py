@@ -354,8 +354,28 @@ def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
         assert record.peaks["sampler_bytes"] <= 4 * share + batch_share
         assert record.peaks["largest_batch_array_bytes"] <= batch_share
     made: Any = loader._strategy
-    held = vars(made._splitter._sampler) | vars(made._targets)
+    held = vars(made._own) | vars(loader._graph.targets)
     assert max(a.nbytes for a in held.values() if isinstance(a, np.ndarray)) <= 4 * share + batch_share
+
+
+def test_integers_of_numpy_are_numbers(store: Store) -> None:
+    plain = _loader(store, num_neighbors=[3, 2], batch_size=10, seed=5)
+    made = _loader(
+        store, num_neighbors=[np.int64(3), np.int32(2)], batch_size=np.int64(10), seed=np.int64(5), prefetch=np.int64(0)
+    )
+    assert made.description == plain.description
+    assert torch.equal(made.make_batch(0, 0).n_id, plain.make_batch(0, 0).n_id)
+    with pytest.raises(gsplit.InputError, match=r"batch_size: expected a positive number .got 0"):
+        _loader(store, batch_size=np.int64(0))
+
+
+def test_a_plan_can_be_printed_and_described(store: Store) -> None:
+    plan = _loader(store, num_neighbors=[3, 2], batch_size=10, cache=0).plan
+    assert "batch_size: 10" in str(plan).splitlines() and "strategy: split" in str(plan).splitlines()
+    described = {"graph", "num_vertices", "input_nodes", "num_targets", "num_neighbors", "batch_size", "shuffle"}
+    described |= {"drop_last", "seed", "arrays"}
+    assert described <= set(plan.description) and plan.description["num_neighbors"] == "[3, 2]"
+    assert set(plan.compared) - set(plan.description) == {"strategy", "prefetch", "copies", "boundaries"}
 
 
 def test_labels_are_missed_when_asked_for(store: Store) -> None:

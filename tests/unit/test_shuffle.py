@@ -10,11 +10,12 @@ from recorded_calls import record_calls
 from simulated import cut_points, memory_store, shaped_graphs, simulate_exchange, simulate_split
 from torch import Tensor
 
-from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call, SoloComm
 from gsplit.kernels.buffers import BufferPool
+from gsplit.route import Route
 from gsplit.sampling.minibatch import StepKey
-from gsplit.shuffle import fill_mixed, merge_gradients, shuffle
+from gsplit.shuffle import exchange_rows, fill_mixed, merge_gradients
+from gsplit.telemetry import StepTelemetry
 
 POOL = BufferPool(torch.device("cpu"))
 
@@ -23,7 +24,7 @@ class AllRanks(torch.autograd.Function):
     """Every rank's shuffle at once: the library's two halves, with a transposition of lists in place of the wire."""
 
     @staticmethod
-    def forward(ctx: Any, indices: list[ShuffleIndex], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, indices: list[Route], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
         ctx.indices, ctx.deterministic = indices, deterministic
         leaving = [h.new_empty(index.num_sent, *h.shape[1:]) for h, index in zip(hs, indices, strict=True)]
         own = [fill_mixed(*args, POOL)[: args[0].size(0)] for args in zip(hs, indices, leaving, strict=True)]
@@ -48,17 +49,17 @@ class AllRanks(torch.autograd.Function):
         return (None, None, *out)
 
 
-def all_ranks(indices: list[ShuffleIndex], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
+def all_ranks(indices: list[Route], deterministic: bool, *hs: Tensor) -> tuple[Tensor, ...]:
     outputs: tuple[Tensor, ...] = AllRanks.apply(indices, deterministic, *hs)  # type: ignore[no-untyped-call]
     return outputs
 
 
-def _indices(data: Any, num_ranks: int) -> list[ShuffleIndex]:
+def _indices(data: Any, num_ranks: int) -> list[Route]:
     n, src, dst = data.draw(shaped_graphs())
     targets = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=4)), dtype=torch.int64)
     ownership = data.draw(cut_points(n, num_ranks))
     splits = simulate_split(memory_store(n, src, dst), targets, [2, 2], StepKey(1, 0, 0), ownership)
-    return [split.layers[1].index for split in splits]
+    return [split.layers[1].route for split in splits]
 
 
 @settings(max_examples=25)
@@ -79,8 +80,8 @@ def test_simulated_exchange_is_the_forward(num_ranks: int, data: Any) -> None:
         assert torch.equal(got, want)
 
 
-def _solo_index(num_local: int, num_dst: int) -> ShuffleIndex:
-    return ShuffleIndex(torch.empty(0, dtype=torch.int64), (0,), (0,), num_local, num_dst)
+def _solo_index(num_local: int, num_dst: int) -> Route:
+    return Route(torch.empty(0, dtype=torch.int64), (0,), (0,), num_local, num_dst)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -90,9 +91,8 @@ def test_one_rank(dtype: torch.dtype, num_local: int, num_dst: int, deterministi
     comm = SoloComm()
     calls = record_calls(comm)
     h = torch.randn(num_local, 4).to(dtype).requires_grad_()
-    mixed, dst = shuffle(
-        h, _solo_index(num_local, num_dst), comm, Call("shuffle", 0, 1), POOL, deterministic=deterministic
-    )
+    route, call = _solo_index(num_local, num_dst), Call("shuffle", 0, 1)
+    mixed, dst = exchange_rows(h, route, comm, call, POOL, StepTelemetry(), deterministic=deterministic)
     assert torch.equal(mixed, h)
     assert torch.equal(dst, h[:num_dst])
     assert mixed.dtype == dst.dtype == dtype
@@ -109,7 +109,7 @@ def test_one_rank(dtype: torch.dtype, num_local: int, num_dst: int, deterministi
 def test_either_output_may_go_unused() -> None:
     for use in (0, 1):
         h = torch.randn(4, 2, requires_grad=True)
-        outputs = shuffle(h, _solo_index(4, 2), SoloComm(), Call("shuffle"), POOL)
+        outputs = exchange_rows(h, _solo_index(4, 2), SoloComm(), Call("shuffle"), POOL, StepTelemetry())
         outputs[use].sum().backward()
         assert h.grad is not None
         assert h.grad.tolist() == ([[1.0] * 2] * 4 if use == 0 else [[1.0] * 2] * 2 + [[0.0] * 2] * 2)
@@ -118,8 +118,8 @@ def test_either_output_may_go_unused() -> None:
 def test_two_forwards_before_two_backwards_and_a_shared_gradient() -> None:
     h = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     index, comm = _solo_index(4, 2), SoloComm()
-    one, one_dst = shuffle(h, index, comm, Call("shuffle"), POOL)
-    two, two_dst = shuffle(h * 2, index, comm, Call("shuffle"), POOL)
+    one, one_dst = exchange_rows(h, index, comm, Call("shuffle"), POOL, StepTelemetry())
+    two, two_dst = exchange_rows(h * 2, index, comm, Call("shuffle"), POOL, StepTelemetry())
     total = (one + two).sum() + (one_dst * two_dst).sum()  # one + two hands the same gradient to both
     total.backward()
     again = h.detach().clone().requires_grad_()
@@ -127,16 +127,15 @@ def test_two_forwards_before_two_backwards_and_a_shared_gradient() -> None:
     assert h.grad is not None and again.grad is not None
     assert torch.allclose(h.grad, again.grad)
     expanded = torch.randn(4, 1, requires_grad=True)
-    shuffle(expanded, index, comm, Call("shuffle"), POOL)[
-        0
-    ].sum().backward()  # the gradient of sum is expanded, not writable
+    mixed, _ = exchange_rows(expanded, index, comm, Call("shuffle"), POOL, StepTelemetry())
+    mixed.sum().backward()  # the gradient of sum is expanded, not writable
     assert expanded.grad is not None
     assert expanded.grad.tolist() == [[1.0]] * 4
 
 
 def test_second_derivatives_are_refused() -> None:
     h = torch.randn(4, 2, requires_grad=True)
-    mixed, _ = shuffle(h, _solo_index(4, 2), SoloComm(), Call("shuffle"), POOL)
+    mixed, _ = exchange_rows(h, _solo_index(4, 2), SoloComm(), Call("shuffle"), POOL, StepTelemetry())
     (g,) = torch.autograd.grad((mixed**2).sum(), h, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         g.sum().backward()

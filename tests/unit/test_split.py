@@ -27,23 +27,23 @@ def assert_splits_are_the_minibatch(
         want = edges_in_ids(block, whole.input_ids, whole.input_ids)
         got: list[tuple[int, int]] = []
         for split, mixed in zip(splits, mixed_ids(splits, layer), strict=True):
-            part, index = split.layers[layer].block, split.layers[layer].index
+            part, route = split.layers[layer].block, split.layers[layer].route
             got += edges_in_ids(part, mixed, split.input_ids)
-            assert part.num_src == index.num_mixed == mixed.numel()
-            assert part.num_dst == index.num_dst <= index.num_local
+            assert part.num_src == route.num_mixed == mixed.numel()
+            assert part.num_dst == route.num_dst <= route.num_local
             assert (
                 part.src_rows.numel() == 0 or 0 <= int(part.src_rows.min()) <= int(part.src_rows.max()) < part.num_src
             )
             if layer + 1 < len(fanouts):  # law 4: destinations are the local frontier above
-                assert part.num_dst == split.layers[layer + 1].index.num_local
+                assert part.num_dst == split.layers[layer + 1].route.num_local
             else:
                 assert part.num_dst == split.num_targets
             assert mixed.unique().numel() == mixed.numel()
-            assert torch.equal(split.layers[layer].foreign_ids, mixed[index.num_local :])
-            for rows in index.send_rows.split(index.send_counts):
+            assert torch.equal(split.layers[layer].foreign_ids, mixed[route.num_local :])
+            for rows in route.send_rows.split(route.send_counts):
                 assert rows.unique().numel() == rows.numel()
         assert sorted(got) == want
-        frontier = torch.cat([s.input_ids[: s.layers[layer].index.num_local] for s in splits])
+        frontier = torch.cat([s.input_ids[: s.layers[layer].route.num_local] for s in splits])
         assert sorted(frontier.tolist()) == sorted(whole.input_ids[: block.num_src].tolist())  # each once, on one rank
     for rank, split in enumerate(splits):
         first, stop = ownership.range_of(rank)

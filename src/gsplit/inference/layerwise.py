@@ -28,12 +28,12 @@ from gsplit.blocks import Block, FrontierIds
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
-from gsplit.exchange import IdentityExchange
 from gsplit.feature_tiers import open_features
 from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.inference.workspace import new_workspace_file
+from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.nn.calls import LayerCall, dtype_of, input_rows, substitute
 from gsplit.nn.forward_pass import ForwardPass
@@ -46,7 +46,8 @@ from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.protocol import GraphStore
 from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.split import SplitSampler
+from gsplit.strategies.spec import parse_strategy
+from gsplit.strategies.strategy import Strategy
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["InferenceOptions", "LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]
@@ -163,9 +164,11 @@ class LayerwisePass:
     def _rows_only(self, ids: Ids) -> Batch:
         """A batch of rows without edges, for a replay."""
         own, device = torch.from_numpy(ids), self._mesh.device
-        context = BatchContext(self._mesh, _KEY, self._local, self._arrays, "split", each_vertex_once=True)
+        context = BatchContext(
+            self._mesh, _KEY, self._local, self._arrays, "split", each_vertex_once=True, pool=BufferPool(device)
+        )
         block = Block(torch.zeros(ids.size + 1, dtype=torch.int64), own[:0], ids.size).to(device)
-        layer = BatchLayer(block, IdentityExchange(ids.size, ids.size))
+        layer = BatchLayer(block)
         return Batch(
             x=take_rows(self._x, own, device).to(self._dtype),
             labels=None,
@@ -213,17 +216,27 @@ class LayerwisePass:
         mesh = self._mesh
         local = self._local
         name = split.name
-        loader = StepLoader(local, mesh, inputs, self._arrays, labels=False)
-        splitter = SplitSampler(
-            self._sampler, local.ownership, mesh, mesh.loading_groups, [-1], loader.pool, deterministic=True
+        groups = mesh.loading_groups
+        strategy = Strategy(parse_strategy("split", 1), [-1], local, groups.ids, own=self._sampler)
+        loader = StepLoader(
+            local,
+            mesh,
+            groups.inputs,
+            inputs,
+            self._arrays,
+            strategy="split",
+            each_vertex_once=True,
+            deterministic=True,
+            labels=False,
         )
         plan = ForwardPlan(1, {name: 0}, {name: self._plan.adapters[name]}, (), ())
         chunks = edge_chunks(self._needed.levels[self._plan.layer_of[name] + 1], local.graph)
         array: npt.NDArray[Any] | None = None
         for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
             ids = chunks[number] if number < len(chunks) else np.empty(0, np.int64)
-            sampled = splitter.sample(torch.from_numpy(ids), _KEY, ids.size, StepTelemetry())
-            batch = loader.finish(loader.load(sampled), strategy="split", each_vertex_once=True).cast(self._dtype)
+            targets = torch.from_numpy(ids).to(mesh.sample_device)
+            sampled = strategy.sample(targets, _KEY, ids.size, StepTelemetry())
+            batch = loader.finish(loader.load(sampled)).cast(self._dtype)
             handles = (EdgeHandle(batch), EdgeWeightHandle(batch), EdgeAttrHandle(batch))
             out = ForwardPass(batch, plan).run_layer(split, substitute(call, batch.x, *handles))
             if array is None:

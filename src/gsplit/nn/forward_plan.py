@@ -50,7 +50,7 @@ class ForwardPlan:
 def num_rows(batch: Batch, rows: RowSpace) -> int:
     """Number of rows of a kind in a batch."""
     if rows.space == "local":
-        return batch.num_targets if rows.layer == batch.num_layers else batch.layers[rows.layer].exchange.num_local
+        return batch.num_targets if rows.layer == batch.num_layers else batch.layers[rows.layer].num_local
     block = batch.blocks[rows.layer]
     if rows.space == "mixed":
         return block.num_src

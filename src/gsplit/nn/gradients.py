@@ -23,6 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from gsplit.devices import LateChecks
 from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
+from gsplit.route import count_reduction
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["GradientAverage"]
 
@@ -107,6 +109,8 @@ class GradientAverage:
         self.parameters = parameters
         self._comm = comm
         self._checks = checks
+        self.telemetry = StepTelemetry()
+        """Of the batch of the newest forward, in which the averaging is counted."""
         self._starts_early = comm.device.type == "cpu"
         buckets = enumerate(_fill_buckets(parameters, BUCKET_BYTES if self._starts_early else None))
         first_tag = _TAGS_PER_MODEL * number
@@ -181,6 +185,8 @@ class GradientAverage:
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
         bucket.start(self._comm, Call(f"average gradients, bucket {self._started}", self._backwards))
+        assert bucket.flat is not None
+        count_reduction(bucket.flat.nbytes, self._comm.size, self.telemetry)
         self._started += 1
 
     def _finish(self) -> None:

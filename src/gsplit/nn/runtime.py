@@ -122,6 +122,8 @@ class Runtime:
             self.checks.begin_forward()
             forward_pass = ForwardPass(batch, self.plan, self.checks)
             self._average_gradients(model, self.mesh)
+            if self._gradients is not None:
+                self._gradients.telemetry = batch.telemetry
             self._attach_status(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass)
         mode.__enter__()  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from gsplit.planner.probes import measure_sampling
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
+from gsplit.strategies.spec import all_strategies
 
 __all__ = ["AUTO", "PlannedSteps", "fit_to_graph", "resolve_strategy"]
 
@@ -40,7 +41,8 @@ def fit_to_graph(hardware: Hardware, workload: Workload) -> Hardware:
 class PlannedSteps:
     """What will be trained, by the names of ``NeighborLoader``, with a model of this ``shape`` if that is known.
 
-    ``strategies``: the ones that can run the model, where not all can.
+    ``strategies``: the ones that can run the model, where not all can. ``copies``: memory for copies of other ranks'
+    rows, which only strategies that shuffle input rows can have.
     """
 
     input_nodes: str | Tensor | None
@@ -49,6 +51,7 @@ class PlannedSteps:
     features: Sequence[str] = ("x",)
     on_disk: bool = False
     cache: int | str = 0
+    copies: int | str = 0
     shape: PlannedModel | None = None
     strategies: tuple[str, ...] | None = None
 
@@ -92,8 +95,17 @@ def _ask(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         features=tuple(steps.features),
         on_disk=steps.on_disk,
         cache_bytes=parse_bytes(steps.cache),
-        strategies=steps.strategies,
+        strategies=_runnable(steps),
     )
+
+
+def _runnable(steps: PlannedSteps) -> tuple[str, ...] | None:
+    """The strategies to choose from; None: all that run the model."""
+    if not parse_bytes(steps.copies, "copies"):
+        return steps.strategies
+    shuffling = [spec.name for spec in all_strategies(len(steps.num_neighbors)) if spec.shuffles_input]
+    given = ("split",) if steps.strategies is None and steps.shape is None else steps.strategies
+    return tuple(name for name in shuffling if given is None or name in given)
 
 
 def _hardware(device: torch.device) -> Hardware:

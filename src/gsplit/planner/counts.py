@@ -17,12 +17,12 @@ from torch import Tensor
 from gsplit.errors import InputError, explain
 from gsplit.ownership import Ownership
 from gsplit.partitioning.presample import Workload
-from gsplit.planner.layouts import Layout, parse_layout
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
 from gsplit.split import Split, split_in_one_process
+from gsplit.strategies.spec import StrategySpec, parse_strategy
 
 __all__ = ["RankCounts", "StrategyCounts", "count_strategies"]
 
@@ -59,7 +59,7 @@ class StrategyCounts:
     ``bottom_passes``, how often layer 0 is called in a step.
     """
 
-    layout: Layout
+    spec: StrategySpec
     replicas: int
     ranks: tuple[RankCounts, ...]
     num_steps: int
@@ -104,18 +104,17 @@ def count_strategies(
     if not 1 <= steps <= workload.steps_per_epoch or replicas < 1:
         expected = f"1 to {workload.steps_per_epoch} steps and at least one replica"
         raise InputError(explain("counting", expected, f"{steps} and {replicas}", "count fewer steps"))
-    layouts = [parse_layout(name, len(workload.num_neighbors)) for name in strategies]
+    specs = [parse_strategy(name, len(workload.num_neighbors)) for name in strategies]
     samplers = _Samplers(workload, ownership)
-    found: list[list[list[RankCounts]]] = [[] for _ in layouts]  # by strategy, step and rank
+    found: list[list[list[RankCounts]]] = [[] for _ in specs]  # by strategy, step and rank
     for number in range(steps):
         key = StepKey(workload.seed, epoch, number)
         parts = [_Part(samplers, _targets(workload, key, replica, replicas), key) for replica in range(replicas)]
-        for layout, of_layout in zip(layouts, found, strict=True):
-            of_layout.append([rank for part in parts for rank in part.count(layout)])
+        for spec, of_spec in zip(specs, found, strict=True):
+            of_spec.append([rank for part in parts for rank in part.count(spec)])
         progress("count strategies", number + 1, steps)
     return [
-        StrategyCounts(layout, replicas, _average(by_step), steps)
-        for layout, by_step in zip(layouts, found, strict=True)
+        StrategyCounts(spec, replicas, _average(by_step), steps) for spec, by_step in zip(specs, found, strict=True)
     ]
 
 
@@ -146,12 +145,12 @@ class _Part:
         self._samplers, self._targets, self._key = samplers, targets, key
         self._num_layers, self._num_ranks = len(samplers.num_neighbors), samplers.ownership.num_ranks
 
-    def count(self, layout: Layout) -> list[RankCounts]:
+    def count(self, spec: StrategySpec) -> list[RankCounts]:
         """Every rank's counts."""
-        if layout.split_layers == self._num_layers:
+        if spec.split_layers == self._num_layers:
             return [_of_split(split) for split in self._split(self._targets, self._num_layers)]
-        batches = self._owned if layout.by_owner else self._strided
-        return [_of_batch(batch) for batch in batches] if layout.split_layers is None else self._join(batches, layout)
+        batches = self._owned if spec.targets == "owner" else self._strided
+        return [_of_batch(batch) for batch in batches] if spec.split_layers is None else self._join(batches, spec)
 
     @cached_property
     def _strided(self) -> list[MiniBatch]:
@@ -173,9 +172,9 @@ class _Part:
         fanouts = samplers.num_neighbors[self._num_layers - num_layers :]
         return split_in_one_process(samplers.own, targets, fanouts, self._key, samplers.ownership)
 
-    def _join(self, batches: list[MiniBatch], layout: Layout) -> list[RankCounts]:
+    def _join(self, batches: list[MiniBatch], spec: StrategySpec) -> list[RankCounts]:
         """Layers from k up as the micro-batches have them; their source rows come from a split of the k below."""
-        level, ownership = layout.split_layers or 0, self._samplers.ownership
+        level, ownership = spec.split_layers or 0, self._samplers.ownership
         frontiers = [_frontier(batch, level) for batch in batches]
         wanted = torch.stack([_count_owners(frontier, ownership) for frontier in frontiers])  # [rank, owner]
         kept = wanted.diagonal()
@@ -220,8 +219,10 @@ def _of_batch(batch: MiniBatch, bottom: int = 0) -> RankCounts:
 
 def _of_split(split: Split) -> RankCounts:
     """One rank's split: it asks for every row that it receives."""
-    blocks, indices = [layer.block for layer in split.layers], [layer.index for layer in split.layers]
-    sent, received = (tuple(getattr(i, name) for i in indices) for name in ("num_sent", "num_received"))
+    blocks = [layer.block for layer in split.layers]
+    routes = [layer.route for layer in split.layers]
+    sent = tuple(route.num_sent for route in routes)
+    received = tuple(route.num_received for route in routes)
     return RankCounts(
         targets=split.num_targets,
         edges=tuple(block.num_edges for block in blocks),

@@ -80,14 +80,14 @@ def estimate_step(
     """``threads`` of each rank; by default what the launcher gives it."""
     pace = _Pace(hardware, len(counts.ranks), threads)
     ranks = tuple(_estimate_rank(rank, counts, shape, pace, placement) for rank in counts.ranks)
-    waits = _latencies(counts.layout.exchanged_levels(shape.num_layers), shape, pace.latency)
+    waits = _latencies(counts.spec.exchanged_levels, shape, pace.latency)
     if hardware.cores is not None:  # between processes of a host a collective's latency is work of its cores
         ranks = tuple(StageSeconds(**{name: rank.by_name()[name] + waits[name] for name in waits}) for rank in ranks)
         waits = dict.fromkeys(waits, 0.0)
     waits["load"] += _disk_wait(hardware, placement)
     by_stage = {name: pace.wall([rank.by_name()[name] for rank in ranks]) + wait for name, wait in waits.items()}
     stages, totals = StageSeconds(**by_stage), [rank.total for rank in ranks]
-    meets = bool(counts.layout.exchanged_levels(shape.num_layers)) and len(ranks) > 1
+    meets = bool(counts.spec.exchanged_levels) and len(ranks) > 1
     wall = stages.total if meets else pace.wall(totals) + sum(waits.values())
     sent = max(_bytes_sent(rank, counts, shape, placement, len(ranks)) for rank in counts.ranks)
     return StepEstimate(counts, stages, ranks, wall, sum(totals), sent, max(totals) * len(totals) / sum(totals))
@@ -138,7 +138,7 @@ class _Pace:
 def _estimate_rank(
     rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace: _Pace, placement: Placement
 ) -> StageSeconds:
-    hardware, levels = pace.hardware, counts.layout.exchanged_levels(shape.num_layers)
+    hardware, levels = pace.hardware, counts.spec.exchanged_levels
     forward, backward = _compute(rank, counts, shape, pace)
     fixed = hardware.attention_step_s if shape.attends else hardware.step_s
     fixed *= (shape.num_layers - 1 + counts.bottom_passes) / shape.num_layers
@@ -172,7 +172,7 @@ def _compute(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace
 
 def _exchange_features(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, pace: _Pace) -> float:
     """Input rows. A split loads own rows to their place; those of a micro-batch are copied from what was loaded."""
-    if counts.layout.split_layers == 0:
+    if counts.spec.split_layers == 0:
         return _shuffle(rank, 0, shape, pace)
     return pace.exchange(rank.rows_sent[0], rank.rows_received[0], _FLOAT_BYTES * shape.num_features)
 

@@ -46,11 +46,11 @@ def rank_bytes(
     counts: StrategyCounts, shape: PlannedModel, size: GraphSize, ownership: Ownership, *, cache_bytes: int = 0
 ) -> RankBytes:
     """The rank that holds the most. ``ownership`` is that of one replica."""
-    layout = counts.layout
+    spec = counts.spec
     largest = max(stop - first for first, stop in map(ownership.range_of, range(ownership.num_ranks)))
     owned = largest / max(1, size.num_vertices)
-    edges_share = 1.0 if layout.needs_whole_graph(shape.num_layers) else owned
-    rows_share = owned if layout.split_layers is not None else 1.0
+    edges_share = 1.0 if spec.needs_whole_graph else owned
+    rows_share = owned if spec.reads_own_rows else 1.0
     mapped = edges_share * size.graph_bytes + rows_share * size.num_vertices * size.row_bytes
     tables = 4 * size.num_vertices * edges_share
     batches = max(

@@ -15,12 +15,12 @@ from gsplit.planner.counts import StrategyCounts, count_strategies
 from gsplit.planner.disk_reads import DiskReads, count_reads
 from gsplit.planner.estimate import Placement, StepEstimate, estimate_step
 from gsplit.planner.hardware import Hardware
-from gsplit.planner.layouts import Layout, all_layouts
 from gsplit.planner.memory import GraphSize, RankBytes, rank_bytes
 from gsplit.planner.reasons import explain_choice
 from gsplit.planner.shapes import PlannedModel
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
+from gsplit.strategies.spec import StrategySpec, all_strategies
 
 __all__ = ["Candidate", "Choice", "Plan", "choose", "make_plan"]
 
@@ -102,7 +102,7 @@ def make_plan(
     reads = count_reads(workload, size.row_bytes, steps=min(steps, workload.steps_per_epoch)) if on_disk else None
     candidates = []
     for counts, ownership in counted:
-        placement = _place(store, counts.layout, ownership, size, hardware, features, reads, cache_bytes)
+        placement = _place(store, counts.spec, ownership, size, hardware, features, reads, cache_bytes)
         step = estimate_step(counts, shape, hardware, placement, threads=threads)
         memory = rank_bytes(counts, shape, size, ownership, cache_bytes=cache_bytes)
         candidates.append(_candidate(counts, step, memory, hardware))
@@ -162,15 +162,15 @@ def _count_all(
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
     """Every candidate's counts, with the ownership of one replica."""
-    layouts = [
-        layout for layout in all_layouts(len(workload.num_neighbors)) if strategies is None or layout.name in strategies
+    specs = [
+        spec for spec in all_strategies(len(workload.num_neighbors)) if strategies is None or spec.name in strategies
     ]
     steps = min(steps, workload.steps_per_epoch)
     found = []
     numbers = [r for r in range(1, num_ranks + 1) if num_ranks % r == 0] if replicas is None else [replicas]
     for number in numbers:
         ownership = own_parts(store.part_boundaries, num_ranks // number, store.part_loads)
-        chosen = [layout.name for layout in layouts if number == 1 or layout.split_layers or replicas is not None]
+        chosen = [spec.name for spec in specs if number == 1 or spec.split_layers or replicas is not None]
         if ownership.num_ranks == 1 and replicas is None:
             continue  # every rank alone: data parallelism, which is there already
         counts = count_strategies(workload, ownership, chosen, replicas=number, steps=steps, progress=progress)
@@ -182,7 +182,7 @@ def _count_all(
 
 def _place(
     store: Store,
-    layout: Layout,
+    spec: StrategySpec,
     ownership: Ownership,
     size: GraphSize,
     hardware: Hardware,
@@ -195,7 +195,7 @@ def _place(
     if not cache_bytes:
         return Placement(size.row_bytes, disk, 0.0, near)
     ranges = [(0, store.num_vertices)]
-    if layout.split_layers is not None:
+    if spec.reads_own_rows:
         ranges = [ownership.range_of(rank) for rank in range(ownership.num_ranks)]
     hits = total = 0.0
     for first, stop in ranges:
@@ -210,7 +210,7 @@ def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, ha
     """What ranks hold of their own must fit; ranks of a host share its memory."""
     ranks = len(counts.ranks)
     taken = memory.own * (1 if hardware.cores is None else ranks)
-    return Candidate(counts.layout.name, ranks, counts.replicas, step, memory, taken <= hardware.memory_bytes)
+    return Candidate(counts.spec.name, ranks, counts.replicas, step, memory, taken <= hardware.memory_bytes)
 
 
 def _notes(

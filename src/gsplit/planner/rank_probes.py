@@ -15,12 +15,13 @@ from statistics import median
 
 import torch
 
-from gsplit.blocks import ShuffleIndex
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh, init
-from gsplit.exchange import ShuffleExchange
 from gsplit.kernels.buffers import BufferPool
 from gsplit.planner.probes import KernelRates, measure_kernels, measure_thread_gain
+from gsplit.route import Route
+from gsplit.shuffle import exchange_stored
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["CommRates", "measure_comm"]
 
@@ -61,12 +62,14 @@ def _exchange(mesh: Mesh, num_rows: int) -> Callable[[], None]:
         counts[peer] = num_rows // len(peers) + (1 if place < num_rows % len(peers) else 0)
     received = mesh.shuffles.all_to_all_counts(Call("probe counts"), tuple(counts))
     rows = torch.randperm(num_rows, generator=torch.Generator().manual_seed(mesh.rank))
-    index = ShuffleIndex(rows, tuple(counts), received, num_rows, num_rows)
-    exchange = ShuffleExchange(index, mesh.shuffles, 0, 0, BufferPool(mesh.device), deterministic=False)
-    mixed = torch.randn(index.num_mixed, _WIDTH)
+    route = Route(rows, tuple(counts), received, num_rows, num_rows)
+    pool = BufferPool(mesh.device)
+    mixed, telemetry = torch.randn(route.num_mixed, _WIDTH), StepTelemetry()
 
     def run() -> None:
-        exchange.mix_stored(mixed, "probe")  # all ranks: the same number of repeats
+        exchange_stored(
+            mixed, route, mesh.shuffles, Call("probe"), pool, telemetry
+        )  # all ranks: the same number of repeats
 
     return run
 

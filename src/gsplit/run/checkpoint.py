@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from gsplit.checkpoints.files import Checkpoint, CheckpointManifest
 from gsplit.distributed.launch import REQUEUE
-from gsplit.loader_options import stored_checksums
+from gsplit.loader_plan import stored_checksums
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import latest_checkpoint
 from gsplit.store.reader import Store

@@ -26,7 +26,6 @@ from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.files import Array
 from gsplit.store.reader import Store
-from gsplit.strategies.registry import strategy_class
 from gsplit.strategies.spec import parse_strategy
 
 __all__ = [
@@ -269,6 +268,7 @@ def choose_strategy(
         settings.feature_names,
         settings.features_on_disk,
         settings.cache,
+        settings.copies,
         model,
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
@@ -279,8 +279,8 @@ def choose_strategy(
 
 def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
     """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
-    reads = strategy_class(parse_strategy(settings.strategy)).reads
-    if mesh.num_splits == 1 or reads != "own rows" or len(store.part_boundaries) > 2:
+    spec = parse_strategy(settings.strategy, len(settings.fanout))
+    if mesh.num_splits == 1 or not spec.reads_own_rows or len(store.part_boundaries) > 2:
         return
     fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
     options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"

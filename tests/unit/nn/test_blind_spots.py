@@ -91,4 +91,4 @@ def test_hybrids_refuse_rows_that_are_joined_in_one_mode_only_and_hand_written_m
     with pytest.raises(InputError, match=r"strategy='hybrid\(1\)': expected a model that joins no rows"):
         model(batch.x, batch.edge_index)
     with pytest.raises(InputError, match="batch.shuffle: expected a strategy whose levels are prefixes"):
-        batch.shuffle(1, torch.zeros(batch.layers[1].exchange.num_input, 2))
+        batch.shuffle(1, torch.zeros(batch.layers[1].num_local, 2))

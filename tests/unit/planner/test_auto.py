@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,34 @@ def test_a_run_with_batch_norm_splits(store: Store, monkeypatch: pytest.MonkeyPa
     settings = TrainSettings(strategy="auto", fanout=[3, 2], batch_size=20, norm="batch_norm")
     assert choose_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy == "split"
     assert choose_strategy(replace_strategy(settings, "data"), ModelShape(8, 4), store, _two_ranks()).strategy == "data"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...] | None]:
+    """The strategies that the planner was given to choose from, call after call."""
+    monkeypatch.setattr(auto, "known_machine", lambda: HOST)
+    found: list[tuple[str, ...] | None] = []
+    choose = auto.choose
+
+    def note(*args: Any, **options: Any) -> Any:
+        found.append(options["strategies"])
+        return choose(*args, **options)
+
+    monkeypatch.setattr(auto, "choose", note)
+    return found
+
+
+def test_copies_leave_strategies_that_shuffle_input_rows(store: Store, asked: list[tuple[str, ...] | None]) -> None:
+    """The others would be refused by the loader afterwards."""
+    settings = TrainSettings(strategy="auto", fanout=[3, 2], batch_size=20, copies="1KB")
+    found = choose_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy
+    assert asked == [("split", "hybrid(1)")] and found in ("split", "hybrid(1)")
+
+
+@pytest.mark.parametrize("nothing", ["0", "0MB", 0])
+def test_no_copies_leave_all_strategies(nothing: int | str, store: Store, asked: list[tuple[str, ...] | None]) -> None:
+    NeighborLoader(store, [3, 2], "train", batch_size=20, strategy="auto", copies=nothing, mesh=_two_ranks())
+    assert asked == [None]
 
 
 def replace_strategy(settings: TrainSettings, strategy: str) -> TrainSettings:

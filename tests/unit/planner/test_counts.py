@@ -8,14 +8,14 @@ from gsplit.errors import InputError
 from gsplit.ownership import own_equally
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import RankCounts, StrategyCounts, count_strategies
-from gsplit.planner.layouts import all_layouts, parse_layout
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
+from gsplit.strategies.spec import all_strategies, parse_strategy
 
 NUM_VERTICES, FANOUT, BATCH, RANKS, LAYERS = 400, [3, 4, 2], 40, 3, 3
 OWNERSHIP = own_equally(NUM_VERTICES, RANKS)
-NAMES = [layout.name for layout in all_layouts(LAYERS)]
+NAMES = [spec.name for spec in all_strategies(LAYERS)]
 KEY = StepKey(3, 0, 0)
 Vertices = set[int]
 
@@ -71,10 +71,11 @@ def oracle(workload: Workload) -> Oracle:
 
 def expected(oracle: Oracle, name: str, rank: int) -> RankCounts:
     """Layer after layer: who computes which destinations, from which sources, and where those come from."""
-    layout = parse_layout(name, LAYERS)
+    spec = parse_strategy(name, LAYERS)
     everyone = range(RANKS)
-    micro = [owned(set(oracle.targets), r) if layout.by_owner else set(oracle.targets[r::RANKS]) for r in everyone]
-    own_from = layout.split_layers or 0
+    targets, by_owner = oracle.targets, spec.targets == "owner"
+    micro = [owned(set(targets), r) if by_owner else set(targets[r::RANKS]) for r in everyone]
+    own_from = spec.split_layers or 0
     levels = [[oracle.frontier(micro[r], level) for r in everyone] for level in range(LAYERS + 1)]  # [level][rank]
     whole = set().union(*levels[own_from])
     edges, destinations, sources, sent, received = [], [], [], [], []
@@ -90,14 +91,14 @@ def expected(oracle: Oracle, name: str, rank: int) -> RankCounts:
         edges.append(oracle.edges(need[rank], layer))
         destinations.append(len(need[rank]))
         sources.append(len(rows[rank]))
-        if layer in layout.exchanged_levels(LAYERS):
+        if layer in spec.exchanged_levels:
             sent.append(sum(len(owned(rows[r], rank)) for r in everyone if r != rank))
             received.append(len(rows[rank] - owned(rows[rank], rank)))
         else:
             sent.append(0)
             received.append(0)
     inputs = oracle.frontier(whole, 0, own_from)
-    if layout.split_layers is not None:
+    if spec.split_layers is not None:
         loaded = len(owned(inputs, rank))
     else:
         loaded = len(levels[0][rank])
@@ -169,4 +170,4 @@ def test_impossible_counts_are_refused(workload: Workload) -> None:
         count_strategies(workload, OWNERSHIP, ["split"], steps=4)
     for name in ("hybrid(4)", "hybrid", "split(2)", "nothing"):
         with pytest.raises(InputError, match="strategy: expected (split, data|hybrid)"):
-            parse_layout(name, LAYERS)
+            parse_strategy(name, LAYERS)

@@ -11,8 +11,8 @@ from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.disk_reads import DiskReads
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
-from gsplit.planner.layouts import parse_layout
 from gsplit.planner.shapes import PlannedModel, layer_work
+from gsplit.strategies.spec import parse_strategy
 
 HOST = replace(
     PRESETS["v100-nvlink"], name="host", cores=2, thread_gain=0.8, collective_s=0.0, collective_per_rank_s=0.0
@@ -33,7 +33,7 @@ def _rank(factor: float = 1.0, crossing: float = 0.0) -> RankCounts:
 
 
 def _counts(name: str, *ranks: RankCounts, slices: int = 1) -> StrategyCounts:
-    return StrategyCounts(parse_layout(name, 2), 1, ranks, 1, slices=slices)
+    return StrategyCounts(parse_strategy(name, 2), 1, ranks, 1, slices=slices)
 
 
 def test_data_parallelism_waits_for_the_slowest_rank_once_and_split_at_every_stage() -> None:

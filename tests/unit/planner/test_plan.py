@@ -47,7 +47,7 @@ def test_every_strategy_and_replica_is_a_candidate(store: Store, workload: Workl
 
 def test_rows_that_are_dear_to_read_are_read_once_and_those_dear_to_send_stay(store: Store, workload: Workload) -> None:
     slow_reads = make_plan(store, workload, SHAPE, replace(QUICK, load_bytes_per_s=1e5), 4)
-    assert slow_reads.best.step.counts.layout.split_layers is not None
+    assert slow_reads.best.step.counts.spec.split_layers is not None
     assert "input rows" in slow_reads.reason and "loading rows" in slow_reads.reason
     slow_links = make_plan(store, workload, SHAPE, replace(QUICK, exchange_bytes_per_s=1e3), 4)
     assert slow_links.best.strategy in ("data", "data(owner)")

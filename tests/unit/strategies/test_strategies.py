@@ -13,9 +13,10 @@ from gsplit.boundary import BoundaryExchange
 from gsplit.distributed.comm import SoloComm
 from gsplit.distributed.mesh import Mesh, solo_mesh
 from gsplit.exchange import IdentityExchange, PremixedExchange, ShuffleExchange
+from gsplit.bench.exactness import small_store
+from gsplit.distributed.mesh import solo_mesh
 from gsplit.sampling.minibatch import StepKey
-from gsplit.strategies.registry import STRATEGIES, strategy_class
-from gsplit.strategies.spec import parse_strategy
+from gsplit.strategies.spec import all_strategies, parse_strategy
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench.exactness import small_store
 
@@ -30,10 +31,10 @@ def _loader(strategy: str, *, fanouts: tuple[int, ...] = (3, 2), **options: Any)
 @pytest.mark.parametrize("strategy", ALL)
 def test_steps_sampled_ahead_load_into_the_batches_they_were_sampled_for(strategy: str) -> None:
     loader = _loader(strategy)
-    made = loader._strategy
+    steps = loader._step_loader
     keys = [StepKey(0, 1, step) for step in range(3)]
-    ahead = [made.sample(key, StepTelemetry(key.epoch, key.step)) for key in keys]
-    batches = [made.finish(loaded) for loaded in [made.load(sampled) for sampled in ahead]]
+    ahead = [loader._sample(key, StepTelemetry(key.epoch, key.step)) for key in keys]
+    batches = [steps.finish(loaded) for loaded in [steps.load(sampled) for sampled in ahead]]
     for key, batch in zip(keys, batches, strict=True):
         straight = loader.make_batch(key.epoch, key.step)
         assert torch.equal(batch.x, straight.x) and torch.equal(batch.n_id, straight.n_id)
@@ -51,54 +52,56 @@ def test_one_process_computes_the_same_mini_batch_whatever_the_strategy(strategy
     assert other.context.strategy == strategy
 
 
-def test_the_exchanges_a_strategy_makes() -> None:
-    made = {
-        "split": [PremixedExchange, ShuffleExchange],
-        "data": [IdentityExchange, IdentityExchange],
-        "data_cached": [IdentityExchange, IdentityExchange],
-        "hybrid(1)": [PremixedExchange, BoundaryExchange],
+def test_the_routes_a_strategy_makes() -> None:
+    """Appended rows below the boundary, places at it, nothing above."""
+    made: dict[str, list[bool | None]] = {
+        "split": [True, True, True],
+        "hybrid(2)": [True, True, False],
+        "hybrid(1)": [True, False, None],
+        "data_cached": [None, None, None],
+        "data": [None, None, None],
     }
     for strategy, expected in made.items():
-        batch = _loader(strategy).make_batch(0, 0)
-        assert [type(layer.exchange) for layer in batch.layers] == expected
-
-
-def _mesh(size: int, replicas: int) -> Mesh:
-    world, inner = SoloComm(), SoloComm()
-    world.size, inner.size = size, size // replicas
-    return Mesh(torch.device("cpu"), inner, inner, inner, world, world, 0, replicas)
+        batch = _loader(strategy, fanouts=(3, 2, 2)).make_batch(0, 0)
+        assert [None if layer.route is None else layer.route.appends for layer in batch.layers] == expected
+        assert len(batch.frontiers) == (2 if strategy.startswith("hybrid") else 1)
 
 
 def test_what_strategies_declare() -> None:
-    assert {family: (kind.needs_whole_graph, kind.reads) for family, kind in STRATEGIES.items()} == {
-        "split": (False, "own rows"),
-        "data": (True, "all rows"),
-        "data_cached": (True, "own rows"),
-        "hybrid": (True, "own rows"),
+    assert {
+        spec.name: (spec.split_layers, spec.needs_whole_graph, spec.reads_own_rows) for spec in all_strategies(2)
+    } == {
+        "split": (2, False, True),
+        "hybrid(1)": (1, True, True),
+        "data_cached": (0, True, True),
+        "data_cached(strided)": (0, True, True),
+        "data": (None, True, False),
+        "data(owner)": (None, True, False),
     }
-    for family, kind in STRATEGIES.items():
-        assert kind.computes_each_vertex_once(solo_mesh())
-        assert kind.computes_each_vertex_once(_mesh(4, 1)) == (family == "split")
-        assert not kind.computes_each_vertex_once(_mesh(4, 2))
+    for spec in all_strategies(2):
+        assert spec.computes_each_vertex_once(num_ranks=1, num_replicas=1)
+        assert spec.computes_each_vertex_once(num_ranks=4, num_replicas=1) == (spec.name == "split")
+        assert not spec.computes_each_vertex_once(num_ranks=4, num_replicas=2)
+        assert spec.shuffles_input == (spec.name in ("split", "hybrid(1)"))
 
 
 def test_names() -> None:
-    assert parse_strategy("hybrid(0)", 3) == parse_strategy("data_cached") == parse_strategy("data_cached(owner)")
-    assert parse_strategy("hybrid(3)", 3) == parse_strategy("split")
-    assert parse_strategy("data(strided)") == parse_strategy("data")
-    assert strategy_class(parse_strategy("hybrid(2)", 3)) is STRATEGIES["hybrid"]
+    assert parse_strategy("hybrid(0)", 3) == parse_strategy("data_cached", 3) == parse_strategy("data_cached(owner)", 3)
+    assert parse_strategy("hybrid(3)", 3) == parse_strategy("split", 3) == parse_strategy("split(owner)", 3)
+    assert parse_strategy("data(strided)", 3) == parse_strategy("data", 3)
+    assert parse_strategy("hybrid(2)", 3).split_layers == 2
 
 
 @pytest.mark.parametrize("name", ["nothing", "push_pull", "split(strided)", "data(mine)", "hybrid(1) ", "", 3])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"strategy: expected split, data, data_cached or hybrid\(k\)"):
-        parse_strategy(name)
+        parse_strategy(name, 2)
 
 
-@pytest.mark.parametrize("name, num_layers, fix", [("hybrid", None, "write hybrid"), ("hybrid(4)", 3, "from 0 to 3")])
-def test_a_hybrid_needs_a_number_of_layers(name: str, num_layers: int | None, fix: str) -> None:
-    with pytest.raises(InputError, match=rf"strategy: expected hybrid\(k\).*{fix}"):
-        parse_strategy(name, num_layers)
+@pytest.mark.parametrize("name", ["hybrid", "hybrid(4)", "hybrid(k)"])
+def test_a_hybrid_needs_a_number_of_layers(name: str) -> None:
+    with pytest.raises(InputError, match=r"strategy: expected hybrid\(k\).*from 0 to 3"):
+        parse_strategy(name, 3)
 
 
 class Residual(nn.Module):

@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 
 from gsplit.batch import Batch, BatchContext, BatchLayer
-from gsplit.blocks import Block, FrontierIds, ShuffleIndex
-from gsplit.boundary import BoundaryExchange, BoundaryIndex
+from gsplit.blocks import Block, FrontierIds
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import explain
-from gsplit.exchange import Exchange, IdentityExchange, PremixedExchange
 from gsplit.features.protocol import take_rows
 from gsplit.graph import Graph
 from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, LocalGraph
 from gsplit.nn.forward_plan import RowSpace, num_rows
 from gsplit.ownership import Ownership
+from gsplit.route import Route
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.store.in_memory import MemoryStore
@@ -65,35 +64,10 @@ class ExampleInput:
         return replace(self, row=self.row.to(dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class _PaddedExchange:
-    """An exchange that pads with zero rows, so that mixed frontiers differ from local ones."""
-
-    num_local: int
-    num_dst: int
-    num_received: int
-
-    num_sent = num_collectives = 0
-    destinations_are_local = True
-
-    @property
-    def num_input(self) -> int:
-        return self.num_local
-
-    @property
-    def num_mixed(self) -> int:
-        return self.num_local + self.num_received
-
-    @property
-    def num_buffer(self) -> int:
-        return self.num_mixed
-
-    def mix(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.cat([h, h.new_zeros(self.num_received, *h.shape[1:])]), h[: self.num_dst]
-
-    def mix_stored(self, buffer: Tensor, purpose: str) -> Tensor:
-        buffer[self.num_local :] = 0
-        return buffer
+def _padded(block: Block, num_more: int) -> Route:
+    """A route that appends copies of own rows, so that mixed frontiers differ from local ones."""
+    rows = torch.arange(num_more) % max(1, block.num_src)
+    return Route(rows, (num_more,), (num_more,), num_local=block.num_src, num_dst=block.num_dst)
 
 
 def _spacing(num_layers: int) -> int:
@@ -146,13 +120,10 @@ def _toy_sample(num_layers: int, seed: int, first: int, stop: int) -> MiniBatch:
 
 
 def _batch_of(num_layers: int, like: ExampleInput, extra: list[int], part: slice, seed: int = 0) -> Batch:
-    """A mini-batch of some targets of a toy graph on one process; layer l is padded with ``extra[l]`` zero rows."""
+    """A mini-batch of some targets of a toy graph on one process; layer l has ``extra[l]`` rows too many."""
     sample = _toy_sample(num_layers, seed, part.start, part.stop)
-    padded = [
-        _PaddedExchange(block.num_src, block.num_dst, more) for block, more in zip(sample.blocks, extra, strict=True)
-    ]
-    exchanges: list[Exchange] = [PremixedExchange(padded[0]), *padded[1:]]
-    return _assemble(_toy_graph(num_layers, seed)[0], like, sample.blocks, exchanges, [(0, sample.input_ids)])
+    routes: list[Route | None] = [_padded(block, more) for block, more in zip(sample.blocks, extra, strict=True)]
+    return _assemble(_toy_graph(num_layers, seed)[0], like, sample.blocks, routes, [(0, sample.input_ids)])
 
 
 def _toy_sampler(graph: Graph) -> TorchNeighborSampler:
@@ -163,29 +134,31 @@ def _assemble(
     graph: Graph,
     like: ExampleInput,
     blocks: tuple[Block, ...],
-    exchanges: list[Exchange],
+    routes: list[Route | None],
     frontiers: list[tuple[int, Tensor]],
 ) -> Batch:
     """A batch of some blocks, on the model's device; rows without a vertex are zero."""
     device, mesh = like.row.device, solo_mesh(like.row.device)
     local = LocalGraph(_toy_store(graph, like), mesh, Ownership((0, graph.num_vertices)))
     has_attr, layers = like.num_edge_features is not None, list[BatchLayer]()
-    for block, exchange in zip(blocks, exchanges, strict=True):
+    for block, route in zip(blocks, routes, strict=True):
         assert block.edge_ids is not None
         layers.append(
             BatchLayer(
-                replace(block.to(device), num_src=exchange.num_mixed),
-                exchange,
+                replace(block.to(device), num_src=block.num_src if route is None else route.num_mixed),
+                None if route is None else replace(route, send_rows=route.send_rows.to(device)),
                 take_rows(local.edge_rows("edge_attr"), block.edge_ids, device) if has_attr else None,
                 take_rows(local.edge_rows("edge_weight"), block.edge_ids, device),
             )
         )
     x = take_rows(local.rows("features/x"), frontiers[0][1], device).to(like.row.dtype)
     arrays = ArrayNames(local.store, "x", "edge_attr", "edge_weight")
-    context = BatchContext(mesh, _KEY, local, arrays, "split", each_vertex_once=True)
+    context = BatchContext(
+        mesh, _KEY, local, arrays, "split", each_vertex_once=True, pool=BufferPool(device), deterministic=True
+    )
     num_targets = blocks[-1].num_dst
     return Batch(
-        x=torch.cat([x, x.new_zeros(exchanges[0].num_mixed - x.size(0), *x.shape[1:])]),
+        x=torch.cat([x, x.new_zeros(layers[0].block.num_src - x.size(0), *x.shape[1:])]),
         labels=None,
         frontiers=tuple(FrontierIds(level, ids.to(device), ids.to(device)) for level, ids in frontiers),
         layers=tuple(layers),
@@ -232,13 +205,10 @@ def toy_boundary(num_layers: int, like: ExampleInput, level: int) -> Batch:
     num_rows, num_dst = places.numel(), upper.blocks[0].num_dst
     places = places.to(device)
     nothing = places[:0]
-    index = BoundaryIndex(ShuffleIndex(nothing, (0,), (0,), num_rows, num_dst), places, nothing)
-    comm = solo_mesh(device).shuffles
-    exchanges: list[Exchange] = [IdentityExchange(block.num_src, block.num_dst) for block in lower.blocks]
-    exchanges.append(BoundaryExchange(index, comm, 0, level, BufferPool(device), deterministic=True))
-    exchanges += [IdentityExchange(block.num_src, block.num_dst) for block in upper.blocks[1:]]
+    boundary = Route(nothing, (0,), (0,), num_rows, num_dst, own_places=places, recv_places=nothing)
+    routes: list[Route | None] = [*[None] * len(lower.blocks), boundary, *[None] * (len(upper.blocks) - 1)]
     frontiers = [(0, lower.input_ids), (level + 1, upper.input_ids)]
-    return _assemble(_toy_graph(num_layers, 0)[0], like, (*lower.blocks, *upper.blocks), exchanges, frontiers)
+    return _assemble(_toy_graph(num_layers, 0)[0], like, (*lower.blocks, *upper.blocks), routes, frontiers)
 
 
 @functools.cache
