@@ -17,11 +17,10 @@ from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.kernels.buffers import BufferPool
 from gsplit.progress import Progress, silent
-from gsplit.shuffle import shuffle
-from gsplit_bench.ranks import run_ranks
 from gsplit.route import Route
 from gsplit.shuffle import exchange_rows
 from gsplit.telemetry import StepTelemetry
+from gsplit_bench.ranks import run_ranks
 
 __all__ = ["ShuffleReport", "ShuffleRow", "bench_shuffle", "time_shuffles"]
 

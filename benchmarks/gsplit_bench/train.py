@@ -23,12 +23,12 @@ from gsplit.errors import CommError, InputError, explain
 from gsplit.partitioning.presample import Workload
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import open_store
+from gsplit.strategies.spec import parse_strategy
 from gsplit_bench.counted_ranks import RanksCount, count_ranks
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.train_rank import RankResult
 from gsplit_bench.train_records import TrainRecord, check_losses, combine_ranks
 from gsplit_bench.train_study import Launch, Scenario, Study
-from gsplit.strategies.spec import parse_strategy
 
 __all__ = ["TrainReport", "run_study"]
 

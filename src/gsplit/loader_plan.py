@@ -25,7 +25,7 @@ from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.files import Array, raw_bytes
-from gsplit.store.memory import MemoryStore
+from gsplit.store.in_memory import MemoryStore
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 from gsplit.strategies.spec import StrategySpec, parse_strategy

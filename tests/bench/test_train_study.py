@@ -5,11 +5,8 @@ from dataclasses import replace
 import pytest
 
 import gsplit
-from gsplit.planner.layouts import parse_layout
-from gsplit_bench.train_study import DEFAULT, PRESETS, Launch, Study, find_preset
-from gsplit.bench.presets import DEFAULT, PRESETS, find_preset
-from gsplit.bench.train_study import Launch, Study
 from gsplit.strategies.spec import parse_strategy
+from gsplit_bench.train_study import DEFAULT, PRESETS, Launch, Study, find_preset
 
 
 def test_ranks_are_launched_once_per_number_and_allocator() -> None:

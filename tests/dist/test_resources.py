@@ -10,6 +10,8 @@ from resource_programs import (
     exchange_with_a_long_purpose,
 )
 
+from gsplit_bench.ranks import run_ranks
+
 
 @pytest.mark.parametrize("shared_memory, num_rounds", [(True, 20), (False, 5)])
 def test_twenty_of_everything_leave_as_much_as_one(shared_memory: bool, num_rounds: int, tmp_path: Path) -> None:

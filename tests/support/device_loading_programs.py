@@ -12,12 +12,9 @@ import gsplit
 from gsplit.batch import Batch
 from gsplit.devices import SideStream
 from gsplit.distributed.mesh import Mesh
-from gsplit.exchange import PremixedExchange, ShuffleExchange
 from gsplit_bench import simulated
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on
-from gsplit.testing import run_ranks, simulated
-from gsplit.testing.simulated import switched_on
 
 
 @dataclass(frozen=True)

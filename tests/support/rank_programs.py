@@ -23,10 +23,8 @@ from gsplit.errors import CommError, InputError
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loader import NeighborLoader
 from gsplit.ownership import Ownership
-from gsplit.shuffle import shuffle
-from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.shuffle import exchange_rows
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.telemetry import StepTelemetry
 
 POOL = BufferPool(torch.device("cpu"))

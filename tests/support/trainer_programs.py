@@ -7,8 +7,6 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.callbacks import StepReport
-from gsplit.bench.exactness import CLASSES, WIDTH, small_store
 from gsplit.callbacks import Callback, StepReport
 from gsplit.devices import LateTensor
 from gsplit.distributed.mesh import Mesh

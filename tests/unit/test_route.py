@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.bench.exactness import small_store
 from gsplit.distributed.comm import Call, SoloComm
 from gsplit.features.copies import CopiedPrefixes, ForeignCopies
 from gsplit.kernels.buffers import BufferPool
@@ -16,6 +15,7 @@ from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.shuffle import exchange_rows, exchange_stored
 from gsplit.split import ask_owners
 from gsplit.telemetry import StepTelemetry
+from gsplit_bench.exactness import small_store
 
 CPU = torch.device("cpu")
 POOL = BufferPool(CPU)

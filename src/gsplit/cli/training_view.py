@@ -16,8 +16,8 @@ from rich.table import Column, Table
 from gsplit.cli.console import human
 from gsplit.inference.prediction_table import TABLES
 from gsplit.run.config import TrainSettings
-from gsplit.store.reader import Store
 from gsplit.run.results import RunView
+from gsplit.store.reader import Store
 
 if TYPE_CHECKING:
     from gsplit.callbacks import StepReport

@@ -34,9 +34,8 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
 from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
 from gsplit.run.recipe import array_names, build_model, shape_of
-from gsplit.run.results import EpochReport, ModelShape, RunView, SilentView, TrainResult
-from gsplit.run.schedule import EvaluationSchedule, has_stalled, learning_rate
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
+from gsplit.run.schedule import EvaluationSchedule, has_stalled, learning_rate
 from gsplit.run.stop_signals import stop_on_signals
 from gsplit.scalar_log import ScalarLog
 from gsplit.store.reader import Store

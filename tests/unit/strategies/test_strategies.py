@@ -9,11 +9,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
-from gsplit.boundary import BoundaryExchange
-from gsplit.distributed.comm import SoloComm
-from gsplit.distributed.mesh import Mesh, solo_mesh
-from gsplit.exchange import IdentityExchange, PremixedExchange, ShuffleExchange
-from gsplit.bench.exactness import small_store
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.sampling.minibatch import StepKey
 from gsplit.strategies.spec import all_strategies, parse_strategy
