@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,9 +17,11 @@ from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
-from gsplit_bench.shuffle import ShuffleRow
-from gsplit_bench.soak import SoakReport
 from gsplit_bench.train_command import train
+
+if TYPE_CHECKING:
+    from gsplit_bench.shuffle import ShuffleRow
+    from gsplit_bench.soak import SoakReport
 
 __all__ = ["app"]
 
@@ -310,7 +312,11 @@ def loading(
         with progress_bars(as_json) as progress:
             document = count_loading(opened, workload, numbers, steps=steps, progress=progress)
             document["runs"] = time_loading(
-                *(opened, chosen, workload, numbers, sources if run_steps else []),
+                opened,
+                chosen,
+                workload,
+                numbers,
+                sources if run_steps else [],
                 steps=run_steps,
                 cache_share=cache,
                 progress=progress,

@@ -5,7 +5,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,8 +15,10 @@ from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import write_atomic
-from gsplit_bench.train import TrainReport
-from gsplit_bench.train_records import TrainRecord
+
+if TYPE_CHECKING:
+    from gsplit_bench.train import TrainReport
+    from gsplit_bench.train_records import TrainRecord
 
 __all__ = ["show_report", "train"]
 
@@ -190,8 +192,15 @@ def show_report(report: "TrainReport", console: Console) -> None:
 
 def _scenario_of(record: "TrainRecord") -> tuple[Any, ...]:
     return (
-        *(record.graph, record.model, record.hidden, tuple(record.fanout), record.batch_size),
-        *(record.ranks, record.replicas, record.features, record.allocator),
+        record.graph,
+        record.model,
+        record.hidden,
+        tuple(record.fanout),
+        record.batch_size,
+        record.ranks,
+        record.replicas,
+        record.features,
+        record.allocator,
     )
 
 
