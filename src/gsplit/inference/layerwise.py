@@ -233,7 +233,7 @@ class LayerwisePass:
             ids = chunks[number] if number < len(chunks) else np.empty(0, np.int64)
             targets = torch.from_numpy(ids).to(mesh.sample_device)
             sampled = strategy.sample(targets, _KEY, ids.size, StepTelemetry())
-            batch = loader.finish(loader.load(sampled)).cast(self._dtype)
+            batch = loader.load(sampled).to(mesh.device).cast(self._dtype)
             out = _run_layer(ForwardPass(batch, plan), name, layer, call)
             if array is None:
                 array, rows = self._new_map(f"{name}-out", out)
