@@ -75,7 +75,7 @@ class Measured:
     sent_per_loaded: Line  # rows, by log2 of the ranks
     hidden_share: float  # of the rows sent
     imbalance: float  # largest over mean work of 64 ranks
-    collectives: float
+    counted_collectives: float  # of loading and forward, which the record counts
 
 
 def import_points() -> list[tuple[float, float, float, float]]:
@@ -163,8 +163,20 @@ def constants() -> Measured:
         sent_per_loaded=fit(sent_points((8, 16, 32, 64))),
         hidden_share=(per_row - input_bytes) / (hidden_bytes - input_bytes),
         imbalance=mean(count["imbalance"] for count in last),
-        collectives=steps[0]["collectives"],
+        counted_collectives=steps[0]["collectives"],
     )
+
+
+def collectives(num_layers: int) -> int:
+    """Of a step of ``split``: numbers of ids and ids of every layer, input rows, hidden rows and their gradients, the
+    loss, and the gradients of up to a megabyte of parameters.
+    """
+    return 2 * num_layers + 1 + 2 * (num_layers - 1) + 1 + 1
+
+
+def parameters(num_features: int) -> int:
+    """Of GraphSAGE: two matrices per layer; those of the classes are small."""
+    return 2 * HIDDEN * (num_features + (LAYERS - 2) * HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -250,10 +262,11 @@ def forecast(graph: GraphSize, known: Measured) -> Forecast:
     sent = min(known.sent_per_loaded.at(math.log2(ranks)) * loaded, drawn)  # at most a row per edge
     hidden_sent = sent * known.hidden_share
     sent_bytes = ((sent - hidden_sent) * 4 * graph.features + 2 * hidden_sent * 4 * HIDDEN + 8 * sent) / ranks
+    sent_bytes += 2 * (ranks - 1) / ranks * 4 * parameters(graph.features) + 8 * LAYERS * (ranks - 1)
     bottom = edges[0] / sum(edges)
     cpu_s = known.train_s_per_edge * drawn * (bottom * graph.features / 128 + 1 - bottom)
     network_s = sent_bytes * RANKS_PER_HOST / NETWORK_BYTES_PER_S if hosts > 1 else 0.0
-    step_s = cpu_s * known.imbalance / ranks + network_s + known.collectives * (ranks - 1) * MESSAGE_S
+    step_s = cpu_s * known.imbalance / ranks + network_s + collectives(LAYERS) * (ranks - 1) * MESSAGE_S
     own, received = loaded / ranks, sent / ranks
     return Forecast(
         graph=graph,

@@ -21,15 +21,17 @@ from gsplit.distributed.comm import Call, Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
+from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import take_rows
 from gsplit.kernels.buffers import BufferPool
 from gsplit.local_graph import ArrayNames, LocalGraph
+from gsplit.packing import PinnedBuffers, PinnedMemory
 from gsplit.route import Route, count_reduction
 from gsplit.sampling.minibatch import StepKey
 from gsplit.shuffle import exchange_rows, exchange_stored, keep_prefix
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard", "divisor"]
+__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard", "PendingRows", "divisor", "exchange_input_rows"]
 
 
 class LossGuard:
@@ -70,6 +72,39 @@ class _GlobalSum(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         ctx.guard.reduced()
         return (g * ctx.size).expand(ctx.shape), None, None, None
+
+
+def exchange_input_rows(
+    rows: Tensor, route: Route | None, comm: Comm, step: int, pool: BufferPool, telemetry: StepTelemetry
+) -> Tensor:
+    """The mixed input rows from the own ones; None: the rank has read all of them. A collective."""
+    with telemetry.span("exchange_features", rows.device):  # all ranks: once per step
+        if route is None:
+            return rows
+        return exchange_stored(rows, route, comm, Call("exchange features", step, 0), pool, telemetry)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """Input rows that a device has still to gather out of ``features``, and to exchange along ``route``.
+
+    ``located``: where the ``num_local`` own rows are, from ``DeviceRows.locate``.
+    """
+
+    located: Any
+    num_local: int
+    route: Route | None
+    features: DeviceRows
+    comm: Comm
+
+    def gather(self, device: torch.device, step: int, pool: BufferPool, telemetry: StepTelemetry) -> Tensor:
+        """The mixed input rows, on the device. A collective."""
+        features, route = self.features, self.route
+        num_rows = self.num_local if route is None else route.num_buffer
+        rows = torch.empty(num_rows, *features.row_shape, dtype=features.dtype, device=device)
+        with telemetry.span("gather_features", device):
+            features.gather(self.located, rows[: self.num_local])
+        return exchange_input_rows(rows, route, self.comm, step, pool, telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +159,9 @@ class Batch:
     ``x``: mixed input rows. ``frontiers``: which vertices the rows of every level are: two for hybrid(k), with the
     vertices below and above the boundary, one otherwise. ``num_targets``: this rank's; ``global_batch_size``: those of
     all ranks.
+
+    A batch that the host has loaded for a device lies in pinned memory (``pin``) and has no input rows yet, only where
+    they are (``pending``). The training thread moves it with ``to``.
     """
 
     x: Tensor
@@ -133,6 +171,8 @@ class Batch:
     num_targets: int
     global_batch_size: int
     context: BatchContext
+    pending: PendingRows | None = None
+    pinned: PinnedMemory | None = None
 
     def __repr__(self) -> str:
         mesh, key = self.context.mesh, self.context.key
@@ -343,13 +383,36 @@ class Batch:
         """The batch with its input rows in another type: features may be stored in half precision."""
         return self if self.x.dtype == dtype else replace(self, x=self.x.to(dtype))
 
+    def pin(self, buffers: PinnedBuffers) -> "Batch":
+        """The batch with its tensors in pinned memory, from which they cross to a device in one copy."""
+        data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pending))
+        labels, frontiers, layers, pending = data
+        return replace(self, labels=labels, frontiers=frontiers, layers=layers, pending=pending, pinned=pinned)
+
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch itself, which is on the mesh's device; another one is refused."""
+        """The batch on the mesh's device; another one is refused. A collective for a pinned batch, which is moved."""
         device, own = torch.device(device), self.context.mesh.device
         if device.type != own.type or device.index not in (None, own.index):
             fix = "make the mesh for that device: gsplit.init(device=...)"
             raise InputError(explain("batch.to", f"the mesh's device, {own}", device, fix))
-        return self
+        if self.pinned is None:
+            return self
+        with self.telemetry.span("copy", own):
+            data = self.pinned.to(own, (self.labels, self.frontiers, self.layers, self.pending))
+        labels, frontiers, layers, pending = data
+        assert pending is not None  # rows are located before a batch is pinned
+        x = pending.gather(own, self.key.step, self.context.pool, self.telemetry)
+        moved = replace(self, x=x, labels=labels, frontiers=frontiers, layers=layers, pending=None, pinned=None)
+        moved.record_bytes()
+        return moved
+
+    def record_bytes(self) -> None:
+        """Note in telemetry what the batch holds (law 7)."""
+        values = [value for layer in self.layers for value in (layer.edge_attr, layer.edge_weight)]
+        arrays = [self.x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
+        sizes = [array.nbytes for array in arrays] + [value.nbytes for value in values if value is not None]
+        self.telemetry.peak("batch_bytes", sum(sizes))
+        self.telemetry.peak("largest_batch_array_bytes", max(sizes))
 
 
 def divisor(weight: Tensor | float) -> Tensor | float:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from gsplit.batch import Batch
-from gsplit.batch_stream import BatchStream
 from gsplit.device_tiers import open_device_rows
 from gsplit.devices import SideStream, in_thread
 from gsplit.distributed.comm import assert_same_on_all_ranks
@@ -35,7 +34,7 @@ from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
-from gsplit.strategies.loading import LoadedStep, StepLoader
+from gsplit.strategies.loading import StepLoader
 from gsplit.strategies.strategy import SampledStep, Strategy
 from gsplit.telemetry import StepTelemetry, Telemetry
 
@@ -68,7 +67,7 @@ class NeighborLoader:
     _position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
     _start: tuple[int, int] | None = None  # where the next iterator is told to begin
     _iterators = 0
-    _pipeline: Pipeline[LoadedStep] | None = None  # of the newest iterator
+    _pipeline: Pipeline[Batch] | None = None  # of the newest iterator
     _side: SideStream | None = None
 
     def __init__(
@@ -265,22 +264,22 @@ class NeighborLoader:
             got, fix = f"iterator {number} of {self._iterators}", "iterate over one epoch at a time, or use make_batch"
             raise InputError(explain("this iterator", "to be the loader's newest", got, fix))
 
-    def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[LoadedStep]:
+    def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[Batch]:
         """What makes the steps of an epoch; one at a time, because they share the sampler."""
         if self._pipeline is not None:
             self._pipeline.close()
         self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self.plan.prefetch)
         return self._pipeline
 
-    def _take(self, pipeline: Pipeline[LoadedStep], epoch: int, first: int, number: int) -> Iterator[Batch]:
+    def _take(self, pipeline: Pipeline[Batch], epoch: int, first: int, number: int) -> Iterator[Batch]:
         if self.plan.prefetch and self.mesh.host_samples and self._side is None:
             self._side = SideStream(self.mesh.device)  # one for all epochs: device memory is kept by stream
-        stream = BatchStream(pipeline, len(self) - first, self._step_loader.finish, self._side)
+        batches = _finish_batches(pipeline, len(self) - first, self.mesh.device, self._side)
         for step in range(first, len(self)):
             self._check_newest(number)
             waited = time.perf_counter_ns()
             with torch.inference_mode(False):
-                batch = stream.take()
+                batch = next(batches)
             if self.plan.prefetch:
                 batch.telemetry.add_span("wait_for_batch", waited)
             self._position = (epoch, step + 1)
@@ -298,10 +297,10 @@ class NeighborLoader:
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         if self._pipeline is not None:
             self._pipeline.drain()  # it shares the sampler; all ranks have permitted the same steps
-        return self._step_loader.finish(self._load(epoch, step))
+        return self._load(epoch, step).to(self.mesh.device)
 
     @torch.inference_mode(False)
-    def _load(self, epoch: int, step: int) -> LoadedStep:
+    def _load(self, epoch: int, step: int) -> Batch:
         """The first two stages of a step; in the pipeline's thread if there is one."""
         mesh = self.mesh
         follow = mesh.note_stage if mesh.size > 1 else None
@@ -321,3 +320,39 @@ class NeighborLoader:
             telemetry.peak("largest_range_array_bytes", max(self._strategy.num_range_bytes, targets.largest_bytes))
         size = targets.size_of_step(key.step, plan.batch_size)
         return self._strategy.sample(own.to(mesh.sample_device), key, size, telemetry)
+
+
+def _finish_batches(
+    pipeline: Pipeline[Batch], num_steps: int, device: torch.device, side: SideStream | None
+) -> Iterator[Batch]:
+    """The third stage of all steps, in the thread of training; ``side``: launch each batch there, one step ahead.
+
+    The copy, gathering and exchange of step t + 1 then run while step t trains. All ranks launch them at the same point
+    of every step: the collectives of a device are issued by one thread in one order. An error in launching a batch is
+    raised in its own turn, after the batch before it.
+    """
+    if side is None:
+        for _ in range(num_steps):
+            yield pipeline.take().to(device)
+        return
+
+    def launch() -> tuple[Batch, Any] | Exception:
+        try:
+            loaded = pipeline.take()
+            with side.launching():
+                batch = loaded.to(device)
+            return batch, side.mark()
+        except Exception as error:
+            return error
+
+    ahead = launch() if num_steps else None
+    for step in range(num_steps):
+        assert ahead is not None
+        if isinstance(ahead, Exception):
+            raise ahead
+        batch, mark = ahead
+        ahead = launch() if step + 1 < num_steps else None
+        # as long as the next launch waits for the current stream before it allocates, the allocator need not know of
+        # these; it keeps a batch right that is dropped earlier
+        side.join(mark, [batch.x, batch.blocks[0].indptr])
+        yield batch

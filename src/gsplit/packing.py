@@ -1,9 +1,10 @@
 """Everything a batch needs on a device, in one copy: many small host tensors in one pinned buffer.
 
 A batch is a dozen index tensors of a few hundred kilobytes. Copied one by one from ordinary memory each makes the host
-wait for the device. Here they are laid side by side in a pinned buffer, cross the bus in one asynchronous copy, and are
-views of one device tensor on the other side. Packing is work of the host alone and may run in another thread;
-``unpack`` launches the copy. A buffer is written again only when it was unpacked and its copy is over.
+wait for the device. Here they are laid side by side in a pinned buffer (``PinnedBuffers.pin``), cross the bus in one
+asynchronous copy, and are views of one device tensor on the other side (``PinnedMemory.to``). Pinning is work of the
+host alone and may run in another thread; ``to`` launches the copy. A buffer is written again only when its tensors have
+been moved and the copy is over.
 """
 
 from collections import deque
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from gsplit.devices import QueueMark
 
-__all__ = ["Packed", "PinnedBuffers", "map_tensors"]
+__all__ = ["PinnedBuffers", "PinnedMemory", "map_tensors"]
 
 P = TypeVar("P")
 _ALIGNMENT = 64
@@ -40,17 +41,6 @@ def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value if all(changed[name] is held[name] for name in held) else type(value)(**changed)
 
 
-def _tensors(value: object) -> list[Tensor]:
-    """Every tensor of a value, once."""
-    found: dict[int, Tensor] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        return found.setdefault(id(tensor), tensor)
-
-    map_tensors(note, value)
-    return list(found.values())
-
-
 @dataclass
 class _Buffer:
     """Pinned memory, and the end of the last copy out of it."""
@@ -60,28 +50,25 @@ class _Buffer:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Tensors of some value in pinned memory, which is theirs until they are unpacked."""
+class PinnedMemory:
+    """The first ``num_bytes`` of a pinned buffer, which belong to the tensors in it until they are moved."""
 
-    value: Any
-    num_bytes: int
-    places: dict[int, int]
-    """Where a tensor lies, by the tensor's ``id``."""
     buffer: _Buffer
+    num_bytes: int
     free: deque[_Buffer]
 
-    def unpack(self, device: torch.device) -> Any:
-        """The value with its tensors on the device, in memory that they share. Waits for nothing; once only."""
+    def to(self, device: torch.device, value: P) -> P:
+        """A value whose tensors lie here with its tensors on the device, in one copy. Does not wait; once only."""
         memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         memory.copy_(self.buffer.data[: self.num_bytes], non_blocking=True)
         self.buffer.copied = QueueMark(device)
         self.free.append(self.buffer)
 
-        def view(tensor: Tensor) -> Tensor:
-            first = self.places[id(tensor)]
+        def move(tensor: Tensor) -> Tensor:
+            first = tensor.storage_offset() * tensor.element_size()
             return memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
-        return map_tensors(view, self.value)
+        return map_tensors(move, value)
 
 
 class PinnedBuffers:
@@ -91,18 +78,20 @@ class PinnedBuffers:
         self._num_new = count
         self._free: deque[_Buffer] = deque()
 
-    def pack(self, value: object) -> Packed:
-        """Copy every tensor of a value into a buffer that nobody uses, and whose last copy to the device is over."""
-        tensors, places, at = _tensors(value), dict[int, int](), 0
-        for tensor in tensors:
-            places[id(tensor)] = at
-            at += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        num_bytes = max(at, _ALIGNMENT)
+    def pin(self, value: P) -> tuple[P, PinnedMemory]:
+        """Copy every tensor of a value, once, into a buffer that is not in use; returns the value with the copies."""
+        tensors: dict[int, Tensor] = {}
+        map_tensors(lambda tensor: tensors.setdefault(id(tensor), tensor), value)
+        sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors.values()]
+        num_bytes = max(sum(sizes), _ALIGNMENT)
         buffer = self._take(num_bytes)
-        for tensor in tensors:
-            first = places[id(tensor)]
-            buffer.data[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return Packed(value, num_bytes, places, buffer, self._free)
+        pinned: dict[int, Tensor] = {}
+        first = 0
+        for (key, tensor), size in zip(tensors.items(), sizes, strict=True):
+            copy = buffer.data[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            pinned[key] = copy.copy_(tensor)
+            first += size
+        return map_tensors(lambda tensor: pinned[id(tensor)], value), PinnedMemory(buffer, num_bytes, self._free)
 
     def _take(self, num_bytes: int) -> _Buffer:
         self._num_new -= 1

@@ -1,4 +1,4 @@
-"""Packing: every tensor once, any dataclass, and no buffer that is written before it was unpacked and copied."""
+"""Packing: every tensor once, any dataclass, and no buffer that is written before it was moved and copied."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -68,10 +68,10 @@ def _same(one: _Value, two: _Value) -> bool:
 
 def test_a_value_comes_out_as_it_went_in_and_a_tensor_crosses_once() -> None:
     value = _value(3)
-    packed = PinnedBuffers(2).pack(value)
-    assert len(packed.places) == 3  # ``again`` is one of the rows
-    out = packed.unpack(CPU)
-    assert _same(out, value) and out.inner[1].rows.data_ptr() == out.again.data_ptr()
+    pinned, memory = PinnedBuffers(2).pin(value)
+    assert pinned.inner[1].rows is pinned.again  # one of the rows, pinned once
+    out = memory.to(CPU, pinned)
+    assert _same(pinned, value) and _same(out, value) and out.inner[1].rows.data_ptr() == out.again.data_ptr()
 
 
 def test_tensors_are_found_in_dataclasses_and_tuples_only() -> None:
@@ -81,20 +81,21 @@ def test_tensors_are_found_in_dataclasses_and_tuples_only() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_what_is_not_unpacked_is_never_overwritten(count: int) -> None:
-    """However many are packed first: more than there were to be buffers."""
+def test_what_is_not_moved_is_never_overwritten(count: int) -> None:
+    """However many are pinned first: more than there were to be buffers."""
     buffers = PinnedBuffers(count)
     for turn in range(4):
         values = [_value(seed + turn) for seed in range(7)]
-        packed = [buffers.pack(value) for value in values]
-        assert all(_same(one.unpack(CPU), value) for one, value in zip(packed, values, strict=True))
+        pinned = [buffers.pin(value) for value in values]
+        moved = [memory.to(CPU, value) for value, memory in pinned]
+        assert all(_same(one, value) for one, value in zip(moved, values, strict=True))
 
 
 def test_a_buffer_is_used_again_when_its_copy_is_over() -> None:
     buffers, used = PinnedBuffers(2), []
     for turn in range(6):
-        packed = buffers.pack(_value(4))
-        used.append(packed.buffer)
-        packed.unpack(CPU)
+        value, memory = buffers.pin(_value(4))
+        used.append(memory.buffer)
+        memory.to(CPU, value)
         assert len(_Mark.waited) == max(0, turn - 1)  # before it was written: its own last copy
     assert len({id(buffer) for buffer in used}) == 2 and used[0] is used[2] is used[4]

@@ -236,7 +236,7 @@ class LayerwisePass:
             ids = chunks[number] if number < len(chunks) else np.empty(0, np.int64)
             targets = torch.from_numpy(ids).to(mesh.sample_device)
             sampled = strategy.sample(targets, _KEY, ids.size, StepTelemetry())
-            batch = loader.finish(loader.load(sampled)).cast(self._dtype)
+            batch = loader.load(sampled).to(mesh.device).cast(self._dtype)
             handles = (EdgeHandle(batch), EdgeWeightHandle(batch), EdgeAttrHandle(batch))
             out = ForwardPass(batch, plan).run_layer(split, substitute(call, batch.x, *handles))
             if array is None:

@@ -1,0 +1,35 @@
+"""What ranks run in the test of counted traffic."""
+
+import torch.nn.functional as F
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit.distributed.mesh import Mesh
+from gsplit.telemetry import StepTelemetry
+
+LAYERS, HIDDEN = 3, 16
+
+
+def count_steps(mesh: Mesh, path: str, strategies: list[str]) -> list[tuple[dict[str, int], int]]:
+    """Per strategy: what one training step counted, and the bytes that its routes and gradients say it sends."""
+    graph, found = gsplit.open(path), []
+    for strategy in strategies:
+        loader = gsplit.NeighborLoader(graph, [4] * LAYERS, "train", batch_size=64, strategy=strategy, mesh=mesh)
+        model = gsplit.parallelize(GraphSAGE(graph.num_features, HIDDEN, LAYERS, graph.num_classes), mesh)
+        batch = loader.make_batch(0, 0)
+        loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
+        loss.backward()  # type: ignore[no-untyped-call]
+        inputs = loader._sample(batch.key, StepTelemetry()).input_route
+        routes = [layer.route for layer in batch.layers if layer.route is not None]
+        hidden = routes[1:]
+        if inputs is not None and not routes:  # data_cached: its boundary is below the first layer
+            routes = [inputs]
+        rows = [] if inputs is None else [inputs.num_sent * graph.num_features]
+        rows += [(route.num_sent + route.num_received) * HIDDEN for route in hidden]  # there, and gradients back
+        peers = mesh.size - 1
+        ids = sum(8 * (peers + route.num_received) for route in routes)
+        weights = list(model.parameters())
+        reduced = [4, 4 * (sum(weight.numel() for weight in weights) + len(weights) + 1)]  # a flag each, and a number
+        sums = sum(2 * peers * size // mesh.size for size in reduced)
+        found.append((dict(batch.telemetry.counts), ids + 4 * sum(rows) + sums))
+    return found
