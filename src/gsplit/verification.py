@@ -66,7 +66,7 @@ def _train(
     lr: float,
     loss: LossFunction,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Losses, gradients of all parameters in all steps, and the last buffers."""
+    """Losses, gradients of all parameters in all steps, and the last buffers, on the host."""
     model = parallelize(copy.deepcopy(model).double().train(), mesh)
     losses: list[float] = []
     gradients: list[Tensor] = []
@@ -76,10 +76,12 @@ def _train(
         value.backward()
         losses.append(float(value.detach()))
         check_finite(losses[-1], batch)
-        gradients += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+        for parameter in model.parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(gradient.detach().to("cpu", copy=True))
         _descend(list(model.parameters()), lr)
         model.zero_grad()
-    return torch.tensor(losses, dtype=torch.float64), gradients, [b.double() for b in model.buffers()]
+    return torch.tensor(losses, dtype=torch.float64), gradients, [b.double().cpu() for b in model.buffers()]
 
 
 @torch.no_grad()
@@ -117,11 +119,13 @@ def verify(
     lr: float = 1e-3,
     tolerance: float = 1e-9,
     loss_fn: str | LossFunction = "cross_entropy",
+    reference_device: str | None = None,
 ) -> Verification:
     """Train a copy of ``model`` on the ranks of ``mesh`` and on one process, and compare. A collective.
 
     ``graph``, ``features`` and the arguments of sampling are those of ``NeighborLoader``: a sampler whose draws depend
-    on the rank is found out here. Rank 0 needs the whole graph. The model itself is left as it is.
+    on the rank is found out here. Rank 0 needs the whole graph. The model itself is left as it is. The one process uses
+    ``reference_device``, by default the device of rank 0.
     """
     ranks, store = resolve_mesh(mesh, "gsplit.verify"), as_graph_store(graph, partition)
 
@@ -148,7 +152,7 @@ def verify(
     losses, gradients, buffers = run(ranks, strategy)
     found = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     if ranks.rank == 0:
-        wanted_losses, wanted, wanted_buffers = run(solo_mesh(ranks.device), "split")
+        wanted_losses, wanted, wanted_buffers = run(solo_mesh(reference_device or ranks.device), "split")
         errors = _distance([losses], [wanted_losses]), _distance(gradients, wanted), _distance(buffers, wanted_buffers)
         largest = _distance(wanted, [torch.zeros_like(g) for g in wanted])
         found = torch.tensor([*errors, largest], dtype=torch.float64, device=ranks.device)

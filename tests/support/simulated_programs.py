@@ -18,6 +18,7 @@ import gsplit
 from gsplit.batch import Batch
 from gsplit.callbacks import StepReport
 from gsplit.distributed.mesh import Mesh
+from gsplit.doctor.device import train_models
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.local_graph import LocalGraph
 from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
@@ -264,3 +265,14 @@ def mixed_kinds(mesh: Mesh) -> str:
     except gsplit.InputError as error:
         return str(error)
     return "nothing"
+
+
+def train_without_races(mesh: Mesh, models: list[str]) -> int:
+    """Train as the doctor does, with every launch checked for races; how many there were."""
+    device = switched_on()
+    device.tracker.check = True
+    rules = simulated.CollectiveRules(device.tracker)
+    train_models(simulated.checked_mesh(mesh, rules), models)
+    rules.compare_ranks(mesh.world)
+    assert device.tracker.errors == []
+    return device.tracker.num_launches

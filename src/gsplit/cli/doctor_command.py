@@ -1,6 +1,6 @@
 """``gsplit doctor``: a line per check, and what to fix."""
 
-from dataclasses import asdict
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,45 +13,68 @@ from gsplit.cli.console import command, emit_json, progress_bars
 from gsplit.cli.options import Json
 
 if TYPE_CHECKING:
-    from gsplit.doctor import Diagnosis
+    from gsplit.doctor.finding import DoctorReport
 
 __all__ = ["doctor"]
 
-_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red", "skipped": "dim"}
 
 
 def doctor(
-    store: Annotated[Path | None, typer.Argument(metavar="[STORE]", help="also look at a store")] = None,
-    nproc: Annotated[int, typer.Option(min=1, metavar="INT", help="ranks to start and let exchange")] = 2,
+    store: Annotated[Path | None, typer.Argument(metavar="[STORE]", help="also check a store")] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, metavar="INT", help="ranks to start [default: 2, or the GPUs if fewer]")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="read all of the store, and check its checksums")] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="also check what cuda or cpu computes, against one process on the CPU"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="write the report into a file")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine and a store, and say what to fix.
+    """Check this machine, a store and a device, and show what to fix.
 
-    Versions, backends, interfaces, memory, disk, limits, threads, and collectives between real ranks. Exit code 1 if
-    anything stands in the way; warnings do not.
+    Versions, backends, interfaces, memory, disk, limits, threads, and collectives between real ranks. With --device,
+    also data rates, ten models and all kernels against the CPU, waits, races and a killed rank: a few minutes. Exit
+    code 1 if a check fails; warnings do not count.
     """
     with command(as_json):
-        from gsplit.doctor import examine
+        from gsplit.doctor.examination import examine
 
         with progress_bars(as_json) as progress:
-            found = examine(store, nproc, full=full, progress=progress)
+            found = examine(store, nproc or _default_ranks(device), full=full, device=device, progress=progress)
+        if out is not None:
+            out.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
         if as_json:
-            emit_json({"ok": found.is_fit, "lines": [asdict(line) for line in found.lines]})
+            emit_json(found.as_dict())
         else:
             _show(found, Console())
-        if not found.is_fit:
+        if not found.ok:
             raise typer.Exit(1)
 
 
-def _show(found: "Diagnosis", console: Console) -> None:
+def _default_ranks(device: str | None) -> int:
+    if device is None:
+        return 2
+    from gsplit.devices import resolve_device
+
+    if resolve_device(device).type == "cpu":
+        return 2
+    import torch
+
+    return min(2, torch.cuda.device_count())
+
+
+def _show(report: "DoctorReport", console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(min_width=len("warning"))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for line in found.lines:
-        told = Text(line.found)
-        if line.fix:
-            told.append(f"\n{'fix' if line.verdict != 'ok' else 'note'}: {line.fix}", style="italic")
-        table.add_row(Text(line.verdict, style=_STYLES[line.verdict]), Text(line.check), told)
+    for finding in report.findings:
+        text = Text(finding.found)
+        if finding.fix:
+            word = "fix" if finding.verdict in ("warning", "error") else "note"
+            text.append(f"\n{word}: {finding.fix}", style="italic")
+        table.add_row(Text(finding.verdict, style=_STYLES[finding.verdict]), Text(finding.check), text)
     console.print(table, highlight=False)

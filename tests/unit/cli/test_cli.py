@@ -1,5 +1,6 @@
 """The command line as a user meets it: words and options, one JSON document, errors, interruptions."""
 
+import importlib.util
 import json
 import os
 import re
@@ -87,6 +88,14 @@ def test_every_summary_starts_with_a_verb() -> None:
 def test_the_module_is_the_command_and_knows_its_version() -> None:
     done = subprocess.run(_gsplit("--version"), capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, version("gsplit"), "")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("freeze", ["", "import gc; gc.freeze(); "])  # as the launcher of ranks does
+def test_a_command_that_imports_triton_ends_without_a_report_of_leaks(freeze: str) -> None:
+    code = f"import triton; {freeze}import sys; sys.argv[1:] = ['--version']; from gsplit.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture(scope="module")

@@ -184,10 +184,8 @@ def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFi
     assert "1: val 50.00%" in said
     assert f"{run}, for gsplit infer" in said
     show_result(TrainResult(2, 1, "split", history, None, run, finished=False), tmp_path, Console(width=400))
-    assert (
-        f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --resume {run}"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --resume {run}" in said
 
 
 def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
 from gsplit.distributed.allocator import ALLOCATOR
-from gsplit.doctor import examine, machine, network, stores
-from gsplit.doctor.line import Line
+from gsplit.doctor import examination, machine, network
+from gsplit.doctor.examination import check_store, examine
+from gsplit.doctor.finding import DoctorReport, Finding
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
@@ -26,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_store(synthetic_source(graph), tmp_path_factory.mktemp("graph") / "demo.gsplit").path
 
 
-def _told(lines: list[Line], check: str) -> tuple[str, str, str]:
+def _told(lines: list[Finding], check: str) -> tuple[str, str, str]:
     (line,) = (line for line in lines if line.check == check)
     return line.verdict, line.found, line.fix
 
@@ -50,7 +52,7 @@ def test_little_memory_and_disk_are_warned_of(monkeypatch: pytest.MonkeyPatch, t
     found = machine.check_memory()
     assert found.verdict == "warning" and found.found.startswith("1 GiB free of ")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 20))
-    assert machine.check_disk(tmp_path) == Line(
+    assert machine.check_disk(tmp_path) == Finding(
         "disk", "warning", f"1 MiB free at {tmp_path}", "free space, or give --out another place", {"free_bytes": 2**20}
     )
     monkeypatch.undo()
@@ -116,30 +118,48 @@ def test_a_slow_exchange_and_one_without_shared_memory_are_warned_of() -> None:
 
 
 def test_a_store_is_opened_and_read_if_asked_for(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = stores.check_store(store, 2, full=True)
+    lines = check_store(store, 2, full=True)
     assert _told(lines, "parts")[0] == "warning" and "--parts 2" in _told(lines, "parts")[2]
     assert _told(lines, "checksums")[:2] == ("ok", "every checksum, every id and every order is right")
-    assert _told(stores.check_store(store, 1, full=False), "checksums")[2] == "--full reads all"
+    assert _told(check_store(store, 1, full=False), "checksums")[2] == "--full reads all"
     damaged = shutil.copytree(store, tmp_path / "damaged.gsplit")
     data = bytearray((damaged / "features" / "x.npy").read_bytes())
     data[len(data) // 2] ^= 1
     (damaged / "features" / "x.npy").write_bytes(data)
-    verdict, found, _ = _told(stores.check_store(damaged, 1, full=True), "checksums")
+    verdict, found, _ = _told(check_store(damaged, 1, full=True), "checksums")
     assert verdict == "error" and "x.npy" in found
-    assert stores.check_store(tmp_path, 1, full=False)[0].verdict == "error"
-    monkeypatch.setattr(stores, "free_bytes", lambda: 100)
-    assert _told(stores.check_store(store, 1, full=False), "store in memory")[0] == "warning"
+    assert check_store(tmp_path, 1, full=False)[0].verdict == "error"
+    monkeypatch.setattr(examination, "free_bytes", lambda: 100)
+    assert _told(check_store(store, 1, full=False), "store in memory")[0] == "warning"
 
 
 def test_a_check_that_fails_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> Line:
+    def fail() -> Finding:
         raise ZeroDivisionError("on purpose")
 
     monkeypatch.setattr("gsplit.doctor.examination.check_memory", fail)
     found = examine(None, 1)
-    assert not found.is_fit
-    assert _told(found.lines, "memory")[:2] == ("error", "on purpose")
-    assert _told(found.lines, "ranks")[0] == "ok"
+    assert not found.ok
+    assert _told(found.findings, "memory")[:2] == ("error", "on purpose")
+    assert _told(found.findings, "ranks")[0] == "skipped"
+
+
+def test_the_report_is_a_file_too_and_a_failed_check_exits_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = DoctorReport("cpu", 1, [Finding("models", "error", "differ by 1", "send it back", {"sage": 1.0})])
+    monkeypatch.setattr(examination, "examine", lambda *_, **__: wrong)
+    out = tmp_path / "report.json"
+    shown = CliRunner().invoke(app, ["doctor", "--device", "cpu", "--out", str(out)])
+    assert shown.exit_code == 1 and "differ by 1" in shown.stdout and "fix: send it back" in shown.stdout
+    document = json.loads(out.read_text())
+    assert document["ok"] is False and document["findings"][0]["figures"] == {"sage": 1.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    shown = CliRunner().invoke(app, ["doctor", "--device", "cuda"])
+    assert shown.exit_code == 2 and "a machine with a cuda device" in shown.stderr
 
 
 def test_the_screen_fits_80_columns_and_the_exit_code_tells(store: Path, tmp_path: Path) -> None:
@@ -150,4 +170,4 @@ def test_the_screen_fits_80_columns_and_the_exit_code_tells(store: Path, tmp_pat
     run = CliRunner().invoke(app, ["doctor", str(tmp_path / "nothing.gsplit"), "--nproc", "1", "--json"])
     document = json.loads(run.stdout)
     assert run.exit_code == 1 and document["ok"] is False
-    assert [line["verdict"] for line in document["lines"] if line["check"] == "store"] == ["error"]
+    assert [line["verdict"] for line in document["findings"] if line["check"] == "store"] == ["error"]

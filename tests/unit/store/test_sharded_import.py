@@ -413,11 +413,11 @@ def test_the_command_says_who_is_missing(tmp_path: Path) -> None:
     def run(*words: object) -> Any:
         return CliRunner().invoke(app, ["import", "tables", str(edges), str(out), *map(str, words)])
 
-    assert "go together" in run("--host", 0).stderr
+    assert "a shard: expected --host and --hosts (got --host 0, --hosts None)" in run("--host", 0).stderr
     first = run("--host", 1, "--hosts", 2, "--ranges", "0,10,60")
     assert first.exit_code == 0, first.stderr
     assert "host 1: vertices 10 to 60 built in" in first.stdout and "missing: 0" in first.stdout
-    assert "expected numbers like 0,100,250" in run("--host", 0, "--hosts", 2, "--ranges", "x").stderr
+    assert "--ranges: expected numbers like 15,10,5 (got x)" in run("--host", 0, "--hosts", 2, "--ranges", "x").stderr
     document = json.loads(run("--host", 0, "--hosts", 2, "--ranges", "0,10,60", "--json").stdout)
     assert document["missing_hosts"] == [] and document["vertex_range"] == [0, 10]
     assert [gsplit.open(path).vertex_range for path in document["shards"]] == [(0, 10), (10, 60)]

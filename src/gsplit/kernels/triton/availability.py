@@ -1,4 +1,4 @@
-"""Where Triton's kernels run, and why not: what ``kernels.dispatch``, ``gsplit.init`` and the selftest ask.
+"""Where Triton's kernels run, and why not: used by ``kernels.dispatch``, ``gsplit.init`` and ``gsplit doctor``.
 
 Imports without the triton library. A GPU needs compute capability 7.0, and Triton a C compiler and Python's headers:
 when the first kernel starts it builds a module that calls the driver (Triton 3.2: one more for every kernel), and would

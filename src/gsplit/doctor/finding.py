@@ -1,0 +1,51 @@
+"""What the checks of ``gsplit doctor`` return."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["DoctorReport", "Finding", "Verdict", "amount"]
+
+Verdict = Literal["ok", "warning", "error", "skipped"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check, and what to do about it. ``figures`` have their units in their names."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """The results of all checks. ``device``: the one whose computations were checked, None if none was."""
+
+    device: str | None
+    nproc: int
+    findings: list[Finding]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed; warnings do not count."""
+        return all(finding.verdict != "error" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def amount(num_bytes: float) -> str:
+    """Bytes for a reader.
+
+    >>> amount(64 << 20), amount(1.5 * 2**30), amount(900)
+    ('64 MiB', '1.5 GiB', '900 bytes')
+    """
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if num_bytes >= size:
+            value = num_bytes / size
+            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{num_bytes:.0f} bytes"

@@ -1,0 +1,128 @@
+"""``gsplit doctor --device``: what is right passes on the host and on the simulated device, what is wrong is named."""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from simulated_programs import train_without_races
+
+from gsplit.doctor import device as device_module
+from gsplit.doctor.device import check_kernels, check_models, check_triton, device_checks, has_code_for
+from gsplit.doctor.ranks import run_ranks
+from gsplit.errors import CommError
+from gsplit.kernels.triton import availability
+from gsplit.testing import RankFailedError
+from gsplit.testing import run_ranks as run_test_ranks
+from gsplit.testing.simulated import why_not_supported
+
+
+def _run_simulated(
+    program: Callable[..., Any], nproc: int, device: str, /, *, sanitize: bool = False, **arguments: Any
+) -> Any:
+    """Ranks on simulated devices, which only the ranks of tests have."""
+    try:
+        return run_test_ranks(functools.partial(program, **arguments), nproc, device=device)[0]
+    except RankFailedError as error:
+        raise CommError(str(error).replace("exit code -9", "SIGKILL")) from None
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_everything_is_right_here(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "sim" and (why := why_not_supported()):
+        pytest.skip(why)
+    monkeypatch.setattr(device_module, "is_switched_off", lambda: True)  # Triton is checked below
+    run = run_ranks if device == "cpu" else _run_simulated
+    checks = device_checks(device, 2, run, models=("gat",), sizes_mb=(1,))
+    findings = {name: check() for name, check in checks.items()}
+    assert {name for name, found in findings.items() if found.verdict == "ok"} == {"links", "models", "a killed rank"}
+    assert all(found.check == name and found.verdict != "error" for name, found in findings.items()), findings
+    figures = findings["models"].figures
+    assert set(figures) == {"gat on 1", "gat on 2"}
+    assert 0.0 < max(figures.values()) < 1e-9  # two ranks add in another order
+    assert "zero-copy gather not measured" in findings["links"].found
+
+
+def test_sage_and_gat_train_without_races() -> None:
+    if why := why_not_supported():
+        pytest.skip(why)
+    launches = run_test_ranks(train_without_races, 2, ["sage", "gat"], device="sim")[0]
+    assert launches > 100
+
+
+def test_a_difference_and_a_failed_rank_are_errors() -> None:
+    differs = check_models("cpu", 1, lambda *_, **__: {"sage": 1e-8}, ("sage",))
+    assert differs.verdict == "error" and "results differ" in differs.found
+    undefined = check_models("cpu", 1, lambda *_, **__: {"sage": float("nan")}, ("sage",))
+    assert undefined.verdict == "error"
+    failed = check_models("cpu", 1, run_ranks, ("resnet",))
+    assert failed.verdict == "error" and "model: expected one of sage" in failed.found
+
+
+_ON_SIMULATED = """
+import torch
+from gsplit.distributed.mesh import solo_mesh
+from gsplit.doctor.device import measure_zero_copy
+from gsplit.doctor.kernels import BOUNDS, compare_kernels
+from gsplit.kernels.triton.launch import set_launcher
+from gsplit.testing.simulated import simulated_device
+
+def record(kernel, grid, args, constants, writes):
+    before(kernel, grid, args, constants, writes)
+    seen.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))
+    assert torch.equal(args[6].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])
+
+with simulated_device():
+    found = compare_kernels(solo_mesh("sim"))
+    assert found.keys() == BOUNDS.keys() and all(found[name] <= BOUNDS[name] for name in BOUNDS), found
+    seen = []
+    rows = torch.randn(11, 128)
+    before = set_launcher(record)
+    assert measure_zero_copy(rows, torch.device("sim", 0)) > 0
+assert seen == [("gather_kernel", 0, True)] * 6, seen
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_are_as_the_hosts_and_zero_copy_reads_the_hosts_rows_by_one_launch_each_time() -> None:
+    if why := why_not_supported():
+        pytest.skip(why)
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", _ON_SIMULATED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kernels_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "find_obstacle", lambda device: None)
+    monkeypatch.setattr(device_module, "is_installed", lambda: True)
+    monkeypatch.setattr(device_module, "resolve_device", torch.device)
+    monkeypatch.delenv("GSPLIT_TRITON", raising=False)
+    found = check_kernels("cuda", lambda *_, **__: {"GAT": 100.0, "gather": 0.0})
+    assert found.verdict == "error" and found.found == "GAT differ from the host's"
+    found = check_kernels("cuda", lambda *_, **__: {"GAT": 3.0, "gather": 0.0})
+    assert found.verdict == "ok" and found.found == "2 as the host's; sums to 3 roundings"
+
+
+def test_a_triton_that_cannot_run_is_a_warning_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "_capability", lambda device: (6, 1))
+    monkeypatch.setattr(device_module, "resolve_device", torch.device)
+    monkeypatch.setattr(availability, "is_installed", lambda: True)
+    monkeypatch.setattr(device_module, "is_installed", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("GSPLIT_TRITON", raising=False)
+    found = check_triton("cuda:0")
+    assert found.verdict == "warning" and "cuda:0 has 6.1" in found.found and "newer GPU" in found.fix
+    assert check_kernels("cuda:0", run_ranks).verdict == "skipped"
+    monkeypatch.setenv("GSPLIT_TRITON", "0")
+    assert "GSPLIT_TRITON=0" in check_triton("sim").found
+
+
+def test_a_v100_needs_older_wheels() -> None:
+    built = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+    assert not has_code_for((7, 0), built) and has_code_for((8, 9), built) and has_code_for((12, 0), built)
