@@ -7,7 +7,7 @@ from count_programs import LAYERS, count_steps
 
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 COLLECTIVES = {
     "split": 4 * LAYERS + 1,  # numbers of ids, ids, features, hidden rows there and back, the loss, weights

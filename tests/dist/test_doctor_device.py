@@ -17,9 +17,9 @@ from gsplit.doctor.device import check_kernels, check_models, check_triton, devi
 from gsplit.doctor.ranks import run_ranks
 from gsplit.errors import CommError
 from gsplit.kernels.triton import availability
-from gsplit.testing import RankFailedError
-from gsplit.testing import run_ranks as run_test_ranks
-from gsplit.testing.simulated import why_not_supported
+from gsplit_bench.ranks import RankFailedError
+from gsplit_bench.ranks import run_ranks as run_test_ranks
+from gsplit_bench.simulated import why_not_supported
 
 
 def _run_simulated(

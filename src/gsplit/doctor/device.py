@@ -25,7 +25,7 @@ from gsplit.kernels.triton.availability import find_obstacle, is_available, is_i
 from gsplit.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.models import MODELS, make_model
-from gsplit.store.memory import MemoryStore, renumbered_store
+from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.verification import verify
 
 __all__ = ["compare_models", "device_checks", "measure_links", "measure_zero_copy", "train_models"]

@@ -9,12 +9,6 @@ from statistics import median
 
 import torch
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.local_ranks import RankFailedError, run_ranks
-from gsplit.distributed.mesh import Mesh
-from gsplit.distributed.process_groups import available_backends
-from gsplit.distributed.shared_memory import SharedComm
-from gsplit.doctor.line import Line
 from gsplit.distributed.comm import Call, Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.distributed.process_groups import available_backends
