@@ -18,6 +18,8 @@ from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.store.source import rows_of
 from gsplit_bench.ranks import run_ranks
+from gsplit.store.source import stream_rows
+from gsplit.testing import run_ranks
 
 CASES: list[dict[str, Any]] = [
     {"cache": cache, "features_on_disk": on_disk} for cache in (0, 6000, "1GB") for on_disk in (False, True)
@@ -35,7 +37,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("tiers")
     source = synthetic_source(PlantedGraph(1200, 9000, num_communities=12, num_features=8, num_classes=4))
     z = np.random.default_rng(0).normal(size=(1200, 3))
-    source.features["z"] = rows_of(z, "float64")  # type: ignore[index]
+    source.features["z"] = stream_rows(z, "float64")  # type: ignore[index]
     plain = build_store(source, folder / "g.gsplit")
     return gsplit.partition(plain, folder / "p.gsplit", 7, [4, 4], batch_size=200, epochs=2)
 

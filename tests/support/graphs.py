@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gsplit.graph import Graph
 from gsplit.store.build import build_store
 from gsplit.store.reader import Store
-from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, ValueType, rows_of
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, ValueType, stream_rows
 
 Array = npt.NDArray[Any]
 
@@ -87,8 +87,8 @@ def sample_store(path: Path, n: int = 300, e: int = 3000, seed: int = 0) -> Stor
         dst,
         {"weight": rng.random(e, np.float32)},
         chunk=1000,
-        features={"x": rows_of(rng.random((n, 5), np.float32), "float32")},
-        y=rows_of(rng.integers(0, 4, n), "int64"),
+        features={"x": stream_rows(rng.random((n, 5), np.float32), "float32")},
+        y=stream_rows(rng.integers(0, 4, n), "int64"),
         targets={"train": np.arange(0, n, 2), "test": np.arange(1, n, 4)},
         vertex_names=(np.cumsum([0, *map(len, names)]), np.frombuffer(b"".join(names), np.uint8)),
     )

@@ -24,7 +24,7 @@ from gsplit.ownership import Ownership
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import feature_values, write_with_features
 from gsplit.store.reader import Store
-from gsplit.store.source import rows_of
+from gsplit.store.source import stream_rows
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("tiers")
     rng = np.random.default_rng(0)
     src, dst = rng.integers(0, 400, 4000), rng.integers(0, 400, 4000)
-    features = {name: rows_of(rng.normal(size=(400, 6)).astype(np.float32), "float32") for name in ("x", "z")}
+    features = {name: stream_rows(rng.normal(size=(400, 6)).astype(np.float32), "float32") for name in ("x", "z")}
     source = source_of(400, src, dst, features=features, targets={"train": np.arange(0, 400, 2)})
     plain = build_store(source, folder / "g.gsplit")
     return gsplit.partition(plain, folder / "p.gsplit", 5, [3, 3], batch_size=20, epochs=2)

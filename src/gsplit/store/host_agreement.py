@@ -42,7 +42,7 @@ def agree(folder: Path, settings: dict[str, object], host: int) -> None:
     If no shard exists and no other host builds one, the settings are replaced: the first command was a mistake. The
     caller holds ``building``.
     """
-    fix = f"give all hosts the same command and input; to start anew, remove {folder.name}"
+    fix = f"give all hosts the same command and input; to start again, remove {folder.name}"
     with lock_hosts(folder):
         if not (folder / _AGREED).exists() or _is_unused(folder, host):
             write_atomic(folder / _AGREED, [json.dumps(settings, indent=1).encode()])

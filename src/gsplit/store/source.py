@@ -25,7 +25,7 @@ __all__ = [
     "check_edge_index",
     "dtype_name",
     "plain_name",
-    "rows_of",
+    "stream_rows",
     "row_slices",
 ]
 
@@ -194,7 +194,7 @@ def row_slices(num_rows: int, row_bytes: int) -> Iterator[slice]:
         yield slice(first, min(first + step, num_rows))
 
 
-def rows_of(array: Array, dtype: str) -> RowStream:
+def stream_rows(array: Array, dtype: str) -> RowStream:
     """An array in memory or a memory map as a ``RowStream``."""
 
     def chunks() -> Iterator[RowChunk]:

@@ -17,7 +17,7 @@ from gsplit.partitioning.relabel import write_renumbered
 from gsplit.store.build import build_store
 from gsplit.store.manifest import PartStatistics, new_step
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import rows_of
+from gsplit.store.source import stream_rows
 from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
 
@@ -85,8 +85,8 @@ def test_sampling_is_the_same_before_and_after(
         n,
         src,
         dst,
-        features={"x": rows_of(rng.random((n, 2), np.float32), "float32")},
-        y=rows_of(rng.integers(0, 3, n), "int64"),
+        features={"x": stream_rows(rng.random((n, 2), np.float32), "float32")},
+        y=stream_rows(rng.integers(0, 3, n), "int64"),
         targets={"train": np.flatnonzero(rng.random(n) < 0.6) if n > 1 else np.array([0])},
     )
     with TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from gsplit.store import edge_sort
 from gsplit.store.build import build_store
 from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.files import write_all
-from gsplit.store.source import EdgeChunk, EdgeRules, RowChunk, RowStream, ValueType, rows_of
+from gsplit.store.source import EdgeChunk, EdgeRules, RowChunk, RowStream, ValueType, stream_rows
 from gsplit.store.verify import verify_store
 
 RULES = st.builds(EdgeRules, st.booleans(), st.booleans(), st.booleans())
@@ -141,7 +141,7 @@ def test_wrong_vertex_data_is_refused(tmp_path: Path) -> None:
         ({"targets": {"train": np.array([0, 9])}}, "targets train: expected ids in 0..3"),
         ({"targets": {"train": np.array([1, 1])}}, "targets train: expected every id once .got 1 repeated, such as 1"),
         ({"targets": {"a/b": np.array([1])}}, "array name 'targets/a/b' is not one of"),
-        ({"features": {"..": rows_of(np.zeros((4, 1)), "float64")}}, "is not one of"),
+        ({"features": {"..": stream_rows(np.zeros((4, 1)), "float64")}}, "is not one of"),
         ({"features": {"x": _rows(np.zeros((4, 2)), 3)}}, "features/x: expected 4 rows, one per vertex"),
     ]
     for more, message in cases:

@@ -18,7 +18,7 @@ from gsplit.store.build import build_store
 from gsplit.store.feature_types import FEATURE_TYPES, feature_values, write_with_features
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
-from gsplit.store.source import rows_of
+from gsplit.store.source import stream_rows
 from gsplit.store.verify import verify_store
 
 FLOATS = st.floats(-1e4, 1e4, width=32)
@@ -26,7 +26,7 @@ FLOATS = st.floats(-1e4, 1e4, width=32)
 
 def _store_of(path: Path, x: np.ndarray, dtype: str = "float32") -> Store:
     ends = np.arange(x.shape[0])
-    return build_store(source_of(x.shape[0], ends, ends[::-1].copy(), features={"x": rows_of(x, dtype)}), path)
+    return build_store(source_of(x.shape[0], ends, ends[::-1].copy(), features={"x": stream_rows(x, dtype)}), path)
 
 
 @pytest.mark.parametrize("dtype", FEATURE_TYPES)

@@ -27,7 +27,7 @@ from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
 from gsplit.store.sharded_import import build_shard, shard_paths
-from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, rows_of
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, stream_rows
 from gsplit.store.verify import verify_store
 
 RNG = np.random.default_rng(1)
@@ -194,8 +194,8 @@ def test_any_source_can_be_built_by_several_hosts(tmp_path: Path) -> None:
         N,
         E,
         lambda: iter([EdgeChunk(SRC, DST)]),
-        features={"x": rows_of(x, "float32")},
-        y=rows_of(SRC[:N], "int64"),
+        features={"x": stream_rows(x, "float32")},
+        y=stream_rows(SRC[:N], "int64"),
     )
     whole = build_store(source, tmp_path / "whole.gsplit")
     _require_equal(whole, _import_all(lambda: source, tmp_path / "g.gsplit", 3))

@@ -26,7 +26,7 @@ from gsplit.store.source import (
     ValueType,
     check_edge_index,
     plain_name,
-    rows_of,
+    stream_rows,
 )
 
 __all__ = ["ogb_source"]
@@ -114,7 +114,7 @@ def _integers(path: Path, column: Any) -> Ids:
 
 def _labels(raw: Array) -> Labels:
     """Classes, with -1 for NaN. Several columns, and a column of fractions, are not changed."""
-    return as_labels(rows_of(raw, "int64" if raw.dtype.kind in "iu" else "float32"), floats_are_classes=True)
+    return as_labels(stream_rows(raw, "int64" if raw.dtype.kind in "iu" else "float32"), floats_are_classes=True)
 
 
 def _csv_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:

@@ -33,7 +33,7 @@ from gsplit.store.source import (
     ValueType,
     check_edge_index,
     dtype_name,
-    rows_of,
+    stream_rows,
 )
 from gsplit.store.verify import verify_store
 
@@ -84,7 +84,7 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
         kind = _kind(data, name, value, num_vertices)
         if kind == "label":
             array, dtype = _stored(value)
-            rows = rows_of(array, dtype)
+            rows = stream_rows(array, dtype)
             labels = as_labels(rows)
             if labels.rows is not rows:
                 settings["y_given"] = {"dtype": str(value.dtype).removeprefix("torch."), "dim": value.dim()}
@@ -95,7 +95,7 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
             values[name] = (ValueType(dtype, array.shape[1:]), array)
         elif kind == "feature":
             array, dtype = _stored(value)
-            features[name] = rows_of(array, dtype)
+            features[name] = stream_rows(array, dtype)
         else:
             left.append(name)
     if left:

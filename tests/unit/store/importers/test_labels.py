@@ -19,7 +19,7 @@ from gsplit.store.importers.npz import npz_source
 from gsplit.store.importers.pyg import memory_store
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.reader import Store
-from gsplit.store.source import rows_of
+from gsplit.store.source import stream_rows
 
 NAN = float("nan")
 EDGES = np.array([[0, 1, 2], [1, 2, 3]])
@@ -135,5 +135,5 @@ def test_an_odd_note_in_the_manifest_does_no_harm(tmp_path: Path) -> None:
 
 def test_labels_in_half_precision_are_classes_too() -> None:
     """Comparing float16 with the most classes there can be overflowed, which is a warning."""
-    labels = as_labels(rows_of(np.array([0, np.nan, 3], np.float16), "float16"))
+    labels = as_labels(stream_rows(np.array([0, np.nan, 3], np.float16), "float16"))
     assert [int(value) for chunk in labels.rows.chunks() for value in chunk.rows] == [0, -1, 3]
