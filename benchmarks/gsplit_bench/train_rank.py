@@ -7,7 +7,9 @@ import functools
 import gc
 import json
 import logging
+import os
 import resource
+import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -208,3 +210,7 @@ def _main(folder: Path, rank: int) -> None:
         if not isinstance(error, GSplitError):
             traceback.print_exc()
         fail(error, 2)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]), int(os.environ["RANK"]))

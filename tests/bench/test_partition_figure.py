@@ -31,5 +31,5 @@ def test_it_is_a_picture(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingDependencyError, match=r"matplotlib .got none.*gsplit\[report\]"):
+    with pytest.raises(MissingDependencyError, match=r"the package matplotlib .*gsplit\[report\]"):
         save_partitions({"one": _document(4)}, tmp_path / "f.png")

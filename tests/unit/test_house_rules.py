@@ -102,11 +102,11 @@ def test_layers_hold_and_a_broken_layer_is_noticed(tmp_path: Path) -> None:
     command = (linter, "--no-cache", "--config", str(ROOT / "pyproject.toml"))
     assert _run(*command).returncode == 0
     shutil.copytree(ROOT / "src", tmp_path / "src")
-    (tmp_path / "src" / "gsplit" / "graph.py").write_text("import gsplit.store.reader\n")
+    (tmp_path / "src" / "gsplit" / "graph.py").write_text("import gsplit.store.reader\nimport gsplit_bench.machine\n")
     broken = subprocess.run(
         command,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "src"), "PATH": "/usr/bin"},
+        env={"PYTHONPATH": f"{tmp_path / 'src'}:{ROOT / 'benchmarks'}", "PATH": "/usr/bin"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -114,6 +114,7 @@ def test_layers_hold_and_a_broken_layer_is_noticed(tmp_path: Path) -> None:
     )
     assert broken.returncode == 1
     assert "gsplit.graph is not allowed to import gsplit.store" in broken.stdout
+    assert "gsplit is not allowed to import gsplit_bench" in broken.stdout
 
 
 @pytest.mark.parametrize(
