@@ -38,7 +38,10 @@ def _module(device: torch.device) -> Any:
 
 def resolve_device(device: torch.device | str) -> torch.device:
     """A device with its number: without one, the rank's own by LOCAL_RANK, among those that this process sees."""
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise InputError(explain("device", "cpu or cuda", device, "choose one of these")) from None
     if device.type == "cpu":
         return device
     module = _module(device)

@@ -42,6 +42,10 @@ def doctor(
     with command(as_json):
         from gsplit.doctor.examination import examine
 
+        if device is not None:
+            from gsplit.devices import resolve_device
+
+            resolve_device(device)
         with progress_bars(as_json) as progress:
             found = examine(store, nproc or _default_ranks(device), full=full, device=device, progress=progress)
         if out is not None:
@@ -55,15 +59,9 @@ def doctor(
 
 
 def _default_ranks(device: str | None) -> int:
-    if device is None:
-        return 2
-    from gsplit.devices import resolve_device
-
-    if resolve_device(device).type == "cpu":
-        return 2
     import torch
 
-    return min(2, torch.cuda.device_count())
+    return min(2, torch.cuda.device_count()) if device and device.startswith("cuda") else 2
 
 
 def _show(report: "DoctorReport", console: Console) -> None:

@@ -4,7 +4,7 @@ Importers are imported by the command that uses them, so that ``gsplit --help`` 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,7 @@ import_app = typer.Typer(no_args_is_help=True, help="Make a store from a graph i
 
 
 class _ImportSettings(BaseModel):
-    """Settings of every import."""
+    """Settings of every import; the fields with a description are options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,6 +44,10 @@ class _ImportSettings(BaseModel):
     @property
     def rules(self) -> EdgeRules:
         return EdgeRules(self.symmetrise, self.drop_self_loops, self.drop_duplicates)
+
+    def source(self) -> GraphSource:
+        """The graph to import, opened."""
+        raise NotImplementedError
 
 
 class _SyntheticSettings(_ImportSettings):
@@ -58,12 +62,45 @@ class _SyntheticSettings(_ImportSettings):
     target_share: float = Field(0.5, description="share of vertices that are targets")
     target_communities: float = Field(1.0, description="share of communities with targets")
 
+    def source(self) -> GraphSource:
+        from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+
+        graph = PlantedGraph(
+            num_vertices=self.vertices,
+            num_edges=self.edges,
+            seed=self.seed,
+            num_communities=self.communities,
+            num_classes=self.classes,
+            num_features=self.features,
+            skew=self.skew,
+            inside=self.inside,
+            target_share=self.target_share,
+            target_communities=self.target_communities,
+        )
+        return synthetic_source(graph)
+
+
+class _NpzSettings(_ImportSettings):
+    path: Path
+
+    def source(self) -> GraphSource:
+        from gsplit.store.importers.npz import npz_source
+
+        return npz_source(self.path)
+
 
 class _OgbSettings(_ImportSettings):
+    folder: Path
     split: str | None = Field(None, description="which split, where there are several")
+
+    def source(self) -> GraphSource:
+        from gsplit.store.importers.ogb import ogb_source
+
+        return ogb_source(self.folder, split=self.split)
 
 
 class _TableSettings(_ImportSettings):
+    edges: Path
     vertices: Path | None = Field(
         None, description="table of vertices: id, y, split, features", json_schema_extra={"metavar": "TABLE"}
     )
@@ -92,9 +129,10 @@ class _TableSettings(_ImportSettings):
     hosts: int | None = Field(None, ge=1, description="number of hosts that build shards")
     ranges: list[int] | None = Field(None, description="where hosts' vertices begin and end [default: equal]")
 
-    @property
-    def columns(self) -> TableColumns:
-        return TableColumns(
+    def source(self) -> GraphSource:
+        from gsplit.store.importers.tables import tables_source
+
+        columns = TableColumns(
             src=self.src,
             dst=self.dst,
             edge_values=self.edge_column,
@@ -104,6 +142,15 @@ class _TableSettings(_ImportSettings):
             feature_list=self.list_column,
             features=self.feature_column,
             label_type=self.label_type,
+        )
+        return tables_source(
+            self.edges,
+            self.vertices,
+            columns=columns,
+            ids=self.ids,
+            num_vertices=self.num_vertices,
+            unknown_ids=self.unknown_ids,
+            delimiter=self.delimiter,
         )
 
 
@@ -115,26 +162,7 @@ def synthetic(*, output: Output, flags: Flags[_SyntheticSettings], as_json: Json
     Degrees follow a power law.
     """
     with command(as_json):
-        settings = flags.parse()
-
-        def read() -> GraphSource:
-            from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-
-            graph = PlantedGraph(
-                num_vertices=settings.vertices,
-                num_edges=settings.edges,
-                seed=settings.seed,
-                num_communities=settings.communities,
-                num_classes=settings.classes,
-                num_features=settings.features,
-                skew=settings.skew,
-                inside=settings.inside,
-                target_share=settings.target_share,
-                target_communities=settings.target_communities,
-            )
-            return synthetic_source(graph)
-
-        _import(read, output, settings, as_json=as_json)
+        _import(flags.parse(), output, as_json=as_json)
 
 
 @import_app.command()
@@ -143,7 +171,7 @@ def npz(
     *,
     source: Annotated[Path, typer.Argument(metavar="INPUT.npz", help="edge_index and optional arrays")],
     output: Output,
-    flags: Flags[_ImportSettings],
+    flags: Flags[_NpzSettings],
     as_json: Json = False,
 ) -> None:
     """Import a numpy .npz file.
@@ -151,13 +179,7 @@ def npz(
     Arrays: edge_index, and optionally x, y, train_idx, val_idx, test_idx and edge_weight.
     """
     with command(as_json):
-
-        def read() -> GraphSource:
-            from gsplit.store.importers.npz import npz_source
-
-            return npz_source(source)
-
-        _import(read, output, flags.parse(), as_json=as_json)
+        _import(flags.parse(path=source), output, as_json=as_json)
 
 
 @import_app.command()
@@ -174,25 +196,11 @@ def tables(
     Ids may be strings or integers. With --host i --hosts N, N processes each build a shard.
     """
     with command(as_json):
-        settings = flags.parse()
-
-        def read() -> GraphSource:
-            from gsplit.store.importers.tables import tables_source
-
-            return tables_source(
-                edges,
-                settings.vertices,
-                columns=settings.columns,
-                ids=settings.ids,
-                num_vertices=settings.num_vertices,
-                unknown_ids=settings.unknown_ids,
-                delimiter=settings.delimiter,
-            )
-
+        settings = flags.parse(edges=edges)
         if settings.host is None and settings.hosts is None and settings.ranges is None:
-            _import(read, output, settings, as_json=as_json)
+            _import(settings, output, as_json=as_json)
         else:
-            _import_shard(read, output, settings, as_json=as_json)
+            _import_shard(settings, output, as_json=as_json)
 
 
 @import_app.command()
@@ -209,24 +217,17 @@ def ogb(
     Reads csv.gz files and the binary layout of papers100M.
     """
     with command(as_json):
-        settings = flags.parse()
-
-        def read() -> GraphSource:
-            from gsplit.store.importers.ogb import ogb_source
-
-            return ogb_source(folder, split=settings.split)
-
-        _import(read, output, settings, as_json=as_json)
+        _import(flags.parse(folder=folder), output, as_json=as_json)
 
 
-def _import(read: Callable[[], GraphSource], output: Path, settings: _ImportSettings, *, as_json: bool) -> None:
+def _import(settings: _ImportSettings, output: Path, *, as_json: bool) -> None:
     """Build a store and show what it contains, how long it took and what was left out."""
     from gsplit.store.build import build_store
 
     check_output(output, overwrite=settings.overwrite)
     start = time.perf_counter()
     with progress_bars(as_json) as progress:
-        source = read()
+        source = settings.source()
         store = build_store(source, output, rules=settings.rules, overwrite=settings.overwrite, progress=progress)
     seconds = time.perf_counter() - start
     document = describe(store)
@@ -242,7 +243,7 @@ def _import(read: Callable[[], GraphSource], output: Path, settings: _ImportSett
     _show_notes([*source.notes, *_not_finite(document["features"])], console)
 
 
-def _import_shard(read: Callable[[], GraphSource], output: Path, settings: _TableSettings, *, as_json: bool) -> None:
+def _import_shard(settings: _TableSettings, output: Path, *, as_json: bool) -> None:
     """Build one host's shard; show which hosts are missing, or that all shards are there."""
     from gsplit.store.sharded_import import build_shard
 
@@ -251,7 +252,7 @@ def _import_shard(read: Callable[[], GraphSource], output: Path, settings: _Tabl
         raise InputError(explain("a shard", "--host and --hosts", got, "give both; --ranges needs them too"))
     start = time.perf_counter()
     with progress_bars(as_json) as progress:
-        source = read()
+        source = settings.source()
         built = build_shard(
             source,
             output,

@@ -22,21 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["convert", "inspect", "partition", "shard"]
 
-_MEMORY_OPTIONS = (
-    "hidden",
-    "fanout",
-    "batch_size",
-    "targets",
-    "features",
-    "cache",
-    "copies",
-    "features_on_disk",
-    "prefetch",
-)
+_MODEL = ("hidden", "fanout", "batch_size", "targets", "features")
+_MEMORY = ("cache", "copies", "features_on_disk", "prefetch")
 
 
 @settings_options(
-    only=_MEMORY_OPTIONS,
+    only=_MODEL + _MEMORY,
     defaults={"hidden": "no model", "fanout": "as partitioned", "batch_size": "as partitioned"},
 )
 def inspect(

@@ -78,7 +78,8 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
     console.print(Text(f"\n{document['num_parts']} parts", style="bold"), end="")
     names = ("objective", "solver", "targets", "num_neighbors", "batch_size")
     objective, solver, targets, fanout, size = (printable(str(found["settings"].get(name, "?"))[:80]) for name in names)
-    how = f" by {objective} with {solver}, for {targets} targets, fanout {fanout}, batch {size}"
+    whose = targets if targets == "every vertex" else f"{targets} targets"
+    how = f" by {objective} with {solver}, for {whose}, fanout {fanout}, batch {size}"
     console.print(Text(how), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in ("ranks", "most work", "most vertices", "cross edges", ""):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from gsplit.distributed.launch import launch
 from gsplit.distributed.launched_rank import end_with_launcher, fail
@@ -21,12 +21,8 @@ __all__ = ["RunRanks", "run_ranks"]
 _TIMEOUT_S = 200.0
 
 
-class RunRanks(Protocol):
-    """Runs a program on ranks and returns the result of rank 0."""
-
-    def __call__(
-        self, program: Callable[..., Any], nproc: int, device: str, /, *, sanitize: bool = False, **arguments: Any
-    ) -> Any: ...
+RunRanks = Callable[..., Any]
+"""``run_ranks`` here, or a function with its parameters, as for the simulated devices of tests."""
 
 
 def run_ranks(

@@ -160,6 +160,8 @@ def test_the_report_is_a_file_too_and_a_failed_check_exits_with_one(
 def test_a_device_that_is_not_there_is_refused() -> None:
     shown = CliRunner().invoke(app, ["doctor", "--device", "cuda"])
     assert shown.exit_code == 2 and "a machine with a cuda device" in shown.stderr
+    shown = CliRunner().invoke(app, ["doctor", "--device", "gpu", "--nproc", "1"])
+    assert shown.exit_code == 2 and "device: expected cpu or cuda (got gpu)" in shown.stderr
 
 
 def test_the_screen_fits_80_columns_and_the_exit_code_tells(store: Path, tmp_path: Path) -> None:
