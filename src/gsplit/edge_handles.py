@@ -37,7 +37,7 @@ class Handle(Generic[B]):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         operation = getattr(function, "__name__", str(function))
-        got = f"{cls.name}, which stands for one block per layer"
+        got = f"{cls.name}, a placeholder for one block per layer"
         raise InputError(explain(f"torch.{operation}", "a tensor of edges", got, _FIX))
 
     __iter__ = _refusing("iteration")

@@ -131,12 +131,19 @@ class LayerwisePass:
         workspace: str | Path | None,
         progress: Progress,
     ) -> None:
-        self._model, self._local, self._mesh, self._arrays = model, local, mesh, arrays
-        self._needed, self._workspace, self._progress = needed, workspace, progress
-        self._plan, self._dtype = forward_plan_of(model), dtype_of(model)
+        self._model = model
+        self._local = local
+        self._mesh = mesh
+        self._arrays = arrays
+        self._needed = needed
+        self._workspace = workspace
+        self._progress = progress
+        self._plan = forward_plan_of(model)
+        self._dtype = dtype_of(model)
         self._x = open_features(local, arrays.features)
-        device, edge_ids = mesh.sample_device, arrays.has_edge_values
-        self._sampler = make_sampler(local.graph, local.original_ids, device, edge_ids=edge_ids)
+        self._sampler = make_sampler(
+            local.graph, local.original_ids, mesh.sample_device, edge_ids=arrays.has_edge_values
+        )
         self._outputs: dict[str, RowSource] = {}
 
     def outputs(self) -> Iterator[tuple[Ids, Tensor]]:
@@ -237,8 +244,14 @@ class LayerwisePass:
             targets = torch.from_numpy(ids).to(mesh.sample_device)
             sampled = strategy.sample(targets, _KEY, ids.size, StepTelemetry())
             batch = loader.load(sampled).to(mesh.device).cast(self._dtype)
-            handles = (EdgeHandle(batch), EdgeWeightHandle(batch), EdgeAttrHandle(batch))
-            out = ForwardPass(batch, plan).run_layer(split, substitute(call, batch.x, *handles))
+            chunk_call = substitute(
+                call,
+                rows=batch.x,
+                edges=EdgeHandle(batch),
+                weights=EdgeWeightHandle(batch),
+                attr=EdgeAttrHandle(batch),
+            )
+            out = ForwardPass(batch, plan).run_layer(split, chunk_call)
             if array is None:
                 array, rows = self._new_map(f"{name}-out", out)
             _write(array, ids - local.first, out)

@@ -125,7 +125,7 @@ def _call_stock(
 
 @contextmanager
 def _temporarily_off(layer: Module, option: str) -> Iterator[None]:
-    """Switch an option of a layer off while it runs: the adapter has done what it stands for."""
+    """Switch an option of a layer off while it runs: the adapter has done that part already."""
     setattr(layer, option, False)
     try:
         yield
@@ -151,7 +151,8 @@ def _edges_for(
     layer: Module, inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: GcnOptions | None
 ) -> tuple[Any, Tensor | None]:
     """A CSR matrix that holds the weights, or ``edge_index`` and the weights."""
-    dtype, device = inputs.mixed.dtype, block.indptr.device
+    dtype = inputs.mixed.dtype
+    device = block.indptr.device
     if not takes_csr(layer, dtype, device):
         return inputs.once(("edge_index", inputs.index, gcn), block.edge_index), weights
 

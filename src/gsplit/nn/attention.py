@@ -35,6 +35,7 @@ from gsplit.nn.wrappers_and_hooks import has_user_hooks
 __all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
 
 _PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
+_SIGNATURES = {kind: inspect.signature(kind.forward) for kind in (pyg.GATConv, pyg.GATv2Conv)}
 _METHODS = {"propagate", "edge_updater", "edge_update", "message", "aggregate", "update"}
 
 
@@ -52,8 +53,9 @@ def _is_plain(layer: Any) -> bool:
 
 def _is_plain_call(layer: Any, call: LayerCall) -> bool:
     """Whether a call has rows, edges and perhaps edge features, and no other options."""
-    arguments = inspect.signature(layer.forward).bind(*call[0], **call[1]).arguments
-    given = {name: value for name, value in arguments.items() if value is not None}
+    args, kwargs = call
+    arguments = _SIGNATURES[type(layer)].bind(layer, *args, **kwargs).arguments
+    given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
     plain = isinstance(given.pop("edge_index", None), EdgeHandle) and given.pop("x", None) is input_rows(call)
     attr = given.pop("edge_attr", None)
     return plain and not given and (attr is None or isinstance(attr, EdgeAttrHandle))
@@ -143,7 +145,8 @@ class _Project(torch.autograd.Function):
 def _run_gat(
     layer: Any, mixed: Tensor, dst: Tensor, edge_attr: Tensor | None, edges: CsrEdges, options: AttentionOptions
 ) -> Tensor:
-    heads, width = layer.heads, layer.out_channels
+    heads = layer.heads
+    width = layer.out_channels
     lin_src = layer.lin_src if layer.lin is None else layer.lin
     lin_dst = layer.lin_dst if layer.lin is None else layer.lin
     v_src = _per_head(lin_src.weight, layer.att_src)

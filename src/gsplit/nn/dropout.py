@@ -43,7 +43,9 @@ def _scale_kept(
 ) -> None:
     columns = x.shape[1]
     for row in range(x.shape[0]):
-        key, source, target = row_keys[row], x[row], out[row]
+        key = row_keys[row]
+        source = x[row]
+        target = out[row]
         for pair in range(columns // 2):
             word = mix(key, np.uint64(pair))
             target[2 * pair] = source[2 * pair] * scale if word >> _SHIFT >= threshold else 0
@@ -115,7 +117,8 @@ class _KeyedDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, row_keys: Tensor, p: float) -> Tensor:
-        ctx.row_keys, ctx.p = row_keys, p
+        ctx.row_keys = row_keys
+        ctx.p = p
         return _apply(x, row_keys, p)
 
     @staticmethod

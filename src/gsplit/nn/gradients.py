@@ -221,7 +221,8 @@ def _fill_buckets(parameters: list[Parameter], most_bytes: int | None) -> list[l
         kind = (parameter.dtype, parameter.device)
         bucket, size = fill.get(kind, ([], 0))
         if not bucket or (most_bytes is not None and size + parameter.nbytes > most_bytes):
-            bucket, size = [], 0
+            bucket = []
+            size = 0
             buckets.append(bucket)
         bucket.append(parameter)
         fill[kind] = (bucket, size + parameter.nbytes)

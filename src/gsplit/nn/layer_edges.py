@@ -1,4 +1,4 @@
-"""A block's edges as layers need them: self-loops told apart or added, and GCN's normalisation.
+"""A block's edges as layers need them: without self-loops or with one per destination, and GCN's normalisation.
 
 Destinations are the first sources of a block, so a self-loop is an edge between equal rows. Where the model runs on a
 device, the loader has counted the self-loops of a block (``Block.num_self_loops``), so that nothing here makes the host

@@ -36,7 +36,7 @@ def _statistics(x: Tensor, comm: Comm, call: Call, checks: LateChecks) -> tuple[
         own[1 : width + 1] = mean
         own[width + 1 :] = variance * x.size(0)
     comm.all_reduce(call, table).wait()  # all ranks: once per batch norm of every forward
-    counts, means, squares = table[:, :1], table[:, 1 : width + 1], table[:, width + 1 :]
+    counts, means, squares = table.split([1, width, width], dim=1)
     total = counts.sum()
     checks.add(total, _check_rows)
     mean = (counts * means).sum(0) / total
@@ -69,7 +69,9 @@ class _GlobalBatchNorm(torch.autograd.Function):
         inverse = torch.rsqrt(variance + eps)
         xhat = (x - mean) * inverse
         ctx.save_for_backward(xhat, inverse, weight, total)
-        ctx.dtype, ctx.comm, ctx.call = x.dtype, comm, call
+        ctx.dtype = x.dtype
+        ctx.comm = comm
+        ctx.call = call
         return xhat if weight is None else xhat * weight
 
     @staticmethod

@@ -138,9 +138,11 @@ def _assemble(
     frontiers: list[tuple[int, Tensor]],
 ) -> Batch:
     """A batch of some blocks, on the model's device; rows without a vertex are zero."""
-    device, mesh = like.row.device, solo_mesh(like.row.device)
+    device = like.row.device
+    mesh = solo_mesh(device)
     local = LocalGraph(_toy_store(graph, like), mesh, Ownership((0, graph.num_vertices)))
-    has_attr, layers = like.num_edge_features is not None, list[BatchLayer]()
+    has_attr = like.num_edge_features is not None
+    layers: list[BatchLayer] = []
     for block, route in zip(blocks, routes, strict=True):
         assert block.edge_ids is not None
         layers.append(
