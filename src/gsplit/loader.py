@@ -284,7 +284,7 @@ class NeighborLoader:
     def _load(self, epoch: int, step: int) -> LoadedStep:
         """The first two stages of a step; in the pipeline's thread if there is one."""
         devices = (self.mesh.device, self.mesh.sample_device)
-        telemetry = StepTelemetry(epoch, step, *devices, self.mesh.note_stage if self.mesh.size > 1 else None)
+        telemetry = StepTelemetry(epoch, step, *devices, self.mesh.record_stage if self.mesh.size > 1 else None)
         with in_thread(self.mesh.device):
             sampled = self._strategy.sample(StepKey(self._seed, epoch, step), telemetry)
             return self._strategy.load(sampled)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gsplit.devices import QueueMark
+from gsplit.devices import StreamEvent
 
 __all__ = ["Packed", "PinnedBuffers", "map_tensors"]
 
@@ -56,7 +56,7 @@ class _Buffer:
     """Pinned memory, and the end of the last copy out of it."""
 
     data: Tensor
-    copied: QueueMark | None = None
+    copied: StreamEvent | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Packed:
         """The value with its tensors on the device, in memory that they share. Waits for nothing; once only."""
         memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         memory.copy_(self.buffer.data[: self.num_bytes], non_blocking=True)
-        self.buffer.copied = QueueMark(device)
+        self.buffer.copied = StreamEvent(device)
         self.free.append(self.buffer)
 
         def view(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ step begins with a sum over all ranks of who wants to stop, which is there when 
 
 import torch
 
-from gsplit.devices import LateTensor
+from gsplit.devices import AsyncHostCopy
 from gsplit.distributed.comm import Call, Comm, Work
 
 __all__ = ["StopVote"]
@@ -21,7 +21,7 @@ class StopVote:
         if votes.device.type != "cpu":  # in the device's queue: the host waits for nothing
             self._work.wait()
             self._work = None
-        self._votes = LateTensor(votes)
+        self._votes = AsyncHostCopy(votes)
 
     def count(self) -> bool:
         """Whether some rank wants to stop; the same on every rank."""

@@ -22,7 +22,7 @@ from gsplit.batch import Batch
 from gsplit.callbacks import Callback, EvaluationReport, StepReport
 from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
-from gsplit.devices import LateTensor
+from gsplit.devices import AsyncHostCopy
 from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
@@ -50,7 +50,7 @@ class _LaunchedStep:
     """A step whose loss has not been read yet."""
 
     batch: Batch
-    loss: LateTensor
+    loss: AsyncHostCopy
     vote: StopVote | None
     num_targets: int
     num_edges: int
@@ -129,10 +129,10 @@ class Trainer:
         self._step.add(batch)
         return self._read_loss(batch, self._step.finish(batch))
 
-    def _read_loss(self, batch: Batch, loss: LateTensor) -> float:
+    def _read_loss(self, batch: Batch, loss: AsyncHostCopy) -> float:
         value = float(loss)  # the only wait of a step, for one that is over
         check_finite(value, batch)
-        batch.telemetry.note("loss", value)
+        batch.telemetry.record("loss", value)
         return value
 
     def train_epoch(self, max_steps: int | None = None) -> list[float]:
@@ -213,7 +213,7 @@ class Trainer:
 
     def _report(self, step: _LaunchedStep) -> None:
         history, key, telemetry = self.state.history, step.batch.key, step.batch.telemetry
-        telemetry.settle()
+        telemetry.synchronize()
         report = StepReport(
             epoch=key.epoch,
             step=key.step // self._step.accumulate,

@@ -17,7 +17,7 @@ from torch.nn import Module
 
 from gsplit.batch import Batch
 from gsplit.blocks import Block
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.kernels.csr import LOOP
@@ -45,10 +45,10 @@ class ForwardPass:
     fuses_attention: ClassVar[bool] = True
     """Whether attention layers may be computed by our kernels; not while a model is being tried."""
 
-    def __init__(self, batch: Batch, plan: ForwardPlan, checks: LateChecks | None = None) -> None:
+    def __init__(self, batch: Batch, plan: ForwardPlan, checks: DeferredChecks | None = None) -> None:
         """``checks`` outlive the forward: a device's values come later."""
         self.batch, self._plan = batch, plan
-        self._checks = LateChecks() if checks is None else checks
+        self._checks = DeferredChecks() if checks is None else checks
         self._num_dropouts, self._num_norms = 0, 0
         self.inside: str | None = None
         self._answer: Tensor | None = None  # what a layer gives that our kernels have computed already

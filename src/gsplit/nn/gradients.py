@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
 
@@ -63,7 +63,7 @@ class _Bucket:
             self._tail = tail
         return tail
 
-    def finish(self, size: int, checks: LateChecks) -> list[tuple[Parameter, Tensor]]:
+    def finish(self, size: int, checks: DeferredChecks) -> list[tuple[Parameter, Tensor]]:
         """The averaged gradients of all parameters that had one anywhere."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
@@ -89,7 +89,7 @@ class _Bucket:
 class GradientAverage:
     """Averages the gradients of some parameters after every backward that reaches them."""
 
-    def __init__(self, parameters: list[Parameter], comm: Comm, checks: LateChecks, number: int = 0) -> None:
+    def __init__(self, parameters: list[Parameter], comm: Comm, checks: DeferredChecks, number: int = 0) -> None:
         """``number`` tells the models of a mesh apart; the same on every rank."""
         for parameter in parameters:
             if parameter.is_complex():

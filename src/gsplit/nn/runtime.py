@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch_geometric.nn import JumpingKnowledge
 
 from gsplit.batch import Batch
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeHandle, Handle
 from gsplit.errors import InputError, explain
@@ -43,7 +43,7 @@ class Runtime:
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
         self._mode = ModelMode()
-        self.checks = LateChecks()
+        self.checks = DeferredChecks()
         """Of values on a device, which come later than the forward or backward that makes them."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
@@ -82,7 +82,7 @@ class Runtime:
         """Have it compared between the ranks, with the loss, how the model stands."""
         if mesh.size > 1:
             batch.context.guard.model = self._mode.describe(model)
-            mesh.note_model(batch.context.guard.model)
+            mesh.record_model(batch.context.guard.model)
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
         """Refuse a batch of other ranks: gradients would be averaged over ranks that do not share it."""

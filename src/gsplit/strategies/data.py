@@ -32,7 +32,7 @@ class DataStrategy(StrategyBase):
         targets, global_batch_size = self._own_targets(key, telemetry)
         with telemetry.span("sample"):
             sample = sample_minibatch(self._sampler, targets, self._setup.num_neighbors, key)
-        telemetry.peak("sampler_bytes", self._sampler.num_bytes)
+        telemetry.record_max("sampler_bytes", self._sampler.num_bytes)
         exchanges = tuple(IdentityExchange(block.num_src, block.num_dst) for block in sample.blocks)
         return SampledStep(
             key=key,

@@ -46,7 +46,7 @@ class DataCachedStrategy(StrategyBase):
         telemetry.count("rows_sent", index.shuffle.num_sent)
         telemetry.count("rows_received", index.shuffle.num_received)
         telemetry.count("collectives", 2)  # counts and ids
-        telemetry.peak("sampler_bytes", self._sampler.num_bytes + self._own_sampler.num_bytes)
+        telemetry.record_max("sampler_bytes", self._sampler.num_bytes + self._own_sampler.num_bytes)
         return SampledStep(
             key=key,
             targets=targets,

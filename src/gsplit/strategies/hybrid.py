@@ -53,7 +53,7 @@ class HybridStrategy(StrategyBase):
         telemetry.count("rows_sent", index.shuffle.num_sent)
         telemetry.count("rows_received", index.shuffle.num_received)
         telemetry.count("collectives", 2)  # counts and ids at the boundary
-        telemetry.peak("sampler_bytes", self._sampler.num_bytes + self._own_sampler.num_bytes)
+        telemetry.record_max("sampler_bytes", self._sampler.num_bytes + self._own_sampler.num_bytes)
         how = (self._exchanges.pool, self._exchanges.deterministic)
         boundary = BoundaryExchange(index, self._mesh.shuffles, key.step, level, *how)
         above = [IdentityExchange(block.num_src, block.num_dst) for block in upper.blocks[1:]]

@@ -103,8 +103,8 @@ class StepLoader:
         values = [value for layer in parts.layers for value in (layer.edge_attr, layer.edge_weight)]
         arrays = [x, *(found.ids for found in parts.frontiers), *(layer.block.src_rows for layer in parts.layers)]
         sizes = [array.nbytes for array in arrays] + [value.nbytes for value in values if value is not None]
-        telemetry.peak("batch_bytes", sum(sizes))
-        telemetry.peak("largest_batch_array_bytes", max(sizes))
+        telemetry.record_max("batch_bytes", sum(sizes))
+        telemetry.record_max("largest_batch_array_bytes", max(sizes))
         context = BatchContext(
             mesh=self._mesh,
             key=sampled.key,

@@ -71,7 +71,7 @@ class PushPullStrategy(StrategyBase):
         telemetry.count("rows_sent", sums.num_sent)
         telemetry.count("rows_received", sums.num_received)
         telemetry.count("collectives", 2)  # counts and ids
-        telemetry.peak("sampler_bytes", self._sampler.num_bytes)
+        telemetry.record_max("sampler_bytes", self._sampler.num_bytes)
         above = tuple(IdentityExchange(block.num_src, block.num_dst) for block in upper.blocks)
         return SampledStep(
             key=key,

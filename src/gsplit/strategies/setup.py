@@ -98,7 +98,7 @@ class StrategyBase:
         setup, targets = self._setup, self._targets
         size = setup.batch_size
         own = targets.for_step(key.seed, key.epoch, key.step, size, shuffle=setup.shuffle, cut=self._cut)
-        telemetry.peak("targets_bytes", targets.num_bytes)
+        telemetry.record_max("targets_bytes", targets.num_bytes)
         return own.to(self._mesh.sample_device), targets.size_of_step(key.step, size)
 
     def load(self, sampled: SampledStep) -> LoadedStep:

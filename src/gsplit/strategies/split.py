@@ -84,7 +84,7 @@ class SplitSampler:
         targets, sampler = targets.to(self._device), self._sampler
         split = split_minibatch(sampler, targets, self._num_neighbors, key, self._ownership, self._comm, telemetry)
         loading, exchanges = self._exchanges.connect(split, key, telemetry)
-        telemetry.peak("sampler_bytes", sampler.num_bytes)
+        telemetry.record_max("sampler_bytes", sampler.num_bytes)
         return SampledStep(
             key=key,
             targets=targets,
@@ -126,5 +126,5 @@ class SplitStrategy(StrategyBase):
 
     def sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         own, global_batch_size = self._own_targets(key, telemetry)
-        telemetry.peak("largest_range_array_bytes", max(self._range_bytes, self._targets.largest_bytes))
+        telemetry.record_max("largest_range_array_bytes", max(self._range_bytes, self._targets.largest_bytes))
         return self._splitter.sample(own, key, global_batch_size, telemetry)
