@@ -78,7 +78,7 @@ class StrategySystem:
         """One step by its name."""
         batch = self.trainer.state.loader.make_batch(epoch, step)
         self.trainer.train_step(batch)
-        batch.telemetry.settle()
+        batch.telemetry.synchronize()
         return batch.telemetry
 
 

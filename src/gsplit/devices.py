@@ -1,9 +1,9 @@
 """What the host does with a device besides launching work: name it, time it, and read results without stopping it.
 
-A device works behind the host's back: the host launches and goes on. Reading a result at once makes it wait, and the
-device run dry. So values that the host wants are copied to pinned memory behind the work that makes them, and read a
-step later (``LateTensor``), and stages are timed by events in the device's own queue (``StageClock``). On the CPU
-everything is there at once and nothing is late.
+A device runs asynchronously: the host launches work and goes on. Reading a result at once makes the host wait, and the
+device then idles. So values that the host needs are copied to pinned memory behind the work that makes them, and read a
+step later (``AsyncHostCopy``), and stages are timed by events in the device's own queue (``StageClock``). On the CPU
+everything is available at once and nothing is deferred.
 """
 
 import os
@@ -17,9 +17,9 @@ from torch import Tensor
 from gsplit.errors import InputError, explain
 
 __all__ = [
-    "LateChecks",
-    "LateTensor",
-    "QueueMark",
+    "DeferredChecks",
+    "AsyncHostCopy",
+    "StreamEvent",
     "SideStream",
     "StageClock",
     "fork_random_states",
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def _module(device: torch.device) -> Any:
-    """What torch offers for a kind of device: ``torch.cuda`` and its like."""
+    """torch's module for a kind of device, such as ``torch.cuda``."""
     return torch.get_device_module(device)
 
 
@@ -45,10 +45,11 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if device.type == "cpu":
         return device
     module = _module(device)
-    if not module.is_available() or module.device_count() == 0:
+    count = module.device_count() if module.is_available() else 0
+    if count == 0:
         fix = "leave device out to train on the CPU, or install a torch that sees it"
-        raise InputError(explain("device", f"a machine with a {device.type} device", "none that torch sees", fix))
-    count, index = module.device_count(), cast(int | None, device.index)
+        raise InputError(explain("device", f"a machine with a {device.type} device", "0 that torch sees", fix))
+    index = cast(int | None, device.index)
     if index is None:
         return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")) % count)
     if index >= count:
@@ -86,8 +87,8 @@ def fork_random_states(device: torch.device) -> Iterator[None]:
             module.set_rng_state(state, device)
 
 
-class QueueMark:
-    """A mark behind everything launched on a device's current stream up to now."""
+class StreamEvent:
+    """An event behind everything launched on a device's current stream up to now."""
 
     def __init__(self, device: torch.device) -> None:
         module = _module(device)
@@ -95,11 +96,11 @@ class QueueMark:
         self._event.record(module.current_stream(device))
 
     def is_over(self) -> bool:
-        """Whether the device has got there."""
+        """Whether the device has reached it."""
         return bool(self._event.query())
 
     def wait(self) -> None:
-        """Wait until the device has got there."""
+        """Wait until the device has reached it."""
         if not self._event.query():
             self._event.synchronize()
 
@@ -152,22 +153,22 @@ def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object
 
 
 def in_thread(device: torch.device) -> AbstractContextManager[Any]:
-    """What a thread enters before it deals with a device: the current device is the thread's own."""
+    """Makes a device the current one of this thread."""
     return nullcontext() if device.type == "cpu" else cast(AbstractContextManager[Any], _module(device).device(device))
 
 
-class LateTensor:
+class AsyncHostCopy:
     """Values on their way from a device to the host; reading waits for their copy, not for work launched later."""
 
     def __init__(self, values: Tensor) -> None:
         values = values.detach()
-        self._mark: QueueMark | None = None
+        self._mark: StreamEvent | None = None
         if values.device.type == "cpu":
             self._host = values
         else:
             self._host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
             self._host.copy_(values, non_blocking=True)
-            self._mark = QueueMark(values.device)
+            self._mark = StreamEvent(values.device)
 
     def read(self) -> Tensor:
         """The values on the host."""
@@ -180,26 +181,26 @@ class LateTensor:
         return float(self.read())
 
 
-class LateChecks:
-    """Conditions on values of a device that nobody waits for: a violation is raised some steps later.
+class DeferredChecks:
+    """Conditions on values of a device that are checked without waiting: a violation is raised some steps later.
 
-    When, is the same on every rank, because a rank that raised alone would leave the others waiting: what was added
-    before the last forward but one. ``finish`` waits for all.
+    Deferred checks fire at the same step on every rank, because a rank that raised alone would leave the others
+    waiting: a forward checks what was added before the last forward but one. ``finish`` waits for all.
     """
 
     def __init__(self) -> None:
-        self._new: list[tuple[LateTensor, Callable[[Tensor], None]]] = []
-        self._old: list[tuple[LateTensor, Callable[[Tensor], None]]] = []
+        self._new: list[tuple[AsyncHostCopy, Callable[[Tensor], None]]] = []
+        self._old: list[tuple[AsyncHostCopy, Callable[[Tensor], None]]] = []
 
     def add(self, values: Tensor, check: Callable[[Tensor], None]) -> None:
         """Have ``check`` called with the values on the host; at once if they are there."""
         if values.device.type == "cpu":
             check(values)
         else:
-            self._new.append((LateTensor(values), check))
+            self._new.append((AsyncHostCopy(values), check))
 
     def begin_forward(self) -> None:
-        """Check what was added before the last forward but one: the device has long got there."""
+        """Check what was added before the last forward but one: the device has long reached it."""
         checked, self._old, self._new = self._old, self._new, []
         for values, check in checked:
             check(values.read())
@@ -211,7 +212,7 @@ class LateChecks:
 
 
 class StageClock:
-    """Measures stretches of work on one device, in the device's own time, known when the device has got that far."""
+    """Times work on one device by events on its stream; a time is available once the device has reached its end."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._module = device, _module(device)

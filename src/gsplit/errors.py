@@ -36,7 +36,7 @@ class CommError(GSplitError, RuntimeError):
 
 
 class RankFaultError(CommError):
-    """A collective failed, and the message names the rank that caused it: whoever reads it need look no further."""
+    """A collective failed, and the message names the rank at fault."""
 
 
 class MissingDependencyError(GSplitError, ImportError):

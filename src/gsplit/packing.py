@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gsplit.devices import QueueMark
+from gsplit.devices import StreamEvent
 
 __all__ = ["PinnedBuffers", "PinnedMemory", "map_tensors"]
 
@@ -46,7 +46,7 @@ class _Buffer:
     """Pinned memory, and the end of the last copy out of it."""
 
     data: Tensor
-    copied: QueueMark | None = None
+    copied: StreamEvent | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PinnedMemory:
         """A value whose tensors lie here with its tensors on the device, in one copy. Does not wait; once only."""
         memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         memory.copy_(self.buffer.data[: self.num_bytes], non_blocking=True)
-        self.buffer.copied = QueueMark(device)
+        self.buffer.copied = StreamEvent(device)
         self.free.append(self.buffer)
 
         def move(tensor: Tensor) -> Tensor:

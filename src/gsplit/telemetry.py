@@ -11,8 +11,8 @@ When each span began and ended is kept, too, with its thread, so that a step can
 times of the host's monotonic clock, which all processes of one host share; between hosts they cannot be compared.
 
 On a device times are the device's own, taken by events in its queue, and values such as the loss come from there: both
-are known only when the device has got that far. Nobody waits for them: a step's record is closed a step later. Where
-a device's span stands in time is when the host launched it.
+are available only when the device has reached that point. The host does not wait for them: a step's record is closed a
+step later. Device spans are placed at their launch time.
 """
 
 import json
@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gsplit.devices import LateTensor, StageClock
+from gsplit.devices import AsyncHostCopy, StageClock
 from gsplit.errors import explain
 
 __all__ = ["Counter", "Gauge", "KEPT_SPANS", "Span", "StepRecord", "StepTelemetry", "Telemetry", "TimedSpan", "Value"]
@@ -122,7 +122,7 @@ class _Stage:
 class StepTelemetry:
     """Collects one rank's numbers of one step. ``device`` is the model's, ``sample_device`` the loader's.
 
-    ``follow`` is told every stage that begins.
+    ``on_stage`` is called with every stage that begins.
     """
 
     def __init__(
@@ -131,13 +131,13 @@ class StepTelemetry:
         step: int = 0,
         device: torch.device = _CPU,
         sample_device: torch.device = _CPU,
-        follow: Callable[[str], None] | None = None,
+        on_stage: Callable[[str], None] | None = None,
     ) -> None:
-        self.epoch, self.step, self._follow = epoch, step, follow
+        self.epoch, self.step, self._on_stage = epoch, step, on_stage
         self._device, self._sample_device = device, sample_device
         self._clocks: dict[torch.device, StageClock] = {}
-        self._late_spans: list[tuple[Span, StageClock, Any, Any]] = []
-        self._late_values: dict[Value, LateTensor] = {}
+        self._pending_spans: list[tuple[Span, StageClock, Any, Any]] = []
+        self._pending_values: dict[Value, AsyncHostCopy] = {}
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
         """Of the thread that ran a stage on the host; what its helper threads did is not in it."""
@@ -152,8 +152,8 @@ class StepTelemetry:
 
     def begin_stage(self, name: Span) -> None:
         """What ``span`` does at the beginning of a block."""
-        if self._follow is not None:
-            self._follow(f"{name} of epoch {self.epoch}, step {self.step}")
+        if self._on_stage is not None:
+            self._on_stage(f"{name} of epoch {self.epoch}, step {self.step}")
 
     def end_stage(self, name: Span, start_ns: int, start_cpu_s: float, clock: StageClock | None, mark: Any) -> None:
         """What ``span`` does at the end of a block."""
@@ -161,7 +161,7 @@ class StepTelemetry:
             self.add_span(name, start_ns)
             self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start_cpu_s
         else:
-            self._late_spans.append((name, clock, mark, clock.mark()))
+            self._pending_spans.append((name, clock, mark, clock.mark()))
             self._keep_span(name, start_ns, time.perf_counter_ns())
 
     def add_span(self, name: Span, start_ns: int) -> None:
@@ -187,28 +187,28 @@ class StepTelemetry:
         """Add to an amount."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
-    def peak(self, name: Gauge, value: int) -> None:
+    def record_max(self, name: Gauge, value: int) -> None:
         """Raise a high-water mark."""
         self.peaks[name] = max(self.peaks.get(name, 0), value)
 
-    def note(self, name: Value, value: float | Tensor) -> None:
-        """Keep a value of this step; one on a device is read when the step is settled."""
+    def record(self, name: Value, value: float | Tensor) -> None:
+        """Keep a value of this step; one on a device is read by ``synchronize``."""
         if isinstance(value, Tensor) and value.device.type != "cpu":
-            self._late_values[name] = LateTensor(value)
+            self._pending_values[name] = AsyncHostCopy(value)
         else:
             self.values[name] = float(value)
 
     @property
-    def is_late(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether something of this step is still on its way from a device."""
-        return bool(self._late_spans or self._late_values)
+        return bool(self._pending_spans or self._pending_values)
 
-    def settle(self) -> None:
-        """Take in what is late; waits for the device to have come to the end of this step."""
-        for name, clock, start, stop in self._late_spans:
+    def synchronize(self) -> None:
+        """Wait for the device to reach the end of this step, and add its times and values."""
+        for name, clock, start, stop in self._pending_spans:
             self.add_seconds(name, clock.seconds(start, stop))
-        self.values.update({name: float(value) for name, value in self._late_values.items()})
-        self._late_spans, self._late_values = [], {}
+        self.values.update({name: float(value) for name, value in self._pending_values.items()})
+        self._pending_spans, self._pending_values = [], {}
 
 
 class Telemetry:
@@ -232,21 +232,21 @@ class Telemetry:
         self._cpu_mark = time.process_time()
 
     def end_step(self, step: StepTelemetry) -> None:
-        """Close a step into its record, or, if it is late, the one before.
+        """Close a step into its record, or, if it is pending, the one before.
 
         Its CPU time is what has passed since the step before ended.
         """
         now = time.process_time()
         self._open.append((step, now - self._cpu_mark))
         self._cpu_mark = now
-        self._close_steps(1 if step.is_late else 0)
+        self._close_steps(1 if step.is_pending else 0)
 
     def _close_steps(self, num_left: int) -> None:
         while len(self._open) > num_left:
             self._close_step(*self._open.popleft())
 
     def _close_step(self, step: StepTelemetry, cpu_seconds: float) -> None:
-        step.settle()
+        step.synchronize()
         record = StepRecord(
             self._rank,
             step.epoch,

@@ -25,6 +25,8 @@ from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
 from gsplit.devices import LateTensor
 from gsplit.distributed.comm import Call, Comm, Work
+from gsplit.devices import AsyncHostCopy
+from gsplit.distributed.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
@@ -213,7 +215,7 @@ class Trainer:
     def _read_loss(self, batch: Batch, loss: LateTensor) -> float:
         value = float(loss)  # the only device sync of a step
         check_finite(value, batch)
-        batch.telemetry.note("loss", value)
+        batch.telemetry.record("loss", value)
         return value
 
     def train_epoch(self, max_steps: int | None = None) -> list[float]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gsplit.batch import Batch, divisor
-from gsplit.devices import LateTensor
+from gsplit.devices import AsyncHostCopy
 from gsplit.errors import InputError, explain
 from gsplit.losses import LossFunction, as_target_loss
 from gsplit.nn.calls import dtype_of
@@ -91,7 +91,7 @@ class TrainingStep:
                 (total / divisor(weight)).backward()
             else:
                 total.backward()
-                batch.telemetry.note("loss", total.detach() / divisor(weight))
+                batch.telemetry.record("loss", total.detach() / divisor(weight))
         self._total = self._total + total.detach()
         self._weight = self._weight + weight
 
@@ -107,7 +107,7 @@ class TrainingStep:
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
 
-    def finish(self, batch: Batch) -> LateTensor:
+    def finish(self, batch: Batch) -> AsyncHostCopy:
         """Step the optimizer with what was added, ``batch`` last; returns the loss, on its way to the host."""
         optimizer, telemetry = self._state.optimizer, batch.telemetry
         parameters, weight = _parameters(optimizer), divisor(self._weight)
@@ -118,14 +118,14 @@ class TrainingStep:
                         parameter.grad /= weight
             if self._max_grad_norm is not None:
                 norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
-                telemetry.note("gradient_norm", norm)
-            telemetry.note("learning_rate", float(optimizer.param_groups[0]["lr"]))
+                telemetry.record("gradient_norm", norm)
+            telemetry.record("learning_rate", float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
             if self._state.lr_scheduler is not None:
                 self._state.lr_scheduler.step()
         loss = torch.as_tensor(self._total / weight)
         self.reset()
-        return LateTensor(loss)
+        return AsyncHostCopy(loss)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -24,7 +24,7 @@ from gsplit.nn.parallelize import parallelize
 
 __all__ = ["HANGS", "LATE", "MISMATCHES", "hang", "mismatch"]
 
-PATIENCE_S = 2.0  # of the cases in which it runs out
+TIMEOUT_S = 2.0  # of the cases in which it runs out
 LATE = "eval, batch norm"  # its ranks wait for each other until it is late
 Case = Callable[[Mesh], object]
 
@@ -33,8 +33,8 @@ def _told(cases: dict[str, Case], mesh: Mesh, names: list[str], shared_memory: b
     """What this rank is told in every case."""
     told = {}
     for name in names:
-        patience_s = PATIENCE_S if cases is HANGS else 10.0 if name == LATE else 200.0
-        used = init(mesh.device, timeout_s=patience_s, shared_memory=shared_memory)
+        timeout_s = TIMEOUT_S if cases is HANGS else 10.0 if name == LATE else 200.0
+        used = init(mesh.device, timeout_s=timeout_s, shared_memory=shared_memory)
         try:
             told[name] = f"passed: {cases[name](used)}"
         except GSplitError as error:
@@ -60,12 +60,12 @@ def mismatch(mesh: Mesh, names: list[str], shared_memory: bool) -> dict[str, str
 
 
 def _stay_away(mesh: Mesh) -> None:
-    mesh.note_stage("sample of epoch 2, step 9")
-    time.sleep(2 * PATIENCE_S)
+    mesh.record_stage("sample of epoch 2, step 9")
+    time.sleep(2 * TIMEOUT_S)
 
 
 def _stop(mesh: Mesh) -> None:
-    mesh.note_stage("forward of epoch 2, step 9")
+    mesh.record_stage("forward of epoch 2, step 9")
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -98,7 +98,7 @@ def _chain(mesh: Mesh) -> object:
 def _long_wait(mesh: Mesh) -> object:
     """Rank 0 may take its time where the others know that it works alone."""
     if mesh.rank == 0:
-        time.sleep(1.5 * PATIENCE_S)
+        time.sleep(1.5 * TIMEOUT_S)
     return mesh.world.gather_text(Call("finish run", long_wait=True), str(mesh.rank))
 
 

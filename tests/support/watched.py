@@ -3,19 +3,19 @@
 from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.peers import Peers
 
-__all__ = ["meet", "watch_pair"]
+__all__ = ["connect_peers", "watch_pair"]
 
 
-def meet(num_ranks: int = 2) -> list[Peers]:
+def connect_peers(num_ranks: int = 2) -> list[Peers]:
     """Ranks that know each other, of one group."""
     ranks = [Peers(rank) for rank in range(num_ranks)]
-    offers = [rank.offer() for rank in ranks]
+    infos = [rank.describe_self() for rank in ranks]
     for rank in ranks:
-        rank.meet(offers)
+        rank.connect(infos)
         rank.group_sizes.append(num_ranks)
     return ranks
 
 
 def watch_pair(timeout_s: float = 30.0, num_ranks: int = 2) -> list[CollectiveWatch]:
     """What watches the one group of each rank."""
-    return [CollectiveWatch(peers, 0, timeout_s, timeout_s) for peers in meet(num_ranks)]
+    return [CollectiveWatch(peers, 0, timeout_s, timeout_s) for peers in connect_peers(num_ranks)]

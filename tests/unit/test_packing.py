@@ -45,7 +45,7 @@ def _host_only() -> Iterator[None]:
     _Mark.waited = []
     empty = torch.empty
     with (
-        patch.object(packing, "QueueMark", _Mark),
+        patch.object(packing, "StreamEvent", _Mark),
         patch.object(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options)),
     ):
         yield

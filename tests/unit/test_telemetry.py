@@ -20,8 +20,8 @@ def test_steps_are_closed_into_records(tmp_path: Path) -> None:
             with step.span("sample"):
                 step.count("edges", 5)
             step.count("edges", number)
-            step.peak("batch_bytes", 7)
-            step.peak("batch_bytes", 3)
+            step.record_max("batch_bytes", 7)
+            step.record_max("batch_bytes", 3)
             log.end_step(step)
     assert [record.counts for record in log.records] == [{"edges": 5}, {"edges": 6}]
     assert all(0.01 <= record.seconds["sample"] < 1.0 for record in log.records)
@@ -36,9 +36,9 @@ def test_what_is_made_ahead_lands_in_its_own_step() -> None:
     log, one, two = Telemetry(), StepTelemetry(0, 0), StepTelemetry(0, 1)
     one.count("edges", 1)
     two.count("edges", 10)  # the loader is a step ahead
-    one.note("loss", 0.5)
+    one.record("loss", 0.5)
     log.end_step(one)
-    two.note("loss", 0.25)
+    two.record("loss", 0.25)
     log.end_step(two)
     first, second = log.records
     assert (first.counts, first.values) == ({"edges": 1}, {"loss": 0.5})
@@ -74,7 +74,7 @@ def _count_one_step(log: Telemetry, number: int) -> float:
         with step.span("sample"):
             step.count("edges", 1)
     for _ in range(5):
-        step.peak("batch_bytes", 1)
+        step.record_max("batch_bytes", 1)
     log.end_step(step)
     return time.thread_time() - start
 

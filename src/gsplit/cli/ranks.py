@@ -70,8 +70,7 @@ def _rank_numbers(task: Task, nproc: int, min_ranks: int | None) -> list[int]:
 
 def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
     from gsplit.distributed.forked_rank import can_fork
-    from gsplit.distributed.launch import launch
-    from gsplit.distributed.restarts import Restart, restart_on_failure
+    from gsplit.distributed.launch import Restart, launch, restart_on_failure
 
     before = task.latest()
     current = task

@@ -1,13 +1,13 @@
-"""Every collective of a group, watched: written down before it begins, compared with the peers', and named if it hangs.
+"""Checks every collective of a group: recorded before it begins, compared with the peers', and reported if it hangs.
 
-- Before a rank joins a collective it writes down what it is about to do (``status_page``), then looks whether the peers
-  that are there already do the same: gloo would end the process (SIGABRT) on a mismatch. Whoever comes last sees all.
-- Two threads that use one group at once are refused: the order of their collectives is left to chance.
-- A group in which a collective has failed is of no use any more: its ranks no longer count alike.
-- A rank that waits longer than the patience gives up with an error that says which rank is missing, what that one does
-  instead, and where in the code it is.
+- Before a rank joins a collective it records what it is about to do (``status_page``), then checks whether the peers
+  that have begun it do the same: gloo would end the process (SIGABRT) on a mismatch. The last rank sees all others.
+- Two threads that use one group at once are refused: the order of their collectives would be undefined.
+- A group in which a collective has failed refuses all later ones: its ranks no longer count alike.
+- A rank that waits longer than the timeout raises an error that names the missing rank, what it does instead, and where
+  in the code it is.
 
-Where rank 0 works alone while the others wait (``Call.long_wait``), the long patience of the process group holds.
+Where rank 0 works alone while the others wait (``Call.long_wait``), the long timeout of the process group applies.
 """
 
 import threading
@@ -32,7 +32,7 @@ def describe_call(call: Call, what: str) -> str:
 
 
 def refuse_two_threads(call: Call) -> InputError:
-    """What a thread is told that uses a group while another does."""
+    """The error for a thread that uses a group while another does."""
     got = f"{threading.current_thread().name}, while another is in a collective"
     fix = "use a mesh from one thread at a time; only a loader's prefetch has groups of its own"
     return InputError(explain(call, "one thread that uses the mesh", got, fix))

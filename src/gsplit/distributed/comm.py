@@ -1,6 +1,6 @@
 """What the ranks of a group can do together, and the same for one process alone.
 
-Everybody always joins (law 5): every method here is called by all ranks of the group in the same order, with
+All ranks always join (law 5): every method here is called by all ranks of the group in the same order, with
 tensors that may be empty. One process runs the same code through ``SoloComm``; several use a process group
 (``group_comm.GroupComm``) or, on one host, shared memory (``shared_memory.SharedComm``). Each call has a name, step and
 layer, so that a hang or a mismatch can be reported. What a collective writes is marked as modified for autograd, which
@@ -161,7 +161,7 @@ class SoloComm:
 
 
 def explain_closed(call: Call) -> str:
-    """What a collective on a closed mesh is answered with."""
+    """The message for a collective on a closed mesh."""
     return explain(call, "an open mesh", "one that was closed", "close the mesh when nothing uses it any more")
 
 
@@ -178,18 +178,18 @@ def assert_same_on_all_ranks(comm: Comm, what: str, settings: Mapping[str, objec
 
 def run_on_rank_zero(comm: Comm, what: str, act: Callable[[], None]) -> None:
     """Call ``act`` on rank 0 only; if it fails there, all ranks raise its error. A collective."""
-    said = ""
+    failure = ""
     if comm.rank == 0:
         try:
             act()
         except (GSplitError, OSError) as error:
-            said = str(error) or type(error).__name__
-    if said := comm.gather_text(Call(what, long_wait=True), said)[0]:
-        raise InputError(said)
+            failure = str(error) or type(error).__name__
+    if failure := comm.gather_text(Call(what, long_wait=True), failure)[0]:
+        raise InputError(failure)
 
 
 def run_on_all_ranks(comm: Comm, what: str, act: Callable[[], None]) -> None:
-    """Call ``act``, which is no collective, on every rank; if it fails anywhere, all ranks raise. A collective."""
+    """Call ``act``, which is not a collective, on every rank; if it fails anywhere, all ranks raise. A collective."""
     failed: GSplitError | None = None
     try:
         act()

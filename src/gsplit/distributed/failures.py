@@ -1,7 +1,7 @@
-"""Why a group of ranks failed: which of them was the cause, told from how each ended and what it reported.
+"""Why a group of ranks failed: finds the rank that was the cause from how each ended and what it reported.
 
 One failed rank makes the others fail too: their collectives lose a peer, or the launcher ends them. The cause is, in
-this order: the earliest error that is not about a lost peer; a rank that was killed; one that ended without a word,
+this order: the earliest error that is not about a lost peer; a rank that was killed; one that ended without a report,
 was stopped, or ended as if all were done; and only then an error about a lost peer.
 """
 
@@ -29,7 +29,7 @@ _OURS = _LASTING | {kind.__name__ for kind in (GSplitError, CommError, RankFault
 
 @dataclass(frozen=True)
 class Report:
-    """An error that a rank reported: its type, its words, when, and the innermost line of its traceback."""
+    """An error that a rank reported: its type, message, time, and the innermost line of its traceback."""
 
     kind: str
     message: str
@@ -42,7 +42,7 @@ class Report:
         return self.kind == CommError.__name__
 
     def __str__(self) -> str:
-        """Errors of ours speak for themselves; others go by their type and their place."""
+        """Our own errors by their message; others by type, message and place."""
         if self.kind in _OURS:
             return self.message
         said = f"{self.kind}: {self.message}" if self.message else self.kind
@@ -53,7 +53,7 @@ class Report:
 class RankEnd:
     """How a rank ended: the exit code, negative for a signal, and what it reported.
 
-    ``on_request``: after the launcher had told the ranks to end. ``joined``: it had met the others before.
+    ``on_request``: after the launcher had sent SIGTERM. ``joined``: it had joined the others before.
     """
 
     rank: int
@@ -75,9 +75,9 @@ class Cause:
 def parse_report(text: str) -> Report | None:
     """What stands in a TorchElastic error file; None if a rank wrote nothing, or was killed while it wrote."""
     try:
-        said = json.loads(text)["message"]
-        details = said["extraInfo"]
-        kind, _, message = str(said["message"]).partition(": ")
+        report = json.loads(text)["message"]
+        details = report["extraInfo"]
+        kind, _, message = str(report["message"]).partition(": ")
         lines = re.findall(r'File "(.*)", line (\d+), in (.*)', str(details.get("py_callstack", "")))
         line = "{}:{}, in {}".format(*lines[-1]) if lines else ""
         return Report(kind, message, float(details.get("time_s", details["timestamp"])), line)
@@ -105,7 +105,7 @@ def find_cause(ends: Sequence[RankEnd], stopped: Collection[int] = ()) -> Cause:
             return _explain_early_end(end, missed)
     for _, rank, report in told:
         return Cause(rank, str(report))
-    end = ends[0]  # all were told to end, and none said why
+    end = ends[0]  # the launcher ended all, and none reported why
     return Cause(end.rank, explain(f"rank {end.rank}", "to finish", _describe(end.code), "start again"))
 
 

@@ -24,7 +24,7 @@ __all__ = ["ForkedRank", "can_fork", "end_process", "exit_code", "fork_rank", "s
 
 
 def stay_with_one_thread() -> None:
-    """What this process computes from now on starts no threads, so that it can be copied."""
+    """Keep torch from starting threads in this process, so that it can be forked."""
     import torch
 
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gsplit.devices import QueueMark
+from gsplit.devices import StreamEvent
 from gsplit.distributed.collective_watch import Collective, CollectiveWatch
 from gsplit.distributed.comm import Call, Work, explain_closed
 from gsplit.distributed.hang_watch import HangWatch
@@ -45,7 +45,7 @@ class _GroupWork:
                 self._wait_for_peers(time.monotonic() + comm.calls.timeout_s(collective.call))
         torch.autograd.graph.increment_version(self._out)
         if comm.watch is not None:
-            comm.watch.add(collective, QueueMark(comm.device).is_over)
+            comm.watch.add(collective, StreamEvent(comm.device).is_over)
 
     def _wait_for_peers(self, deadline: float) -> None:
         calls = self._comm.calls

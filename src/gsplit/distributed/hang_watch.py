@@ -1,8 +1,8 @@
-"""Naming a collective that never ends, on devices.
+"""Reports collectives on devices that never end.
 
 On gloo the host waits in a collective and gives up with an error that names it. On NCCL the host goes on: a collective
-that some rank never joins shows nowhere, until torch's watchdog ends the process after the timeout. This thread looks
-at the collectives under way and names the oldest one before that happens, with what came before it. torch's flight
+that some rank never joins is not visible until torch's watchdog ends the process after the timeout. This thread polls
+the collectives under way and reports the oldest one before that happens, with the one before it. torch's flight
 recorder, which ``record_flight`` switches on, then writes what all ranks had under way.
 """
 
@@ -43,37 +43,37 @@ class _Issued(NamedTuple):
 
 
 class HangWatch:
-    """Looks at the collectives of one rank, over all its groups on a device."""
+    """Polls the collectives of one rank, over all its groups on a device."""
 
     def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
         self._rank, self._limit_s, self._device = rank, _REPORTED_AT * timeout_s, device
         self._under_way: deque[_Issued] = deque()
         self._last_ended, self._reported = "none", False
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(min(1.0, timeout_s / 20),), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(min(1.0, timeout_s / 20),), daemon=True)
         self._thread.start()
 
     def add(self, collective: Collective, is_over: Callable[[], bool]) -> None:
         """A collective has been issued.
 
-        ``is_over`` asks a mark behind it in the device's queue, never torch's handle, which would keep its tensors.
+        ``is_over`` queries an event behind it on the stream, never torch's handle, which would keep its tensors.
         """
         self._under_way.append(_Issued(collective, is_over, time.monotonic()))
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._stop.set()
         self._thread.join(2.0)
         self._under_way.clear()
 
-    def _look(self, interval_s: float) -> None:
+    def _run(self, interval_s: float) -> None:
         if self._device.type != "cpu":
-            torch.get_device_module(self._device).set_device(self._device)  # or asking would use the first device
+            torch.get_device_module(self._device).set_device(self._device)  # or the query would use the first device
         while not self._stop.wait(interval_s):
             try:
                 while self._under_way and self._under_way[0].is_over():
                     self._last_ended, self._reported = str(self._under_way.popleft().collective.call), False
-            except RuntimeError as error:  # the device has failed: every later question would fail too
+            except RuntimeError as error:  # the device has failed: every later query would fail too
                 _LOG.error("rank %d: %s: %s", self._rank, self._under_way[0].collective.call, error)
                 return
             if self._under_way and not self._reported and time.monotonic() - self._under_way[0].since > self._limit_s:

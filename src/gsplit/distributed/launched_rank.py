@@ -1,8 +1,8 @@
-"""A rank's side of the launcher: what it reports, and that it ends when the launcher does.
+"""A rank's side of the launcher: it reports its failure and status, and ends when the launcher does.
 
 A rank reports its failure through TorchElastic's error file, so torchrun shows it too. Not with torch's decorator
 ``@record``: it lets the exception unwind, which waits for the others in their collectives. The rest is for ``launch``
-alone, which says by environment variables where ranks rendezvous and where they write how far they are.
+alone, which passes the rendezvous and the status file in environment variables.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class Status(StrEnum):
-    """How far a rank is with joining the others."""
+    """Whether a rank has joined the others."""
 
     STARTING = ""
     JOINING = "joining"
@@ -55,7 +55,7 @@ class Status(StrEnum):
 
 
 def set_status(status: Status) -> None:
-    """Tell the launcher how far this rank is, if ``launch`` started it."""
+    """Report this rank's status to the launcher, if ``launch`` started it."""
     if STATUS in os.environ:
         text = status.encode().ljust(STATUS_BYTES)
         os.pwrite(int(os.environ[STATUS]), text, STATUS_BYTES * int(os.environ["RANK"]))
@@ -76,20 +76,20 @@ def end_with_launcher() -> None:
 
 
 def report_failure(error: BaseException) -> None:
-    """Tell the launcher why this rank fails, before the process ends. The format is TorchElastic's."""
+    """Report to the launcher why this rank fails. The format is TorchElastic's."""
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
     stack = "".join(traceback.format_exception(error))
     details = {"py_callstack": stack, "timestamp": str(int(time.time())), "time_s": time.time()}
-    said = {"message": f"{type(error).__name__}: {error}", "extraInfo": details}
-    Path(path).write_text(json.dumps({"message": said}))
+    report = {"message": f"{type(error).__name__}: {error}", "extraInfo": details}
+    Path(path).write_text(json.dumps({"message": report}))
 
 
 def fail(error: BaseException, exit_code: int) -> NoReturn:
     """Report an error and end the process at once.
 
-    Not the orderly way: others may wait in a collective, and leaving it politely would wait for them.
+    A clean exit would block in a collective that the other ranks never join.
     """
     report_failure(error)
     sys.stdout.flush()

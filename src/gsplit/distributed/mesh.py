@@ -25,14 +25,14 @@ from gsplit.distributed.comm import Call, Comm, SoloComm
 from gsplit.distributed.group_comm import GroupComm
 from gsplit.distributed.process_groups import Connection, connect, is_connected, num_connected_ranks
 from gsplit.distributed.shared_memory import SharedComm, share_memory
-from gsplit.distributed.status_page import is_ahead
+from gsplit.distributed.status_page import in_loader_thread
 from gsplit.errors import InputError, explain
 from gsplit.kernels.triton.availability import find_obstacle
 
 __all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE_S = 60.0
+_DEFAULT_TIMEOUT_S = 60.0
 
 
 class _LoadingPool:
@@ -102,7 +102,7 @@ class Mesh:
     loader_numbers: Iterator[int] = field(default_factory=count, compare=False)
     """The same for loaders."""
     connection: Connection | None = field(default=None, compare=False)
-    """What closing the mesh leaves; None for one process."""
+    """The process groups, which closing the mesh leaves; None for one process."""
     loading_pool: _LoadingPool = field(default_factory=_LoadingPool, compare=False)
     """The groups that ``borrow_loading_groups`` has made."""
     world_loading: list[Comm] = field(default_factory=list, compare=False)
@@ -151,15 +151,15 @@ class Mesh:
         first = (self.shuffles, self.loading, self.inputs, self.gradients, self.world)
         return (*first, *self.loading_pool.comms, *self.world_loading)
 
-    def note_stage(self, text: str) -> None:
-        """Let peers know what this rank does, should they have to ask; a loader's thread has a line of its own."""
+    def record_stage(self, text: str) -> None:
+        """Publish the current stage for error messages of peers; a loader's thread has a line of its own."""
         if self.connection is not None:
-            self.connection.peers.page.note("loader" if is_ahead() else "stage", text)
+            self.connection.peers.page.write_line("loader" if in_loader_thread() else "stage", text)
 
-    def note_model(self, text: str) -> None:
-        """Let peers know how the model stands that this rank computes with."""
+    def record_model(self, text: str) -> None:
+        """Publish the train/eval state of the model for error messages of peers."""
         if self.connection is not None:
-            self.connection.peers.page.note("model", text)
+            self.connection.peers.page.write_line("model", text)
 
     @property
     def host_samples(self) -> bool:
@@ -264,22 +264,22 @@ def resolve_mesh(mesh: Mesh | None, caller: str) -> Mesh:
 
 
 def _warn_of_slow_kernels(device: torch.device) -> None:
-    """Say, once on every host, that an installed Triton is not used and why."""
+    """Log, once per host, why an installed Triton is not used."""
     obstacle = find_obstacle(device)
     if obstacle is not None and os.environ.get("LOCAL_RANK", "0") == "0":
         _LOG.warning("%s", obstacle)
 
 
-def _patience_s(timeout_s: float | None) -> float:
-    """How long a rank waits for the others: as told, as the environment says, or a minute."""
-    said = os.environ.get("GSPLIT_TIMEOUT_S", str(_PATIENCE_S)) if timeout_s is None else timeout_s
+def _resolve_timeout_s(timeout_s: float | None) -> float:
+    """How long a rank waits for the others: the argument, GSPLIT_TIMEOUT_S, or a minute."""
+    given = os.environ.get("GSPLIT_TIMEOUT_S", str(_DEFAULT_TIMEOUT_S)) if timeout_s is None else timeout_s
     try:
-        found = float(said)
+        found = float(given)
     except ValueError:
         found = 0.0
     if not found > 0:
         where = "GSPLIT_TIMEOUT_S" if timeout_s is None else "timeout_s"
-        raise InputError(explain(where, "seconds above 0", said, "say how long a rank may keep others waiting"))
+        raise InputError(explain(where, "seconds above 0", given, "pass how long a rank may keep others waiting"))
     return found
 
 
@@ -324,7 +324,7 @@ def init(
         fix = "start the ranks with torchrun, which sets RANK, WORLD_SIZE and MASTER_ADDR"
         got = f"WORLD_SIZE={os.environ['WORLD_SIZE']} alone"
         raise InputError(explain("environment", "RANK beside WORLD_SIZE", got, fix))
-    groups = connect(device, sample_device, replicas, _patience_s(timeout_s))
+    groups = connect(device, sample_device, replicas, _resolve_timeout_s(timeout_s))
     shuffles: Comm = groups.shuffles
     loading: Comm = groups.loading
     if shared_memory:

@@ -1,9 +1,9 @@
-"""What a rank knows of the others when a collective does not end: who is missing, and what it does instead.
+"""Diagnosis of a collective that does not end: which rank is missing, and what it does instead.
 
-Ranks of one host read each other's status pages (``status_page``) and ask each other's processes for their stacks
-(``processes``). Of ranks on other hosts is known what they have put into the store (``remote_status``).
+Ranks of one host read each other's status pages (``status_page``) and request each other's stacks (``processes``).
+The state of ranks on other hosts comes from the store (``remote_status``).
 
-A rank that waits is not to blame if the one it waits for waits for a third: the cause is looked for along the waits.
+A rank that waits is not the cause if the one it waits for waits for a third: the chain of waits is followed to its end.
 """
 
 import json
@@ -17,16 +17,16 @@ from pathlib import Path
 
 from gsplit.distributed.processes import RankProcess, StackFile, own_process, read_stack
 from gsplit.distributed.remote_status import RemoteStatus, Store
-from gsplit.distributed.status_page import StatusPage, Waiting, is_ahead, map_page, new_page
+from gsplit.distributed.status_page import StatusPage, Waiting, in_loader_thread, map_page, new_page
 
-__all__ = ["Offer", "Peers", "join_differences"]
+__all__ = ["PeerInfo", "Peers", "join_differences"]
 
 _READ_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What peers need to open this rank's page and to know its process."""
+class PeerInfo:
+    """What peers need to open this rank's status page and to identify its process."""
 
     boot: str
     page: int
@@ -46,18 +46,18 @@ class Peers:
         self._pages: dict[int, StatusPage] = {rank: self.page}
         self._processes: dict[int, RankProcess] = {}
 
-    def offer(self) -> str:
-        """To be given to all other ranks."""
+    def describe_self(self) -> str:
+        """This rank's ``PeerInfo`` as text, for all other ranks."""
         token = secrets.token_hex(16)
-        self.page.note("token", token)
-        return json.dumps(asdict(Offer(_boot(), self._descriptor, token, own_process(self._stacks))))
+        self.page.write_line("token", token)
+        return json.dumps(asdict(PeerInfo(_boot(), self._descriptor, token, own_process(self._stacks))))
 
-    def meet(self, offers: Sequence[str]) -> None:
-        """Open what the other ranks have offered; those of other hosts stay closed."""
-        for rank, text in enumerate(offers):
-            told = json.loads(text)
-            process = RankProcess(**told.pop("process"))
-            theirs = Offer(**told, process=process)
+    def connect(self, infos: Sequence[str]) -> None:
+        """Open the status pages of the other ranks, given all ranks' infos; ranks on other hosts are skipped."""
+        for rank, text in enumerate(infos):
+            info = json.loads(text)
+            process = RankProcess(**info.pop("process"))
+            theirs = PeerInfo(**info, process=process)
             if rank == self.rank or theirs.page < 0 or not theirs.boot or theirs.boot != _boot():
                 continue
             try:
@@ -68,7 +68,7 @@ class Peers:
                 self._pages[rank], self._processes[rank] = page, process
 
     def follow_remote(self, open_store: Callable[[], Store], num_ranks: int) -> None:
-        """If some ranks are on other hosts: tell them, through the store, where this one is."""
+        """Publish this rank's state through the store if some ranks are on other hosts."""
         if len(self._pages) < num_ranks:
             self._remote = RemoteStatus(open_store(), self.rank, self.page, self.group_sizes)
 
@@ -87,7 +87,7 @@ class Peers:
         return found if len(set(found.values())) > 1 else {}
 
     def _differs(self, rank: int, group: int, number: int, own: bytes) -> bool:
-        """Whether a rank has begun a collective as another one; quick, because every collective asks."""
+        """Whether a rank has begun this number as a different collective; fast, since every collective runs it."""
         page = self._pages.get(rank)
         if page is None or (theirs := page.record(group, number)) == own:
             return False
@@ -103,14 +103,14 @@ class Peers:
         return found
 
     def models(self, ranks: Sequence[int]) -> dict[int, str]:
-        """How the models of some ranks stand, if not alike."""
+        """The train/eval state of the models of some ranks, if it differs."""
         found = {rank: self._pages[rank].line("model")[0] for rank in ranks if rank in self._pages}
         return found if len(set(found.values())) > 1 else {}
 
     def causes(self, group: int, number: int) -> list[int]:
-        """The ranks for whose sake this one waits in a collective, as far as it can be known."""
+        """The ranks that this rank waits for in a collective, as far as they can be determined."""
         found: dict[int, bool] = {}
-        self._trace((self.rank,), Waiting(group, number, is_ahead(), time.monotonic()), found)
+        self._trace((self.rank,), Waiting(group, number, in_loader_thread(), time.monotonic()), found)
         return sorted(rank for rank, is_cause in found.items() if is_cause)
 
     def _trace(self, path: tuple[int, ...], wait: Waiting, found: dict[int, bool]) -> bool:
@@ -129,14 +129,14 @@ class Peers:
                     continue
                 found[rank] = True
                 if state == "running":
-                    followed = [theirs for theirs in page.waits() if wait.is_ahead or not theirs.is_ahead]
-                    traced = [self._trace((*path, rank), theirs, found) for theirs in followed]  # all, not the first
+                    waits = [each for each in page.waits() if wait.in_loader_thread or not each.in_loader_thread]
+                    traced = [self._trace((*path, rank), each, found) for each in waits]  # all, not the first
                     found[rank] = not any(traced)
             waits_for_another = True
         return waits_for_another
 
     def remote_causes(self, group: int, number: int) -> dict[int, str]:
-        """Ranks of other hosts that have not come, and what is known of them."""
+        """Ranks of other hosts that have not joined, and their last known state."""
         ranks = [rank for rank in self.members(group, self.rank) if rank not in self._pages]
         if not ranks or self._remote is None:
             return {}
@@ -188,7 +188,7 @@ class Peers:
         return read_stack(self._processes[rank]) if rank in self._processes else None
 
     def close(self) -> None:
-        """Let no peer open this rank's page any more; those that have it keep it. Tell no store any more."""
+        """Stop publishing this rank's state. Peers that have opened its page keep it."""
         if self._remote is not None:
             self._remote.close()
         if self._descriptor >= 0:

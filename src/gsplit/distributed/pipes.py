@@ -1,11 +1,11 @@
-"""Short messages between ranks of one host, through pipes: a barrier in which every rank tells every other one thing.
+"""Short messages between ranks of one host, through pipes: a barrier in which every rank sends every other a message.
 
 Every rank has one pipe from each peer. Why pipes, and not flags in shared memory:
 
-- the kernel orders memory: what a rank wrote to shared memory before its message is seen by whoever has read the
+- the kernel orders memory: what a rank wrote to shared memory before its message is visible to a rank that has read the
   message, and a peer's reads before its message are over when that message arrives, on every processor;
 - a rank that waits sleeps, which matters where ranks outnumber cores;
-- nobody but the peer holds the writing end, so the end of a process closes its pipes and is known at once.
+- only the peer holds the writing end, so the end of a process closes its pipes and is detected at once.
 
 A message is written in one piece (it is shorter than PIPE_BUF), and a peer is at most one message ahead, so no write
 waits. Ends are opened through /proc, as segments of shared memory are, and leave no name behind.
@@ -51,7 +51,7 @@ def open_outbox(process: int, writing: int) -> int:
 def _close_in_child(pipes: "weakref.ref[Pipes]") -> None:
     found = pipes()
     if found is not None:
-        found.forget()
+        found.close_in_child()
 
 
 class Pipes:
@@ -120,13 +120,13 @@ class Pipes:
         return received
 
     def close(self) -> None:
-        """Refuse every later exchange, and let peers that wait for this rank know. Waits for nobody."""
+        """Refuse every later exchange; peers that wait for this rank see closed pipes. Does not wait."""
         self._closed = True
         if self._in_use.acquire(blocking=False):  # or the exchange under way closes them
             self._close_if_asked()
             self._in_use.release()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close this process's ends, in a child that was forked from the rank; the rank's own stay open."""
         self._closed = True
         self._close_if_asked()

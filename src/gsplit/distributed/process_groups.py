@@ -59,7 +59,7 @@ class Connection:
         return GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
 
     def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
-        """Have collectives on devices that never end named before torch ends the process."""
+        """Report collectives on devices that never end before torch ends the process."""
         if comms:
             self._watch = HangWatch(dist.get_rank(), timeout_s, comms[0].device)
         for comm in comms:
@@ -79,7 +79,7 @@ class Connection:
             dist.destroy_process_group()
 
     def abandon(self) -> None:
-        """Never leave: the process ends with its groups as they are, and peers see that it is gone."""
+        """Keep the groups until the process ends; peers then see that it is gone."""
         atexit.unregister(self._end)
         self._stop_watching()
         for group in self._groups:
@@ -128,7 +128,7 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     connection = Connection(joined_here, timeout_s)
     size = dist.get_world_size()
     host = connection.new_comm(torch.device("cpu"))
-    connection.peers.meet(host.gather_text(Call("meet"), connection.peers.offer()))
+    connection.peers.connect(host.gather_text(Call("connect"), connection.peers.describe_self()))
     connection.peers.follow_remote(_open_store, size)
     _check_devices(host, device, sample_device)
     if num_replicas < 1 or size % num_replicas:
@@ -161,7 +161,7 @@ def _join(timeout: timedelta) -> None:
 
 
 def _open_store() -> Any:
-    """The store that the ranks met at, over a connection of its own where torch can: others may wait in theirs."""
+    """The rendezvous store, over a connection of its own where torch can: other threads may block in theirs."""
     store = dist.distributed_c10d._get_default_store()
     return store.clone() if hasattr(store, "clone") else store
 

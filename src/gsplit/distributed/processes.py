@@ -1,11 +1,11 @@
-"""The processes of other ranks on this host, seen from outside: do they run, or are they stopped, and where.
+"""The processes of other ranks on this host: running, stopped or ended, and their Python stacks.
 
-A rank that is asked by a signal writes the Python stacks of all its threads into an anonymous file of its own, from
-where whoever asked reads them. The handler is faulthandler's: it works while the rank computes, waits in a collective
-or holds the interpreter's lock. A rank that is stopped (SIGSTOP, a debugger) answers nothing, which /proc tells.
+A rank that receives a signal writes the Python stacks of all its threads into an anonymous file of its own, from
+where the other rank reads them. The handler is faulthandler's: it works while the rank computes, waits in a collective
+or holds the interpreter's lock. A rank that is stopped (SIGSTOP, a debugger) does not answer; its state is in /proc.
 
-The signal is a real-time one that nobody else uses. A process is known by its number and the time it was started, so
-that none is asked that has only got the number of a rank that has ended.
+The signal is a real-time one that is not in use otherwise. A process is identified by its number and start time, so
+that a process that has got the number of an ended rank is never signalled.
 """
 
 import faulthandler
@@ -75,7 +75,7 @@ def own_process(stacks: StackFile) -> RankProcess:
     return RankProcess(os.getpid(), "" if found is None else found[1], stacks.descriptor)
 
 
-def read_stack(process: RankProcess, patience_s: float = 3.0) -> str | None:
+def read_stack(process: RankProcess, timeout_s: float = 3.0) -> str | None:
     """The stacks of a running process, which it writes itself; None if it does not answer."""
     if process.stacks < 0 or process.state() != "running":
         return None
@@ -85,7 +85,7 @@ def read_stack(process: RankProcess, patience_s: float = 3.0) -> str | None:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX)  # one asks at a time, or answers would run into each other
-        before, deadline = os.fstat(file).st_size, time.monotonic() + patience_s
+        before, deadline = os.fstat(file).st_size, time.monotonic() + timeout_s
         os.kill(process.number, _SIGNAL)
         size, since = before, time.monotonic()
         while time.monotonic() < deadline and (size == before or time.monotonic() - since < _SETTLED_S):
@@ -124,7 +124,7 @@ def shorten_stack(text: str) -> str:
         elif line.startswith('  File "') and threads:
             file, _, rest = line[8:].partition('", line ')
             if not threads[-1] and ("/gsplit/distributed/" in file or "/torch/distributed/" in file):
-                continue  # how a collective waits is no news
+                continue  # frames of the waiting itself
             number, _, function = rest.partition(" in ")
             threads[-1].append(f"  {'/'.join(PurePath(file).parts[-2:])}:{number} in {function}")
     threads = [frames for frames in (*threads[-1:], *threads[:-1]) if frames]  # the main one is written last

@@ -1,7 +1,7 @@
-"""The processes of one group of ranks, as the launcher sees them: started, looked at, ended.
+"""The processes of one group of ranks: starting, polling and ending them.
 
 What launcher and ranks share lies in anonymous files (memfd) that ranks inherit: the store in which they find each
-other, a rank's error, how far each is with joining. Nobody else can open them, nothing listens on a port, and no name
+other, a rank's error, each rank's status. No other user can open them, nothing listens on a port, and no name
 is left behind however the launcher ends. A rank is killed by the kernel when its launcher ends (``launched_rank``).
 """
 
@@ -19,7 +19,7 @@ from gsplit.distributed.launched_rank import ERROR_FILE, LAUNCHER, STATUS, STATU
 
 __all__ = ["RankProcesses", "Start", "start_command", "start_copy"]
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _KILLED_S = 5.0  # how long the kernel may take to end a process that it was told to kill
 
 
@@ -78,7 +78,7 @@ class RankProcesses:
             raise
 
     def close(self) -> None:
-        """Forget what was shared with ranks, once all have ended."""
+        """Close the files shared with ranks, once all have ended."""
         for file in (*self._files, *self._errors):
             os.close(file)
 
@@ -87,8 +87,8 @@ class RankProcesses:
         """The ranks that have not ended."""
         return list(self._running)
 
-    def look(self) -> None:
-        """See who has ended."""
+    def poll(self) -> None:
+        """Collect the ranks that have ended."""
         for rank, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
@@ -101,10 +101,10 @@ class RankProcesses:
         """Wait until all have ended, but not longer; whether they have."""
         deadline = time.monotonic() + seconds
         while True:
-            self.look()
+            self.poll()
             if not self._running or time.monotonic() > deadline:
                 return not self._running
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     def find_absent(self) -> RankEnd | None:
         """A rank that has ended without having joined those that now wait for it."""
@@ -127,7 +127,7 @@ class RankProcesses:
         self._send(signal.SIGCONT)
 
     def end(self, grace_s: float) -> None:
-        """Have all end: by SIGTERM, and after the grace by SIGKILL."""
+        """End all ranks: by SIGTERM, and after the grace by SIGKILL."""
         self.ask_to_end()
         if not self.wait(grace_s):
             self._send(signal.SIGKILL)

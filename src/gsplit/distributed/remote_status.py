@@ -1,8 +1,8 @@
-"""What is known of ranks on other hosts: each puts into the store, every two seconds, where it is.
+"""The state of ranks on other hosts: each rank publishes its own through the rendezvous store, every two seconds.
 
-The store is the one the ranks met at, a key and a few hundred bytes per rank. Only where some rank cannot be looked at
-directly (``peers``) does the thread run at all. Whoever waits in vain reads every other's key twice: one that does not
-change is of a rank that is stopped, or whose host or link is down. If the store itself does not answer, that is said.
+A key and a few hundred bytes per rank. The thread runs only if the status page of some rank cannot be read directly
+(``peers``). A rank whose collective times out reads every key twice: a key that does not change belongs to a rank that
+is stopped, or whose host or link is down. If the store itself does not answer, the error reports that.
 """
 
 import json
@@ -43,28 +43,28 @@ class RemoteRank:
 
 
 class RemoteStatus:
-    """Tells the store where this rank is, until it is closed, and reads what the others told."""
+    """Publishes this rank's state until it is closed, and reads that of the others."""
 
     def __init__(self, store: Store, rank: int, page: StatusPage, group_sizes: Sequence[int]) -> None:
         self._store, self._rank, self._page, self._group_sizes = store, rank, page, group_sizes
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="gsplit-status", daemon=True)
+        self._thread = threading.Thread(target=self._publish, name="gsplit-status", daemon=True)
         self._thread.start()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         beat = 0
         while not self._stop.wait(_BEAT_S if beat else 0.0):
             beat += 1
             begun = {group: self._page.begun(group) for group in range(len(self._group_sizes))}
             last = {group: self._page.description(group, number) or "" for group, number in begun.items()}
-            said = {"beat": beat, "stage": self._page.line("stage")[0], "begun": begun, "last": last}
+            state = {"beat": beat, "stage": self._page.line("stage")[0], "begun": begun, "last": last}
             try:
-                self._store.set(_key(self._rank), json.dumps(said))
+                self._store.set(_key(self._rank), json.dumps(state))
             except RuntimeError:  # the store has gone, and with it the run
                 return
 
     def read(self, ranks: Sequence[int]) -> dict[int, RemoteRank]:
-        """What ranks have told; without those that have told nothing. Takes a few seconds, and 10 at most."""
+        """The state that ranks have published; ranks without one are left out. Takes a few seconds, and 10 at most."""
         found: dict[int, RemoteRank] = {}
         reader = threading.Thread(target=self._read, args=(ranks, found), daemon=True)
         reader.start()
@@ -87,7 +87,7 @@ class RemoteStatus:
         return {rank: json.loads(self._store.get(_key(rank))) for rank in ranks if self._store.check([_key(rank)])}
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop publishing."""
         self._stop.set()
         self._thread.join(2.0)
 

@@ -1,10 +1,10 @@
 """Exchanges between ranks of one host through shared memory instead of sockets.
 
-A rank writes what it sends into a segment of its own, then tells every peer where to look, in a message through a pipe
-(``pipes``); each peer takes its piece straight out of there. The messages are also the barrier: data is in place before
-they are sent. Two segments take turns, so nothing is overwritten early: whoever has heard from all peers in exchange
-t + 1 knows that they are done with t, and may write the segment of t again in t + 2. So what a peer sent may be read
-where it lies until this rank's next exchange.
+A rank writes what it sends into a segment of its own, then sends every peer the place of its piece through a pipe
+(``pipes``); each peer reads its piece there. The messages are also the barrier: data is in place before they are sent.
+Two segments take turns, so nothing is overwritten early: a rank that has a message of every peer for exchange t + 1 may
+overwrite the segment of t in t + 2, because all peers are done with t. So what a peer sent may be read in place until
+this rank's next exchange.
 
 Segments are anonymous files (memfd) that peers open through /proc, so no name is left behind however a rank ends.
 Used only where every rank could open every other's probe at start; otherwise exchanges go over the process group as
@@ -132,7 +132,7 @@ class SharedComm:
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
         self.check_open(call)
         purpose = _fit(describe_call(call, "counts"))
-        answers = self._tell(call, "counts", purpose, [(0, 0, 0, 0, 0, count) for count in counts])
+        answers = self._exchange_messages(call, "counts", purpose, [(0, 0, 0, 0, 0, count) for count in counts])
         for peer, (_, theirs) in enumerate(answers):
             if theirs != purpose:
                 raise RankFaultError(self._explain(call, f"a count from rank {peer} for this call", _show(theirs)))
@@ -167,7 +167,7 @@ class SharedComm:
         purpose = _fit(describe_call(call, what))
         words = [(*held, begin, row_bytes * count) for begin, count in zip(begins, row_counts, strict=True)]
         pieces = []
-        for peer, (theirs, theirs_for) in enumerate(self._tell(call, what, purpose, words)):
+        for peer, (theirs, theirs_for) in enumerate(self._exchange_messages(call, what, purpose, words)):
             length = row_bytes * out_counts[peer]
             if theirs_for != purpose or theirs[-1] != length:
                 got = f"{theirs[-1]} bytes" if theirs_for == purpose else _show(theirs_for)
@@ -183,7 +183,7 @@ class SharedComm:
         if self.closed:
             raise InputError(explain_closed(call))
 
-    def _tell(
+    def _exchange_messages(
         self, call: Call, what: str, purpose: bytes, words: Sequence[tuple[int, ...]]
     ) -> list[tuple[tuple[int, ...], bytes]]:
         """Send words to every rank, with what they are for; what every rank sent. All ranks: each exchange does."""
@@ -224,7 +224,7 @@ def share_memory(groups: list[GroupComm]) -> list[Comm]:
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _MemoryInfo:
     """What peers need to open this rank's memory, a sample of it, and the pipes that they write into."""
 
     boot: str
@@ -238,17 +238,17 @@ def _share(group: GroupComm) -> Comm:
     inboxes, outboxes, fine = dict[int, Inbox](), dict[int, int](), False
     with ExitStack() as during, ExitStack() as kept:
         try:
-            offer = _make_offer(group, inboxes, during)
+            info = _describe_memory(group, inboxes, during)
         except (OSError, AttributeError):  # no memfd, or no /proc: not Linux, or not allowed
-            offer = None
+            info = None
         for inbox in inboxes.values():
             during.callback(os.close, inbox.writing)
             kept.callback(os.close, inbox.reading)
-        text = json.dumps(None if offer is None else asdict(offer))
-        offers = [json.loads(theirs) for theirs in group.gather_text(Call("offer shared memory"), text)]
-        if offer is not None and None not in offers:
+        text = json.dumps(None if info is None else asdict(info))
+        infos = [json.loads(theirs) for theirs in group.gather_text(Call("describe shared memory"), text)]
+        if info is not None and None not in infos:
             try:
-                _open_outboxes(group, offer, [_Offer(**theirs) for theirs in offers], outboxes)
+                _open_outboxes(group, info, [_MemoryInfo(**theirs) for theirs in infos], outboxes)
                 fine = len(outboxes) == len(inboxes)
             except OSError:
                 fine = False
@@ -262,7 +262,7 @@ def _share(group: GroupComm) -> Comm:
     return SharedComm(group, Pipes(group.rank, {p: i.reading for p, i in inboxes.items()}, outboxes))
 
 
-def _make_offer(group: GroupComm, inboxes: dict[int, Inbox], during: ExitStack) -> _Offer:
+def _describe_memory(group: GroupComm, inboxes: dict[int, Inbox], during: ExitStack) -> _MemoryInfo:
     token, probe = secrets.token_bytes(16), _new_segment(1, 0)
     during.callback(os.close, probe.descriptor)
     probe.data[:16] = torch.frombuffer(bytearray(token), dtype=torch.uint8)
@@ -270,12 +270,12 @@ def _make_offer(group: GroupComm, inboxes: dict[int, Inbox], during: ExitStack) 
         if peer != group.rank:
             inboxes[peer] = open_inbox()
     ends = [inboxes[peer].writing if peer in inboxes else -1 for peer in range(group.size)]
-    return _Offer(_boot(), os.getpid(), probe.descriptor, token.hex(), ends)
+    return _MemoryInfo(_boot(), os.getpid(), probe.descriptor, token.hex(), ends)
 
 
-def _open_outboxes(group: GroupComm, ours: _Offer, offers: list[_Offer], outboxes: dict[int, int]) -> None:
+def _open_outboxes(group: GroupComm, ours: _MemoryInfo, infos: list[_MemoryInfo], outboxes: dict[int, int]) -> None:
     """Open the pipes to all peers, up to the first whose memory is not what it says."""
-    for peer, other in enumerate(offers):
+    for peer, other in enumerate(infos):
         if other.boot != ours.boot:
             return
         seen = _open_peer(other.process, other.descriptor, mmap.PAGESIZE)

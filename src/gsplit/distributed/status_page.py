@@ -1,11 +1,12 @@
 """What a rank is doing, in a page of memory that its peers on the same host can read at any moment.
 
-A rank writes down every collective before it joins it, which one it waits in, the stage of the step it is in, and how
-its model stands (training or not, which parameters). That costs about a microsecond each. Nobody reads it while all is
-well, but for one comparison: is the collective with this number the same one at the peers that are there already?
+A rank records every collective before it joins it, which one it waits in, the stage of the step it is in, and the state
+of its model (training or not, which parameters). Each record costs about a microsecond. In normal operation it is read
+for one comparison only: is the collective with this number the same at the peers that have begun it?
 
 The page is an anonymous file (memfd) that peers map through /proc, as they do the segments of shared memory: only the
-same user can, and nothing is left behind. A reader may see a line half written; whoever acts on one reads it twice.
+same user can, and nothing is left behind. A reader may see a line half written, so lines are read
+twice before they are acted on.
 
 Of every group of ranks there are the last 64 collectives by number, counted from 1, and at which the rank is.
 """
@@ -18,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["MOST_GROUPS", "Line", "StatusPage", "Waiting", "is_ahead", "map_page", "new_page"]
+__all__ = ["MOST_GROUPS", "Line", "StatusPage", "Waiting", "in_loader_thread", "map_page", "new_page"]
 
 MOST_GROUPS = 64
 """Groups that are written down; a mesh has 5 or 6, and one more for every loader with prefetch that is in use."""
@@ -38,21 +39,21 @@ Line = Literal["token", "stage", "loader", "model"]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A collective that a rank waits in; ``is_ahead``: in the thread of a loader that makes batches ahead."""
+    """A collective that a rank waits in; ``in_loader_thread``: in the thread of a loader that makes batches ahead."""
 
     group: int
     number: int
-    is_ahead: bool
+    in_loader_thread: bool
     since_s: float
 
 
 class StatusPage:
-    """One rank's page: its owner writes, everybody may read. Times are those of the host's monotonic clock."""
+    """One rank's page: its owner writes, all ranks read. Times are those of the host's monotonic clock."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
 
-    def note(self, line: Line, text: str) -> None:
+    def write_line(self, line: Line, text: str) -> None:
         """Replace a line."""
         _LINE.pack_into(self._memory, _LINES.index(line) * _LINE.size, time.monotonic(), text.encode()[:248])
 
@@ -66,7 +67,7 @@ class StatusPage:
     def wait(self, group: int, number: int) -> None:
         """The owner waits in a collective; 0: in none any more."""
         start = _FIRST_GROUP + group * _GROUP_BYTES
-        _WAIT.pack_into(self._memory, start + _WAIT_AT, number, is_ahead(), time.monotonic())
+        _WAIT.pack_into(self._memory, start + _WAIT_AT, number, in_loader_thread(), time.monotonic())
 
     def line(self, line: Line) -> tuple[str, float]:
         """A line, and since when it is so."""
@@ -97,7 +98,7 @@ class StatusPage:
         return _decode(text) if held == number else None
 
 
-def is_ahead() -> bool:
+def in_loader_thread() -> bool:
     """Whether this is the thread of a loader that makes batches ahead, and not the one that trains."""
     return threading.current_thread().name.startswith("gsplit-")
 

@@ -1,7 +1,7 @@
-"""A rank that keeps the others waiting, found by who waits least.
+"""Finds a rank that keeps the others waiting: the one that waits least.
 
-Ranks meet in every collective, so the slowest waits hardly at all and the others wait for it. What every rank has
-waited, over a stretch of training that took all ranks equally long, tells which one that is and what it costs.
+Every collective synchronizes the ranks, so the slowest hardly waits and the others wait for it. The time that each rank
+has waited, over a stretch of training that took all ranks equally long, identifies the slowest and its cost.
 """
 
 import time
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.2
 
 
 class WaitClock:
-    """Counts, from now on, what this rank waits."""
+    """Measures the time that this rank waits, from now on."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh, self._waited_s, self._start = mesh, mesh.waited_s, time.monotonic()
@@ -25,8 +25,8 @@ class WaitClock:
     def name_straggler(self) -> str | None:
         """The rank that the others have waited for since, or None; the same on all ranks. A collective."""
         seconds, waited_s = time.monotonic() - self._start, self._mesh.waited_s - self._waited_s
-        told = self._mesh.world.gather_text(Call("compare waits"), f"{waited_s!r} {seconds!r}")
-        waits, lengths = zip(*(map(float, text.split()) for text in told), strict=True)
+        texts = self._mesh.world.gather_text(Call("compare waits"), f"{waited_s!r} {seconds!r}")
+        waits, lengths = zip(*(map(float, text.split()) for text in texts), strict=True)
         return name_straggler(waits, max(lengths))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gsplit.batch import Batch
 from gsplit.blocks import Block
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.kernels.csr import LOOP, CsrEdges

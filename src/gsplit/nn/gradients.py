@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
 from gsplit.route import count_reduction

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.distributed.comm import Call, Comm
 from gsplit.errors import InputError, explain
 
 __all__ = ["global_batch_norm"]
 
 
-def _statistics(x: Tensor, comm: Comm, call: Call, checks: LateChecks) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(x: Tensor, comm: Comm, call: Call, checks: DeferredChecks) -> tuple[Tensor, Tensor, Tensor]:
     """Number of rows on all ranks, and mean and biased variance over them. A collective."""
     width, dtype = x.size(1), torch.promote_types(x.dtype, torch.float32)
     table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # one row per rank
@@ -96,7 +96,7 @@ def global_batch_norm(
     eps: float,
     comm: Comm,
     step: int,
-    checks: LateChecks,
+    checks: DeferredChecks,
 ) -> Tensor:
     """``F.batch_norm`` in training, over the rows of all ranks; running statistics stay equal on all ranks.
 

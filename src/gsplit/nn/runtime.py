@@ -12,7 +12,7 @@ from torch.nn import Module, Parameter
 from torch_geometric.nn import JumpingKnowledge
 
 from gsplit.batch import Batch
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import Handle
 from gsplit.errors import InputError, explain

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from watched import meet, watch_pair
+from watched import connect_peers, watch_pair
 
 from gsplit.distributed.collective_watch import CollectiveWatch
 from gsplit.distributed.comm import Call
@@ -44,17 +44,17 @@ def test_the_odd_one_out_is_named() -> None:
 
 
 def test_what_must_be_the_same_besides_is_compared() -> None:
-    peers = meet()
+    peers = connect_peers()
     one, two = (CollectiveWatch(rank, 0, 1.0, 1.0) for rank in peers)
-    peers[0].page.note("model", "training")
-    peers[1].page.note("model", "evaluating")
+    peers[0].page.write_line("model", "training")
+    peers[1].page.write_line("model", "evaluating")
     one.begin(Call("mean", 3, detail="epoch 0"), "")
     with pytest.raises(RankFaultError, match=r"epoch 0.*epoch 1.*their models: rank 0: training; rank 1: evaluating"):
         two.begin(Call("mean", 3, detail="epoch 1"), "")
 
 
 def test_only_the_last_collectives_are_kept_and_more_groups_are_not() -> None:
-    peers = meet()
+    peers = connect_peers()
     for number in range(1, 101):
         peers[0].page.begin(0, number, str(number))
     assert [peers[0].page.description(0, number) for number in (36, 37, 100, 101)] == [None, "37", "100", None]
@@ -66,13 +66,13 @@ def test_only_the_last_collectives_are_kept_and_more_groups_are_not() -> None:
 
 def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
     """Rank 0 waits for rank 1, which waits in another group for rank 2, which computes; and for rank 2 itself."""
-    ranks = meet(3)
+    ranks = connect_peers(3)
     for rank in ranks:
         rank.group_sizes.append(3)
     shuffles, gradients = ([CollectiveWatch(rank, slot, 1.0, 1.0) for rank in ranks] for slot in range(2))
     shuffle = shuffles[0].begin(Call("shuffle", 5, 1), "")
     with gradients[1].begin(MEAN, ""):
-        ranks[2].page.note("stage", "sample of epoch 0, step 5")
+        ranks[2].page.write_line("stage", "sample of epoch 0, step 5")
         said = str(shuffles[0].timeout_error(shuffle))
     assert said.startswith("rank 0: shuffle of step 5, layer 1: expected all ranks to join within 1 s (got rank 2 (")
     assert "its last collective here: none; its last stage: sample of epoch 0, step 5, 0 s ago" in said
@@ -187,7 +187,7 @@ def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.Mo
     here.group_sizes.append(3)
     here.follow_remote(lambda: store, 3)
     page = new_page()[0]
-    page.note("stage", "forward of epoch 0, step 7")
+    page.write_line("stage", "forward of epoch 0, step 7")
     page.begin(0, 4, "shuffle of step 7, layer 1")
     there = RemoteStatus(store, 1, page, [3])
     slow = CollectiveWatch(here, 0, 1.0, 1.0)

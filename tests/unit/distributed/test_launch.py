@@ -91,8 +91,8 @@ def test_ranks_that_never_join_may_end_one_after_the_other() -> None:
 
 
 def test_a_stopped_rank_is_named_and_ended(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(launch_module, "_STOPPED_SAID_S", 0.5)
-    monkeypatch.setattr(launch_module, "_STOPPED_S", 1.0)
+    monkeypatch.setattr(launch_module, "_WARN_STOPPED_S", 0.5)
+    monkeypatch.setattr(launch_module, "_FAIL_STOPPED_S", 1.0)
     said = _failure("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else time.sleep(600)")
     assert said.startswith("rank 1: expected to go on (got a process that a signal has stopped (SIGSTOP))")
     assert "rank 1 is stopped; kill -CONT" in caplog.text

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.distributed.launch import GroupFailedError, launch
-from gsplit.distributed.restarts import Restart, restart_on_failure
+from gsplit.distributed.launch import GroupFailedError, Restart, launch, restart_on_failure
 
 PROGRAM = """
 import os, pathlib, signal, sys

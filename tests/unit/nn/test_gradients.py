@@ -8,7 +8,7 @@ from recorded_calls import record_calls
 from torch import Tensor
 from torch.nn import Linear, Parameter
 
-from gsplit.devices import LateChecks
+from gsplit.devices import DeferredChecks
 from gsplit.distributed.comm import Call, SoloComm, Work
 from gsplit.errors import CommError, InputError
 from gsplit.nn import gradients
@@ -30,7 +30,7 @@ class TwinComm(SoloComm):
 def _model() -> tuple[torch.nn.Sequential, TwinComm, GradientAverage]:
     torch.manual_seed(0)
     model, comm = torch.nn.Sequential(Linear(4, 8), Linear(8, 8), Linear(8, 2)).double(), TwinComm()
-    return model, comm, GradientAverage(list(model.parameters()), comm, LateChecks())
+    return model, comm, GradientAverage(list(model.parameters()), comm, DeferredChecks())
 
 
 def _plain(backwards: int) -> list[Tensor]:
@@ -124,9 +124,9 @@ def _fail(g: Tensor) -> None:
 
 def test_what_cannot_be_averaged_is_refused() -> None:
     with pytest.raises(InputError, match="parameters: expected real numbers .got torch.complex64"):
-        GradientAverage([Parameter(torch.ones(2, dtype=torch.complex64))], TwinComm(), LateChecks())
+        GradientAverage([Parameter(torch.ones(2, dtype=torch.complex64))], TwinComm(), DeferredChecks())
     table = torch.nn.Embedding(4, 2, sparse=True)
-    GradientAverage(list(table.parameters()), TwinComm(), LateChecks())
+    GradientAverage(list(table.parameters()), TwinComm(), DeferredChecks())
     with pytest.raises(InputError, match="gradient: expected a dense tensor"):
         table(torch.tensor([1])).sum().backward()
 
@@ -139,7 +139,7 @@ def test_hooks_of_others_are_refused() -> None:
     fresh = Linear(2, 2)
     fresh.bias.register_post_accumulate_grad_hook(lambda p: None)  # type: ignore[no-untyped-call]
     with pytest.raises(InputError, match="a parameter belongs to one wrapped model"):
-        GradientAverage(list(fresh.parameters()), TwinComm(), LateChecks())
+        GradientAverage(list(fresh.parameters()), TwinComm(), DeferredChecks())
 
 
 class LostComm(TwinComm):
@@ -152,7 +152,7 @@ class LostComm(TwinComm):
 
 def test_buckets_that_pair_wrongly_are_found_out() -> None:
     model = Linear(2, 2)
-    GradientAverage(list(model.parameters()), LostComm(), LateChecks())
+    GradientAverage(list(model.parameters()), LostComm(), DeferredChecks())
     with pytest.raises(CommError, match="expected bucket 0 on every rank .got bucket numbers with a mean of 1"):
         model(torch.ones(1, 2)).sum().backward()
 
