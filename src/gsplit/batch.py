@@ -411,8 +411,8 @@ class Batch:
         values = [value for layer in self.layers for value in (layer.edge_attr, layer.edge_weight)]
         arrays = [self.x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
         sizes = [array.nbytes for array in arrays] + [value.nbytes for value in values if value is not None]
-        self.telemetry.peak("batch_bytes", sum(sizes))
-        self.telemetry.peak("largest_batch_array_bytes", max(sizes))
+        self.telemetry.record_max("batch_bytes", sum(sizes))
+        self.telemetry.record_max("largest_batch_array_bytes", max(sizes))
 
 
 def divisor(weight: Tensor | float) -> Tensor | float:

@@ -303,7 +303,7 @@ class NeighborLoader:
     def _load(self, epoch: int, step: int) -> Batch:
         """The first two stages of a step; in the pipeline's thread if there is one."""
         mesh = self.mesh
-        follow = mesh.note_stage if mesh.size > 1 else None
+        follow = mesh.record_stage if mesh.size > 1 else None
         telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, follow)
         with in_thread(mesh.device):
             return self._step_loader.load(self._sample(StepKey(self.plan.seed, epoch, step), telemetry))
@@ -315,9 +315,11 @@ class NeighborLoader:
         if plan.strategy.targets == "strided":
             stride = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)
         own = targets.for_step(key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, cut=stride)
-        telemetry.peak("targets_bytes", targets.num_bytes)
+        telemetry.record_max("targets_bytes", targets.num_bytes)
         if not plan.strategy.needs_whole_graph:
-            telemetry.peak("largest_range_array_bytes", max(self._strategy.num_range_bytes, targets.largest_bytes))
+            telemetry.record_max(
+                "largest_range_array_bytes", max(self._strategy.num_range_bytes, targets.largest_bytes)
+            )
         size = targets.size_of_step(key.step, plan.batch_size)
         return self._strategy.sample(own.to(mesh.sample_device), key, size, telemetry)
 

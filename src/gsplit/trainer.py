@@ -23,10 +23,8 @@ from gsplit.batch import Batch
 from gsplit.callbacks import Callback, EvaluationReport, StepReport
 from gsplit.checkpoints.files import Checkpoint
 from gsplit.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
-from gsplit.devices import LateTensor
-from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.devices import AsyncHostCopy
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm import Call, Comm, Work
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.loader import NeighborLoader
@@ -54,7 +52,7 @@ class _StopVote:
         if votes.device.type != "cpu":  # queued on the device: the host does not wait
             self._work.wait()
             self._work = None
-        self._votes = LateTensor(votes)
+        self._votes = AsyncHostCopy(votes)
 
     def read(self) -> bool:
         """Whether any rank wants to stop; the same on every rank."""
@@ -68,7 +66,7 @@ class _LaunchedStep:
     """A step whose loss may still be on its way to the host; ``batch`` is its last mini-batch."""
 
     batch: Batch
-    loss: LateTensor
+    loss: AsyncHostCopy
     vote: _StopVote | None
     num_targets: int
     num_edges: int
@@ -97,7 +95,7 @@ class _StepsInFlight:
         self._num_targets += batch.global_batch_size
         self._num_edges += sum(block.num_edges for block in batch.blocks)
 
-    def push(self, batch: Batch, loss: LateTensor, vote: _StopVote | None) -> _LaunchedStep:
+    def push(self, batch: Batch, loss: AsyncHostCopy, vote: _StopVote | None) -> _LaunchedStep:
         """Add a step that was just launched."""
         step = _LaunchedStep(batch, loss, vote, self._num_targets, self._num_edges)
         self._steps.append(step)
@@ -212,7 +210,7 @@ class Trainer:
         self._step.add(batch)
         return self._read_loss(batch, self._step.finish(batch))
 
-    def _read_loss(self, batch: Batch, loss: LateTensor) -> float:
+    def _read_loss(self, batch: Batch, loss: AsyncHostCopy) -> float:
         value = float(loss)  # the only device sync of a step
         check_finite(value, batch)
         batch.telemetry.record("loss", value)
@@ -290,7 +288,7 @@ class Trainer:
         history = self.state.history
         key = step.batch.key
         telemetry = step.batch.telemetry
-        telemetry.settle()
+        telemetry.synchronize()
         return StepReport(
             epoch=key.epoch,
             step=key.step // self._step.accumulate,

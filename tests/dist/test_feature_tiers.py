@@ -16,10 +16,8 @@ from gsplit.store.build import build_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit.store.source import rows_of
-from gsplit_bench.ranks import run_ranks
 from gsplit.store.source import stream_rows
-from gsplit.testing import run_ranks
+from gsplit_bench.ranks import run_ranks
 
 CASES: list[dict[str, Any]] = [
     {"cache": cache, "features_on_disk": on_disk} for cache in (0, 6000, "1GB") for on_disk in (False, True)

@@ -8,7 +8,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.callbacks import Callback, StepReport
-from gsplit.devices import LateTensor
+from gsplit.devices import AsyncHostCopy
 from gsplit.distributed.mesh import Mesh
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
@@ -53,7 +53,7 @@ def device_fails(mesh: Mesh) -> tuple[str, int]:
     with pytest.MonkeyPatch.context() as patch:
 
         def fail(report: StepReport) -> None:
-            patch.setattr(LateTensor, "__float__", lambda _: 1 / 0)
+            patch.setattr(AsyncHostCopy, "__float__", lambda _: 1 / 0)
             raise RuntimeError("the first error")
 
         trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader, callbacks=[EachStep(fail)])

@@ -90,7 +90,7 @@ class DdpSystem:
         with telemetry.span("optimizer"):
             self._optimizer.step()
             self._optimizer.zero_grad()
-        telemetry.note("loss", loss.detach())
+        telemetry.record("loss", loss.detach())
         telemetry.count("targets", targets.numel())
         telemetry.count("edges", sample.num_edges)
         telemetry.count("input_rows", x.size(0))

@@ -195,7 +195,7 @@ class P3System:
         with telemetry.span("optimizer"):
             self._optimizer.step()
             self._optimizer.zero_grad()
-        telemetry.note("loss", total)
+        telemetry.record("loss", total)
         telemetry.count("targets", targets.numel())
         telemetry.count("edges", sum(src.numel() for src, _, _ in blocks))
         telemetry.count("input_rows", drawn.input_ids.numel())

@@ -40,10 +40,10 @@ class ForwardPass:
     fuses_attention: ClassVar[bool] = True
     """Whether fused kernels may compute attention layers; False in trial runs at wrapping."""
 
-    def __init__(self, batch: Batch, plan: ForwardPlan, checks: LateChecks | None = None) -> None:
+    def __init__(self, batch: Batch, plan: ForwardPlan, checks: DeferredChecks | None = None) -> None:
         self.batch = batch
         self._plan = plan
-        self._checks = LateChecks() if checks is None else checks
+        self._checks = DeferredChecks() if checks is None else checks
         self._num_dropouts = 0
         self._num_norms = 0
         self._made: dict[Any, Any] = {}

@@ -70,7 +70,7 @@ class _Bucket:
             self._tail = tail
         return tail
 
-    def finish(self, size: int, checks: LateChecks) -> list[tuple[Parameter, Tensor]]:
+    def finish(self, size: int, checks: DeferredChecks) -> list[tuple[Parameter, Tensor]]:
         """The averaged gradients of all parameters that had one on any rank."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
@@ -102,7 +102,7 @@ class GradientAverage:
     every rank.
     """
 
-    def __init__(self, parameters: list[Parameter], comm: Comm, checks: LateChecks, number: int = 0) -> None:
+    def __init__(self, parameters: list[Parameter], comm: Comm, checks: DeferredChecks, number: int = 0) -> None:
         for parameter in parameters:
             if parameter.is_complex():
                 raise InputError(explain("parameters", "real numbers", str(parameter.dtype), "split them into two"))

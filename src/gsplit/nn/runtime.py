@@ -92,7 +92,7 @@ class Runtime:
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
         self._status = ModelStatus()
-        self.checks = LateChecks()
+        self.checks = DeferredChecks()
         """Checks of values on a device, which arrive after the forward or backward that makes them."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
@@ -133,7 +133,7 @@ class Runtime:
         """Attach train/eval state to the loss collective, where ranks compare it."""
         if mesh.size > 1:
             batch.context.guard.model = self._status.describe(model)
-            mesh.note_model(batch.context.guard.model)
+            mesh.record_model(batch.context.guard.model)
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
         """Refuse a batch of other ranks: gradients would be averaged over ranks that do not share it."""

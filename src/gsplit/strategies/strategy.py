@@ -96,7 +96,7 @@ class Strategy:
             lower, boundary = Split((), upper.input_ids, 0), None
         else:
             lower, boundary = self._sample_lower(targets, upper, key, telemetry)
-        telemetry.peak("sampler_bytes", self.num_sampler_bytes)
+        telemetry.record_max("sampler_bytes", self.num_sampler_bytes)
         return self._join(lower, boundary, upper, targets, key, global_batch_size, telemetry)
 
     def _sample_lower(

@@ -171,11 +171,13 @@ def test_the_set_of_trained_parameters_may_change_often(number: int, monkeypatch
     monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)  # several buckets
     torch.manual_seed(0)
     model = torch.nn.Sequential(Linear(4, 8), Linear(8, 2))
-    GradientAverage(list(model.parameters()), TwinComm(), LateChecks(), number)
+    GradientAverage(list(model.parameters()), TwinComm(), DeferredChecks(), number)
     model(torch.ones(1, 4)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
 def test_averages_that_follow_each_other_have_other_tags() -> None:
-    averages = [GradientAverage([Parameter(torch.ones(1))], TwinComm(), LateChecks(), number) for number in range(20)]
+    averages = [
+        GradientAverage([Parameter(torch.ones(1))], TwinComm(), DeferredChecks(), number) for number in range(20)
+    ]
     assert len({average._buckets[0].tag for average in averages}) == 20
