@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gsplit.graph import Graph
-from gsplit.ownership import Ownership
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.split import LayerSplit, answer, ask
 from gsplit.sampling.neighbor import TorchNeighborSampler
-from gsplit.split import LayerSplit, answer, ask
 
 OWNED, INKS = ("#cfe3f5", "#fbe0b8"), ("#1b6ca8", "#b5651d")
 LEFT, WIDTH, BOX, STEP = (150, 520), 300, 38, 92

@@ -1,6 +1,6 @@
 """What the documentation site does to the pages of docs/ as it is built (``hooks`` in mkdocs.yml).
 
-- Links that leave docs/, such as ``../src/gsplit/split.py``, work on a forge as they stand; in the site they become
+- Links that leave docs/, such as ``../src/gsplit/minibatch/split.py``, work on a forge as they stand; in the site they become
   links to the repository (``repo_url``). A link to something that is not there fails the build.
 - ``<!-- command line -->`` in cli.md becomes the reference of every ``gsplit`` command, from the commands themselves.
 """

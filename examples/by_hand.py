@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 import gsplit
-from gsplit.batch import Batch
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
+from gsplit.minibatch.batch import Batch
 
 
 class Model(torch.nn.Module):

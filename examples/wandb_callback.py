@@ -13,7 +13,7 @@ import wandb
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.callbacks import Callback, EvaluationReport, StepReport
+from gsplit.training.callbacks import Callback, EvaluationReport, StepReport
 
 
 class WandbCallback(Callback):

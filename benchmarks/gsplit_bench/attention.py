@@ -33,7 +33,7 @@ def _block() -> Any:
     import numpy as np
     import torch
 
-    from gsplit.blocks import Block
+    from gsplit.graph.blocks import Block
 
     rng, n = np.random.default_rng(0), SIZES
     counts = rng.multinomial(n["num_edges"], np.ones(n["num_dst"]) / n["num_dst"])

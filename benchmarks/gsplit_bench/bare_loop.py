@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from gsplit.distributed.allocator import ALLOCATOR
+from gsplit.distributed.launch.allocator import ALLOCATOR
 
 __all__ = ["main"]
 

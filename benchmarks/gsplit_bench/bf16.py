@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gsplit.distributed.allocator import ALLOCATOR
+from gsplit.distributed.launch.allocator import ALLOCATOR
 
 __all__ = ["main"]
 

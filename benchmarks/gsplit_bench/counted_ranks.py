@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gsplit.feature_tiers import stored_row_bytes
-from gsplit.ownership import own_parts
+from gsplit.features.cache import stored_row_bytes
+from gsplit.graph.ownership import own_parts
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import RankCounts, StrategyCounts, count_strategies

@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gsplit.array_types import Ids
 from gsplit.features import disk
 from gsplit.features.disk import DiskRows
-from gsplit.features.mapped import MappedRows
+from gsplit.features.sources import MappedRows
 
 __all__ = ["main"]
 
 RESULTS = Path(__file__).parents[1] / "results"
-Ids = npt.NDArray[np.int64]
 Read = Callable[[], None]
 
 

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn import Module
 
-from gsplit.batch import Batch
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
-from gsplit.loader import NeighborLoader
+from gsplit.graph.ownership import Ownership
+from gsplit.loading.loader import NeighborLoader
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.parallelize import parallelize
-from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.run import models
 from gsplit.run.models import EDGE_FEATURE_MODELS, EDGE_WEIGHT_MODELS, MODELS

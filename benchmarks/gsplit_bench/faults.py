@@ -34,9 +34,9 @@ from gsplit_bench.machine import current_commit, describe_machine, installed_ver
 __all__ = ["OF_OTHERS", "PLACES", "Fault", "Outcome", "main", "run_command", "run_mismatched"]
 
 PLACES = {
-    "start": "gsplit.distributed.process_groups:connect",
-    "sampling": "gsplit.split:split_below",
-    "backward": "gsplit.shuffle:merge_gradients",
+    "start": "gsplit.distributed.comm.process_groups:connect",
+    "sampling": "gsplit.minibatch.split:split_below",
+    "backward": "gsplit.minibatch.shuffle:merge_gradients",
     "evaluation": "gsplit.inference.layerwise:_run_layer",
     "saving": "gsplit.run.folder:finish_run",
     "inference": "gsplit.inference.layerwise:_run_layer",

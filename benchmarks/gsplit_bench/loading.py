@@ -19,17 +19,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import SoloComm
+from gsplit.array_types import Ids
+from gsplit.distributed.comm.comm import SoloComm
 from gsplit.features.copies import choose_prefixes
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership, own_parts
 from gsplit.keys.kernels_numba import mix_array
-from gsplit.ownership import Ownership, own_parts
+from gsplit.minibatch.split import split_in_one_process
 from gsplit.partitioning.presample import Workload
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
-from gsplit.split import split_in_one_process
 from gsplit.store.reader import Store
 from gsplit_bench.loading_runs import LoadingRun, run_loading
 
@@ -140,8 +141,6 @@ BUDGETS = (0.05, 0.10, 0.25, 0.50)
 COPY_BUDGETS = (0.0, 0.01, 0.02, 0.05, 0.10, 0.25)
 _PIECE = 1 << 24
 _RANDOM = 12
-
-Ids = npt.NDArray[np.int64]
 
 
 def redundancy_row(mini: LoadingCounts, data: LoadingCounts, split: LoadingCounts) -> dict[str, Any]:

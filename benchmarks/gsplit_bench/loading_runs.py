@@ -12,17 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.feature_tiers import cached_order, hotness_of, open_features, stored_row_bytes
-from gsplit.features.cached import CachedRows
-from gsplit.features.host import read_to_device
-from gsplit.features.hot_order import expected_hit_rate
-from gsplit.features.mapped import MappedRows, torch_dtype
+from gsplit.features.cache import CachedRows, cached_order, expected_hit_rate, hotness_of, stored_row_bytes
 from gsplit.features.protocol import HostSource, RowsRead
-from gsplit.loader import NeighborLoader
-from gsplit.local_graph import LocalGraph
+from gsplit.features.sources import MappedRows, read_to_device, torch_dtype
+from gsplit.loading.loader import NeighborLoader
+from gsplit.loading.tiers import open_features
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import open_store
 from gsplit.telemetry import StepTelemetry

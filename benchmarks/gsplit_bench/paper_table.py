@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware
 from gsplit.planner.shapes import PlannedModel
-from gsplit.strategies.spec import StrategySpec, parse_strategy
 
 __all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "main", "predict_table"]
 

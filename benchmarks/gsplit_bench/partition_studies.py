@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from gsplit.ownership import lightest_runs
+from gsplit.graph.ownership import lightest_runs
 from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gsplit.feature_tiers import stored_row_bytes
+from gsplit.features.cache import stored_row_bytes
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.calibration import this_machine
 from gsplit.planner.estimate import StepEstimate

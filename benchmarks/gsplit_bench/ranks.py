@@ -22,15 +22,15 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gsplit.distributed.launched_rank import STORE
-from gsplit.distributed.mesh import init
+from gsplit.distributed.comm.mesh import init
+from gsplit.distributed.launch.launched_rank import STORE
 from gsplit.errors import CommError, RankFaultError
 
 __all__ = ["IMPORTED_BEFORE", "RankFailedError", "fork_context", "run_ranks"]
 
 
 _GRACE_S = 0.5
-IMPORTED_BEFORE = ["torch_geometric.nn", "gsplit.nn.parallelize", "gsplit.loader"]
+IMPORTED_BEFORE = ["torch_geometric.nn", "gsplit.nn.parallelize", "gsplit.loading.loader"]
 """What the server imports; a rank imports the rest by itself."""
 
 

@@ -33,12 +33,18 @@ from safetensors.numpy import load_file
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, latest_file, read_checkpoint, read_latest
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.run.checkpoint import latest_checkpoint
 from gsplit.run.layout import finished_folder, training_folder
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.training.checkpoints.files import (
+    CheckpointManifest,
+    CheckpointWriter,
+    latest_file,
+    read_checkpoint,
+    read_latest,
+)
 from gsplit_bench.ranks import IMPORTED_BEFORE, run_ranks
 
 __all__ = ["main"]

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import SoloComm
-from gsplit.graph import Graph
-from gsplit.ownership import Ownership
+from gsplit.distributed.comm.comm import SoloComm
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.split import split_minibatch
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit.split import split_minibatch
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.telemetry import StepTelemetry

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.presample import Counts, Workload, presample

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.kernels.buffers import BufferPool
+from gsplit.minibatch.route import Route
+from gsplit.minibatch.shuffle import exchange_rows
 from gsplit.progress import Progress, silent
-from gsplit.route import Route
-from gsplit.shuffle import exchange_rows
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench.ranks import run_ranks
 

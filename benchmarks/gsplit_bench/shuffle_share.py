@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gsplit.distributed.allocator import ALLOCATOR
+from gsplit.distributed.launch.allocator import ALLOCATOR
 from gsplit_bench.bare_loop import BATCH, FANOUT, SIZES, WARM_UP
 from gsplit_bench.ranks import run_ranks
 
@@ -31,9 +31,9 @@ def time_steps(mesh: Any, store: str, kind: str, steps: int) -> list[dict[str, f
     import torch
 
     import gsplit
-    import gsplit.strategies.loading
+    import gsplit.loading.step_loader
+    from gsplit.minibatch.shuffle import _Exchange
     from gsplit.run.models import make_model
-    from gsplit.shuffle import _Exchange
 
     spent = dict.fromkeys(PARTS, 0.0)
 
@@ -50,7 +50,7 @@ def time_steps(mesh: Any, store: str, kind: str, steps: int) -> list[dict[str, f
     for part, owner, name in (
         ("forward", _Exchange, "forward"),
         ("backward", _Exchange, "backward"),
-        ("features", gsplit.strategies.loading, "exchange_stored"),
+        ("features", gsplit.loading.step_loader, "exchange_stored"),
     ):
         function = timed(part, getattr(owner, name))
         setattr(owner, name, staticmethod(function) if owner is _Exchange else function)

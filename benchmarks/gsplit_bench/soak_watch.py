@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from gsplit.distributed.launched_rank import PROCESS_NAME
+from gsplit.distributed.launch.launched_rank import PROCESS_NAME
 
 __all__ = ["Slope", "Usage", "find_ranks", "fit_slope", "lives", "processes_of", "slopes_of", "usage_of"]
 

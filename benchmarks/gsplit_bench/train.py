@@ -18,12 +18,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gsplit.distributed.launch import launch
+from gsplit.distributed.launch.launcher import launch
 from gsplit.errors import CommError, InputError, explain
+from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.partitioning.presample import Workload
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import open_store
-from gsplit.strategies.spec import parse_strategy
 from gsplit_bench.counted_ranks import RanksCount, count_ranks
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.train_rank import RankResult

@@ -19,9 +19,9 @@ from statistics import fmean
 
 from pydantic import TypeAdapter
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.launched_rank import fail
-from gsplit.distributed.mesh import Mesh, init
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh, init
+from gsplit.distributed.launch.launched_rank import fail
 from gsplit.errors import GSplitError, InputError, MissingDependencyError, explain
 from gsplit.store.reader import Store, open_store
 from gsplit.telemetry import StepTelemetry

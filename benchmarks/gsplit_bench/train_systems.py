@@ -4,15 +4,15 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.feature_tiers import stored_row_bytes
-from gsplit.loader import NeighborLoader
+from gsplit.features.cache import stored_row_bytes
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.models import make_model
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
-from gsplit.trainer import Trainer
+from gsplit.training.trainer import Trainer
 from gsplit_bench.peers.ddp import DdpSystem, System
 from gsplit_bench.peers.dgl_ddp import DglPeer
 from gsplit_bench.peers.p3 import P3System

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
-from gsplit.distributed.collective_watch import CollectiveWatch
-from gsplit.distributed.mesh import Mesh
-from gsplit.distributed.status_page import StatusPage
-from gsplit.loader import NeighborLoader
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.watch.collective_watch import CollectiveWatch
+from gsplit.distributed.watch.status_page import StatusPage
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.nn.runtime import ModelStatus
 from gsplit.store.build import build_store

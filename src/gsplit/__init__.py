@@ -8,42 +8,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gsplit import callbacks, extending, losses
-    from gsplit.distributed.mesh import Mesh, init
+    from gsplit import extending
+    from gsplit.distributed.comm.mesh import Mesh, init
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
+    from gsplit.graph.ownership import Ownership
     from gsplit.inference.evaluate import evaluate
     from gsplit.inference.infer import infer
     from gsplit.inference.predictions import Predictions, write_predictions
-    from gsplit.loader import NeighborLoader
+    from gsplit.loading.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
-    from gsplit.ownership import Ownership
     from gsplit.partitioning.partition import partition
-    from gsplit.scalar_log import ScalarLog
     from gsplit.store.importers.pyg import from_pyg, to_pyg
     from gsplit.store.reader import Store
     from gsplit.store.reader import open_store as open
-    from gsplit.trainer import Trainer
-    from gsplit.verification import Verification, verify
+    from gsplit.training import callbacks, losses
+    from gsplit.training.scalar_log import ScalarLog
+    from gsplit.training.trainer import Trainer
+    from gsplit.training.verification import Verification, verify
 
     __version__: str
 
 _HOME = {
-    "init": ("gsplit.distributed.mesh", "init"),
-    "Mesh": ("gsplit.distributed.mesh", "Mesh"),
+    "init": ("gsplit.distributed.comm.mesh", "init"),
+    "Mesh": ("gsplit.distributed.comm.mesh", "Mesh"),
     "open": ("gsplit.store.reader", "open_store"),
     "Store": ("gsplit.store.reader", "Store"),
-    "NeighborLoader": ("gsplit.loader", "NeighborLoader"),
+    "NeighborLoader": ("gsplit.loading.loader", "NeighborLoader"),
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
-    "Trainer": ("gsplit.trainer", "Trainer"),
-    "ScalarLog": ("gsplit.scalar_log", "ScalarLog"),
+    "Trainer": ("gsplit.training.trainer", "Trainer"),
+    "ScalarLog": ("gsplit.training.scalar_log", "ScalarLog"),
     "infer": ("gsplit.inference.infer", "infer"),
     "write_predictions": ("gsplit.inference.predictions", "write_predictions"),
     "Predictions": ("gsplit.inference.predictions", "Predictions"),
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
-    "verify": ("gsplit.verification", "verify"),
-    "Verification": ("gsplit.verification", "Verification"),
+    "verify": ("gsplit.training.verification", "verify"),
+    "Verification": ("gsplit.training.verification", "Verification"),
     "partition": ("gsplit.partitioning.partition", "partition"),
-    "Ownership": ("gsplit.ownership", "Ownership"),
+    "Ownership": ("gsplit.graph.ownership", "Ownership"),
     "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
     "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
     "GSplitError": ("gsplit.errors", "GSplitError"),
@@ -51,6 +52,11 @@ _HOME = {
     "InputError": ("gsplit.errors", "InputError"),
     "CommError": ("gsplit.errors", "CommError"),
     "MissingDependencyError": ("gsplit.errors", "MissingDependencyError"),
+}
+_MODULES = {
+    "losses": "gsplit.training.losses",
+    "callbacks": "gsplit.training.callbacks",
+    "extending": "gsplit.extending",
 }
 
 __all__ = [
@@ -87,8 +93,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module("importlib.metadata").version("gsplit")
-    if name in ("losses", "callbacks", "extending"):
-        return import_module(f"gsplit.{name}")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'gsplit' has no attribute {name!r}")
     module, attribute = _HOME[name]

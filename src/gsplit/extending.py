@@ -7,7 +7,7 @@ they give may depend on the vertex and the key, and on nothing else.
 """
 
 from gsplit.features.protocol import RowSource, RowsRead
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.keys.kernels_torch import mix
 from gsplit.sampling.drawn import DrawnSampler, EdgeDraw
 from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer, SampledRange, SamplerFactory

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from gsplit.devices import AsyncHostCopy, StageClock
+from gsplit.device.devices import AsyncHostCopy, StageClock
 from gsplit.errors import explain
 
 __all__ = ["Counter", "Gauge", "KEPT_SPANS", "Span", "StepRecord", "StepTelemetry", "Telemetry", "TimedSpan", "Value"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gsplit
-from gsplit.ownership import own_parts
+from gsplit.graph.ownership import own_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source

@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 import gsplit
-from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import take_rows
+from gsplit.features.sources import MappedRows
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store

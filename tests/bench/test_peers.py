@@ -12,7 +12,7 @@ from peer_programs import p3_losses
 from torch_geometric.sampler import NeighborSampler, NodeSamplerInput, SamplerOutput
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store

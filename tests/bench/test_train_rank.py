@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import CommError
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source

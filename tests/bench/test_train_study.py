@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import gsplit
-from gsplit.strategies.spec import parse_strategy
+from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit_bench.train_study import DEFAULT, PRESETS, Launch, Study, find_preset
 
 

@@ -7,8 +7,8 @@ import pytest
 from copies_programs import copies_on_one_rank_only, train_with_copies
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
-from gsplit.ownership import own_parts
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.graph.ownership import own_parts
 from gsplit.partitioning.presample import Workload
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source

@@ -66,7 +66,7 @@ def test_a_difference_and_a_failed_rank_are_errors() -> None:
 
 _ON_SIMULATED = """
 import torch
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.doctor.device import measure_zero_copy
 from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.kernels.triton.launch import set_launcher

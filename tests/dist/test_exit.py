@@ -15,7 +15,7 @@ PROGRAM = """
 import atexit, os, sys, time, torch.distributed as dist
 atexit.register(lambda: os.write(1, b"left\\n" if not dist.is_initialized() else b"still in\\n"))
 import gsplit, torch
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
 
 def runs(pid):
     try:

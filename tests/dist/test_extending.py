@@ -6,7 +6,7 @@ import pytest
 from extending_programs import DictSampler, find_mistakes, train_extended
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit_bench.ranks import run_ranks

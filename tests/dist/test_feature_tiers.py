@@ -11,7 +11,7 @@ import pytest
 from tier_programs import Found, train_with
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from inference_programs import infer_all, infer_through_private_maps
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.exactness import VERTICES
 from gsplit_bench.ranks import run_ranks
 

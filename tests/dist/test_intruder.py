@@ -14,12 +14,12 @@ from intruder import listening, payload, read_as_other_user, write_everywhere
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from gsplit.distributed.launch import launch
+from gsplit.distributed.launch.launcher import launch
 
 PROGRAM = """
 import os, pathlib, sys, time
 import gsplit, torch
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
 mesh = gsplit.init("cpu")
 folder, last = pathlib.Path(sys.argv[1]), torch.zeros(1)
 (folder / f"pid-{mesh.rank}").symlink_to(str(os.getpid()))

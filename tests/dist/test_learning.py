@@ -7,7 +7,7 @@ import pytest
 import torch
 from learning_programs import METRICS, learn_everything, shuffle_bf16
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import why_not_supported
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.run.models import MODELS
 from gsplit_bench.exactness import OTHER_STRATEGIES, TOLERANCE, Case, all_cases, compare, train_cases
 from gsplit_bench.ranks import run_ranks

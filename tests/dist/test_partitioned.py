@@ -7,7 +7,7 @@ import pytest
 from partition_programs import train_here
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.shard import host_range, write_shard

@@ -21,7 +21,7 @@ from rank_programs import (
     train_by_hand,
 )
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import IMPORTED_BEFORE, RankFailedError, run_ranks
 
 

@@ -12,10 +12,10 @@ import pytest
 from forked_scripts import ForkedProcess, run_forked, start_forked
 from resume_programs import Piece, Trained, save_to_full_disk, train_piece, train_pieces
 
-from gsplit.checkpoints.files import latest_file, read_checkpoint
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.training.checkpoints.files import latest_file, read_checkpoint
 from gsplit_bench.ranks import run_ranks
 
 STEPS = 9  # of five in an epoch

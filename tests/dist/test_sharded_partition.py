@@ -20,8 +20,8 @@ from sharded_programs import (
     partition_here,
 )
 
-from gsplit.distributed.comm import SoloComm
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.comm import SoloComm
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.partitioning.presample import Counts, Workload, presample
 from gsplit.partitioning.quotient import count_links
 from gsplit.partitioning.relabel import write_renumbered

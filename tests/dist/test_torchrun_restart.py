@@ -8,7 +8,7 @@ from forked_scripts import start_forked
 PROGRAM = """
 import os
 import gsplit
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
 
 mesh = gsplit.init()
 print("met:", mesh.world.gather_text(Call("meet"), str(mesh.rank)), flush=True)

@@ -3,7 +3,7 @@
 import pytest
 from trainer_programs import train_and_resume
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
 
 

@@ -26,8 +26,8 @@ def site() -> ModuleType:
 
 
 def test_links_out_of_docs_become_links_to_the_repository(site: ModuleType) -> None:
-    assert site.link_out("training.md", "../src/gsplit/trainer.py", REPOSITORY) == (
-        f"{REPOSITORY}/blob/main/src/gsplit/trainer.py"
+    assert site.link_out("training.md", "../src/gsplit/training/trainer.py", REPOSITORY) == (
+        f"{REPOSITORY}/blob/main/src/gsplit/training/trainer.py"
     )
     assert site.link_out("measured.md", "../benchmarks/results", REPOSITORY + "/") == (
         f"{REPOSITORY}/tree/main/benchmarks/results"
@@ -127,7 +127,7 @@ def test_every_message_in_troubleshooting_is_one_of_ours() -> None:
 
 
 def test_the_allocator_settings_of_the_page_are_the_launchers() -> None:
-    from gsplit.distributed.allocator import ALLOCATOR
+    from gsplit.distributed.launch.allocator import ALLOCATOR
 
     export = " ".join(["export", *(f"{name}={value}" for name, value in ALLOCATOR.items())])
     assert export in (DOCS / "performance.md").read_text()

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.telemetry import StepTelemetry
 
 LAYERS, HIDDEN = 3, 16

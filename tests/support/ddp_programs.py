@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import NeighborLoader, parallelize
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError
 
 __all__ = ["wrap_in_ddp"]

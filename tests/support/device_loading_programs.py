@@ -9,9 +9,9 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.batch import Batch
-from gsplit.devices import SideStream
-from gsplit.distributed.mesh import Mesh
+from gsplit.device.devices import SideStream
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.minibatch.batch import Batch
 from gsplit_bench import simulated
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on

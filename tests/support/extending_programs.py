@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.extending import (
     DrawnSampler,
     EdgeDraw,

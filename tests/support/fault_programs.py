@@ -15,11 +15,11 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh, init
-from gsplit.distributed.stragglers import WaitClock
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh, init
+from gsplit.distributed.watch.stragglers import WaitClock
 from gsplit.errors import GSplitError
-from gsplit.loader import NeighborLoader
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 
 __all__ = ["HANGS", "LATE", "MISMATCHES", "hang", "mismatch"]

@@ -10,8 +10,8 @@ import torch
 from fuzz_guard import Surface
 from fuzz_mutations import mutate_bytes, mutate_document, mutate_text
 
-from gsplit.checkpoints.files import CheckpointManifest, read_checkpoint, write_checkpoint
-from gsplit.checkpoints.state_tree import take_snapshot
+from gsplit.training.checkpoints.files import CheckpointManifest, read_checkpoint, write_checkpoint
+from gsplit.training.checkpoints.state_tree import take_snapshot
 
 __all__ = ["CHECKPOINTS"]
 

@@ -15,12 +15,12 @@ from fuzz_mutations import mutate_bytes, mutate_document, mutate_text
 from graphs import sample_store
 from report_samples import bench_document, count, partition_document, planner_document, record, save_run
 
-from gsplit.checkpoints.tensor_file import write_tensor_file
 from gsplit.planner.hardware import PRESETS, read_hardware
 from gsplit.run.config import TrainSettings, load_settings
 from gsplit.run.saved_files import read_settings, read_weights
 from gsplit.store.files import ArrayFile, npy_header
 from gsplit.store.manifest import parse_manifest
+from gsplit.training.checkpoints.tensor_file import write_tensor_file
 from gsplit_bench.report.documents import read_material
 
 __all__ = ["DOCUMENTS"]

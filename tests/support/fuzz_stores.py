@@ -19,10 +19,10 @@ from rich.console import Console
 
 import gsplit
 from gsplit.cli.store_view import describe, describe_memory, show, show_memory, show_partition
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import GSplitError
-from gsplit.local_graph import LocalGraph
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.run.choices import check_degrees, check_labels, fitting_loss
 from gsplit.run.config import TrainSettings

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import Data
 
-from gsplit.distributed.mesh import Mesh, solo_mesh
-from gsplit.loader import NeighborLoader
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit_bench.exactness import CLASSES, WIDTH, make_model
 from gsplit_bench.exactness import Case as ModelCase

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 
-from gsplit.graph import Graph
+from gsplit.array_types import Array
+from gsplit.graph.graph import Graph
 from gsplit.store.build import build_store
 from gsplit.store.reader import Store
 from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, ValueType, stream_rows
-
-Array = npt.NDArray[Any]
 
 
 @st.composite

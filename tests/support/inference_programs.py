@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from gsplit import evaluate, infer, write_predictions
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.graph.ownership import Ownership
 from gsplit.inference import closure
 from gsplit.nn.parallelize import parallelize
-from gsplit.ownership import Ownership
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import VERTICES, Case, make_model, small_store
 

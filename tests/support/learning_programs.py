@@ -9,10 +9,10 @@ from torch.nn import Module
 from torch_geometric.nn import GAT, GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
-from gsplit.losses import LossFunction, weighted_cross_entropy
-from gsplit.ownership import Ownership
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.graph.ownership import Ownership
 from gsplit.store.in_memory import MemoryStore
+from gsplit.training.losses import LossFunction, weighted_cross_entropy
 from gsplit_bench.exactness import VERTICES, WIDTH, small_store
 
 CLASSES, COLUMNS = 3, 4

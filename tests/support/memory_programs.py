@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 
 
 def anonymous_bytes() -> int:

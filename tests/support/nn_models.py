@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE, MessagePassing, SAGEConv
 
 from gsplit import NeighborLoader
-from gsplit.batch import Batch
+from gsplit.minibatch.batch import Batch
 
 __all__ = [
     "CLASSES",

@@ -4,7 +4,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 
 
 def train_here(mesh: Mesh, paths: list[str], out: str) -> tuple[list[float], list[float], dict[str, float]]:

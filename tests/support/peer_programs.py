@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.store.reader import open_store
 from gsplit_bench.peers.p3 import P3System
 from gsplit_bench.train_study import Scenario

@@ -13,8 +13,8 @@ from torch.nn import Module
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.kernels.rows import copy_rows
 from gsplit_bench.simulated import CollectiveRules, checked_mesh, switched_on
 
@@ -158,7 +158,7 @@ class _Drawing(Module):
 
 
 def _draws() -> None:
-    from gsplit.distributed.mesh import solo_mesh
+    from gsplit.distributed.comm.mesh import solo_mesh
 
     gsplit.parallelize(_Drawing(), solo_mesh("sim:0"))
 

@@ -7,7 +7,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 Trained = tuple[list[float], list[list[float]]]

@@ -17,13 +17,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 
 from gsplit.distributed import shared_memory
-from gsplit.distributed.comm import Call, assert_same_on_all_ranks
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import CommError, InputError
+from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
-from gsplit.loader import NeighborLoader
-from gsplit.ownership import Ownership
-from gsplit.shuffle import exchange_rows
+from gsplit.loading.loader import NeighborLoader
+from gsplit.minibatch.shuffle import exchange_rows
 from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.telemetry import StepTelemetry
 

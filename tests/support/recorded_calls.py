@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gsplit.distributed.comm import Call, Comm
+from gsplit.distributed.comm.comm import Call, Comm
 
 __all__ = ["record_calls"]
 

@@ -11,7 +11,7 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.folder import begin_run, finish_run, telemetry_path
 from gsplit.run.results import ModelShape
 from gsplit.telemetry import StepRecord, TimedSpan
-from gsplit.train_state import Evaluation, History
+from gsplit.training.train_state import Evaluation, History
 
 __all__ = [
     "PageLinks",

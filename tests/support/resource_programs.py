@@ -9,8 +9,8 @@ from prefetch_programs import make_trainer
 from torch.distributed import distributed_c10d  # noqa: TID251
 
 import gsplit
-from gsplit.distributed.comm import Call, Comm
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call, Comm
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit_bench.exactness import small_store
 
 Resources = dict[str, int]

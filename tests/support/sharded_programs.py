@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard

@@ -7,13 +7,13 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gsplit.blocks import Block
-from gsplit.graph import Graph
-from gsplit.ownership import Ownership
-from gsplit.route import Route
+from gsplit.graph.blocks import Block
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.route import Route
+from gsplit.minibatch.split import Split, split_in_one_process
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
-from gsplit.split import Split, split_in_one_process
 from gsplit.store.in_memory import MemoryStore, renumbered_store
 
 CPU = torch.device("cpu")

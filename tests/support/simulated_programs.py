@@ -15,14 +15,14 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 from trainer_programs import EachStep
 
 import gsplit
-from gsplit.batch import Batch
-from gsplit.callbacks import StepReport
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.doctor.device import train_models
 from gsplit.kernels.triton.launch import set_launcher
-from gsplit.local_graph import LocalGraph
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.run.models import EDGE_WEIGHT_MODELS, MODELS
 from gsplit.sampling.neighbor import make_sampler
+from gsplit.training.callbacks import StepReport
 from gsplit_bench import simulated
 from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 from gsplit_bench.ranks import run_ranks

@@ -6,7 +6,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 
 Found = tuple[list[float], list[float], int, int]
 

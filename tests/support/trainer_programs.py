@@ -7,9 +7,9 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.callbacks import Callback, StepReport
-from gsplit.devices import AsyncHostCopy
-from gsplit.distributed.mesh import Mesh
+from gsplit.device.devices import AsyncHostCopy
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.training.callbacks import Callback, StepReport
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 

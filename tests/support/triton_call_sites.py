@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from triton_programs import CPU, assert_same_bits, random_graph
 
+import gsplit.minibatch.shuffle
 import gsplit.nn.dropout
 import gsplit.sampling.neighbor
-import gsplit.shuffle
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.triton.launch import set_launcher
-from gsplit.route import Route
+from gsplit.minibatch.route import Route
 
 
 @contextmanager
 def _triton_chosen() -> Iterator[list[str]]:
     """The rule says Triton; yields the names of the kernels that are started."""
     started: list[str] = []
-    modules = (gsplit.nn.dropout, gsplit.shuffle, gsplit.sampling.neighbor)
+    modules = (gsplit.nn.dropout, gsplit.minibatch.shuffle, gsplit.sampling.neighbor)
     rules = [module.kernel_for for module in modules]
 
     def record(
@@ -72,9 +72,9 @@ def check_shuffle_sites() -> list[str]:
 
     def run() -> list[Tensor]:
         sent = torch.empty(4, 3)
-        mixed = gsplit.shuffle.fill_mixed(h, index, sent, pool)
+        mixed = gsplit.minibatch.shuffle.fill_mixed(h, index, sent, pool)
         merged = [
-            gsplit.shuffle.merge_gradients(g_mixed, g, (returned,), index, pool, deterministic=False)
+            gsplit.minibatch.shuffle.merge_gradients(g_mixed, g, (returned,), index, pool, deterministic=False)
             for g in (g_dst, None)
         ]
         return [sent, mixed[:4].clone(), *merged]

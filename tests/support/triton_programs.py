@@ -12,7 +12,7 @@ import torch
 import triton_order
 from torch import Tensor
 
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.kernels import rows as host_rows
 from gsplit.kernels.triton import aggregation, dropout, gather, rows, words
 from gsplit.kernels.triton.launch import set_launcher

@@ -1,7 +1,7 @@
 """Two ranks that watch each other's collectives, in one process."""
 
-from gsplit.distributed.collective_watch import CollectiveWatch
-from gsplit.distributed.peers import Peers
+from gsplit.distributed.watch.collective_watch import CollectiveWatch
+from gsplit.distributed.watch.peers import Peers
 
 __all__ = ["connect_peers", "watch_pair"]
 

@@ -8,7 +8,7 @@ import torch
 from extending_programs import ComputedRows, DictSampler, keyed_sampler
 
 import gsplit
-from gsplit.loader import NeighborLoader
+from gsplit.loading.loader import NeighborLoader
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry

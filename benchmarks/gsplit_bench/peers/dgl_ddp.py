@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from gsplit.errors import InputError, MissingDependencyError, explain
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import Store
 from gsplit_bench.peers.ddp import PeerSample

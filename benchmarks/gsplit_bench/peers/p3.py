@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter
 
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.run.models import make_model
 from gsplit.sampling.minibatch import StepKey, sample_minibatch

@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from gsplit.errors import InputError, explain
+from gsplit.files.untrusted import Expected, parse_json
 from gsplit.report.reading import Amount, Document, Number, Run, Whole, parse_document, read_document, read_run
-from gsplit.untrusted import Expected, parse_json
 
 __all__ = [
     "BenchPartition",

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call, Comm, Work
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call, Comm, Work
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit_bench.simulated.backend import SimTensor
 from gsplit_bench.simulated.execution import host_tensors
 from gsplit_bench.simulated.streams import StreamTracker

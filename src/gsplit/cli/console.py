@@ -83,7 +83,7 @@ def command(
 @contextmanager
 def _as_rank(rank: int, launched: bool) -> Iterator[None]:
     """A rank's part of a command: signals end it at once, errors go to its launcher."""
-    from gsplit.distributed.launched_rank import fail
+    from gsplit.distributed.launch.launched_rank import fail
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not unwound: it may be deep in a collective
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -43,7 +43,7 @@ def doctor(
         from gsplit.doctor.examination import examine
 
         if device is not None:
-            from gsplit.devices import resolve_device
+            from gsplit.device.devices import resolve_device
 
             resolve_device(device)
         with progress_bars(as_json) as progress:

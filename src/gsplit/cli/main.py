@@ -12,7 +12,7 @@ from gsplit.cli.plan_command import plan
 from gsplit.cli.report_command import report
 from gsplit.cli.store_commands import convert, inspect, partition, shard
 from gsplit.cli.train_commands import infer, train, verify
-from gsplit.distributed.forked_rank import end_process, exit_code
+from gsplit.distributed.launch.forked_rank import end_process, exit_code
 
 __all__ = ["app", "main"]
 

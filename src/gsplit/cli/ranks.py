@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gsplit.cli.console import command, library_notes
 from gsplit.cli.tasks import Task, parse_task
-from gsplit.distributed.launched_rank import end_with_launcher
+from gsplit.distributed.launch.launched_rank import end_with_launcher
 from gsplit.errors import InputError, explain
 
 __all__ = ["default_ranks", "rank_of_environment", "run_task"]
@@ -38,7 +38,7 @@ def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | 
 
     With ``max_restarts``, or with fewer ranks down to ``min_ranks``, ranks that fail are started again.
     """
-    from gsplit.distributed.forked_rank import stay_with_one_thread
+    from gsplit.distributed.launch.forked_rank import stay_with_one_thread
 
     rank = rank_of_environment()
     restarts = max_restarts > 0 or min_ranks is not None
@@ -69,8 +69,8 @@ def _rank_numbers(task: Task, nproc: int, min_ranks: int | None) -> list[int]:
 
 
 def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
-    from gsplit.distributed.forked_rank import can_fork
-    from gsplit.distributed.launch import Restart, launch, restart_on_failure
+    from gsplit.distributed.launch.forked_rank import can_fork
+    from gsplit.distributed.launch.launcher import Restart, launch, restart_on_failure
 
     before = task.latest()
     current = task
@@ -90,8 +90,8 @@ def _launch(task: Task, numbers: list[int], max_restarts: int) -> int:
 
 
 def _run_here(task: Task, nproc: int) -> None:
-    from gsplit.distributed.comm import assert_same_on_all_ranks
-    from gsplit.distributed.mesh import init
+    from gsplit.distributed.comm.comm import assert_same_on_all_ranks
+    from gsplit.distributed.comm.mesh import init
 
     if nproc == 1 and rank_of_environment() is None:
         task.check(nproc)

@@ -70,7 +70,7 @@ def inspect(
 
 
 def _forecast_memory(store: Store, ranks: int, flags: Flags[TrainSettings]) -> "list[RankMemory]":
-    from gsplit.features.budget import parse_bytes
+    from gsplit.features.cache import parse_bytes
     from gsplit.run.memory import MemoryPlan, forecast_memory  # torch, only when used
 
     settings = flags.parse()

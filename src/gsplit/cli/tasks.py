@@ -24,7 +24,7 @@ from gsplit.store.reader import open_store
 from gsplit.store.writer import check_output
 
 if TYPE_CHECKING:
-    from gsplit.distributed.mesh import Mesh
+    from gsplit.distributed.comm.mesh import Mesh
 
 __all__ = ["InferTask", "PartitionTask", "Task", "TaskBase", "TrainTask", "VerifyTask", "parse_task"]
 
@@ -282,7 +282,7 @@ class VerifyTask(_SettingsTask):
 
     def run(self, mesh: "Mesh") -> int:
         """Compare; rank 0 prints the differences."""
-        from gsplit.distributed.launch import DIFFERS
+        from gsplit.distributed.launch.launcher import DIFFERS
         from gsplit.run.recipe import verify_run
 
         found = verify_run(self.settings, open_store(self.store), mesh, self.steps)
@@ -313,13 +313,13 @@ def _print_start(text: str) -> None:
 
 
 def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
-    from gsplit.distributed.mesh import solo_mesh
+    from gsplit.distributed.comm.mesh import solo_mesh
+    from gsplit.graph.ownership import own_parts
+    from gsplit.minibatch.strategy_names import parse_strategy
     from gsplit.nn.parallelize import parallelize
-    from gsplit.ownership import own_parts
     from gsplit.planner.auto import AUTO
     from gsplit.run.choices import check_labels, fitting_loss
     from gsplit.run.recipe import build_model, shape_of
-    from gsplit.strategies.spec import parse_strategy
 
     store = open_store(path)
     if settings.strategy == AUTO:

@@ -13,8 +13,8 @@ from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import check_request
 from gsplit.run.config import TrainSettings, applies_to_verify, load_settings
-from gsplit.scalar_log import check_log_folder
 from gsplit.store.reader import open_store
+from gsplit.training.scalar_log import check_log_folder
 
 __all__ = ["infer", "train", "verify"]
 

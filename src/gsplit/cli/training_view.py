@@ -20,9 +20,9 @@ from gsplit.run.results import RunView
 from gsplit.store.reader import Store
 
 if TYPE_CHECKING:
-    from gsplit.callbacks import StepReport
     from gsplit.inference.predictions import Predictions
     from gsplit.run.results import EpochReport, InferenceResult, TrainResult
+    from gsplit.training.callbacks import StepReport
 
 __all__ = ["TrainingView", "announce_training", "describe_predictions", "show_result"]
 

@@ -14,19 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.devices import resolve_device
-from gsplit.distributed.mesh import Mesh
+from gsplit.device.devices import resolve_device
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.doctor.finding import Finding
 from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.doctor.network import median_seconds, send_rate
 from gsplit.doctor.ranks import RunRanks
 from gsplit.errors import CommError
 from gsplit.kernels.triton.availability import find_obstacle, is_available, is_installed, is_switched_off
-from gsplit.loader import NeighborLoader
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.models import MODELS, make_model
 from gsplit.store.in_memory import MemoryStore, renumbered_store
-from gsplit.verification import verify
+from gsplit.training.verification import verify
 
 __all__ = ["compare_models", "device_checks", "measure_links", "measure_zero_copy", "train_models"]
 

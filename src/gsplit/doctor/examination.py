@@ -17,7 +17,7 @@ from gsplit.doctor.machine import (
 from gsplit.doctor.network import check_backends, check_collectives, check_interfaces
 from gsplit.doctor.ranks import RunRanks, run_ranks
 from gsplit.errors import GSplitError
-from gsplit.free_memory import free_bytes
+from gsplit.files.free_memory import free_bytes
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store, open_store
 from gsplit.store.statistics import not_finite_key

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.distributed.mesh import Mesh
-from gsplit.graph import Graph
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.graph.graph import Graph
 from gsplit.kernels import rows
 from gsplit.kernels.attention import gat_attention, gatv2_attention
 from gsplit.kernels.attention_options import AttentionOptions

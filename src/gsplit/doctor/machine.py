@@ -7,9 +7,9 @@ import resource
 import shutil
 from pathlib import Path
 
-from gsplit.distributed.allocator import ALLOCATOR
+from gsplit.distributed.launch.allocator import ALLOCATOR
 from gsplit.doctor.finding import Finding, amount
-from gsplit.free_memory import free_bytes
+from gsplit.files.free_memory import free_bytes
 
 __all__ = ["check_allocator", "check_disk", "check_limits", "check_memory", "check_threads", "check_versions"]
 

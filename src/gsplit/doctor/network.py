@@ -9,10 +9,10 @@ from statistics import median
 
 import torch
 
-from gsplit.distributed.comm import Call, Comm
-from gsplit.distributed.mesh import Mesh
-from gsplit.distributed.process_groups import available_backends
-from gsplit.distributed.shared_memory import SharedComm
+from gsplit.distributed.comm.comm import Call, Comm
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.comm.process_groups import available_backends
+from gsplit.distributed.comm.shared_memory import SharedComm
 from gsplit.doctor.finding import Finding
 from gsplit.doctor.ranks import RunRanks, run_ranks
 from gsplit.errors import CommError

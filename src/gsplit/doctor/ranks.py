@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gsplit.distributed.launch import launch
-from gsplit.distributed.launched_rank import end_with_launcher, fail
-from gsplit.distributed.mesh import init
+from gsplit.distributed.comm.mesh import init
+from gsplit.distributed.launch.launched_rank import end_with_launcher, fail
+from gsplit.distributed.launch.launcher import launch
 
 __all__ = ["RunRanks", "run_ranks"]
 

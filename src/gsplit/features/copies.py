@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call, Comm
+from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.features.protocol import RowSource, take_rows
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
 
 __all__ = ["CopiedPrefixes", "ForeignCopies", "choose_prefixes", "fetch_copies"]
 

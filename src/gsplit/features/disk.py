@@ -19,14 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.array_types import Ids
 from gsplit.errors import StoreError, explain
-from gsplit.features.host import check_ids, flat_rows, read_to_device
 from gsplit.features.protocol import RowsRead
+from gsplit.features.sources import check_ids, flat_rows, read_to_device
 from gsplit.kernels.file_rows import read_rows
 
 __all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows"]
 
-Ids = npt.NDArray[np.int64]
 THREADS = 16
 GAP_BYTES = 4096  # a page comes anyway
 READ_BYTES = 256 << 10  # the largest read of several rows: what it passes through stays in a core's cache

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh
-from gsplit.graph import Graph
-from gsplit.local_graph import LocalGraph
+from gsplit.array_types import Ids
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.graph.graph import Graph
+from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.minibatch.split import split_minibatch
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import LayerSampler
-from gsplit.split import split_minibatch
 from gsplit.telemetry import StepTelemetry
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "targets_closure",
 ]
 
-Ids = npt.NDArray[np.int64]
 CHUNK_EDGES = 1 << 17
 CHUNK_ROWS = 1 << 15
 _LARGE = 0.5

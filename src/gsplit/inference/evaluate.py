@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.distributed.comm import Call, Comm
-from gsplit.distributed.mesh import Mesh
+from gsplit.array_types import Ids
+from gsplit.distributed.comm.comm import Call, Comm
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.inference.closure import Ids, RequiredVertices, targets_closure
+from gsplit.graph.ownership import Ownership
+from gsplit.inference.closure import RequiredVertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
-from gsplit.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.metrics import Metric, Scored, check_metrics, is_classes, is_labelled, rank_area, score_columns
+from gsplit.inference.metrics import Metric, Scored, check_metrics, is_classes, is_labelled, rank_area, score_columns
+from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
-from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.conversion import as_graph_store
@@ -156,7 +157,7 @@ class EvaluationOptions(InferenceOptions, total=False):
 def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[EvaluationOptions]) -> dict[str, float]:
     """Exact scores on stored targets from all neighbours; the same on every rank. A collective.
 
-    ``metrics`` are names of ``gsplit.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
+    ``metrics`` are keys of ``inference.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
     ``scores["val mae"]`` another. Each target is counted once, whatever the ranks. A score that is no finite number,
     such as that of outputs of NaN, is left out, with a warning.
 

@@ -23,31 +23,32 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.batch import Batch, BatchContext, BatchLayer
-from gsplit.blocks import Block, FrontierIds
-from gsplit.distributed.mesh import Mesh
-from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
+from gsplit.array_types import Ids
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.feature_tiers import open_features
-from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
-from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
+from gsplit.features.sources import MappedRows
+from gsplit.graph.blocks import Block, FrontierIds
+from gsplit.graph.ownership import Ownership, own_equally
+from gsplit.inference.closure import RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.inference.workspace import new_workspace_file
 from gsplit.kernels.buffers import BufferPool
-from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
+from gsplit.loading.step_loader import StepLoader
+from gsplit.loading.strategy import Strategy
+from gsplit.loading.tiers import open_features
+from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
+from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph, make_ownership
+from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.nn.calls import LayerCall, dtype_of, input_rows, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.parallelize import call_wrapped, forward_plan_of, override_forward_pass
 from gsplit.nn.split_forward import SplitForward
-from gsplit.ownership import Ownership, own_equally
 from gsplit.progress import Progress
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.protocol import GraphStore
-from gsplit.strategies.loading import StepLoader
-from gsplit.strategies.spec import parse_strategy
-from gsplit.strategies.strategy import Strategy
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["InferenceOptions", "LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.distributed.comm import Call, run_on_rank_zero
-from gsplit.distributed.mesh import Mesh
+from gsplit.array_types import Ids
+from gsplit.distributed.comm.comm import Call, run_on_rank_zero
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import open_lock, try_lock
-from gsplit.inference.closure import Ids, all_vertices, targets_closure
+from gsplit.files.mapped_files import fill_mapped
+from gsplit.graph.ownership import Ownership
+from gsplit.inference.closure import all_vertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
-from gsplit.local_graph import ArrayNames, Features, LocalGraph
-from gsplit.mapped_files import fill_mapped
+from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
-from gsplit.ownership import Ownership
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.files import plain_header

@@ -35,7 +35,7 @@ _CHUNK_ROWS, _CHUNK_BYTES = 1 << 16, 16 << 20
 def _classes_of(outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     import torch  # here: the command line reads this module before it has said what it starts
 
-    from gsplit.metrics import predicted_classes
+    from gsplit.inference.metrics import predicted_classes
 
     classes: npt.NDArray[np.int64] = predicted_classes(torch.tensor(outputs)).numpy()
     return classes

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.inference.layerwise import InferenceOptions
+from gsplit.inference.metrics import predicted_classes
 from gsplit.inference.output_rows import target_ids, write_file
 from gsplit.inference.prediction_table import TABLES, PredictionTable, What, check_request, default_what
-from gsplit.metrics import predicted_classes
 from gsplit.nn.parallelize import mesh_of
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import OriginalOrder

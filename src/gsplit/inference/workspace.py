@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.mapped_files import temporary_mapped
+from gsplit.files.mapped_files import temporary_mapped
 
 __all__ = ["check_workspace", "new_workspace_file"]
 

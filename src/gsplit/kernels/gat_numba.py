@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from gsplit.array_types import Ids
 from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.jit import kernel
@@ -18,7 +19,6 @@ from gsplit.kernels.lanes import add_scaled, dot
 __all__ = ["backward", "forward", "normalise"]
 
 Floats = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """values, score_src, score_dst, score_edge."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.array_types import Ids
 from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.gat_numba import normalise
@@ -19,7 +20,6 @@ from gsplit.kernels.lanes import add_scaled, dot
 __all__ = ["backward", "forward"]
 
 Floats = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor]
 """x_src, x_dst, x_edge, att."""

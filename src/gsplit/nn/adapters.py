@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
 
-from gsplit.batch import Batch
-from gsplit.blocks import Block
+from gsplit.graph.blocks import Block
 from gsplit.kernels.csr import CsrEdges
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, substitute
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges

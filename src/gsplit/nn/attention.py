@@ -20,13 +20,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Module
 from torch_geometric import nn as pyg
 
-from gsplit.blocks import Block
-from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle
+from gsplit.graph.blocks import Block
 from gsplit.kernels.attention import gat_attention, gatv2_attention
 from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.attention_order import aggregates_first
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle
 from gsplit.nn.calls import LayerCall, input_rows
 from gsplit.nn.layer_edges import loop_once, looped_edges
 from gsplit.nn.layers import has_message_hooks, is_attention

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.batch import Batch
-from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle, Handle
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle, Handle
 from gsplit.nn.layers import edge_features_of, layers_of, takes_edge_weight
 
 __all__ = [

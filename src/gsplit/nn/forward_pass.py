@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gsplit.batch import Batch
-from gsplit.blocks import Block
-from gsplit.devices import DeferredChecks
-from gsplit.edge_handles import EdgeAttrHandle, EdgeWeightHandle
+from gsplit.device.devices import DeferredChecks
 from gsplit.errors import InputError, explain
+from gsplit.graph.blocks import Block
 from gsplit.kernels.csr import LOOP, CsrEdges
 from gsplit.keys import kernels_torch
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.nn.adapters import LayerInputs
 from gsplit.nn.calls import LayerCall, input_rows
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask

@@ -6,8 +6,8 @@ The dry run (``nn.checks.dry_run``) records it when a model is wrapped; every fo
 from dataclasses import dataclass
 from typing import Literal
 
-from gsplit.batch import Batch
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.adapters import Adapter
 from gsplit.nn.layer_edges import num_other_edges
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from gsplit.devices import DeferredChecks
-from gsplit.distributed.comm import Call, Comm, Work
+from gsplit.device.devices import DeferredChecks
+from gsplit.distributed.comm.comm import Call, Comm, Work
 from gsplit.errors import CommError, InputError, explain
-from gsplit.route import count_reduction
+from gsplit.minibatch.route import count_reduction
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["GradientAverage"]

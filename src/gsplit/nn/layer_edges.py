@@ -2,7 +2,7 @@
 
 Destinations are the first sources of a block, so a self-loop is an edge between equal rows. Where the model runs on a
 device, the loader has counted the self-loops of a block (``Block.num_self_loops``), so that nothing here makes the host
-wait for the device. GCN's degrees are those of the whole graph (``gsplit.degrees``).
+wait for the device. GCN's degrees are those of the whole graph (``graph.degrees``).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch_geometric import nn as pyg
 from torch_geometric.utils import add_self_loops as add_loops
 
-from gsplit.blocks import Block
+from gsplit.graph.blocks import Block
 
 __all__ = [
     "GcnOptions",
@@ -117,7 +117,7 @@ def normalised_edges(
     """GCN's edges and their weights: PyG's ``gcn_norm`` of the full graph, restricted to a block.
 
     ``deg_inv_sqrt`` has one number per source row, ``edge_weight`` one per edge, ``loop_weight`` one per destination
-    (see ``gsplit.degrees``; both None for a graph without weights). With ``add_self_loops`` the sampled self-loops are
+    (see ``graph.degrees``; both None for a graph without weights). With ``add_self_loops`` the sampled self-loops are
     replaced by one per destination (``loop_once``); otherwise the block stays as it is.
     """
     if add_self_loops:

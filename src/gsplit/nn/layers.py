@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
 
-from gsplit.blocks import Block
+from gsplit.graph.blocks import Block
 
 __all__ = [
     "edge_features_are_weights",

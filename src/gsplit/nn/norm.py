@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.devices import DeferredChecks
-from gsplit.distributed.comm import Call, Comm
+from gsplit.device.devices import DeferredChecks
+from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.errors import InputError, explain
 
 __all__ = ["global_batch_norm"]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.batch import Batch
-from gsplit.distributed.comm import Call, assert_same_on_all_ranks
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.calls import call_model
 from gsplit.nn.checks.dry_run import (
     Recorder,

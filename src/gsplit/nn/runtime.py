@@ -11,11 +11,11 @@ import torch
 from torch.nn import Module, Parameter
 from torch_geometric.nn import JumpingKnowledge
 
-from gsplit.batch import Batch
-from gsplit.devices import DeferredChecks
-from gsplit.distributed.mesh import Mesh
-from gsplit.edge_handles import Handle
+from gsplit.device.devices import DeferredChecks
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.edge_handles import Handle
 from gsplit.nn.calls import CallTemplate, LayerCall, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_batch

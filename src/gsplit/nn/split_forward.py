@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from torch.nn import Module
 
-from gsplit.batch import Batch
-from gsplit.edge_handles import EdgeHandle, Handle
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.edge_handles import EdgeHandle, Handle
 from gsplit.nn.calls import LayerCall
 
 __all__ = ["LayerRunner", "SplitForward", "install_forward", "remove_forward"]

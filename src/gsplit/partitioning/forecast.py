@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.ownership import lightest_runs
+from gsplit.graph.ownership import lightest_runs
 from gsplit.store.manifest import PartStatistics
 
 __all__ = ["Forecast", "forecast", "forecasts", "imbalance"]

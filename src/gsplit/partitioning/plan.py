@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm import SoloComm
+from gsplit.distributed.comm.comm import SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gsplit.blocks import Block
+from gsplit.array_types import Ids
 from gsplit.errors import InputError, StoreError, explain
-from gsplit.graph import Graph
+from gsplit.graph.blocks import Block
+from gsplit.graph.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.defaults import EPOCHS
 from gsplit.progress import Progress, silent
@@ -45,7 +46,6 @@ __all__ = [
     "presample",
 ]
 
-Ids = npt.NDArray[np.int64]
 _HELD_PER_THREAD = 2
 
 

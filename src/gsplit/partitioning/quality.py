@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.presample import Counts, Drawn

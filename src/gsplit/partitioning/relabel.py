@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gsplit.array_types import Array, Ids
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
-from gsplit.store.files import Array
 from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, role_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
@@ -24,7 +24,6 @@ from gsplit.store.writer import StoreWriter
 
 __all__ = ["order_vertices", "places_of", "run_pieces", "write_renumbered"]
 
-Ids = npt.NDArray[np.int64]
 _PIECE_BYTES = 32 << 20
 
 

@@ -7,7 +7,7 @@ computes them. Moving them changes nothing that was counted.
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm import Call, Comm
+from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.partitioning.sharded.exchange import give_everybody
 
 __all__ = ["spread_unreached"]
@@ -20,7 +20,7 @@ def spread_unreached(
 
     The last unreached ones of a part that is too large go to the first parts with room.
 
-    >>> from gsplit.distributed.comm import SoloComm
+    >>> from gsplit.distributed.comm.comm import SoloComm
     >>> unreached = np.array([False, True, True, True, True, True])
     >>> spread_unreached(np.zeros(6, np.int32), unreached, 2, 1.01, SoloComm()).tolist()
     [0, 0, 0, 1, 1, 1]

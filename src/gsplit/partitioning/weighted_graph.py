@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.mapped_files import create_mapped
+from gsplit.array_types import Array
+from gsplit.files.mapped_files import create_mapped
 from gsplit.store.files import plain_header
 
 __all__ = ["WeightedGraph", "open_weighted", "place_array"]
 
-Array = npt.NDArray[Any]
 _NAMES = ("xadj", "adjncy", "edge_weights", "vertex_weights")
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.features.budget import parse_bytes
+from gsplit.features.cache import parse_bytes
+from gsplit.minibatch.strategy_names import all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.calibration import known_machine
 from gsplit.planner.hardware import PRESETS, Hardware
@@ -23,7 +24,6 @@ from gsplit.planner.probes import measure_sampling
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
-from gsplit.strategies.spec import all_strategies
 
 __all__ = ["AUTO", "PlannedSteps", "fit_to_graph", "resolve_strategy"]
 

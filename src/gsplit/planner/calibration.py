@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gsplit.distributed.launch import launch
+from gsplit.distributed.launch.launcher import launch
 from gsplit.errors import InputError
+from gsplit.files.untrusted import Expected, read_document
 from gsplit.planner.disk_probe import measure_disk
 from gsplit.planner.hardware import Hardware, read_hardware, write_hardware
 from gsplit.progress import Progress, silent
-from gsplit.untrusted import Expected, read_document
 
 __all__ = ["cache_file", "calibrate", "known_machine", "this_machine"]
 

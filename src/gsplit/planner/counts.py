@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.split import Split, split_in_one_process
+from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.partitioning.presample import Workload
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
-from gsplit.split import Split, split_in_one_process
-from gsplit.strategies.spec import StrategySpec, parse_strategy
 
 __all__ = ["RankCounts", "StrategyCounts", "count_strategies"]
 

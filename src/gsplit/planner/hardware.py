@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from gsplit.errors import InputError, explain
-from gsplit.untrusted import Expected, read_document
+from gsplit.files.untrusted import Expected, read_document
 
 __all__ = ["PRESETS", "Hardware", "read_hardware", "write_hardware"]
 

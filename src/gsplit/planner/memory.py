@@ -7,8 +7,8 @@ split parallelism in more detail, without counting a step.
 
 from dataclasses import dataclass
 
+from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import SLACK
-from gsplit.ownership import Ownership
 from gsplit.planner.counts import StrategyCounts
 from gsplit.planner.shapes import PlannedModel
 

@@ -7,9 +7,9 @@ are counted on the store's own mini-batches; seconds come from ``estimate`` for 
 from dataclasses import dataclass, replace
 
 from gsplit.errors import InputError, explain
-from gsplit.feature_tiers import cached_order, hotness_of, stored_row_bytes
-from gsplit.features.hot_order import expected_hit_rate
-from gsplit.ownership import Ownership, own_equally, own_parts
+from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
+from gsplit.graph.ownership import Ownership, own_equally, own_parts
+from gsplit.minibatch.strategy_names import StrategySpec, all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies
 from gsplit.planner.disk_reads import DiskReads, count_reads
@@ -20,7 +20,6 @@ from gsplit.planner.reasons import explain_choice
 from gsplit.planner.shapes import PlannedModel
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
-from gsplit.strategies.spec import StrategySpec, all_strategies
 
 __all__ = ["Candidate", "Choice", "Plan", "choose", "make_plan"]
 

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.blocks import Block
-from gsplit.features.mapped import MappedRows
-from gsplit.graph import Graph
+from gsplit.features.sources import MappedRows
+from gsplit.graph.blocks import Block
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import own_equally
 from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.csr import make_csr_edges
-from gsplit.ownership import own_equally
+from gsplit.minibatch.split import ask
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.shapes import ATTENTION_BACKWARD
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit.split import ask
 
 __all__ = ["KernelRates", "measure_kernels", "measure_sampling", "measure_thread_gain"]
 

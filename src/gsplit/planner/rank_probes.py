@@ -15,12 +15,12 @@ from statistics import median
 
 import torch
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh, init
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh, init
 from gsplit.kernels.buffers import BufferPool
+from gsplit.minibatch.route import Route
+from gsplit.minibatch.shuffle import exchange_stored
 from gsplit.planner.probes import KernelRates, measure_kernels, measure_thread_gain
-from gsplit.route import Route
-from gsplit.shuffle import exchange_stored
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["CommRates", "measure_comm"]

@@ -13,9 +13,9 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gsplit.errors import InputError, explain
+from gsplit.files.untrusted import Expected, open_regular, read_bounded
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run, telemetry_files
-from gsplit.untrusted import Expected, open_regular, read_bounded
 
 __all__ = [
     "Amount",

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from gsplit.checkpoints.files import Checkpoint, CheckpointManifest
-from gsplit.distributed.launch import REQUEUE
-from gsplit.loader_plan import stored_checksums
+from gsplit.distributed.launch.launcher import REQUEUE
+from gsplit.loading.plan import stored_checksums
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import latest_checkpoint
 from gsplit.store.reader import Store
+from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest
 
 __all__ = ["REQUEUE", "check_run", "describe_run", "latest_checkpoint"]
 

@@ -11,22 +11,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.mesh import Mesh
+from gsplit.array_types import Array
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
-from gsplit.local_graph import LocalGraph
-from gsplit.losses import LossFunction, named_loss, weighted_cross_entropy
-from gsplit.metrics import DEFAULT_METRICS, Metric
+from gsplit.inference.metrics import DEFAULT_METRICS, Metric
+from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.planner.shapes import PlannedModel
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.targets import StoredTargets
-from gsplit.store.files import Array
 from gsplit.store.reader import Store
-from gsplit.strategies.spec import parse_strategy
+from gsplit.training.losses import LossFunction, named_loss, weighted_cross_entropy
 
 __all__ = [
     "balanced_weights",

@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from gsplit.errors import InputError
-from gsplit.untrusted import Expected, read_document
+from gsplit.files.untrusted import Expected, read_document
 
 __all__ = [
     "MAX_LAYERS",

@@ -21,10 +21,9 @@ from typing import BinaryIO
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.checkpoints.files import list_checkpoints, remove_unused
-from gsplit.checkpoints.tensor_file import write_tensor_file
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import TEMPORARY_SUFFIX, write_atomic
+from gsplit.files.untrusted import open_regular
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import (
     checkpoint_folder,
@@ -39,8 +38,9 @@ from gsplit.run.layout import (
 )
 from gsplit.run.results import ModelShape, history_as_dict
 from gsplit.run.saved_files import read_settings, read_weights
-from gsplit.train_state import History
-from gsplit.untrusted import open_regular
+from gsplit.training.checkpoints.files import list_checkpoints, remove_unused
+from gsplit.training.checkpoints.tensor_file import write_tensor_file
+from gsplit.training.train_state import History
 
 __all__ = [
     "begin_run",

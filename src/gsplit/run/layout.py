@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gsplit.checkpoints.files import latest_file
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_atomic
-from gsplit.untrusted import Expected, read_bounded
+from gsplit.files.untrusted import Expected, read_bounded
+from gsplit.training.checkpoints.files import latest_file
 
 __all__ = [
     "RunLock",

@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from gsplit.errors import InputError, explain
-from gsplit.feature_tiers import cached_order, hotness_of, stored_row_bytes
-from gsplit.features.hot_order import expected_hit_rate
+from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
+from gsplit.graph.ownership import Ownership, own_parts
 from gsplit.kernels.buffers import SLACK
-from gsplit.ownership import Ownership, own_parts
 from gsplit.partitioning.weights import work_scale
 from gsplit.run.recorded_partition import RecordedPartition, recorded_partition
 from gsplit.store.manifest import PartStatistics
@@ -175,7 +174,7 @@ def _bounded(store: Store, fanouts: list[int], batch: int, ownership: Ownership,
 def _anonymous_now() -> int:
     """Anonymous memory of this process, with what a rank imports."""
     import gsplit.nn.parallelize
-    import gsplit.trainer  # noqa: F401
+    import gsplit.training.trainer  # noqa: F401
 
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)

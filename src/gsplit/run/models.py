@@ -8,7 +8,7 @@ from torch_geometric.nn import GAT, GCN, GIN, MLP, PNA, EdgeCNN, GINEConv, Graph
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from gsplit.errors import InputError, explain
-from gsplit.free_memory import free_bytes
+from gsplit.files.free_memory import free_bytes
 from gsplit.run.config import MODELS
 
 __all__ = ["EDGE_FEATURE_MODELS", "EDGE_WEIGHT_MODELS", "MODELS", "make_model"]

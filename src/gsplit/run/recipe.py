@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from gsplit.distributed.comm import run_on_rank_zero
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import run_on_rank_zero
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import What, default_what
 from gsplit.inference.predictions import write_predictions
@@ -23,7 +23,7 @@ from gsplit.run.folder import load_run, load_weights
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import InferenceResult, ModelShape
 from gsplit.store.reader import Store
-from gsplit.verification import Verification, verify
+from gsplit.training.verification import Verification, verify
 
 __all__ = [
     "ArrayNames",

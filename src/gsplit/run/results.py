@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gsplit.callbacks import Callback
+from gsplit.training.callbacks import Callback
 
 if TYPE_CHECKING:  # the command line imports this module before torch
     from gsplit.inference.predictions import Predictions
-    from gsplit.train_state import Evaluation, History
+    from gsplit.training.train_state import Evaluation, History
 
 __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResult", "history_as_dict"]
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from torch.nn import Module
 
-from gsplit.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file
 from gsplit.errors import InputError, explain
+from gsplit.files.untrusted import Expected, read_bounded, read_document
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape
 from gsplit.store.manifest import ClassNames, ColumnNames
-from gsplit.untrusted import Expected, read_bounded, read_document
+from gsplit.training.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file
 
 __all__ = ["read_settings", "read_weights"]
 

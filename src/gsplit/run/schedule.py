@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gsplit.metrics import Metric
+from gsplit.inference.metrics import Metric
 from gsplit.run.config import TrainSettings
-from gsplit.train_state import Evaluation, TrainState
+from gsplit.training.train_state import Evaluation, TrainState
 
 __all__ = ["EvaluationSchedule", "has_stalled", "learning_rate"]
 

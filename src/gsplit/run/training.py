@@ -11,15 +11,13 @@ from pathlib import Path
 
 import torch
 
-from gsplit.checkpoints.files import Checkpoint
-from gsplit.checkpoints.training import read_on_all_ranks
-from gsplit.distributed.comm import run_on_all_ranks, run_on_rank_zero
-from gsplit.distributed.mesh import Mesh
-from gsplit.distributed.stragglers import WaitClock
+from gsplit.distributed.comm.comm import run_on_all_ranks, run_on_rank_zero
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.watch.stragglers import WaitClock
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
-from gsplit.loader import NeighborLoader
-from gsplit.metrics import Metric, check_metrics
+from gsplit.inference.metrics import Metric, check_metrics
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.checkpoint import check_run, describe_run
 from gsplit.run.choices import (
@@ -37,10 +35,12 @@ from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
 from gsplit.run.schedule import EvaluationSchedule, has_stalled, learning_rate
 from gsplit.run.stop_signals import stop_on_signals
-from gsplit.scalar_log import ScalarLog
 from gsplit.store.reader import Store
-from gsplit.train_state import Evaluation, History, TrainState, history_of
-from gsplit.trainer import Trainer
+from gsplit.training.checkpoints.files import Checkpoint
+from gsplit.training.checkpoints.training import read_on_all_ranks
+from gsplit.training.scalar_log import ScalarLog
+from gsplit.training.train_state import Evaluation, History, TrainState, history_of
+from gsplit.training.trainer import Trainer
 
 __all__ = ["train_run"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, StoreError, explain
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.sampling.kernels_numba import DAMAGED, MAX_DEGREE, OK, TOO_MANY
 
 __all__ = ["OwnEdges", "check_own", "cut_own_edges", "not_own", "raise_status"]

@@ -24,7 +24,7 @@ class DrawnSampler:
     """See ``LayerSampler``. Draws the in-edges of a range of vertices by a function of the program's own.
 
     >>> import numpy as np
-    >>> from gsplit.graph import Graph
+    >>> from gsplit.graph.graph import Graph
     >>> graph = Graph(np.array([0, 2, 3]), np.array([0, 1, 0], np.int32), num_vertices=2)
     >>> part = SampledRange(graph, np.empty(0, np.int64), torch.device("cpu"))
     >>> first = torch.from_numpy(graph.indptr)

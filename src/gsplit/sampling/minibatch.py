@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gsplit.blocks import Block
+from gsplit.graph.blocks import Block
 from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import unpermute
 from gsplit.sampling.protocol import LayerSampler

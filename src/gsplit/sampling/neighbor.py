@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
-from gsplit.graph import Graph
+from gsplit.files.mapped_files import check_files, files_behind
+from gsplit.graph.graph import Graph
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.mapped_files import check_files, files_behind
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling import kernels_torch as device
 from gsplit.sampling.checks import check_own, cut_own_edges, raise_status

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.kernels.triton.relabelling import UNSEEN, relabel
 from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
 from gsplit.sampling import kernels_torch

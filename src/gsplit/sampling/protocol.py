@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.graph import Graph
-from gsplit.ownership import original_ids_of
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import original_ids_of
 
 __all__ = ["Frontier", "LayerSampler", "SampledLayer", "SampledRange", "SamplerFactory"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.free_memory import free_bytes
+from gsplit.files.free_memory import free_bytes
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.edge_sort import EdgeSorter

@@ -17,8 +17,8 @@ import numpy as np
 
 from gsplit.array_types import Array
 from gsplit.errors import StoreError, explain
-from gsplit.mapped_files import map_file
-from gsplit.untrusted import open_regular
+from gsplit.files.mapped_files import map_file
+from gsplit.files.untrusted import open_regular
 
 __all__ = [
     "DTYPES",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import locked, try_lock, write_atomic
-from gsplit.untrusted import Expected, read_document
+from gsplit.files.untrusted import Expected, read_document
 
 __all__ = ["agree", "building", "lock_hosts"]
 

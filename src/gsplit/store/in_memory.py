@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gsplit.array_types import Array, Ids
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.store.files import ordered_bits, raw_bytes
 from gsplit.store.protocol import ArrayStore
 from gsplit.store.statistics import count_classes

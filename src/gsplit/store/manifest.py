@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from gsplit.errors import StoreError, explain
+from gsplit.files.untrusted import describe_fault
 from gsplit.store.statistics import Statistics
-from gsplit.untrusted import describe_fault
 
 __all__ = [
     "MAX_EDGES",

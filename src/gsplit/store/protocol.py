@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError, explain
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.store.manifest import INPUT_POSITION, role_of
 
 __all__ = ["ArrayStore", "GraphStore", "OriginalOrder", "edge_value_names", "missing_array"]

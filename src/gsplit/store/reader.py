@@ -14,7 +14,7 @@ import numpy as np
 
 from gsplit.array_types import Array
 from gsplit.errors import StoreError, explain
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.store.files import ArrayFile, read_inside
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, graph_fingerprint, parse_manifest
 from gsplit.store.protocol import ArrayStore

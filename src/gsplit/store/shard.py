@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gsplit.errors import InputError, explain
-from gsplit.ownership import own_parts
+from gsplit.graph.ownership import own_parts
 from gsplit.progress import Progress, silent
 from gsplit.store.manifest import Manifest, Shard, new_step, role_of
 from gsplit.store.reader import Store, open_store

@@ -32,7 +32,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.atomic import write_atomic
-from gsplit.ownership import Ownership, own_equally
+from gsplit.files.untrusted import Expected, read_bounded
+from gsplit.graph.ownership import Ownership, own_equally
 from gsplit.progress import Progress, silent
 from gsplit.store.build import check_source, step_settings, write_arrays
 from gsplit.store.files import raw_bytes
@@ -41,7 +42,6 @@ from gsplit.store.manifest import Manifest, ProvenanceStep, Shard, graph_fingerp
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeRules, GraphSource, VertexRange, row_slices
 from gsplit.store.writer import StoreWriter, check_output, put_in_place
-from gsplit.untrusted import Expected, read_bounded
 
 __all__ = ["ShardedImport", "build_shard", "hash_whole", "shard_paths"]
 

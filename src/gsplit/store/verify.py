@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import StoreError, explain
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.files import raw_bytes

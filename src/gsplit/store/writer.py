@@ -19,12 +19,12 @@ from typing import Self
 from gsplit.array_types import Array
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.atomic import fsync_folder, locked, replace_folder, try_lock
-from gsplit.mapped_files import create_mapped, flush
+from gsplit.files.mapped_files import create_mapped, flush
+from gsplit.files.untrusted import Expected, read_document
 from gsplit.progress import Progress
 from gsplit.store.files import npy_header, raw_bytes, storage_dtype, write_bytes
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of
 from gsplit.store.source import row_slices
-from gsplit.untrusted import Expected, read_document
 
 __all__ = ["ArrayAppender", "StoreWriter", "check_output", "is_store", "put_in_place"]
 

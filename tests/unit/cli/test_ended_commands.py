@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.checkpoints.files import checkpoint_path
 from gsplit.run.layout import checkpoint_folder
+from gsplit.training.checkpoints.files import checkpoint_path
 
 PROGRAM = """
 import os, signal, sys

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.checkpoints.files import checkpoint_path
 from gsplit.cli.ranks import _rank_numbers, run_task
 from gsplit.cli.tasks import InferTask, TrainTask
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.layout import checkpoint_folder
+from gsplit.training.checkpoints.files import checkpoint_path
 
 
 def _task(out: Path | None, **more: object) -> TrainTask:

@@ -22,7 +22,7 @@ from gsplit.cli.options import Flags
 from gsplit.cli.tasks import InferTask, Task, TrainTask, VerifyTask, parse_task
 from gsplit.cli.train_commands import _Kept, _settings
 from gsplit.cli.training_view import announce_training, show_result
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.run import recipe
@@ -32,8 +32,8 @@ from gsplit.run.results import TrainResult
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit.train_state import Evaluation, History
-from gsplit.verification import Verification
+from gsplit.training.train_state import Evaluation, History
+from gsplit.training.verification import Verification
 
 SMALL = ["--hidden", "8", "--fanout", "3,3", "--batch-size", "200"]
 

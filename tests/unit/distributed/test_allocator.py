@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from forked_scripts import start_forked
 
-from gsplit.distributed.allocator import ALLOCATOR
+from gsplit.distributed.launch.allocator import ALLOCATOR
 
 _PROGRAM = """
 import json, sys

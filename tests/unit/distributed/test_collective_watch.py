@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from watched import connect_peers, watch_pair
 
-from gsplit.distributed.collective_watch import CollectiveWatch
-from gsplit.distributed.comm import Call
-from gsplit.distributed.peers import Peers
-from gsplit.distributed.processes import RankProcess, StackFile, own_process, read_stack
-from gsplit.distributed.remote_status import RemoteStatus
-from gsplit.distributed.status_page import MOST_GROUPS, new_page
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.watch.collective_watch import CollectiveWatch
+from gsplit.distributed.watch.peers import Peers
+from gsplit.distributed.watch.processes import RankProcess, StackFile, own_process, read_stack
+from gsplit.distributed.watch.remote_status import RemoteStatus
+from gsplit.distributed.watch.status_page import MOST_GROUPS, new_page
 from gsplit.errors import CommError, InputError, RankFaultError
 
 MEAN, SUM = Call("mean", 3), Call("sum", 3)
@@ -182,7 +182,7 @@ class _Store:
 
 
 def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsplit.distributed.remote_status._BEAT_S", 0.1)
+    monkeypatch.setattr("gsplit.distributed.watch.remote_status._BEAT_S", 0.1)
     store, here = _Store(), Peers(0)
     here.group_sizes.append(3)
     here.follow_remote(lambda: store, 3)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from gsplit.distributed.failures import RankEnd, Report, find_cause, parse_report
-from gsplit.distributed.launched_rank import ERROR_FILE, report_failure
+from gsplit.distributed.launch.failures import RankEnd, Report, find_cause, parse_report
+from gsplit.distributed.launch.launched_rank import ERROR_FILE, report_failure
 from gsplit.errors import CommError, InputError
 
 LOST = Report("CommError", "rank 0: shuffle of step 3: expected all ranks to join (got rank 1, gone). Fix: look.", 5.0)

@@ -8,7 +8,7 @@ from forked_scripts import run_forked
 
 _PROGRAM = """
 import atexit, gc, json, os, signal, sys, threading, time
-from gsplit.distributed.forked_rank import can_fork, fork_rank, stay_with_one_thread
+from gsplit.distributed.launch.forked_rank import can_fork, fork_rank, stay_with_one_thread
 
 def wait(rank):
     while rank.poll() is None:

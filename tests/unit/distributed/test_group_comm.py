@@ -10,9 +10,9 @@ import pytest
 import torch
 from watched import watch_pair
 
-from gsplit.distributed.collective_watch import CollectiveWatch
-from gsplit.distributed.comm import Call
-from gsplit.distributed.group_comm import GroupComm, _GroupWork
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.group_comm import GroupComm, _GroupWork
+from gsplit.distributed.watch.collective_watch import CollectiveWatch
 
 
 class _Work:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from watched import watch_pair
 
-from gsplit.distributed.comm import Call
-from gsplit.distributed.hang_watch import HangWatch
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.watch.hang_watch import HangWatch
 
 
 def _until(caplog: pytest.LogCaptureFixture, count: int) -> list[str]:

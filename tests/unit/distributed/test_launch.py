@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from gsplit.distributed import launch as launch_module
-from gsplit.distributed.launch import DIFFERS, REQUEUE, GroupFailedError, launch
+from gsplit.distributed.launch.launcher import DIFFERS, REQUEUE, GroupFailedError, launch
 
 RANK = """
 import os, signal, sys, time
-from gsplit.distributed.launched_rank import Status, end_with_launcher, fail, set_status
+from gsplit.distributed.launch.launched_rank import Status, end_with_launcher, fail, set_status
 rank = int(os.environ["RANK"])
 end_with_launcher()
 """
 LAUNCHER = """
 import sys
-from gsplit.distributed.launch import launch
+from gsplit.distributed.launch.launcher import launch
 from gsplit.errors import Terminated
 try:
     sys.exit(launch([sys.executable, "-c", sys.argv[1]], 2))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gsplit.distributed.allocator import ALLOCATOR
-from gsplit.distributed.launch import _environment_of_ranks
+from gsplit.distributed.launch.allocator import ALLOCATOR
+from gsplit.distributed.launch.launcher import _environment_of_ranks
 
 
 def test_ranks_are_tuned_but_for_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 import gsplit
-from gsplit.devices import resolve_device
+from gsplit.device.devices import resolve_device
 from gsplit.distributed import mesh as mesh_module
 from gsplit.distributed import process_groups
-from gsplit.distributed.comm import Call, Comm, SoloComm
-from gsplit.distributed.mesh import Mesh, resolve_mesh, solo_mesh
+from gsplit.distributed.comm.comm import Call, Comm, SoloComm
+from gsplit.distributed.comm.mesh import Mesh, resolve_mesh, solo_mesh
 
 CALLS: list[Callable[[Comm, Call], object]] = [
     lambda comm, call: comm.all_to_all_counts(call, (1,)),

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from watched import watch_pair
 
-from gsplit.distributed.collective_watch import Collective, CollectiveWatch
-from gsplit.distributed.comm import Call
-from gsplit.distributed.pipes import Pipes, open_inbox, open_outbox
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.pipes import Pipes, open_inbox, open_outbox
+from gsplit.distributed.watch.collective_watch import Collective, CollectiveWatch
 from gsplit.errors import CommError, InputError, RankFaultError
 
 CALL = Call("exchange ids", 3, 1)

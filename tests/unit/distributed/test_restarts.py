@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.distributed.launch import GroupFailedError, Restart, launch, restart_on_failure
+from gsplit.distributed.launch.launcher import GroupFailedError, Restart, launch, restart_on_failure
 
 PROGRAM = """
 import os, pathlib, signal, sys
-from gsplit.distributed.launched_rank import fail
+from gsplit.distributed.launch.launched_rank import fail
 from gsplit.errors import InputError
 rank, size, kept, how = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), pathlib.Path(sys.argv[1]), sys.argv[2]
 done = int(kept.read_text()) if kept.exists() else 0

@@ -1,6 +1,6 @@
 """What the messages of shared memory carry."""
 
-from gsplit.distributed.shared_memory import _MESSAGE, _fit
+from gsplit.distributed.comm.shared_memory import _MESSAGE, _fit
 
 
 def test_a_purpose_of_any_length_fits_and_stays_distinct() -> None:

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from gsplit.cli.main import app
-from gsplit.distributed.allocator import ALLOCATOR
+from gsplit.distributed.launch.allocator import ALLOCATOR
 from gsplit.doctor import examination, machine, network
 from gsplit.doctor.examination import check_store, examine
 from gsplit.doctor.finding import DoctorReport, Finding

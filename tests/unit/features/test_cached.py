@@ -13,12 +13,8 @@ from hypothesis import strategies as st
 from row_sources import DTYPES, as_tensor, stored_array, wanted_rows
 
 from gsplit.errors import InputError
-from gsplit.features.budget import parse_bytes
-from gsplit.features.cached import CachedRows
-from gsplit.features.hot_order import HotOrder, expected_hit_rate, hottest_prefixes
-from gsplit.features.mapped import MappedRows, torch_dtype
-from gsplit.features.scaled import ScaledRows
-from gsplit.features.side_by_side import SideBySideRows
+from gsplit.features.cache import CachedRows, HotOrder, expected_hit_rate, hottest_prefixes, parse_bytes
+from gsplit.features.sources import MappedRows, ScaledRows, SideBySideRows, torch_dtype
 
 
 @st.composite

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gsplit.distributed.comm import SoloComm
+from gsplit.distributed.comm.comm import SoloComm
 from gsplit.features.copies import CopiedPrefixes, ForeignCopies, choose_prefixes
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
 
 
 @st.composite

@@ -7,10 +7,9 @@ from extending_programs import ComputedRows
 from torch import Tensor
 
 from gsplit.errors import InputError
-from gsplit.features.given import GivenRows, describe_rows
 from gsplit.features.protocol import RowsRead
-from gsplit.features.side_by_side import SideBySideRows
-from gsplit.ownership import original_ids_of
+from gsplit.features.sources import GivenRows, SideBySideRows, describe_rows
+from gsplit.graph.ownership import original_ids_of
 
 ORIGINAL = np.random.default_rng(0).permutation(40)
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import memory_store, shaped_graphs
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.graph.ownership import Ownership
 from gsplit.inference import closure
 from gsplit.inference.closure import all_vertices, edge_chunks, targets_closure
 from gsplit.inference.evaluate import evaluate_targets
-from gsplit.local_graph import LocalGraph
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.nn.parallelize import parallelize
-from gsplit.ownership import Ownership
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit_bench.exactness import Case, make_model, small_store
 

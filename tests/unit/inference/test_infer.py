@@ -11,11 +11,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 from gsplit import InputError, evaluate, infer, parallelize, verify
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
+from gsplit.graph.ownership import Ownership
 from gsplit.inference import closure
 from gsplit.inference import infer as infer_module
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
-from gsplit.ownership import Ownership
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import PLAIN_MODELS, VERTICES, WIDTH, Case, make_model, small_store
 

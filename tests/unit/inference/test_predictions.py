@@ -17,7 +17,7 @@ from torch_geometric.nn import GraphSAGE
 import gsplit
 from gsplit import InputError, write_predictions
 from gsplit.cli.training_view import describe_predictions
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.inference import output_rows, prediction_table
 from gsplit.inference.prediction_table import PredictionTable, check_request
 from gsplit.run.config import TrainSettings

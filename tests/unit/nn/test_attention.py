@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv
 
-from gsplit.blocks import Block
+from gsplit.graph.blocks import Block
 from gsplit.kernels.csr import make_csr_edges
 from gsplit.nn import attention
 from gsplit.nn.attention import run_attention_layer

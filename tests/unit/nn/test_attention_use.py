@@ -15,7 +15,7 @@ from torch_geometric.nn import GAT, GATConv, GATv2Conv, Linear
 
 import gsplit
 from gsplit import parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.kernels import gat_numba, gatv2_numba
 from gsplit.keys import kernels_torch
 from gsplit.nn.dropout import keyed_edge_mask, keyed_mask

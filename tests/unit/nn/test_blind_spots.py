@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, NeighborLoader, parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.exactness import small_store
 
 

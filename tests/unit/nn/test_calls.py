@@ -9,9 +9,9 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from gsplit.batch import Batch
-from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.nn.calls import call_model
 
 

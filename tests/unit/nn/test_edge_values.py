@@ -14,7 +14,7 @@ from torch_geometric.nn import GCN, GCNConv, GINEConv, GraphConv
 
 import gsplit
 from gsplit import InputError, NeighborLoader, infer, parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.run.models import EDGE_WEIGHT_MODELS
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import EDGE_MODELS, EDGE_WIDTH, VERTICES, WIDTH, Case, make_model, small_store

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch_geometric.nn import GCN, GCNConv, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gsplit.blocks import Block
-from gsplit.degrees import gcn_degrees
 from gsplit.errors import InputError
-from gsplit.graph import Graph
+from gsplit.graph.blocks import Block
+from gsplit.graph.degrees import gcn_degrees
+from gsplit.graph.graph import Graph
 from gsplit.nn.checks.modules import check_modules
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, normalised_edges
 

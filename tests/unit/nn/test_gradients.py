@@ -8,8 +8,8 @@ from recorded_calls import record_calls
 from torch import Tensor
 from torch.nn import Linear, Parameter
 
-from gsplit.devices import DeferredChecks
-from gsplit.distributed.comm import Call, SoloComm, Work
+from gsplit.device.devices import DeferredChecks
+from gsplit.distributed.comm.comm import Call, SoloComm, Work
 from gsplit.errors import CommError, InputError
 from gsplit.nn import gradients
 from gsplit.nn.gradients import GradientAverage

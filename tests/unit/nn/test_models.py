@@ -25,7 +25,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GIN, EdgeCNN, GATConv, GCNConv, GraphSAGE
 
 from gsplit import NeighborLoader, parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.exactness import PLAIN_MODELS, Case, make_model
 
 

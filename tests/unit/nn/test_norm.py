@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gsplit.devices import DeferredChecks
-from gsplit.distributed.comm import SoloComm
+from gsplit.device.devices import DeferredChecks
+from gsplit.distributed.comm.comm import SoloComm
 from gsplit.errors import InputError
 from gsplit.nn.norm import global_batch_norm
 

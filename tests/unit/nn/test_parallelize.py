@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import GAT, PNA, GraphSAGE
 
 from gsplit import InputError, parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.exactness import Case, make_model
 
 

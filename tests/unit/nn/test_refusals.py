@@ -13,7 +13,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import GraphSAGE, MessagePassing, SAGEConv
 
 from gsplit import InputError, parallelize
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.nn.wrappers_and_hooks import OwnHook
 
 

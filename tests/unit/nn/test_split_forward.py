@@ -16,8 +16,8 @@ from torch_geometric.nn import GATConv, GCNConv, PNAConv, SAGEConv
 
 import gsplit
 from gsplit import InputError, parallelize
-from gsplit.distributed.mesh import solo_mesh
-from gsplit.edge_handles import EdgeHandle
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.minibatch.edge_handles import EdgeHandle
 from gsplit.nn.runtime import remove_runtime
 from gsplit.nn.split_forward import SplitForward
 

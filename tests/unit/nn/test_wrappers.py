@@ -13,8 +13,8 @@ from torch.nn import Linear, Module
 from torch_geometric.nn import SAGEConv
 
 from gsplit import InputError, parallelize
-from gsplit.batch import Batch
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.minibatch.batch import Batch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # dynamo's own
 

@@ -16,7 +16,7 @@ from graphs import sample_store, source_of
 from networkx.algorithms.community import kernighan_lin_bisection
 
 import gsplit
-from gsplit.ownership import lightest_runs, own_parts
+from gsplit.graph.ownership import lightest_runs, own_parts
 from gsplit.partitioning import partition as partition_module
 from gsplit.partitioning.forecast import forecast, forecasts
 from gsplit.partitioning.plan import find_parts

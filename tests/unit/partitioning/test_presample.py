@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gsplit.errors import InputError
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload, presample
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler

@@ -9,7 +9,7 @@ from graphs import csc_of, edge_lists, source_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.plan import find_parts
 from gsplit.partitioning.presample import Drawn, Workload, draw_epochs, presample

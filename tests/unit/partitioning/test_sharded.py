@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from gsplit.cli.main import app
 from gsplit.cli.tasks import PartitionTask, parse_task
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError, StoreError
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gsplit.errors import InputError, StoreError
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import open_weighted
 from gsplit.partitioning.weights import vertex_work, weigh

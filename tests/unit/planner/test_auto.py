@@ -9,8 +9,8 @@ import torch
 from graphs import sample_store
 
 from gsplit import InputError, NeighborLoader
-from gsplit.distributed.comm import SoloComm
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.comm import SoloComm
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.planner import auto, calibration
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.planner.hardware import PRESETS, write_hardware

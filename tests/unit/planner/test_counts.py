@@ -5,13 +5,13 @@ import torch
 from simulated import memory_store
 
 from gsplit.errors import InputError
-from gsplit.ownership import own_equally
+from gsplit.graph.ownership import own_equally
+from gsplit.minibatch.strategy_names import all_strategies, parse_strategy
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import RankCounts, StrategyCounts, count_strategies
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
-from gsplit.strategies.spec import all_strategies, parse_strategy
 
 NUM_VERTICES, FANOUT, BATCH, RANKS, LAYERS = 400, [3, 4, 2], 40, 3, 3
 OWNERSHIP = own_equally(NUM_VERTICES, RANKS)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gsplit.features.disk import GAP_BYTES, READ_BYTES
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.disk_reads import PAGE_BYTES, DiskReads, count_reads, reads_of
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gsplit.errors import InputError
+from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.disk_reads import DiskReads
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
 from gsplit.planner.shapes import PlannedModel, layer_work
-from gsplit.strategies.spec import parse_strategy
 
 HOST = replace(
     PRESETS["v100-nvlink"], name="host", cores=2, thread_gain=0.8, collective_s=0.0, collective_per_rank_s=0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Workload
 from gsplit.planner import calibration
 from gsplit.planner.disk_probe import measure_disk

@@ -9,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 
 from gsplit import InputError, from_pyg
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.run.choices import check_labels, choose_loss, fitting_loss, make_loss
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import shape_of

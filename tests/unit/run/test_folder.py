@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
@@ -23,7 +22,8 @@ from gsplit.run.folder import (
 )
 from gsplit.run.layout import RunLock, checkpoint_folder, latest_checkpoint, list_trainings, training_folder
 from gsplit.run.results import ModelShape
-from gsplit.train_state import History
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
+from gsplit.training.train_state import History
 
 SHAPE = ModelShape(num_features=4, num_classes=2)
 

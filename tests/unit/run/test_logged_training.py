@@ -8,18 +8,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gsplit.callbacks import StepReport
 from gsplit.cli.main import app
 from gsplit.cli.tasks import TrainTask
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import RunView
 from gsplit.run.training import train_run
-from gsplit.scalar_log import check_log_folder
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
+from gsplit.training.callbacks import StepReport
+from gsplit.training.scalar_log import check_log_folder
 
 SETTINGS = TrainSettings(
     hidden=8, fanout=[3, 3], batch_size=16, accumulate=3, epochs=2, lr=0.02, evaluate_every=1, log_every=1, save_every=2

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gsplit import InputError
-from gsplit.distributed.comm import SoloComm
-from gsplit.distributed.mesh import Mesh, solo_mesh
+from gsplit.distributed.comm.comm import SoloComm
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.run.choices import hint_at_partitioning
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import build_model, shape_of

@@ -6,12 +6,12 @@ from typing import cast
 
 import pytest
 
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.run.schedule import EvaluationSchedule
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.train_state import TrainState
+from gsplit.training.train_state import TrainState
 
 COST = 120
 

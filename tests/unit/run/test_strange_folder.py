@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import gsplit.run.folder
-from gsplit.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.errors import InputError
 from gsplit.files.atomic import write_atomic
 from gsplit.run.config import TrainSettings
@@ -22,7 +21,8 @@ from gsplit.run.folder import (
 )
 from gsplit.run.layout import RunLock, checkpoint_folder, latest_checkpoint, training_folder
 from gsplit.run.results import ModelShape
-from gsplit.train_state import History
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
+from gsplit.training.train_state import History
 
 SHAPE = ModelShape(num_features=4, num_classes=2)
 LINE = json.dumps({"epoch": 0, "step": 0}) + "\n"

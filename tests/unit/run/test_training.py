@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from gsplit.callbacks import StepReport
-from gsplit.checkpoints.files import read_checkpoint
-from gsplit.checkpoints.state_tree import take_snapshot
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, telemetry_files, telemetry_path
@@ -22,8 +19,11 @@ from gsplit.run.training import train_run
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit.train_state import history_of
-from gsplit.trainer import Trainer
+from gsplit.training.callbacks import StepReport
+from gsplit.training.checkpoints.files import read_checkpoint
+from gsplit.training.checkpoints.state_tree import take_snapshot
+from gsplit.training.train_state import history_of
+from gsplit.training.trainer import Trainer
 
 SETTINGS = TrainSettings(
     hidden=8,

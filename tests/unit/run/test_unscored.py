@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
 from gsplit import InputError, from_pyg
-from gsplit.distributed.comm import Call, SoloComm
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.comm import Call, SoloComm
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run
 from gsplit.run.layout import finished_folder

@@ -12,9 +12,9 @@ from scipy.stats import chi2
 from simulated import CPU, NONE, memory_store, one_process, shaped_graphs, simulate_split
 
 from gsplit.errors import InputError, StoreError
-from gsplit.graph import Graph
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import own_equally
 from gsplit.keys import scalar
-from gsplit.ownership import own_equally
 from gsplit.sampling.minibatch import StepKey, epoch_positions
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler, check_fanouts, make_sampler
 

@@ -11,14 +11,14 @@ from extending_programs import DictSampler, keyed_sampler
 from torch import Tensor
 
 from gsplit.errors import InputError
-from gsplit.graph import Graph
-from gsplit.ownership import Ownership
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.split import split_in_one_process
 from gsplit.sampling.checked import CheckedSampler
 from gsplit.sampling.drawn import DrawnSampler
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import uniform_sampler
 from gsplit.sampling.protocol import Frontier, SampledLayer, SampledRange
-from gsplit.split import split_in_one_process
 
 ALL = 20  # a key by which the coins of ``keyed_sampler`` draw every edge of PART
 NONE, CPU, KEY = np.empty(0, np.int64), torch.device("cpu"), StepKey(3, 0, 1)

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.arrow import TableColumns
 from gsplit.store.importers.pyg import memory_store

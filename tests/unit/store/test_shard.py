@@ -11,7 +11,7 @@ import torch
 from graphs import sample_store
 
 import gsplit
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
 from gsplit.store.shard import host_range, write_shard
 from gsplit.store.verify import verify_store
 

@@ -14,10 +14,10 @@ from rich.console import Console
 
 import gsplit
 from gsplit.cli.store_view import describe, show, show_partition
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import StoreError
-from gsplit.local_graph import LocalGraph
-from gsplit.ownership import Ownership
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.partitioning.presample import Workload
 from gsplit.run.choices import check_degrees, check_labels
 from gsplit.run.memory import MemoryPlan, forecast_memory

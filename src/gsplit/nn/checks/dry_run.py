@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gsplit.batch import Batch
-from gsplit.devices import fork_random_states, random_states
+from gsplit.device.devices import fork_random_states, random_states
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.adapters import Adapter, choose_adapter, run_pair, run_single_input
 from gsplit.nn.calls import LayerCall, input_rows, tensors_of
 from gsplit.nn.checks.toy import ExampleInput, explain_rows

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Embedding, Module, Parameter
 
-from gsplit.batch import Batch
-from gsplit.devices import fork_random_states
+from gsplit.device.devices import fork_random_states
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.calls import LayerCall, call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
 from gsplit.nn.checks.toy import ExampleInput, num_toy_vertices, toy_boundary, toy_empty, toy_halves

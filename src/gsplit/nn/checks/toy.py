@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.batch import Batch, BatchContext, BatchLayer
-from gsplit.blocks import Block, FrontierIds
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import explain
 from gsplit.features.protocol import take_rows
-from gsplit.graph import Graph
+from gsplit.graph.blocks import Block, FrontierIds
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
-from gsplit.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer
+from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.route import Route
 from gsplit.nn.forward_plan import RowSpace, num_rows
-from gsplit.ownership import Ownership
-from gsplit.route import Route
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.store.in_memory import MemoryStore

@@ -3,18 +3,15 @@
 All but ``owners_of`` are collectives.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gsplit.distributed.comm import Call, Comm
-from gsplit.ownership import Ownership
+from gsplit.array_types import Array
+from gsplit.distributed.comm.comm import Call, Comm
+from gsplit.graph.ownership import Ownership
 
 __all__ = ["add_up", "give_everybody", "largest_of", "owners_of", "send_rows"]
-
-Array = npt.NDArray[Any]
 
 
 def owners_of(ownership: Ownership, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
-from gsplit.distributed.comm import Call, Comm, assert_same_on_all_ranks
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import Call, Comm, assert_same_on_all_ranks
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.graph import Graph
-from gsplit.local_graph import LocalGraph
-from gsplit.ownership import Ownership
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.reader import Store
 

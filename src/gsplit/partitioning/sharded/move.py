@@ -8,12 +8,12 @@ or they could not have presampled together; so nothing passes through files but 
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from gsplit.distributed.comm import Call
-from gsplit.graph import Graph
+from gsplit.array_types import Array, Ids
+from gsplit.distributed.comm.comm import Call
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.relabel import places_of, run_pieces
-from gsplit.partitioning.sharded.exchange import Array, largest_of, send_rows
+from gsplit.partitioning.sharded.exchange import largest_of, send_rows
 from gsplit.partitioning.sharded.renumber import NewOrder
 from gsplit.progress import Progress, silent
 from gsplit.store.manifest import role_of
@@ -22,7 +22,6 @@ from gsplit.store.writer import StoreWriter
 
 __all__ = ["move_arrays"]
 
-Ids = npt.NDArray[np.int64]
 _PLACE_BYTES = 8
 
 

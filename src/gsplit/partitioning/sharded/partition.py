@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from gsplit.distributed.comm import assert_same_on_all_ranks
-from gsplit.distributed.mesh import Mesh
+from gsplit.distributed.comm.comm import assert_same_on_all_ranks
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.plan import check_shard_plan, find_parts_by_ranks

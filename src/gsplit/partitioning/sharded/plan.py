@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.plan import check_settings, renumber_parts
 from gsplit.partitioning.presample import Counts

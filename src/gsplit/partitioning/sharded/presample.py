@@ -9,6 +9,7 @@ import operator
 from dataclasses import dataclass
 from typing import Self
 
+from gsplit.minibatch.split import split_minibatch
 from gsplit.partitioning.defaults import EPOCHS
 from gsplit.partitioning.presample import Counts, Tally, check_batches, check_epochs, drawn_by
 from gsplit.partitioning.sharded.held_shard import HeldShard
@@ -16,7 +17,6 @@ from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.sampling.targets import LocalTargets
-from gsplit.split import split_minibatch
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["ShardWorkload", "presample_shard"]

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm import Call
-from gsplit.ownership import Ownership, lightest_runs, own_parts
+from gsplit.array_types import Array, Ids
+from gsplit.distributed.comm.comm import Call
+from gsplit.graph.ownership import Ownership, lightest_runs, own_parts
 from gsplit.partitioning.relabel import order_vertices
-from gsplit.partitioning.sharded.exchange import Array, add_up, owners_of, send_rows
+from gsplit.partitioning.sharded.exchange import add_up, owners_of, send_rows
 from gsplit.partitioning.sharded.held_shard import HeldShard
 
 __all__ = ["NewOrder", "find_new_order"]
-
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ held. A round is one exchange, of 2 bytes per vertex placed and 8 per part and c
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm import Call
+from gsplit.distributed.comm.comm import Call
 from gsplit.partitioning.sharded.exchange import add_up, give_everybody
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.solvers.restream import LAST_PASSES, PASSES, find_caps, order_blocks, stream_blocks

@@ -7,12 +7,12 @@ where it ascends by destination; so going through the files in the order of the 
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm import Call
+from gsplit.array_types import Array
+from gsplit.distributed.comm.comm import Call
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.sharded.exchange import largest_of, owners_of, send_rows
@@ -22,7 +22,6 @@ from gsplit.partitioning.weights import check_columns, check_objective, merge_di
 
 __all__ = ["weigh_shard"]
 
-Array = npt.NDArray[Any]
 _EDGES_AT_ONCE = 1 << 20
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gsplit.distributed.comm import Call, run_on_rank_zero
+from gsplit.distributed.comm.comm import Call, run_on_rank_zero
 from gsplit.files.atomic import write_atomic
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.move import move_arrays

@@ -20,9 +20,9 @@ import numpy as np
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.free_memory import free_bytes
+from gsplit.files.free_memory import free_bytes
+from gsplit.files.untrusted import open_regular
 from gsplit.store.source import RowChunk, RowStream, ValueType, row_slices
-from gsplit.untrusted import open_regular
 
 __all__ = ["NpzMember", "npz_members"]
 

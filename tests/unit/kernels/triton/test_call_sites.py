@@ -23,7 +23,8 @@ def test_the_sampler_is_the_one_of_kernels(interpreter: Run) -> None:
 def test_the_host_never_imports_triton() -> None:
     code = (
         "import sys, torch, numpy as np; from gsplit.nn.dropout import keyed_dropout;"
-        "from gsplit.sampling.neighbor import make_sampler; from gsplit.graph import Graph; import gsplit.shuffle;"
+        "from gsplit.sampling.neighbor import make_sampler; from gsplit.graph.graph import Graph;"
+        "import gsplit.minibatch.shuffle;"
         "keyed_dropout(torch.ones(2, 2), torch.arange(2), 0.5);"
         "make_sampler(Graph(np.array([0, 0]), np.array([], int), 1), np.array([], int), torch.device('cpu'));"
         "print('triton' in sys.modules)"

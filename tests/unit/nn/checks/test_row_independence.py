@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 from gsplit import InputError, parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.nn.checks.row_independence import has_tables, perturbed_copy
 
 WIDTH, ROWS = 6, 2_000_000

@@ -4,7 +4,7 @@ import torch
 from torch_geometric.nn import GraphSAGE
 
 from gsplit import parallelize
-from gsplit.distributed.mesh import solo_mesh
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.nn.checks import toy
 
 LIKE = toy.ExampleInput(torch.zeros(1, 4), None)

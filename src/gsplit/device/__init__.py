@@ -1,0 +1,3 @@
+"""Devices, streams, and packing into pinned memory."""
+
+__all__: list[str] = []

@@ -1,0 +1,343 @@
+"""The ranks that train together, and how they reach each other: what ``gsplit.init`` returns.
+
+Ranks form a mesh of replicas x splits. The ranks of one replica share one mini-batch (or one replica's cut of it): they
+split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. There are several groups,
+because work on one must never pair with work on another: shuffles (inside forward and backward), the loader's exchanges
+of ids and of input rows, gradients (started by backward), and sums over the whole world (losses). A loader that makes
+batches ahead, in a thread, borrows a group from a pool (``borrow_loading_groups``).
+"""
+
+import json
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+
+from gsplit.device.devices import resolve_device
+from gsplit.distributed.comm.comm import Call, Comm, SoloComm
+from gsplit.distributed.comm.group_comm import GroupComm
+from gsplit.distributed.comm.process_groups import Connection, connect, is_connected, num_connected_ranks
+from gsplit.distributed.comm.shared_memory import SharedComm, share_memory
+from gsplit.distributed.launch.allocator import tune_allocator
+from gsplit.distributed.watch.collective_watch import CollectiveWatch
+from gsplit.distributed.watch.status_page import in_loader_thread
+from gsplit.errors import InputError, explain
+from gsplit.kernels.triton.availability import find_obstacle
+
+__all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
+
+_LOG = logging.getLogger(__name__)
+_DEFAULT_TIMEOUT_S = 60.0
+
+
+class _LoadingPool:
+    """The groups of loaders that prefetch, numbered in the order in which all ranks made them.
+
+    Making and destroying process groups is a collective and garbage collection is not, so no group is destroyed before
+    the mesh: a group whose loader is gone on every rank is reused by the next loader.
+    """
+
+    def __init__(self) -> None:
+        self.comms: list[Comm] = []
+        self._watches: list[CollectiveWatch | None] = []
+        self._returned: list[int] = []  # finalizers, which may run at any moment and in any thread, append to it
+
+    def add(self, comm: Comm, watch: CollectiveWatch | None) -> int:
+        """Add a group that was made and return its number."""
+        self.comms.append(comm)
+        self._watches.append(watch)
+        return len(self.comms) - 1
+
+    def free(self) -> dict[str, int]:
+        """The groups that this rank could reuse, and the number of collectives that it has begun in each.
+
+        A group in which a collective has failed or is still under way is not free.
+        """
+        watches = {str(number): self._watches[number] for number in self._returned}
+        return {
+            number: 0 if watch is None else watch.num_begun
+            for number, watch in watches.items()
+            if watch is None or watch.is_idle
+        }
+
+    def lend(self, number: int, owner: object) -> Comm:
+        """A group, in use until ``owner`` is garbage collected."""
+        if number in self._returned:
+            self._returned.remove(number)
+        weakref.finalize(owner, self._returned.append, number).atexit = False
+        return self.comms[number]
+
+
+@dataclass(frozen=True, repr=False)
+class Mesh:
+    """A rank's place among the others, its devices and its groups.
+
+    - ``device``: where the model computes. ``sample_device``: where mini-batches are sampled.
+    - ``rank`` of ``size``: this rank among all.
+    - ``replica`` of ``num_replicas``: the group of ranks that this one splits mini-batches with.
+    - ``split_rank`` of ``num_splits``: this rank within its replica.
+    - ``shuffles``, ``loading``, ``inputs``: the process groups of the replica, for hidden features and their gradients,
+      for what the loader exchanges, and for input rows. ``loading`` is on ``sample_device``, the others are on
+      ``device``; if that is the same device, ``inputs`` is ``loading``.
+    - ``gradients``, ``world``: the process groups of all ranks, for averaging gradients, and for losses and settings.
+
+    It closes itself when the program ends; ``close()`` does it earlier, and so does ``with gsplit.init() as mesh:``.
+    """
+
+    device: torch.device
+    shuffles: Comm
+    loading: Comm
+    inputs: Comm
+    gradients: Comm
+    world: Comm
+    replica: int = 0
+    num_replicas: int = 1
+    model_numbers: Iterator[int] = field(default_factory=count, compare=False)
+    """A number for every model wrapped on this mesh; the same on every rank, as all wrap them in the same order."""
+    loader_numbers: Iterator[int] = field(default_factory=count, compare=False)
+    """The same for loaders."""
+    connection: Connection | None = field(default=None, compare=False)
+    """The process groups, which closing the mesh leaves; None for one process."""
+    loading_pool: _LoadingPool = field(default_factory=_LoadingPool, compare=False)
+    """The groups that ``borrow_loading_groups`` has made."""
+    world_loading: list[Comm] = field(default_factory=list, compare=False)
+    """The process group of ``loading_of_all_ranks``, once it was needed."""
+
+    def __repr__(self) -> str:
+        devices = f"device {self.device}"
+        if self.sample_device != self.device:
+            devices += f", samples on {self.sample_device}"
+        return f"Mesh(rank {self.rank} of {self.size}, replica {self.replica} of {self.num_replicas}, {devices})"
+
+    def __enter__(self) -> "Mesh":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._close(error)
+
+    def close(self) -> None:
+        """Leave the process group; later collectives of this mesh are refused. Closing twice is fine.
+
+        A process group that the program had joined before ``gsplit.init`` is left to the program. While an exception is
+        unwinding nothing is waited for: this rank's collectives under way may be ones that no peer will join.
+        """
+        self._close(sys.exception())
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.world.closed:
+            return
+        for comm in self._groups:
+            comm.close()
+        if self.connection is None:
+            return
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.connection.leave()
+        else:
+            self.connection.abandon()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited in collectives, over all groups and threads."""
+        return sum(group.waited_s for group in dict.fromkeys(self._groups))
+
+    @property
+    def _groups(self) -> tuple[Comm, ...]:
+        """All process groups of this rank; some may be the same object."""
+        first = (self.shuffles, self.loading, self.inputs, self.gradients, self.world)
+        return (*first, *self.loading_pool.comms, *self.world_loading)
+
+    def record_stage(self, text: str) -> None:
+        """Publish the current stage for error messages of peers; a loader's thread has a line of its own."""
+        if self.connection is not None:
+            self.connection.peers.page.write_line("loader" if in_loader_thread() else "stage", text)
+
+    def record_model(self, text: str) -> None:
+        """Publish the train/eval state of the model for error messages of peers."""
+        if self.connection is not None:
+            self.connection.peers.page.write_line("model", text)
+
+    @property
+    def host_samples(self) -> bool:
+        """Whether mini-batches are sampled on the host for a model on a device."""
+        return self.sample_device.type == "cpu" and self.device.type != "cpu"
+
+    @property
+    def loading_groups(self) -> "LoadingGroups":
+        """The groups of a loader that makes batches in the thread of training."""
+        return LoadingGroups(self.loading, self.inputs)
+
+    def borrow_loading_groups(self, owner: object) -> "LoadingGroups":
+        """The groups of a loader whose collectives on the host run in a thread of their own. A collective.
+
+        They are the loader's until ``owner`` is garbage collected: an object that lives as long as the loader uses
+        them. The next loader then reuses them, if all ranks have returned them in the same state.
+        """
+        pool = self.loading_pool
+        free = [pool.free()]
+        if self.connection is not None:  # all ranks: each of them makes this loader
+            texts = self.world.gather_text(Call("choose loading groups"), json.dumps(free[0]))
+            free = [json.loads(text) for text in texts]
+        common = [int(number) for number, begun in free[0].items() if all(each.get(number) == begun for each in free)]
+        number = min(common) if common else self._add_loading_group()
+        comm = pool.lend(number, owner)
+        return LoadingGroups(comm, self.inputs if self.host_samples else comm)
+
+    def _add_loading_group(self) -> int:
+        """Make one more group for loaders and return its number. A collective."""
+        if self.connection is None:
+            return self.loading_pool.add(SoloComm(self.sample_device), None)
+        group = self.connection.new_comm(self.sample_device, self.num_replicas)
+        return self.loading_pool.add(self._share(group), group.calls)
+
+    def _share(self, group: GroupComm) -> Comm:
+        """The group, with shared memory where the ranks of this mesh exchange through it."""
+        return share_memory([group])[0] if isinstance(self.loading, SharedComm) else group
+
+    def loading_of_all_ranks(self) -> Comm:
+        """A process group of all ranks on ``sample_device``. A collective where one must be made, once per mesh."""
+        if self.connection is None or self.world.device == self.sample_device:
+            return self.world
+        if not self.world_loading:
+            self.world_loading.append(self._share(self.connection.new_comm(self.sample_device, 1)))
+        return self.world_loading[0]
+
+    @property
+    def sample_device(self) -> torch.device:
+        """Where mini-batches are sampled."""
+        return self.loading.device
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among all."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.world.size
+
+    @property
+    def split_rank(self) -> int:
+        """This rank's number within its replica."""
+        return self.shuffles.rank
+
+    @property
+    def num_splits(self) -> int:
+        """Ranks that share a mini-batch, of each replica."""
+        return self.shuffles.size
+
+
+@dataclass(frozen=True)
+class LoadingGroups:
+    """What a loader exchanges over: ids on the device that samples, input rows on the model's."""
+
+    ids: Comm
+    inputs: Comm
+
+
+def solo_mesh(device: torch.device | str = "cpu", sample_device: torch.device | str | None = None) -> Mesh:
+    """One process, no process group."""
+    loading = SoloComm(device if sample_device is None else sample_device)
+    inputs = loading if loading.device == torch.device(device) else SoloComm(device)
+    return Mesh(torch.device(device), SoloComm(device), loading, inputs, SoloComm(device), SoloComm(device))
+
+
+def _num_launched_ranks() -> int:
+    """Ranks that a launcher has started, of which this process is one; 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def resolve_mesh(mesh: Mesh | None, caller: str) -> Mesh:
+    """The mesh given, or one of this process alone; refused where there are other ranks, which would be ignored."""
+    if mesh is not None:
+        return mesh
+    num_ranks = max(_num_launched_ranks(), num_connected_ranks())
+    if num_ranks > 1:
+        fix = f"make one with mesh = gsplit.init() and pass mesh=mesh to {caller}"
+        raise InputError(explain(caller, f"the mesh of the {num_ranks} ranks", "mesh=None", fix))
+    return solo_mesh()
+
+
+def _warn_of_slow_kernels(device: torch.device) -> None:
+    """Log, once per host, why an installed Triton is not used."""
+    obstacle = find_obstacle(device)
+    if obstacle is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        _LOG.warning("%s", obstacle)
+
+
+def _resolve_timeout_s(timeout_s: float | None) -> float:
+    """How long a rank waits for the others: the argument, GSPLIT_TIMEOUT_S, or a minute."""
+    given = os.environ.get("GSPLIT_TIMEOUT_S", str(_DEFAULT_TIMEOUT_S)) if timeout_s is None else timeout_s
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        where = "GSPLIT_TIMEOUT_S" if timeout_s is None else "timeout_s"
+        raise InputError(explain(where, "seconds above 0", given, "pass how long a rank may keep others waiting"))
+    return found
+
+
+def init(
+    device: torch.device | str | None = None,
+    sample_device: torch.device | str | None = None,
+    *,
+    replicas: int = 1,
+    timeout_s: float | None = None,
+    shared_memory: bool = True,
+    tuned_allocator: bool = False,
+) -> Mesh:
+    """Join the ranks that torchrun started, or be the only one. The mesh closes itself when the program ends.
+
+    ``replicas`` groups of ranks each take a cut of every mini-batch and split it among themselves; ranks r * S to
+    (r + 1) * S - 1 are replica r, so give every host its own.
+
+    Without ``device``: GPUs where there are any, the CPU otherwise; "cuda" alone means the rank's own, by LOCAL_RANK.
+    Mini-batches are sampled on ``sample_device``, the CPU unless told otherwise (the other choice is ``device``). A
+    rank that waits longer than ``timeout_s`` in a collective gives up with an error that names the missing rank; by
+    default that is what GSPLIT_TIMEOUT_S says, or a minute. CPU ranks of one host exchange rows through shared memory
+    unless told not to. ``tuned_allocator`` has glibc keep the memory of a step for the next, from now on and in the
+    whole process: up to half of a step's CPU seconds for up to 1.8 times the memory.
+    """
+    if tuned_allocator:
+        tune_allocator()
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(device)
+    sample_device = resolve_device("cpu" if sample_device is None else sample_device)
+    if sample_device.type != "cpu" and sample_device != device:
+        fix = "leave sample_device out"
+        raise InputError(explain("sample_device", f"the CPU or the model's device, {device}", sample_device, fix))
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
+        _warn_of_slow_kernels(device)
+    if _num_launched_ranks() == 1 and not is_connected():
+        if replicas != 1:
+            raise InputError(explain("replicas", "1 for one process", replicas, "start more ranks with torchrun"))
+        return solo_mesh(device, sample_device)
+    if "RANK" not in os.environ and not is_connected():
+        fix = "start the ranks with torchrun, which sets RANK, WORLD_SIZE and MASTER_ADDR"
+        got = f"WORLD_SIZE={os.environ['WORLD_SIZE']} alone"
+        raise InputError(explain("environment", "RANK beside WORLD_SIZE", got, fix))
+    groups = connect(device, sample_device, replicas, _resolve_timeout_s(timeout_s))
+    shuffles: Comm = groups.shuffles
+    loading: Comm = groups.loading
+    if shared_memory:
+        shuffles, loading = share_memory([groups.shuffles, groups.loading])
+    inputs: Comm = loading if groups.inputs is groups.loading else groups.inputs
+    return Mesh(
+        device,
+        shuffles,
+        loading,
+        inputs,
+        groups.gradients,
+        groups.world,
+        groups.replica,
+        groups.num_replicas,
+        connection=groups.connection,
+    )

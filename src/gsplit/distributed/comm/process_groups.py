@@ -1,0 +1,203 @@
+"""Process groups of torch.distributed: how they are made and left.
+
+Each group has its own device and with it its backend: gloo on the CPU, NCCL on GPUs. This and ``group_comm`` are the
+only files that import torch.distributed. Collectives on objects are never used: they unpickle what comes over the
+network.
+"""
+
+import atexit
+import ctypes
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gsplit.device.devices import identify
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.group_comm import GroupComm
+from gsplit.distributed.launch.launched_rank import STORE, Status, end_with_launcher, set_status
+from gsplit.distributed.watch.collective_watch import CollectiveWatch
+from gsplit.distributed.watch.hang_watch import HangWatch, record_flight
+from gsplit.distributed.watch.peers import Peers
+from gsplit.errors import InputError, explain
+
+__all__ = ["Connection", "Groups", "available_backends", "connect", "is_connected", "num_connected_ranks"]
+
+
+class Connection:
+    """This process's membership of the process groups that ``connect`` made; it ends when the program does.
+
+    A process that just ends while gloo's threads run may be aborted, so it leaves its groups first. A rank that failed
+    must not: destroying a process group waits for the collectives under way in it, which its peers may never join.
+    """
+
+    def __init__(self, joined_here: bool, timeout_s: float) -> None:
+        self._joined_here = joined_here  # or the program had joined before, and leaves by itself
+        self._timeout_s = timeout_s
+        self.peers = Peers(dist.get_rank())
+        self._groups: list[Any] = []
+        self._watch: HangWatch | None = None
+        atexit.register(self._end)
+
+    def new_comm(self, device: torch.device, num_replicas: int = 1) -> GroupComm:
+        """A new process group of all ranks, or of the ranks of this one's replica. A collective of all ranks."""
+        size, own = dist.get_world_size() // num_replicas, None
+        for first in range(0, dist.get_world_size(), size):  # all ranks make all groups, in one order
+            ranks = list(range(first, first + size))
+            backend = _backend(device)
+            timeout_s = self._timeout_s if backend == "nccl" else _long(self._timeout_s)
+            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=backend)
+            own = group if dist.get_rank() in ranks else own
+        slot = len(self._groups)  # the same on every rank: all make all groups
+        self._groups.append(own)
+        self.peers.group_sizes.append(size)
+        return GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
+
+    def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
+        """Report collectives on devices that never end before torch ends the process."""
+        if comms:
+            self._watch = HangWatch(dist.get_rank(), timeout_s, comms[0].device)
+        for comm in comms:
+            comm.watch = self._watch
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def leave(self) -> None:
+        """Leave the process groups in good order, once all of this rank's collectives are done."""
+        atexit.unregister(self._end)
+        self._stop_watching()
+        self.peers.close()
+        self._groups.clear()
+        if self._joined_here and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Keep the groups until the process ends; peers then see that it is gone."""
+        atexit.unregister(self._end)
+        self._stop_watching()
+        for group in self._groups:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # or the interpreter would destroy it at its end
+
+    def _end(self) -> None:
+        if hasattr(sys, "last_type"):  # set where an exception ended the program
+            self.abandon()
+        else:
+            self.leave()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A rank's process groups: of the ranks that split a mini-batch with it, and two of all ranks."""
+
+    replica: int
+    num_replicas: int
+    shuffles: GroupComm
+    loading: GroupComm
+    inputs: GroupComm
+    gradients: GroupComm
+    world: GroupComm
+    connection: Connection
+
+
+def _long(timeout_s: float) -> float:
+    """How long a process group waits by itself: while rank 0 works alone, and for ranks that start later."""
+    return max(600.0, timeout_s)
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
+    """Join the process group that the environment describes and make this rank's groups.
+
+    The ranks form a mesh of replicas x splits, row after row. ``loading`` is on ``sample_device``, the others are on
+    ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so that work on one can never
+    pair with work on another.
+    """
+    joined_here = not dist.is_initialized()
+    if joined_here:
+        _join(timedelta(seconds=_long(timeout_s)))
+    connection = Connection(joined_here, timeout_s)
+    size = dist.get_world_size()
+    host = connection.new_comm(torch.device("cpu"))
+    connection.peers.connect(host.gather_text(Call("connect"), connection.peers.describe_self()))
+    connection.peers.follow_remote(_open_store, size)
+    _check_devices(host, device, sample_device)
+    if num_replicas < 1 or size % num_replicas:
+        fix = "choose a number of replicas that divides the ranks"
+        raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
+    shuffles, loading = (connection.new_comm(place, num_replicas) for place in (device, sample_device))
+    inputs = loading if sample_device == device else connection.new_comm(device, num_replicas)
+    gradients, world = connection.new_comm(device), connection.new_comm(device)
+    comms = (shuffles, loading, inputs, gradients, world)
+    connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
+    set_status(Status.JOINED)
+    return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, connection)
+
+
+def _join(timeout: timedelta) -> None:
+    """Join the ranks of ``launch``, through a file that only they can open, or those that torchrun's variables name."""
+    end_with_launcher()
+    set_status(Status.JOINING)
+    if STORE not in os.environ:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+        # torchrun's static rendezvous keeps one store over all restarts, with the addresses of ranks that have ended
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"gsplit start {start}", store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.environ[STORE], size)  # type: ignore[attr-defined]
+    store.set_timeout(timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _open_store() -> Any:
+    """The rendezvous store, over a connection of its own where torch can: other threads may block in theirs."""
+    store = dist.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def _check_devices(host: GroupComm, device: torch.device, sample_device: torch.device) -> None:
+    """Refuse ranks on different kinds of devices, and a device that two ranks share. A collective, on the host."""
+    if device.type == "cuda":
+        if not dist.is_nccl_available():
+            fix = "install a CUDA build of torch"
+            raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
+        record_flight()
+    kind = device.type if sample_device.type == "cpu" else f"{device.type}, also for sampling"
+    all_kinds = host.gather_text(Call("compare kinds of devices"), kind)
+    if len(set(all_kinds)) > 1:
+        got = ", ".join(f"rank {rank}: {kind}" for rank, kind in enumerate(all_kinds))
+        raise InputError(explain("device", "the same kind on every rank", got, "say which: gsplit.init(device=...)"))
+    own = "" if device.type == "cpu" else f"{socket.gethostname()} {identify(device)}"
+    seen: dict[str, int] = {}
+    for rank, name in enumerate(host.gather_text(Call("compare devices"), own)):
+        if name and seen.setdefault(name, rank) != rank:
+            got = f"ranks {seen[name]} and {rank} both on {name}"
+            fix = "start at most one rank per device, or show each rank a device of its own (CUDA_VISIBLE_DEVICES)"
+            raise InputError(explain("device", "a device of its own for every rank", got, fix))
+
+
+def available_backends() -> list[str]:
+    """What the installed torch can send over."""
+    found = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
+    return [name for name, is_there in found.items() if is_there]
+
+
+def is_connected() -> bool:
+    """Whether this process is in a process group already."""
+    return bool(dist.is_initialized())
+
+
+def num_connected_ranks() -> int:
+    """Ranks of the process group that this process is in; 1 if it is in none."""
+    return dist.get_world_size() if dist.is_initialized() else 1

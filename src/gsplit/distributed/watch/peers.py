@@ -1,0 +1,219 @@
+"""Diagnosis of a collective that does not end: which rank is missing, and what it does instead.
+
+Ranks of one host read each other's status pages (``status_page``) and request each other's stacks (``processes``).
+The state of ranks on other hosts comes from the store (``remote_status``).
+
+A rank that waits is not the cause if the one it waits for waits for a third: the chain of waits is followed to its end.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gsplit.distributed.watch.processes import RankProcess, StackFile, own_process, read_stack
+from gsplit.distributed.watch.remote_status import RemoteStatus, Store
+from gsplit.distributed.watch.status_page import StatusPage, Waiting, in_loader_thread, map_page, new_page
+
+__all__ = ["PeerInfo", "Peers", "join_differences"]
+
+_READ_AGAIN_S = 0.02
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """What peers need to open this rank's status page and to identify its process."""
+
+    boot: str
+    page: int
+    token: str
+    process: RankProcess
+
+
+class Peers:
+    """All ranks, seen from one. ``group_sizes``: of every group that is written down, ranks being grouped in runs."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.page, self._descriptor = new_page()
+        self.group_sizes: list[int] = []
+        self._stacks = StackFile()
+        self._remote: RemoteStatus | None = None
+        self._pages: dict[int, StatusPage] = {rank: self.page}
+        self._processes: dict[int, RankProcess] = {}
+
+    def describe_self(self) -> str:
+        """This rank's ``PeerInfo`` as text, for all other ranks."""
+        token = secrets.token_hex(16)
+        self.page.write_line("token", token)
+        return json.dumps(asdict(PeerInfo(_boot(), self._descriptor, token, own_process(self._stacks))))
+
+    def connect(self, infos: Sequence[str]) -> None:
+        """Open the status pages of the other ranks, given all ranks' infos; ranks on other hosts are skipped."""
+        for rank, text in enumerate(infos):
+            info = json.loads(text)
+            process = RankProcess(**info.pop("process"))
+            theirs = PeerInfo(**info, process=process)
+            if rank == self.rank or theirs.page < 0 or not theirs.boot or theirs.boot != _boot():
+                continue
+            try:
+                page = map_page(process.number, theirs.page)
+            except (OSError, ValueError):
+                continue
+            if page.line("token")[0] == theirs.token:
+                self._pages[rank], self._processes[rank] = page, process
+
+    def follow_remote(self, open_store: Callable[[], Store], num_ranks: int) -> None:
+        """Publish this rank's state through the store if some ranks are on other hosts."""
+        if len(self._pages) < num_ranks:
+            self._remote = RemoteStatus(open_store(), self.rank, self.page, self.group_sizes)
+
+    def members(self, group: int, rank: int) -> range:
+        """The ranks of a rank's group."""
+        size = self.group_sizes[group]
+        return range(rank // size * size, rank // size * size + size)
+
+    def differences(self, group: int, number: int) -> dict[int, str]:
+        """What a collective is at the ranks that have begun it, if that is not the same everywhere."""
+        own = self.page.record(group, number)
+        if not any(self._differs(rank, group, number, own) for rank in self.members(group, self.rank)):
+            return {}
+        time.sleep(_READ_AGAIN_S)  # a description may have been half written
+        found = self._descriptions(group, number)
+        return found if len(set(found.values())) > 1 else {}
+
+    def _differs(self, rank: int, group: int, number: int, own: bytes) -> bool:
+        """Whether a rank has begun this number as a different collective; fast, since every collective runs it."""
+        page = self._pages.get(rank)
+        if page is None or (theirs := page.record(group, number)) == own:
+            return False
+        return theirs[:8] == own[:8]  # the number; or else it has not come, or is far ahead
+
+    def _descriptions(self, group: int, number: int) -> dict[int, str]:
+        found = {}
+        for rank in self.members(group, self.rank):
+            page = self._pages.get(rank)
+            text = None if page is None else page.description(group, number)
+            if text is not None:
+                found[rank] = text
+        return found
+
+    def models(self, ranks: Sequence[int]) -> dict[int, str]:
+        """The train/eval state of the models of some ranks, if it differs."""
+        found = {rank: self._pages[rank].line("model")[0] for rank in ranks if rank in self._pages}
+        return found if len(set(found.values())) > 1 else {}
+
+    def causes(self, group: int, number: int) -> list[int]:
+        """The ranks that this rank waits for in a collective, as far as they can be determined."""
+        found: dict[int, bool] = {}
+        self._trace((self.rank,), Waiting(group, number, in_loader_thread(), time.monotonic()), found)
+        return sorted(rank for rank, is_cause in found.items() if is_cause)
+
+    def _trace(self, path: tuple[int, ...], wait: Waiting, found: dict[int, bool]) -> bool:
+        """Whether the last rank of a path of waits waits for another one; ``found``: is a missing rank a cause?
+
+        What the thread that trains waits for is its peers' threads that train, whatever their loaders wait for.
+        """
+        waits_for_another = False
+        for rank in self.members(wait.group, path[-1]):
+            page, process = self._pages.get(rank), self._processes.get(rank)
+            if rank in path or page is None or process is None:
+                continue
+            if rank not in found:
+                state = process.state()
+                if state == "running" and page.begun(wait.group) >= wait.number:
+                    continue
+                found[rank] = True
+                if state == "running":
+                    waits = [each for each in page.waits() if wait.in_loader_thread or not each.in_loader_thread]
+                    traced = [self._trace((*path, rank), each, found) for each in waits]  # all, not the first
+                    found[rank] = not any(traced)
+            waits_for_another = True
+        return waits_for_another
+
+    def remote_causes(self, group: int, number: int) -> dict[int, str]:
+        """Ranks of other hosts that have not joined, and their last known state."""
+        ranks = [rank for rank in self.members(group, self.rank) if rank not in self._pages]
+        if not ranks or self._remote is None:
+            return {}
+        told, found = self._remote.read(ranks), {}
+        if not told:
+            return {rank: f"rank {rank}: nothing, and the store that it tells does not answer" for rank in ranks}
+        for rank in ranks:
+            known = told.get(rank)
+            if known is None or known.is_silent:
+                found[rank] = f"rank {rank} is silent: it is stopped, or its host or link is down"
+            elif known.begun.get(group, 0) < number:
+                found[rank] = f"rank {rank} has not come"
+            if rank in found and known is not None:
+                found[rank] += f"; its last collective here: {known.last.get(group) or 'none'}"
+                found[rank] += f"; its last stage: {known.stage}" if known.stage else ""
+        silent = {rank: text for rank, text in found.items() if "silent" in text}
+        return silent or found
+
+    def ended(self, group: int) -> list[int]:
+        """Ranks of this rank's group whose processes have ended."""
+        processes = {rank: self._processes.get(rank) for rank in self.members(group, self.rank)}
+        return [rank for rank, process in processes.items() if process is not None and process.state() == "ended"]
+
+    def stopped(self, rank: int) -> bool:
+        """Whether a rank's process is stopped."""
+        return rank in self._processes and self._processes[rank].state() == "stopped"
+
+    def describe(self, rank: int, group: int) -> str:
+        """In one line: what a rank does, and the last it did in a group."""
+        page, process = self._pages[rank], self._processes[rank]
+        state, begun = process.state(), page.begun(group)
+        doing = {"stopped": "is stopped (SIGSTOP or a debugger)", "ended": "has ended", "running": "has not come"}[
+            state
+        ]
+        last = page.description(group, begun) if begun else None
+        parts = [f"rank {rank} (process {process.number}) {doing}", f"its last collective here: {last or 'none'}"]
+        for wait in page.waits():
+            if wait.group != group or wait.number != begun or state == "running":
+                what = page.description(wait.group, wait.number)
+                parts.append(f"waits in: {what}, for {time.monotonic() - wait.since_s:.0f} s")
+        for line, where in (("stage", "its last stage"), ("loader", "its loader's")):
+            text, since_s = page.line(line)  # type: ignore[arg-type]
+            if text:
+                parts.append(f"{where}: {text}, {time.monotonic() - since_s:.0f} s ago")
+        return "; ".join(parts)
+
+    def stack(self, rank: int) -> str | None:
+        """The Python stacks of a rank of this host; None if it does not answer."""
+        return read_stack(self._processes[rank]) if rank in self._processes else None
+
+    def close(self) -> None:
+        """Stop publishing this rank's state. Peers that have opened its page keep it."""
+        if self._remote is not None:
+            self._remote.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def join_differences(found: dict[int, str], name: Callable[[int], str] = "rank {}".format) -> str:
+    """Who differs from the rest; with two ranks, or no majority, what each has.
+
+    >>> join_differences({0: "mean", 1: "sum"})
+    'rank 0: mean; rank 1: sum'
+    >>> join_differences({0: "mean", 1: "mean", 2: "sum", 3: "mean"})
+    'rank 2: sum; the others: mean'
+    """
+    (common, count), *_ = Counter(found.values()).most_common()
+    if count > len(found) / 2:
+        odd = [f"{name(rank)}: {text}" for rank, text in found.items() if text != common]
+        return "; ".join([*odd, f"the others: {common}"])
+    return "; ".join(f"{name(rank)}: {text}" for rank, text in found.items())
+
+
+def _boot() -> str:
+    """Which start of which machine this is; empty where /proc does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

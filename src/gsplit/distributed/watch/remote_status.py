@@ -1,0 +1,96 @@
+"""The state of ranks on other hosts: each rank publishes its own through the rendezvous store, every two seconds.
+
+A key and a few hundred bytes per rank. The thread runs only if the status page of some rank cannot be read directly
+(``peers``). A rank whose collective times out reads every key twice: a key that does not change belongs to a rank that
+is stopped, or whose host or link is down. If the store itself does not answer, the error reports that.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gsplit.distributed.watch.status_page import StatusPage
+
+__all__ = ["RemoteRank", "RemoteStatus", "Store"]
+
+_BEAT_S = 2.0
+_READ_S = 10.0  # for all keys, twice
+
+
+class Store(Protocol):
+    """What is used of torch's stores."""
+
+    def set(self, key: str, value: str) -> None:
+        """Replace a value."""
+
+    def get(self, key: str) -> bytes:
+        """A value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether there are values."""
+
+
+@dataclass(frozen=True)
+class RemoteRank:
+    """A rank of another host. ``begun`` and ``last``: by group, how many collectives it has begun, and the last one."""
+
+    is_silent: bool
+    stage: str
+    begun: dict[int, int]
+    last: dict[int, str]
+
+
+class RemoteStatus:
+    """Publishes this rank's state until it is closed, and reads that of the others."""
+
+    def __init__(self, store: Store, rank: int, page: StatusPage, group_sizes: Sequence[int]) -> None:
+        self._store, self._rank, self._page, self._group_sizes = store, rank, page, group_sizes
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._publish, name="gsplit-status", daemon=True)
+        self._thread.start()
+
+    def _publish(self) -> None:
+        beat = 0
+        while not self._stop.wait(_BEAT_S if beat else 0.0):
+            beat += 1
+            begun = {group: self._page.begun(group) for group in range(len(self._group_sizes))}
+            last = {group: self._page.description(group, number) or "" for group, number in begun.items()}
+            state = {"beat": beat, "stage": self._page.line("stage")[0], "begun": begun, "last": last}
+            try:
+                self._store.set(_key(self._rank), json.dumps(state))
+            except RuntimeError:  # the store has gone, and with it the run
+                return
+
+    def read(self, ranks: Sequence[int]) -> dict[int, RemoteRank]:
+        """The state that ranks have published; ranks without one are left out. Takes a few seconds, and 10 at most."""
+        found: dict[int, RemoteRank] = {}
+        reader = threading.Thread(target=self._read, args=(ranks, found), daemon=True)
+        reader.start()
+        reader.join(_READ_S)  # a store that does not answer would keep it for minutes
+        return dict(found)
+
+    def _read(self, ranks: Sequence[int], found: dict[int, RemoteRank]) -> None:
+        try:
+            first = self._read_keys(ranks)
+            self._stop.wait(2 * _BEAT_S)
+            for rank, said in self._read_keys(ranks).items():
+                is_silent = rank in first and first[rank]["beat"] == said["beat"]
+                begun = {int(group): int(number) for group, number in said["begun"].items()}
+                last = {int(group): str(text) for group, text in said["last"].items()}
+                found[rank] = RemoteRank(is_silent, str(said["stage"]), begun, last)
+        except RuntimeError:
+            return
+
+    def _read_keys(self, ranks: Sequence[int]) -> dict[int, Any]:
+        return {rank: json.loads(self._store.get(_key(rank))) for rank in ranks if self._store.check([_key(rank)])}
+
+    def close(self) -> None:
+        """Stop publishing."""
+        self._stop.set()
+        self._thread.join(2.0)
+
+
+def _key(rank: int) -> str:
+    return f"gsplit/status/{rank}"

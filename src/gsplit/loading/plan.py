@@ -1,0 +1,318 @@
+"""The plan of a loader: what the arguments of ``NeighborLoader`` resolve to, checked, and the same on every rank.
+
+It is resolved once, before anything is read. ``LoaderPlan.description`` is all that decides what the mini-batches are,
+for checkpoints; ``compared`` is what ranks compare before their first exchange. Options of PyG's loader that this one
+cannot have are refused with the reason.
+"""
+
+import hashlib
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import SupportsIndex
+
+from torch import Tensor
+
+from gsplit.array_types import Array
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.errors import InputError, explain
+from gsplit.features.cache import parse_bytes
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph, make_ownership
+from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
+from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
+from gsplit.sampling.checked import CheckedSampler
+from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
+from gsplit.sampling.protocol import SamplerFactory
+from gsplit.sampling.targets import LocalTargets
+from gsplit.store.files import raw_bytes
+from gsplit.store.in_memory import MemoryStore
+from gsplit.store.protocol import GraphStore
+from gsplit.store.reader import Store
+
+__all__ = ["LoaderPlan", "RankGraph", "resolve_plan", "sampler_factory", "stored_checksums"]
+
+_HASHED_BYTES = 64 << 20  # of an array in memory
+_PLANNED_SAMPLERS = ("weighted", "labor", "replace")
+_REFUSED = {
+    "replace": "neighbours are drawn without replacement",
+    "weight_attr": "weighted sampling is not built yet",
+    "disjoint": "a mini-batch is one graph, shared by all targets",
+    "time_attr": "temporal sampling is not built",
+    "input_time": "temporal sampling is not built",
+    "temporal_strategy": "temporal sampling is not built",
+    "subgraph_type": "blocks hold the sampled edges, in their direction",
+    "directed": "blocks hold the sampled edges, in their direction",
+    "transform": "change the batch in the training loop",
+    "transform_sampler_output": "change the batch in the training loop",
+    "neighbor_sampler": "sampling is built in, or sampler=FUNCTION; see gsplit.extending",
+    "num_workers": "sampling runs compiled in this process; leave it out",
+    "persistent_workers": "there are no workers; leave it out",
+    "prefetch_factor": "there are no workers; say prefetch=N to make N batches ahead",
+    "pin_memory": "batches are made on the mesh's device; leave it out",
+    "filter_per_worker": "there are no workers; leave it out",
+    "is_sorted": "the store is sorted; leave it out",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderPlan:
+    """See the module, and ``NeighborLoader`` for the arguments. Sizes are in bytes.
+
+    ``graph`` and ``input_nodes`` are fingerprints. ``sampler``: the name of the program's own, empty for the built-in
+    one. ``boundaries``: of the ranks' ranges of vertices. ``checksums``: of the stored arrays that are read.
+    """
+
+    graph: str
+    num_vertices: int
+    input_nodes: str
+    num_targets: int
+    num_neighbors: tuple[int, ...]
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    arrays: ArrayNames
+    sampler: str
+    checksums: Mapping[str, str]
+    strategy: StrategySpec
+    boundaries: tuple[int, ...]
+    prefetch: int
+    copies: int
+    cache: int
+    device_cache: int
+    features_on_disk: bool
+    deterministic: bool
+
+    @property
+    def description(self) -> dict[str, str]:
+        """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
+        found = {name: str(getattr(self, name)) for name in _DESCRIBED}
+        found["num_neighbors"] = str(list(self.num_neighbors))
+        return found | ({"sampler": self.sampler} if self.sampler else {}) | dict(self.checksums)
+
+    @property
+    def compared(self) -> dict[str, object]:
+        """What must be the same on every rank."""
+        more = {"prefetch": self.prefetch, "copies": self.copies, "boundaries": self.boundaries}
+        return {**self.description, "strategy": self.strategy.name, **more}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch."""
+        whole, rest = divmod(self.num_targets, self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __str__(self) -> str:
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown |= {"strategy": self.strategy.name, "checksums": ", ".join(self.checksums)}
+        return "\n".join(f"{name}: {value}" for name, value in shown.items())
+
+
+_DESCRIBED = (
+    "graph",
+    "num_vertices",
+    "input_nodes",
+    "num_targets",
+    "num_neighbors",
+    "batch_size",
+    "shuffle",
+    "drop_last",
+    "seed",
+    "arrays",
+)
+
+
+@dataclass(frozen=True)
+class RankGraph:
+    """A rank's part of the graph: the vertices it may sample, its own or all, those it owns, and its targets.
+
+    The two views are often the same object. ``targets`` are the rank's own, or all, of which it takes some in turn.
+    """
+
+    sampled: LocalGraph
+    owned: LocalGraph
+    targets: LocalTargets
+
+    @property
+    def store(self) -> GraphStore:
+        return self.owned.store
+
+
+def resolve_plan(
+    store: GraphStore,
+    mesh: Mesh,
+    *,
+    num_neighbors: list[int],
+    input_nodes: str | Tensor | None,
+    batch_size: int,
+    shuffle: bool,
+    drop_last: bool,
+    strategy: str,
+    sampler: str | SamplerFactory,
+    seed: int,
+    ownership: Ownership | None,
+    features: Features,
+    features_on_disk: bool,
+    cache: int | str,
+    device_cache: int | str,
+    copies: int | str,
+    edge_attr: str | None,
+    edge_weight: str | None,
+    deterministic: bool,
+    prefetch: int,
+    options: Mapping[str, object],
+) -> tuple[LoaderPlan, RankGraph]:
+    """Check the arguments of a loader and resolve them; returns this rank's part of the graph too.
+
+    A collective for ``strategy="auto"``.
+    """
+    _check_sampling(num_neighbors, sampler, seed, options)
+    fanouts = [operator.index(fanout) for fanout in num_neighbors]
+    size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
+    depth = _check_prefetch(prefetch, mesh)
+    arrays = ArrayNames(store, features, edge_attr, edge_weight)
+    steps = PlannedSteps(
+        input_nodes, fanouts, size, arrays.stored_features, on_disk=features_on_disk, cache=cache, copies=copies
+    )
+    if strategy == AUTO:
+        _check_auto(sampler, arrays)
+    spec = parse_strategy(resolve_strategy(strategy, store, mesh, steps).strategy, len(fanouts))
+    rows = _check_row_options(spec, mesh, device_cache=device_cache, copies=copies)
+    view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec, input_nodes)
+    names = [f"features/{name}" for name in arrays.stored_features]
+    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight)]
+    plan = LoaderPlan(
+        graph=store.fingerprint,
+        num_vertices=store.num_vertices,
+        input_nodes=_fingerprint(input_nodes),
+        num_targets=view.targets.num_targets,
+        num_neighbors=tuple(fanouts),
+        batch_size=size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        seed=operator.index(seed),
+        arrays=arrays,
+        sampler=_describe_sampler(sampler),
+        checksums=stored_checksums(store, ["y", *names, f"targets/{input_nodes}"]),
+        strategy=spec,
+        boundaries=view.owned.ownership.boundaries,
+        prefetch=depth,
+        cache=parse_bytes(cache),
+        features_on_disk=features_on_disk,
+        deterministic=deterministic,
+        **rows,
+    )
+    return plan, view
+
+
+def _view_graph(
+    store: GraphStore, mesh: Mesh, ownership: Ownership, spec: StrategySpec, input_nodes: str | Tensor | None
+) -> RankGraph:
+    """What a rank sees of a graph under a strategy."""
+    owned = None if spec.needs_whole_graph and mesh.num_splits == 1 else LocalGraph(store, mesh, ownership)
+    sampled = LocalGraph(store, mesh, ownership, whole=True) if spec.needs_whole_graph else owned
+    assert sampled is not None
+    owned = owned or sampled
+    return RankGraph(sampled, owned, (owned if spec.targets == "owner" else sampled).targets(input_nodes))
+
+
+def _whole_number(name: str, value: SupportsIndex, least: int, expected: str, fix: str) -> int:
+    """An integer of any type, numpy's included."""
+    if not hasattr(value, "__index__") or operator.index(value) < least:
+        raise InputError(explain(name, expected, value, fix))
+    return operator.index(value)
+
+
+def _check_sampling(
+    num_neighbors: list[int], sampler: str | SamplerFactory, seed: int, options: Mapping[str, object]
+) -> None:
+    check_fanouts(num_neighbors)
+    if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
+        raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
+    if sampler != "uniform" and not callable(sampler):
+        fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
+        expected = "'uniform', the only one built so far, or a function that makes a sampler"
+        raise InputError(explain("sampler", expected, repr(sampler), fix))
+    for name, value in options.items():
+        fix = _REFUSED.get(name, "see the signature of NeighborLoader")
+        raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
+
+
+def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames) -> None:
+    """Refuse to have the planner choose for what it cannot count."""
+    own = ["sampler"] if callable(sampler) else []
+    own += ["features"] if len(arrays.stored_features) < len(arrays.features) else []
+    if own:
+        expected = "the sampler that is built in, and stored features: the planner counts with these"
+        fix = "name a strategy, such as strategy='split'"
+        raise InputError(explain("strategy='auto'", expected, f"{' and '.join(own)} of the program's own", fix))
+
+
+def _check_prefetch(prefetch: int, mesh: Mesh) -> int:
+    """The number of steps to make ahead, refused where that cannot be done."""
+    fix = "choose 2, or leave it out"
+    depth = _whole_number("prefetch", prefetch, 0, "a number of batches, 0 for none", fix)
+    if depth and mesh.sample_device.type != "cpu":
+        got, fix = f"prefetch={depth} with sample_device={mesh.sample_device}", "leave sample_device out, or prefetch"
+        raise InputError(explain("prefetch", "mini-batches that are sampled on the CPU", got, fix))
+    return depth
+
+
+def _check_row_options(spec: StrategySpec, mesh: Mesh, *, device_cache: int | str, copies: int | str) -> dict[str, int]:
+    """Sizes in bytes, refused where the strategy or the mesh cannot have them."""
+    on_device = parse_bytes(device_cache, "device_cache")
+    if on_device and not mesh.host_samples:
+        got, fix = f"{device_cache} with {mesh}", "use cache= for the host's memory, or leave it out"
+        raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))
+    copied = parse_bytes(copies, "copies")
+    if copied and not spec.shuffles_input:
+        expected = "a strategy that shuffles input rows: split or hybrid(k)"
+        fix = "leave it out, or change the strategy"
+        raise InputError(explain("copies", expected, f"strategy={spec.name!r}", fix))
+    return {"device_cache": on_device, "copies": copied}
+
+
+def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
+    """What makes samplers; those of the program's own are checked in every layer."""
+    if not callable(sampler):
+        return uniform_sampler
+    return lambda part: CheckedSampler(sampler(part), part)
+
+
+def _describe_sampler(sampler: str | SamplerFactory) -> str:
+    """A sampler of the program's own in short, to compare; nothing for the one that is built in."""
+    if not callable(sampler):
+        return ""
+    more, made_by = getattr(sampler, "fingerprint", None), sampler
+    while isinstance(made_by, partial):
+        made_by = made_by.func
+    name = getattr(made_by, "__qualname__", type(made_by).__qualname__)
+    return name if more is None else f"{name} {more}"
+
+
+def _fingerprint(nodes: str | Tensor | None) -> str:
+    """The targets' list in short, to compare between ranks."""
+    if nodes is None or isinstance(nodes, str):
+        return str(nodes)
+    return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def stored_checksums(store: GraphStore, names: Iterable[str]) -> dict[str, str]:
+    """What arrays of a store hold, in short; nothing of shards, which differ between hosts."""
+    wanted = dict.fromkeys(names)
+    if isinstance(store, MemoryStore):
+        return {f"graph {name}": _checksum(store.arrays[name]) for name in wanted if name in store.arrays}
+    if not isinstance(store, Store) or store.manifest.shard is not None:
+        return {}
+    arrays = store.manifest.arrays
+    return {f"store {name}": arrays[name].sha256[:16] for name in wanted if name in arrays}
+
+
+def _checksum(array: Array) -> str:
+    """Of all of an array, or of evenly spaced rows of a large one: every loader that is made pays for it."""
+    rows = array[:: max(1, -(-array.nbytes // _HASHED_BYTES))]
+    digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    digest.update(raw_bytes(rows))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,209 @@
+"""One rank's view of a graph: the vertices it samples, their in-edges, ids, rows and targets.
+
+Everything here is of the size of the rank's range of vertices, memory-mapped where the store is (law 6). Strategies
+that need the whole graph get a view of all vertices. Rows are named by internal ids, the store's own numbering;
+original ids are what users and keys see (law 1).
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.array_types import Ids
+from gsplit.distributed.comm.comm import Comm
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.errors import InputError, StoreError, explain
+from gsplit.features.copies import ForeignCopies, choose_prefixes, fetch_copies
+from gsplit.features.protocol import RowSource
+from gsplit.features.sources import HeldRows, MappedRows, describe_rows, torch_dtype
+from gsplit.graph.degrees import gcn_degrees
+from gsplit.graph.graph import Graph
+from gsplit.graph.ownership import Ownership, original_ids_of, own_parts
+from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
+from gsplit.store.protocol import GraphStore
+
+__all__ = ["ArrayNames", "Features", "GcnRows", "LocalGraph", "make_ownership"]
+
+Features = str | RowSource | Sequence[str | RowSource]
+"""The name of stored features or a source of rows of the program's own, or several, whose rows are put side by side."""
+
+
+class ArrayNames:
+    """Which stored arrays are loaded. A default edge array that is not there is left out, a named one is refused."""
+
+    def __init__(self, store: GraphStore, features: Features, edge_attr: str | None, edge_weight: str | None) -> None:
+        self.features = _list_features(features)
+        self.edge_attr = _find_edge_array(store, edge_attr, "edge_attr")
+        self.edge_weight = _find_edge_array(store, edge_weight, "edge_weight")
+        if self.edge_weight is not None:
+            shape = store.stored_array(f"edges/{self.edge_weight}").shape
+            if len(shape) > 1 and shape[1] != 1:
+                got, fix = f"{list(shape)}", "load them as features: edge_attr=NAME, edge_weight=None"
+                raise InputError(explain(f"edges/{self.edge_weight}", "one weight per edge", got, fix))
+
+    @property
+    def stored_features(self) -> list[str]:
+        """The names among the features; the others are sources of the program's own."""
+        return [name for name in self.features if isinstance(name, str)]
+
+    @property
+    def has_edge_values(self) -> bool:
+        """Whether the sampler has to say which edges it drew."""
+        return self.edge_attr is not None or self.edge_weight is not None
+
+    def __str__(self) -> str:
+        features = [found if isinstance(found, str) else describe_rows(found) for found in self.features]
+        return f"features {', '.join(features)}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
+
+
+def _list_features(features: Features) -> list[str | RowSource]:
+    found: list[Any] = [features]
+    if isinstance(features, Sequence) and not isinstance(features, str | RowSource):
+        found = list(features)
+    if not found:
+        raise InputError(explain("features", "at least one name", "none", 'name stored features, such as "x"'))
+    for each in found:
+        if not isinstance(each, str | RowSource):
+            expected = "names of stored features, or sources of rows: row_shape, dtype and read(ids, out)"
+            fix = "import arrays into the store, or see gsplit.extending.RowSource"
+            raise InputError(explain("features", expected, type(each).__name__, fix))
+    return found
+
+
+def _find_edge_array(store: GraphStore, name: str | None, default: str) -> str | None:
+    if name is None or name in store.edge_names:
+        return name
+    if name == default:
+        return None
+    got = f"{name!r}; stored are {', '.join(store.edge_names) or 'none'}"
+    raise InputError(explain(default, "the name of a stored per-edge array", got, "use a stored one, or None"))
+
+
+@dataclass(frozen=True)
+class GcnRows:
+    """What GCN's normalisation needs of the vertices held: 1 / sqrt(degree), and the weight of the self-loop.
+
+    Without stored weights all self-loops weigh 1, and ``loop_weight`` is None.
+    """
+
+    deg_inv_sqrt: RowSource
+    loop_weight: RowSource | None
+
+
+def make_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -> Ownership:
+    """Who owns which vertices: the given ranges, checked, or runs of the store's parts."""
+    if ownership is None:
+        return own_parts(store.part_boundaries, mesh.num_splits, store.part_loads)
+    if ownership.num_ranks != mesh.num_splits or ownership.num_vertices != store.num_vertices:
+        expected = f"{mesh.num_splits} ranges over {store.num_vertices} vertices"
+        got = f"{ownership.num_ranks} over {ownership.num_vertices}"
+        raise InputError(explain("ownership", expected, got, "make it for this graph and mesh"))
+    return ownership
+
+
+class LocalGraph:
+    """The vertices ``first .. stop - 1`` of a store, as one rank works on them."""
+
+    def __init__(self, store: GraphStore, mesh: Mesh, ownership: Ownership, *, whole: bool = False) -> None:
+        """With ``whole`` the view is of all vertices, not of those the rank owns."""
+        self.store, self.ownership, self._device = store, ownership, mesh.device
+        self.first, self.stop = (0, store.num_vertices) if whole else ownership.range_of(mesh.split_rank)
+        low, high = store.vertex_range
+        if not low <= self.first <= self.stop <= high:
+            fix = "open the whole store" if whole else "give this rank the store that holds its vertices"
+            expected, got = f"vertices {self.first}..{self.stop}", f"a shard {low}..{high}"
+            raise InputError(explain(f"rank {mesh.rank}", expected, got, fix))
+        self.graph: Graph = store.graph.restrict(self.first, self.stop)
+        self._gcn: dict[tuple[bool, float, str | None], GcnRows] = {}
+
+    @functools.cached_property
+    def original_ids(self) -> Ids:
+        """Original ids of the vertices held; empty where the store's ids are original."""
+        if not self.store.is_renumbered:
+            return np.empty(0, np.int64)
+        ids, count = np.asarray(self.store.original_ids(self.first, self.stop)), self.store.num_vertices
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            got, fix = f"{ids.min()}..{ids.max()}", "run gsplit inspect --verify, then restore the store"
+            raise StoreError(explain("original_ids", f"ids in 0..{count - 1}", got, fix))
+        return ids
+
+    def rows(self, name: str) -> RowSource:
+        """A per-vertex array by name, rows by vertex."""
+        array = self.store.stored_array(name)
+        return MappedRows(name, array, torch_dtype(self.store.dtype(name)), self.store.vertex_range[0])
+
+    def copy_foreign_rows(self, rows: RowSource, num_bytes: int, comm: Comm) -> ForeignCopies:
+        """Copies of the hottest rows of other ranks, as many as fit into this memory. A collective."""
+        store, low = self.store, self.store.vertex_range[0]
+        hotness = store.stored_array("hotness")[self.first - low : self.stop - low]
+        capacity = num_bytes // max(1, prod(rows.row_shape) * rows.dtype.itemsize)
+        prefixes = choose_prefixes(hotness, self.first, store.part_boundaries, self.ownership, capacity, comm)
+        return fetch_copies(prefixes, self.ownership, rows, comm)
+
+    def edge_rows(self, name: str) -> RowSource:
+        """A per-edge array by name, rows by edge id: the edge's position in ``graph.indices``."""
+        full = f"edges/{name}"
+        return MappedRows(full, self.store.stored_array(full), torch_dtype(self.store.dtype(full)), 0)
+
+    def to_original_ids(self, ids: Tensor) -> Tensor:
+        """Original ids of some vertices held."""
+        return original_ids_of(ids, self.original_ids, self.first)
+
+    def gcn_rows(self, *, add_self_loops: bool, fill_value: float, edge_weight: str | None) -> GcnRows:
+        """GCN's normalisation by the degrees of the whole graph; made once, in a pass over the edges held."""
+        key = (add_self_loops, fill_value, edge_weight)
+        if key not in self._gcn:
+            weights = None if edge_weight is None else self._weights(edge_weight)
+            found = gcn_degrees(self.graph, weights, add_self_loops=add_self_loops, fill_value=fill_value)
+            loops = None if found.loop_weight is None else self._small_rows("loop_weight", found.loop_weight)
+            self._gcn[key] = GcnRows(self._small_rows("deg_inv_sqrt", found.deg_inv_sqrt), loops)
+        return self._gcn[key]
+
+    def _small_rows(self, name: str, values: npt.NDArray[np.float64]) -> RowSource:
+        """One number for every vertex held, where the model runs."""
+        if self._device.type == "cpu":
+            return MappedRows(name, values, torch.float64, self.first)
+        return HeldRows(torch.from_numpy(values).to(self._device), self.first)
+
+    def _weights(self, name: str) -> npt.NDArray[np.floating[Any]]:
+        """Stored weights as numbers that can be added up; those of another type than float are copied."""
+        array, dtype = self.store.stored_array(f"edges/{name}").reshape(-1), self.store.dtype(f"edges/{name}")
+        if dtype in ("float32", "float64"):
+            return array
+        stored = torch.from_numpy(np.array(array))
+        typed = stored.view(torch.bfloat16) if dtype == "bfloat16" else stored
+        weights: npt.NDArray[np.float64] = typed.to(torch.float64).numpy()
+        return weights
+
+    def targets(self, input_nodes: str | Tensor | None) -> LocalTargets:
+        """The targets held: of a stored list by name, of a tensor of original ids or a mask, or every vertex."""
+        store = self.store
+        if isinstance(input_nodes, str):
+            listed = StoredTargets(input_nodes, *store.stored_targets(input_nodes), store.vertex_range)
+            return listed.local(self.first, self.stop, self.original_ids)
+        original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
+        if input_nodes is None:
+            return all_local_vertices(original, self.first, store.num_vertices)
+        wanted = _as_ids(input_nodes, store.num_vertices)
+        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
+            got, fix = f"{wanted.min()}..{wanted.max()}", "give original ids, or a mask over all vertices"
+            raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", got, fix))
+        return local_listed_targets(wanted, original, self.first)
+
+
+def _as_ids(nodes: Tensor, num_vertices: int) -> Ids:
+    whole = isinstance(nodes, Tensor) and nodes.dim() == 1 and not nodes.is_floating_point() and not nodes.is_complex()
+    if whole and nodes.dtype == torch.bool and nodes.numel() == num_vertices:
+        return np.flatnonzero(nodes.cpu().numpy())
+    if not whole or nodes.dtype == torch.bool or nodes.dtype == torch.uint8:
+        got = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
+        expected = f"a 1-d tensor of integer ids, or a bool mask of {num_vertices}"
+        raise InputError(explain("input_nodes", expected, got, "give ids, or a mask over all vertices"))
+    return nodes.cpu().numpy().astype(np.int64)

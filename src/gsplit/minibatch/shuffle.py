@@ -1,0 +1,244 @@
+"""The shuffle: rows cross between ranks along a route, and their gradients go back (paper section 3, Algorithm 2).
+
+Forward, at one layer, for a local tensor ``h`` of shape [num_local, D]. Where received rows are appended (law 4):
+
+    h_mixed = [h | rows received, grouped by owner]        [num_mixed, D]
+    h_dst   = h_mixed[:num_dst]                            [num_dst, D]
+
+Rows sent to peer p are ``h[send_rows of p]``. Backward, from the gradients of both outputs:
+
+    g = g_mixed[:num_local];  g[send_rows] += what the peers return of g_mixed;  g[:num_dst] += g_dst
+
+At a boundary own and received rows have places of their own:
+
+    h_mixed[own_places] = h[:num_own];  h_mixed[recv_places] = rows received
+    g_mixed[:num_dst] += g_dst;  g[:num_own] = g_mixed[own_places];  g[send_rows] += what the peers return
+
+Nothing is saved but the route. The incoming gradients are never written to: they may belong to another branch as well.
+In a deterministic shuffle returned rows are added peer after peer, and ``send_rows`` are unique per peer, so no sum
+depends on the order of threads; with compiled kernels every shuffle is deterministic. Every rank joins forward and
+backward, with no rows if it has none (law 5); an unused output counts as a gradient of zero.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gsplit.distributed.comm.comm import Call, Comm
+from gsplit.kernels.buffers import BufferPool
+from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.rows import copy_and_gather, merge_gradient
+from gsplit.minibatch.route import Route, count_exchange
+from gsplit.telemetry import StepTelemetry
+
+__all__ = ["exchange_rows", "exchange_stored", "fill_mixed", "keep_prefix", "merge_gradients"]
+
+
+def fill_mixed(h: Tensor, route: Route, sent: Tensor, pool: BufferPool) -> Tensor:
+    """The mixed tensor with its own part filled; ``sent`` gets the rows that leave, peer after peer."""
+    mixed = pool.empty((route.num_mixed, *h.shape[1:]), h.dtype)
+    own = mixed[: route.num_local]
+    chosen = kernel_for("move rows", h.device, h.dtype)
+    if chosen == "numba":
+        copy_and_gather(h, route.send_rows, own, sent)
+    elif chosen == "triton":
+        from gsplit.kernels.triton import rows as device
+
+        device.copy_and_gather(h, route.send_rows, own, sent)
+    else:
+        own.copy_(h)
+        torch.index_select(h.detach(), 0, route.send_rows, out=sent)
+    return mixed
+
+
+def merge_gradients(
+    g_mixed: Tensor,
+    g_dst: Tensor | None,
+    returned: tuple[Tensor, ...],
+    route: Route,
+    pool: BufferPool,
+    *,
+    deterministic: bool,
+) -> Tensor:
+    """The gradient of ``h`` from those of both outputs and the rows that peers returned, in one or several pieces."""
+    g = pool.empty((route.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
+    chosen = kernel_for("move rows", g.device, g.dtype)
+    g_first = g_mixed[:0] if g_dst is None else g_dst
+    if chosen == "numba":
+        merge_gradient(g_mixed, g_first, route.send_rows, returned, g)
+        return g
+    rows_returned = returned[0] if len(returned) == 1 else torch.cat(returned)
+    if chosen == "triton":
+        from gsplit.kernels.triton import rows as device
+
+        device.merge_gradient(g_mixed, g_first, route.send_rows, rows_returned, g)
+        return g
+    g.copy_(g_mixed[: route.num_local])
+    _add_returned(g, rows_returned, route, deterministic=deterministic)
+    if g_dst is not None:
+        g[: route.num_dst] += g_dst
+    return g
+
+
+def _send_back(g: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool) -> tuple[Tensor, ...]:
+    """Return the gradients of received rows to their owners; what peers return is left in place where that will do."""
+    if kernel_for("move rows", g.device, g.dtype) == "numba":
+        return comm.all_to_all_views(call, g, route.send_counts, route.recv_counts)
+    returned = pool.empty((route.num_sent, *g.shape[1:]), g.dtype)
+    comm.all_to_all(call, returned, g, route.send_counts, route.recv_counts).wait()
+    return (returned,)
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows along a route, and gradients back; see the module."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        route: Route,
+        comm: Comm,
+        call: Call,
+        pool: BufferPool,
+        telemetry: StepTelemetry,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.route = route
+        ctx.comm = comm
+        ctx.call = call
+        ctx.pool = pool
+        ctx.telemetry = telemetry
+        ctx.deterministic = deterministic
+        ctx.like = h.new_empty(0)
+        ctx.width = h.shape[1:]
+        if route.appends:
+            sent = comm.send_buffer((route.num_sent, *h.shape[1:]), h.dtype)
+            h_mixed = fill_mixed(h, route, sent, pool)
+            received = h_mixed[route.num_local :]
+            count_exchange(route, h, telemetry)
+            comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+        else:
+            h_mixed = exchange_stored(h.detach(), route, comm, call, pool, telemetry)
+        return h_mixed, h_mixed.detach()[: route.num_dst]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_mixed: Tensor | None, g_dst: Tensor | None) -> tuple[Tensor | None, ...]:
+        route: Route = ctx.route
+        if g_mixed is None:
+            g_mixed = ctx.like.new_zeros(route.num_mixed, *ctx.width)
+        call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
+        count_exchange(route, g_mixed, ctx.telemetry, backward=True)
+        if route.appends:
+            g_mixed = g_mixed.contiguous()
+            returned = _send_back(g_mixed[route.num_local :], route, ctx.comm, call, ctx.pool)
+            g = merge_gradients(g_mixed, g_dst, returned, route, ctx.pool, deterministic=ctx.deterministic)
+        else:
+            g = _return_from_places(g_mixed, g_dst, route, ctx.comm, call, ctx.pool, deterministic=ctx.deterministic)
+        return g, None, None, None, None, None, None
+
+
+def _return_from_places(
+    g_mixed: Tensor,
+    g_dst: Tensor | None,
+    route: Route,
+    comm: Comm,
+    call: Call,
+    pool: BufferPool,
+    *,
+    deterministic: bool,
+) -> Tensor:
+    """Backward of a boundary. A collective."""
+    assert route.own_places is not None and route.recv_places is not None
+    width, dtype = g_mixed.shape[1:], g_mixed.dtype
+    if g_dst is not None:
+        g_mixed = g_mixed.clone()  # it may belong to another branch as well
+        g_mixed[: route.num_dst] += g_dst
+    sent = comm.send_buffer((route.num_received, *width), dtype)
+    torch.index_select(g_mixed, 0, route.recv_places, out=sent)
+    returned = pool.empty((route.num_sent, *width), dtype)
+    comm.all_to_all(call, returned, sent, route.send_counts, route.recv_counts).wait()
+    g = pool.empty((route.num_local, *width), dtype)
+    torch.index_select(g_mixed, 0, route.own_places, out=g[: route.num_own])
+    g[route.num_own :] = 0  # read by other ranks only
+    _add_returned(g, returned, route, deterministic=deterministic)
+    return g
+
+
+def _add_returned(g: Tensor, returned: Tensor, route: Route, *, deterministic: bool) -> None:
+    parts = route.send_counts if deterministic else (route.num_sent,)
+    for rows, part in zip(route.send_rows.split(parts), returned.split(parts), strict=True):
+        g.index_add_(0, rows, part)
+
+
+class _KeepPrefix(torch.autograd.Function):
+    """The shuffle where nothing travels: h -> (h, h[:num_dst]) without a copy. Backward: g_mixed + [g_dst | 0]."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.num_dst, ctx.shape = num_dst, h.shape
+        return h.detach(), h.detach()[:num_dst]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_mixed: Tensor | None, g_dst: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g_dst is None:
+            return g_mixed, None
+        g = g_dst.new_zeros(ctx.shape) if g_mixed is None else g_mixed.clone()
+        g[: ctx.num_dst] += g_dst
+        return g, None
+
+
+def keep_prefix(h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
+    """``(h, h[:num_dst])`` whose backward makes no zero-filled temporary; the mixed frontier is ``h`` itself."""
+    if not h.requires_grad:
+        return h, h[:num_dst]
+    h_mixed, h_dst = _KeepPrefix.apply(h, num_dst)  # type: ignore[no-untyped-call]
+    return h_mixed, h_dst
+
+
+def exchange_rows(
+    h: Tensor,
+    route: Route,
+    comm: Comm,
+    call: Call,
+    pool: BufferPool,
+    telemetry: StepTelemetry,
+    *,
+    deterministic: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Make the mixed tensor of a layer from this rank's rows; returns ``(h_mixed, h_dst)``. Every rank calls it."""
+    assert h.size(0) == route.num_local, (h.shape, route.num_local)
+    if comm.size == 1 and route.appends and not route.num_received:
+        return keep_prefix(h, route.num_dst)
+    h_mixed, h_dst = _Exchange.apply(h, route, comm, call, pool, telemetry, deterministic)  # type: ignore[no-untyped-call]
+    return h_mixed, h_dst
+
+
+def exchange_stored(
+    buffer: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool, telemetry: StepTelemetry
+) -> Tensor:
+    """The mixed tensor of rows that carry no gradient, such as stored features or ids. A collective.
+
+    ``buffer`` has ``route.num_buffer`` rows, the own ones first. Where own rows stay first it is filled and returned.
+    """
+    width, dtype = buffer.shape[1:], buffer.dtype
+    count_exchange(route, buffer, telemetry)
+    sent = comm.send_buffer((route.num_sent, *width), dtype)
+    torch.index_select(buffer[: route.num_local], 0, route.send_rows, out=sent)
+    received = buffer[route.num_local :] if route.appends else pool.empty((route.num_received, *width), dtype)
+    comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+    mixed = buffer
+    if route.own_places is not None:
+        mixed = pool.empty((route.num_mixed, *width), dtype)
+        mixed.index_copy_(0, route.own_places, buffer[: route.num_own])
+    if route.recv_places is not None:
+        mixed.index_copy_(0, route.recv_places, received)
+    if route.copied is not None:
+        copied = route.copied
+        mixed.index_copy_(0, copied.places, copied.copies.rows.index_select(0, copied.rows))
+    return mixed

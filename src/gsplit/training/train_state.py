@@ -1,0 +1,168 @@
+"""Everything a training run is after a step, as one object: what a checkpoint holds and what resuming restores.
+
+Randomness is keyed by (seed, epoch, step), so no generator state belongs to it: the weights, the optimizer, the
+scheduler and the loader's position decide every later step. The rest is the record of the past: losses, seconds,
+evaluations, the best weights so far and the edges that training and evaluation have cost.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from gsplit.errors import InputError, explain
+from gsplit.inference.metrics import Metric
+from gsplit.loading.loader import NeighborLoader
+
+__all__ = ["Best", "Evaluation", "History", "LRScheduler", "TrainState", "history_of"]
+
+
+class LRScheduler(Protocol):
+    """What is needed of a learning-rate scheduler of torch."""
+
+    def step(self) -> None:
+        """Move on by one training step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores by the targets' names, and when: ``epoch`` is the number of epochs begun."""
+
+    epoch: int
+    num_steps: int
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, after how many steps it was, and a copy of the weights that gave it."""
+
+    epoch: int
+    num_steps: int
+    scores: dict[str, float]
+    weights: dict[str, Tensor]
+
+
+@dataclass
+class History:
+    """The loss and the seconds of every step, and all evaluations."""
+
+    losses: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def _pack_history(history: History) -> dict[str, Any]:
+    """The history in lists and dictionaries of its own; floats are not copied one by one."""
+    evaluations = [{**vars(evaluation), "scores": dict(evaluation.scores)} for evaluation in history.evaluations]
+    losses, seconds = list(history.losses), list(history.step_seconds)
+    return {"losses": losses, "step_seconds": seconds, "evaluations": evaluations}
+
+
+def history_of(state: dict[str, Any]) -> History:
+    """The history in what ``TrainState.state_dict`` returned."""
+    history = state["history"]
+    evaluations = [Evaluation(**evaluation) for evaluation in history["evaluations"]]
+    return History(list(history["losses"]), list(history["step_seconds"]), evaluations)
+
+
+class TrainState:
+    """The state of a run. ``state_dict`` refers to live tensors, like those of torch: save or copy it before going on.
+
+    The state is complete and the same on every rank whenever ``Trainer.train_epoch`` or ``Trainer.evaluate`` has
+    returned, also in the middle of an epoch.
+    """
+
+    def __init__(
+        self, model: Module, optimizer: Optimizer, loader: NeighborLoader, lr_scheduler: LRScheduler | None = None
+    ) -> None:
+        self.model, self.optimizer, self.loader, self.lr_scheduler = model, optimizer, loader, lr_scheduler
+        self.history = History()
+        self.best: Best | None = None
+        self.train_edges = 0
+        """Sampled edges of all steps, over all layers and ranks."""
+        self.evaluation_edges = 0
+        """Edges of all exact evaluations, over all layers and ranks."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps done."""
+        return len(self.history.losses)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs begun: 1 from the first step of the first epoch to its last."""
+        position = self.loader.state_dict()
+        return position["epoch"] + (1 if position["step"] > 0 else 0)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the last step was followed by an evaluation."""
+        evaluations = self.history.evaluations
+        return bool(evaluations) and evaluations[-1].num_steps == self.num_steps
+
+    def record_evaluation(self, scores: dict[str, float], keep_best: str | None, metric: Metric) -> None:
+        """Keep the scores; copy the weights if the score named ``keep_best``, of this metric, is the best so far.
+
+        An evaluation that has no such score, since it was no number, is not the best.
+        """
+        self.history.evaluations.append(Evaluation(self.epoch, self.num_steps, scores))
+        if keep_best in scores and (
+            self.best is None or metric.is_better(scores[keep_best], self.best.scores[keep_best])
+        ):
+            weights = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+            self.best = Best(self.epoch, self.num_steps, scores, weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state in numbers, strings, lists, dictionaries and tensors."""
+        best = self.best
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "lr_scheduler": None if self.lr_scheduler is None else self.lr_scheduler.state_dict(),
+            "loader": self.loader.state_dict(),
+            "history": _pack_history(self.history),
+            "best": None if best is None else dict(vars(best)),
+            "train_edges": self.train_edges,
+            "evaluation_edges": self.evaluation_edges,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the model, optimizer, loader and scheduler are made as they were for it."""
+        wanted = self.state_dict().keys()
+        if state.keys() != wanted:
+            fix = "pass what TrainState.state_dict returned"
+            raise InputError(explain("state", f"the keys {', '.join(wanted)}", ", ".join(state) or "none", fix))
+        if (state["lr_scheduler"] is None) != (self.lr_scheduler is None):
+            expected, got = ("none", "one") if self.lr_scheduler is None else ("one", "none")
+            fix = "make the trainer with the lr_scheduler the state was saved with"
+            raise InputError(explain("state: lr_scheduler", f"{expected}, as the trainer has", got, fix))
+        self.model.load_state_dict(state["model"])
+        _load_optimizer(self.optimizer, state["optimizer"])
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        self.loader.load_state_dict(state["loader"])
+        best = state["best"]
+        self.history = history_of(state)
+        self.best = None if best is None else Best(**best)
+        self.train_edges, self.evaluation_edges = state["train_edges"], state["evaluation_edges"]
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state with every bit: torch casts tensors to the type of their parameter."""
+    optimizer.load_state_dict(state)
+    places = [place for group in state["param_groups"] for place in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for place, parameter in zip(places, parameters, strict=True):
+        for name, saved in state["state"].get(place, {}).items():
+            loaded = optimizer.state[parameter][name]
+            if isinstance(saved, Tensor) and saved.dtype != loaded.dtype:
+                optimizer.state[parameter][name] = saved.to(loaded.device, copy=True)

@@ -1,0 +1,141 @@
+"""An optimizer step, on one screen: forward, loss, backward of one mini-batch or several, then the optimizer.
+
+Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
+arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule.
+
+Several mini-batches are accumulated exactly: gradients of their sums are added, and divided once by the weight of all
+their targets. That is the gradient of the mean over all these targets, as of one mini-batch with all of them, also
+where the last mini-batch of an epoch is smaller or targets have weights. A step in which nothing weighs anything, since
+no target has a label, has a loss and gradients of 0.
+
+``bf16``: forward and loss run under ``torch.autocast``. Weights, gradients and the optimizer stay as they are, outputs
+are float32 again before the loss, and hidden rows travel between ranks in the type that autocast gives them.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gsplit.device.devices import AsyncHostCopy
+from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch, divisor
+from gsplit.nn.calls import dtype_of
+from gsplit.nn.parallelize import call_wrapped
+from gsplit.training.losses import LossFunction, as_target_loss
+from gsplit.training.train_state import TrainState
+
+__all__ = ["PRECISIONS", "TrainingStep", "check_finite"]
+
+PRECISIONS = ("float32", "bf16")
+"""Types of the forward pass; float32 stands for the model's own."""
+
+
+def check_finite(loss: float, batch: Batch) -> None:
+    """Stop where a loss is no number; it is the same on every rank, so all stop."""
+    if not math.isfinite(loss):
+        fix = "look at the features of these targets, lower the learning rate, or clip gradients"
+        where = f"epoch {batch.key.epoch}, step {batch.key.step}"
+        raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
+
+
+class TrainingStep:
+    """Makes the optimizer steps of a training: ``add`` every mini-batch of a step, then ``finish`` it."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        loss_fn: LossFunction,
+        *,
+        max_grad_norm: float | None = None,
+        accumulate: int = 1,
+        precision: str = "float32",
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:  # NaN is none, either
+            fix = "leave it out to clip nothing"
+            raise InputError(explain("max_grad_norm", "a positive number", max_grad_norm, fix))
+        if accumulate < 1:
+            raise InputError(explain("accumulate", "at least 1 mini-batch per step", accumulate, "leave it out"))
+        if precision not in PRECISIONS:
+            raise InputError(explain("precision", " or ".join(PRECISIONS), precision, "choose one of them"))
+        if precision == "bf16" and dtype_of(state.model) == torch.float64:
+            fix = "convert it with model.float(), or leave precision out"
+            raise InputError(explain("precision", "a model in float32 for bf16", "float64", fix))
+        _check_parameters(state)
+        self._state, self._loss_fn, self._max_grad_norm = state, loss_fn, max_grad_norm
+        self.accumulate, self._precision = accumulate, precision
+        self._total: Tensor | float = 0.0
+        self._weight: Tensor | float = 0.0
+
+    def ends_with(self, batch: Batch) -> bool:
+        """Whether a mini-batch of the loader is the last of its step; the last of an epoch always is."""
+        done = batch.key.step + 1
+        return done % self.accumulate == 0 or done == len(self._state.loader)
+
+    def reset(self) -> None:
+        """Forget what was added, also by a step that failed, and gradients that others have left."""
+        self._total = self._weight = 0.0
+        self._state.model.zero_grad()  # also of parameters that the optimizer does not have
+        self._state.optimizer.zero_grad()
+
+    def add(self, batch: Batch) -> None:
+        """Forward and backward of one mini-batch; gradients are added to those of its step. A collective."""
+        if batch.key.step % self.accumulate == 0:
+            self.reset()
+        with batch.telemetry.span("forward"):
+            total, weight = batch.weighted_sum(*self._loss_of(batch))
+        with batch.telemetry.span("backward"):  # gradients are averaged over all ranks on the way
+            if self.accumulate == 1:
+                (total / divisor(weight)).backward()
+            else:
+                total.backward()
+                batch.telemetry.record("loss", total.detach() / divisor(weight))
+        self._total = self._total + total.detach()
+        self._weight = self._weight + weight
+
+    def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        model = self._state.model
+        dtype, device = dtype_of(model), batch.x.device
+        with self._autocast(device):
+            out = call_wrapped(model, batch.cast(dtype))
+            if self._precision == "bf16" and isinstance(out, Tensor):
+                out = out.to(dtype)
+            return as_target_loss(self._loss_fn(out, batch.y))
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.autocast(device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
+
+    def finish(self, batch: Batch) -> AsyncHostCopy:
+        """Step the optimizer with what was added, ``batch`` last; returns the loss, on its way to the host."""
+        optimizer, telemetry = self._state.optimizer, batch.telemetry
+        parameters, weight = _parameters(optimizer), divisor(self._weight)
+        with telemetry.span("optimizer"):
+            if self.accumulate > 1:
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        parameter.grad /= weight
+            if self._max_grad_norm is not None:
+                norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+                telemetry.record("gradient_norm", norm)
+            telemetry.record("learning_rate", float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            if self._state.lr_scheduler is not None:
+                self._state.lr_scheduler.step()
+        loss = torch.as_tensor(self._total / weight)
+        self.reset()
+        return AsyncHostCopy(loss)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _check_parameters(state: TrainState) -> None:
+    """On several ranks all parameters must be the model's: gradients of others are not averaged over the ranks."""
+    own = {id(parameter) for parameter in state.model.parameters()}
+    strange = sum(id(parameter) not in own for parameter in _parameters(state.optimizer))
+    if strange and state.loader.mesh.world.size > 1:
+        fix = "make them parameters of the model, before gsplit.parallelize"
+        raise InputError(explain("the optimizer", "parameters of the model", f"{strange} others", fix))
