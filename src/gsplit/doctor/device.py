@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
+from gsplit.array_types import Array
 from gsplit.device.devices import resolve_device
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.doctor.finding import Finding
@@ -312,7 +313,10 @@ def _small_store(num_parts: int) -> MemoryStore:
     dst = (_NUM_VERTICES * rng.random(num_edges) ** 1.5).astype(np.int64)
     src[:10] = dst[:10]
     features = rng.normal(size=(_NUM_VERTICES, _NUM_FEATURES)).astype(np.float32)
-    arrays = {"features/x": (features, "float32"), "y": (rng.integers(0, _NUM_CLASSES, _NUM_VERTICES), "int64")}
+    arrays: dict[str, tuple[Array, str]] = {
+        "features/x": (features, "float32"),
+        "y": (rng.integers(0, _NUM_CLASSES, _NUM_VERTICES), "int64"),
+    }
     targets = rng.permutation(_NUM_VERTICES)[: 5 * _BATCH_SIZE]
     parts = rng.integers(0, num_parts, _NUM_VERTICES)
     parts[:num_parts] = np.arange(num_parts)

@@ -109,7 +109,7 @@ def _use_in_another_thread(watch: CollectiveWatch) -> None:
 def test_a_collective_that_is_dropped_lets_other_threads_in() -> None:
     watch = watch_pair()[0]
     abandoned = watch.begin(MEAN, "")
-    assert not watch.is_idle
+    assert watch.is_idle is False
     del abandoned  # by an exception between its start and its wait
     assert watch.is_idle
     _use_in_another_thread(watch)

@@ -11,7 +11,7 @@ from graphs import sample_store
 from gsplit import InputError, NeighborLoader
 from gsplit.distributed.comm.comm import SoloComm
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
-from gsplit.planner import auto, calibration
+from gsplit.planner import auto, calibration, plan
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.planner.hardware import PRESETS, write_hardware
 from gsplit.planner.shapes import PlannedModel
@@ -93,7 +93,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...] | None]:
     """The strategies that the planner was given to choose from, call after call."""
     monkeypatch.setattr(auto, "known_machine", lambda: HOST)
     found: list[tuple[str, ...] | None] = []
-    choose = auto.choose
+    choose = plan.choose
 
     def note(*args: Any, **options: Any) -> Any:
         found.append(options["strategies"])

@@ -107,9 +107,9 @@ def test_what_does_not_fit_is_refused(stores: dict[str, Store]) -> None:
         (np.zeros((NUM, 2, 2)), "y: expected columns of floats for --loss l1"),
     ):
         with pytest.raises(InputError, match=match):
-            check_labels(Store(whole.path, whole.manifest, whole.arrays | {"y": y}), "train", "l1")
+            check_labels(Store(whole.path, whole.manifest, {**whole.arrays, "y": y}), "train", "l1")
     classes = stores["classes"]
-    none = Store(classes.path, classes.manifest.model_copy(update={"num_classes": 0}), classes.arrays)
+    none = Store(classes.path, classes.manifest.model_copy(update={"num_classes": 0}), dict(classes.arrays))
     with pytest.raises(InputError, match="y: expected at least one class .got none"):
         shape_of(none, TrainSettings())
     bare = Store(whole.path, whole.manifest, {name: array for name, array in whole.arrays.items() if name != "y"})

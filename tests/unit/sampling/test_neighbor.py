@@ -80,8 +80,9 @@ def test_host_and_torch_give_equal_layers(
         for one, two in zip(host.layers, device.layers, strict=True):
             assert torch.equal(one.block.indptr, two.block.indptr)
             assert torch.equal(one.block.src_rows, two.block.src_rows)
-            assert torch.equal(one.index.send_rows, two.index.send_rows)
-            assert (one.index.send_counts, one.index.recv_counts) == (two.index.send_counts, two.index.recv_counts)
+            assert torch.equal(one.route.send_rows, two.route.send_rows)
+            assert one.route.send_counts == two.route.send_counts
+            assert one.route.recv_counts == two.route.recv_counts
 
 
 @given(shaped_graphs(), FANOUTS, st.integers(0, 2**63 - 1), st.data())
