@@ -88,7 +88,7 @@ def save_to_full_disk(mesh: Mesh, folder: Path) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gsplit.training.checkpoints.writer.write_checkpoint", fail)
+        patch.setattr("gsplit.training.checkpoints.files.write_checkpoint", fail)
         try:
             train_piece(mesh, Piece(5, save_to=folder, save_every=1))
         except Exception as error:

@@ -1,11 +1,11 @@
-"""Metrics by name: what ``gsplit.evaluate(metrics=...)`` and ``gsplit train --metric`` count.
+"""Metrics by name, for ``gsplit.evaluate(metrics=...)`` and ``gsplit train --metric``.
 
 A metric is a function of sums that can be added over chunks of targets and over ranks, so it is exact however the
-targets are divided. ``roc_auc`` alone is none: it needs the order of all scores (``inference.tallies`` gathers them).
+targets are divided. The exception is ``roc_auc``: it needs the order of all scores, which evaluation gathers.
 
 Outputs are logits. Labels are one class per target (integers, outputs of several columns), or entries of one or several
-columns: 0 and 1, where an output above 0 says 1, or floats. Labels of NaN, and integers below 0, are left out. Outputs
-that are not finite say no class, and NaN neither 0 nor 1: such targets count as wrong.
+columns: 0 and 1, where an output above 0 predicts 1, or floats. Labels of NaN, and integers below 0, are left out. A
+row whose largest output is not finite predicts no class, and NaN predicts neither 0 nor 1: such targets count as wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,18 +41,17 @@ class Scored:
 
     @property
     def is_classes(self) -> bool:
-        """Whether each target has one class; else entries are judged one by one."""
+        """Whether each target has one class; otherwise entries are scored one by one."""
         return self.y.dim() == 1
 
     @property
     def labelled(self) -> Tensor:
-        """Which entries have a label."""
         return is_labelled(self.y)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """``count`` makes sums of some targets; ``finish`` makes the score of the sums of all. None: needs all at once."""
+    """``count`` sums over some targets, ``finish`` computes the score from the sums of all. None: needs all at once."""
 
     name: str
     higher_is_better: bool
@@ -60,22 +59,21 @@ class Metric:
     finish: Callable[[Tensor], float]
 
     def is_better(self, score: float, than: float) -> bool:
-        """Whether a score is better than another."""
         return score > than if self.higher_is_better else score < than
 
 
 def is_classes(y: Tensor, num_columns: int) -> bool:
-    """Whether labels are one class per target, for a model of so many outputs."""
+    """Whether labels are one class per target, for a model with ``num_columns`` outputs."""
     return y.dim() == 1 and not y.is_floating_point() and num_columns > 1
 
 
 def is_labelled(y: Tensor) -> Tensor:
-    """Which labels are there."""
+    """Which entries have a label."""
     return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
 def predicted_classes(out: Tensor) -> Tensor:
-    """The class with the largest of each row of outputs; -1 where that is NaN or infinite, and so none is.
+    """The class with the largest output of each row; -1 where that output is NaN or infinite.
 
     >>> predicted_classes(torch.tensor([[0.1, 0.7], [float("nan"), 1.0], [-float("inf"), 1.0]])).tolist()
     [1, -1, 1]
@@ -85,7 +83,7 @@ def predicted_classes(out: Tensor) -> Tensor:
 
 
 def _zeros_and_ones(targets: Scored) -> tuple[Tensor, Tensor, Tensor]:
-    """Of labelled entries: what the model says, what is true, and which they are."""
+    """Masks of the entries that are predicted to be 1, that are 1, and that have a label."""
     y, labelled = targets.y, targets.labelled
     strange = labelled & (y != 0) & (y != 1)
     if strange.any():
@@ -96,22 +94,24 @@ def _zeros_and_ones(targets: Scored) -> tuple[Tensor, Tensor, Tensor]:
 
 def _count_right(targets: Scored) -> Tensor:
     if targets.is_classes:
-        right, all_of_them = predicted_classes(targets.out) == targets.y, torch.ones_like(targets.y)
+        counted = torch.ones_like(targets.y)
+        right = predicted_classes(targets.out) == targets.y
     else:
-        said, true, all_of_them = _zeros_and_ones(targets)
-        right = (said == true) & all_of_them & ~targets.out.isnan()
-    return torch.stack([right.sum(), all_of_them.sum()]).double()
+        predicted, true, counted = _zeros_and_ones(targets)
+        right = (predicted == true) & counted & ~targets.out.isnan()
+    return torch.stack([right.sum(), counted.sum()]).double()
 
 
 def _count_confusion(targets: Scored) -> Tensor:
-    """For every class or column: right ones, those that are said, those that are true; [C, 3]."""
+    """For every class or column: right, predicted and true ones; [C, 3]."""
     if targets.is_classes:
-        width, said, true = targets.out.size(1), predicted_classes(targets.out), targets.y
-        counted = (said[said == true], said[said >= 0], true)
-        found = [torch.bincount(values, minlength=width) for values in counted]
+        predicted = predicted_classes(targets.out)
+        true = targets.y
+        counted = (predicted[predicted == true], predicted[predicted >= 0], true)
+        found = [torch.bincount(values, minlength=targets.out.size(1)) for values in counted]
     else:
-        are_said, are_true, _ = _zeros_and_ones(targets)
-        found = [entries.sum(0) for entries in (are_said & are_true, are_said, are_true)]
+        predicted, true, _ = _zeros_and_ones(targets)
+        found = [entries.sum(0) for entries in (predicted & true, predicted, true)]
     return torch.stack(found, dim=1).double()
 
 
@@ -131,14 +131,14 @@ def _ratio(sums: Tensor) -> float:
 
 
 def _micro(sums: Tensor) -> float:
-    right, said, true = sums.sum(0).tolist()
-    return float(2 * right / (said + true)) if said + true else 0.0
+    right, predicted, true = sums.sum(0).tolist()
+    return float(2 * right / (predicted + true)) if predicted + true else 0.0
 
 
 def _macro(sums: Tensor) -> float:
-    met = sums[:, 1] + sums[:, 2] > 0  # classes that are neither said nor true do not count
-    right, said, true = sums[met].unbind(1)
-    return float((2 * right / (said + true)).mean()) if met.any() else 0.0
+    occurs = sums[:, 1] + sums[:, 2] > 0  # classes that are neither predicted nor true do not count
+    right, predicted, true = sums[occurs].unbind(1)
+    return float((2 * right / (predicted + true)).mean()) if occurs.any() else 0.0
 
 
 def _mean_area(areas: Tensor) -> float:
@@ -164,23 +164,25 @@ METRICS: dict[str, Metric] = {
 """Every metric by its name."""
 
 DEFAULT_METRICS = {"cross_entropy": "accuracy", "bce": "f1_micro", "mse": "rmse", "l1": "mae", "huber": "rmse"}
-"""The metric that fits a loss."""
+"""The default metric of each loss."""
 
 
 def check_metrics(names: Sequence[str]) -> list[Metric]:
-    """Metrics by name, the first of which decides what is best."""
+    """Look up metrics by name; the first one determines the best evaluation."""
     for name in names:
         if name not in METRICS:
             raise InputError(explain("metric", f"one of {', '.join(METRICS)}", name, "choose one of these"))
     if not names or len(set(names)) < len(names):
-        raise InputError(explain("metric", "at least one, each once", ", ".join(names) or "none", "name them once"))
+        raise InputError(
+            explain("metric", "at least one, each once", ", ".join(names) or "an empty list", "name each once")
+        )
     return [METRICS[name] for name in names]
 
 
 def score_columns(targets: Scored) -> list[tuple[Tensor, Tensor]]:
-    """What ``roc_auc`` ranks: scores and whether they are of positives, one pair for every column.
+    """What ``roc_auc`` ranks: scores, and which of them are of positives, one pair for every column.
 
-    Two classes are one column. Of more classes each is told from all others by its softmax probability.
+    Two classes are one column. With more classes, each is ranked against all others by its softmax probability.
     """
     out, y = targets.out, targets.y
     if not targets.is_classes:
@@ -194,7 +196,7 @@ def score_columns(targets: Scored) -> list[tuple[Tensor, Tensor]]:
 def rank_area(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float | None:
     """The area under the ROC curve by ranks (Mann and Whitney): ties count half; None without both kinds.
 
-    NaN if any score is NaN, which has no place in the order.
+    NaN if any score is NaN, which cannot be ordered.
 
     >>> rank_area(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     0.75

@@ -1,7 +1,7 @@
-"""What a training tells those who follow it: progress bars, logs, experiment trackers.
+"""Callbacks of a training, for progress bars, logs and experiment trackers.
 
-``Trainer(callbacks=[...])`` calls them on every rank that has some; what should be written once is made on rank 0 alone
-(examples/wandb_callback.py).
+``Trainer(callbacks=[...])`` calls them on every rank that was given some. A callback that writes files belongs on
+rank 0 only (examples/wandb_callback.py).
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class EvaluationReport:
 
     @property
     def named_scores(self) -> dict[str, float]:
-        """Scores whose names all say their metric.
+        """Scores by names that contain their metric.
 
         >>> EvaluationReport(1, 10, ("rmse", "mae"), {"val": 0.5, "val mae": 0.3}).named_scores
         {'val/rmse': 0.5, 'val/mae': 0.3}
@@ -54,13 +54,13 @@ class EvaluationReport:
 
 
 class Callback:
-    """Follows a training; a subclass overrides what it wants to know."""
+    """Follows a training; a subclass overrides the methods it needs."""
 
     def on_start(self, num_steps: int) -> None:
-        """Training goes on after so many steps: 0, or those of a checkpoint. What is known of later ones is void."""
+        """Called when training starts after ``num_steps`` steps: 0, or those of a checkpoint. Later steps are void."""
 
     def on_step(self, report: StepReport) -> None:
-        """An optimizer step is over."""
+        """Called after an optimizer step."""
 
     def on_evaluation(self, report: EvaluationReport) -> None:
-        """An evaluation is over. One whose checkpoint was not finished is made again, with the same scores."""
+        """Called after an evaluation. If its checkpoint was not finished, it is repeated, with the same scores."""

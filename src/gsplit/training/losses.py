@@ -1,11 +1,11 @@
-"""Losses by name: ``Trainer(loss_fn="bce")``, ``gsplit train --loss bce``, or in a loop of your own
+"""Losses by name: ``Trainer(loss_fn="bce")``, ``gsplit train --loss bce``, or in your own loop
 
     loss = batch.mean(*gsplit.losses.bce(out, batch.y))
 
-Each is PyTorch's function with ``reduction="none"``, brought to one value and one weight per target; ``batch.mean``
-makes of them what PyTorch's ``reduction="mean"`` gives for the whole mini-batch in one process. Labels of several
-columns count entry by entry. Entries without a label (NaN, or integers below 0) are left out of the mean, which is 0
-where no label is left.
+Each is PyTorch's function with ``reduction="none"``, reduced to one value and one weight per target; ``batch.mean`` of
+them equals PyTorch's ``reduction="mean"`` for the whole mini-batch in one process. With several columns of labels,
+every entry counts equally. Entries without a label (NaN, or integers below 0) are left out of the mean, which is 0 if
+there is no label.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class TargetLoss(NamedTuple):
-    """One value per target, and what each weighs in the mean; None: all the same."""
+    """One value per target, and its weight in the mean; None: equal weights."""
 
     values: Tensor
     weight: Tensor | None = None
@@ -44,16 +44,16 @@ LossFunction = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor | None]]
 
 
 def as_target_loss(found: Tensor | tuple[Tensor, Tensor | None]) -> TargetLoss:
-    """What a loss function has returned, with its weights if it has any."""
+    """The result of a loss function, with its weights if it has any."""
     return TargetLoss(*found) if isinstance(found, tuple) else TargetLoss(found)
 
 
 def cross_entropy(out: Tensor, y: Tensor) -> TargetLoss:
-    """``F.cross_entropy`` of one class per target; those below 0 are no label."""
+    """``F.cross_entropy`` of one class per target; classes below 0 mean "no label"."""
     if y.dim() != 1 or y.is_floating_point():
         got = f"{_short(y)} {list(y.shape)}"
         raise InputError(explain("y", "one class per target for cross_entropy", got, "choose another loss"))
-    labelled = y >= 0  # PyTorch itself leaves out -100 alone
+    labelled = y >= 0  # PyTorch itself ignores only -100
     values = F.cross_entropy(out, y.long().clamp(min=0), reduction="none")
     return TargetLoss(torch.where(labelled, values, torch.zeros_like(values)), labelled.to(values.dtype))
 
@@ -62,7 +62,7 @@ def weighted_cross_entropy(class_weights: Sequence[float] | Tensor) -> LossFunct
     """``F.cross_entropy(weight=class_weights)``: the mean of a mini-batch is over the sum of its targets' weights."""
     weights = torch.as_tensor(class_weights, dtype=torch.float64)
     if weights.dim() != 1 or not bool(((weights > 0) & weights.isfinite()).all()):
-        fix = "leave targets of a class that should not count out of the list of targets"
+        fix = "remove targets of a class that should not count from the list of targets"
         raise InputError(explain("class_weights", "a positive number for every class", weights.tolist(), fix))
 
     def weighted(out: Tensor, y: Tensor) -> TargetLoss:
@@ -106,10 +106,10 @@ def _regression(function: Callable[..., Tensor], out: Tensor, y: Tensor) -> Targ
 
 
 def _by_entry(function: Callable[..., Tensor], out: Tensor, y: Tensor, labelled: Tensor) -> TargetLoss:
-    """The mean over a target's labelled entries, weighted by their number: all entries of the batch weigh the same."""
+    """The mean over a target's labelled entries, weighted by their number: all entries have equal weight."""
     if y.dim() == 1:
         y, labelled = y.unsqueeze(1), labelled.unsqueeze(1)
-    if out.shape != y.shape:  # torch would broadcast, and train something else
+    if out.shape != y.shape:  # torch would broadcast silently
         fix = "give the model as many outputs as there are columns of labels"
         raise InputError(explain("the model's output", f"shape {list(y.shape)}, as y has", list(out.shape), fix))
     wanted = torch.where(labelled, y, torch.zeros_like(y)).to(out.dtype)  # no NaN reaches a gradient
@@ -125,11 +125,11 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], TargetLoss]] = {
     "l1": l1,
     "huber": huber,
 }
-"""Every loss that has a name."""
+"""All losses by name."""
 
 
 def named_loss(name: str) -> LossFunction:
-    """A loss of the table."""
+    """Look up a loss in ``LOSSES``."""
     if name not in LOSSES:
         fix = "choose one, or pass a function of (out, y)"
         raise InputError(explain("loss_fn", f"one of {', '.join(LOSSES)}", name, fix))

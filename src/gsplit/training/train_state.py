@@ -1,8 +1,8 @@
-"""Everything a training run is after a step, as one object: what a checkpoint holds and what resuming restores.
+"""The state of a training after a step, as one object: what a checkpoint contains and what resuming restores.
 
-Randomness is keyed by (seed, epoch, step), so no generator state belongs to it: the weights, the optimizer, the
-scheduler and the loader's position decide every later step. The rest is the record of the past: losses, seconds,
-evaluations, the best weights so far and the edges that training and evaluation have cost.
+Randomness is keyed by (seed, epoch, step), so there is no generator state: the weights, the optimizer, the scheduler
+and the loader's position determine all later steps. The rest is a record of the past: losses, seconds, evaluations, the
+best weights so far and the numbers of edges that training and evaluation have computed.
 """
 
 from dataclasses import dataclass, field
@@ -20,21 +20,18 @@ __all__ = ["Best", "Evaluation", "History", "LRScheduler", "TrainState", "histor
 
 
 class LRScheduler(Protocol):
-    """What is needed of a learning-rate scheduler of torch."""
+    """The methods of a learning-rate scheduler of torch that training uses."""
 
-    def step(self) -> None:
-        """Move on by one training step."""
+    def step(self) -> None: ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores by the targets' names, and when: ``epoch`` is the number of epochs begun."""
+    """Scores by name of the targets, after ``num_steps`` steps; ``epoch`` is the number of epochs begun."""
 
     epoch: int
     num_steps: int
@@ -43,7 +40,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, after how many steps it was, and a copy of the weights that gave it."""
+    """The best evaluation so far, and a copy of its weights."""
 
     epoch: int
     num_steps: int
@@ -61,30 +58,35 @@ class History:
 
 
 def _pack_history(history: History) -> dict[str, Any]:
-    """The history in lists and dictionaries of its own; floats are not copied one by one."""
-    evaluations = [{**vars(evaluation), "scores": dict(evaluation.scores)} for evaluation in history.evaluations]
-    losses, seconds = list(history.losses), list(history.step_seconds)
-    return {"losses": losses, "step_seconds": seconds, "evaluations": evaluations}
+    """The history as new lists and dictionaries; the floats themselves are not copied."""
+    return {
+        "losses": list(history.losses),
+        "step_seconds": list(history.step_seconds),
+        "evaluations": [{**vars(one), "scores": dict(one.scores)} for one in history.evaluations],
+    }
 
 
 def history_of(state: dict[str, Any]) -> History:
-    """The history in what ``TrainState.state_dict`` returned."""
+    """The history from the result of ``TrainState.state_dict``."""
     history = state["history"]
     evaluations = [Evaluation(**evaluation) for evaluation in history["evaluations"]]
     return History(list(history["losses"]), list(history["step_seconds"]), evaluations)
 
 
 class TrainState:
-    """The state of a run. ``state_dict`` refers to live tensors, like those of torch: save or copy it before going on.
+    """The state of a training. As in torch, ``state_dict`` refers to live tensors: save or copy it before training.
 
-    The state is complete and the same on every rank whenever ``Trainer.train_epoch`` or ``Trainer.evaluate`` has
-    returned, also in the middle of an epoch.
+    The state is complete and the same on every rank when ``Trainer.train_epoch`` or ``Trainer.evaluate`` has returned,
+    also in the middle of an epoch.
     """
 
     def __init__(
         self, model: Module, optimizer: Optimizer, loader: NeighborLoader, lr_scheduler: LRScheduler | None = None
     ) -> None:
-        self.model, self.optimizer, self.loader, self.lr_scheduler = model, optimizer, loader, lr_scheduler
+        self.model = model
+        self.optimizer = optimizer
+        self.loader = loader
+        self.lr_scheduler = lr_scheduler
         self.history = History()
         self.best: Best | None = None
         self.train_edges = 0
@@ -94,7 +96,6 @@ class TrainState:
 
     @property
     def num_steps(self) -> int:
-        """Steps done."""
         return len(self.history.losses)
 
     @property
@@ -110,9 +111,9 @@ class TrainState:
         return bool(evaluations) and evaluations[-1].num_steps == self.num_steps
 
     def record_evaluation(self, scores: dict[str, float], keep_best: str | None, metric: Metric) -> None:
-        """Keep the scores; copy the weights if the score named ``keep_best``, of this metric, is the best so far.
+        """Add the scores to the history; copy the weights if the score ``keep_best`` is the best so far.
 
-        An evaluation that has no such score, since it was no number, is not the best.
+        A score that was NaN is missing in ``scores`` and never the best.
         """
         self.history.evaluations.append(Evaluation(self.epoch, self.num_steps, scores))
         if keep_best in scores and (
@@ -122,7 +123,7 @@ class TrainState:
             self.best = Best(self.epoch, self.num_steps, scores, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state in numbers, strings, lists, dictionaries and tensors."""
+        """The whole state as numbers, strings, lists, dictionaries and tensors."""
         best = self.best
         return {
             "model": self.model.state_dict(),
@@ -136,13 +137,16 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the model, optimizer, loader and scheduler are made as they were for it."""
+        """Continue from a state; the model, optimizer, loader and scheduler must be made as for that state."""
         wanted = self.state_dict().keys()
         if state.keys() != wanted:
             fix = "pass what TrainState.state_dict returned"
-            raise InputError(explain("state", f"the keys {', '.join(wanted)}", ", ".join(state) or "none", fix))
+            raise InputError(
+                explain("state", f"the keys {', '.join(wanted)}", ", ".join(state) or "an empty dict", fix)
+            )
         if (state["lr_scheduler"] is None) != (self.lr_scheduler is None):
-            expected, got = ("none", "one") if self.lr_scheduler is None else ("one", "none")
+            expected = "None" if self.lr_scheduler is None else f"the state of a {type(self.lr_scheduler).__name__}"
+            got = "None" if state["lr_scheduler"] is None else "the state of a scheduler"
             fix = "make the trainer with the lr_scheduler the state was saved with"
             raise InputError(explain("state: lr_scheduler", f"{expected}, as the trainer has", got, fix))
         self.model.load_state_dict(state["model"])
@@ -153,11 +157,12 @@ class TrainState:
         best = state["best"]
         self.history = history_of(state)
         self.best = None if best is None else Best(**best)
-        self.train_edges, self.evaluation_edges = state["train_edges"], state["evaluation_edges"]
+        self.train_edges = state["train_edges"]
+        self.evaluation_edges = state["evaluation_edges"]
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state with every bit: torch casts tensors to the type of their parameter."""
+    """Load an optimizer's state bit for bit: torch alone would cast tensors to the type of their parameter."""
     optimizer.load_state_dict(state)
     places = [place for group in state["param_groups"] for place in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

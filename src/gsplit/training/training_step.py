@@ -1,15 +1,15 @@
-"""An optimizer step, on one screen: forward, loss, backward of one mini-batch or several, then the optimizer.
+"""An optimizer step: forward, loss and backward of one mini-batch or several, then the optimizer.
 
 Nothing here depends on the strategy or the number of ranks. The loss is the mean over the global mini-batch, gradients
 arrive averaged and are the same on every rank, and so are clipping, the optimizer's step and the schedule.
 
 Several mini-batches are accumulated exactly: gradients of their sums are added, and divided once by the weight of all
 their targets. That is the gradient of the mean over all these targets, as of one mini-batch with all of them, also
-where the last mini-batch of an epoch is smaller or targets have weights. A step in which nothing weighs anything, since
-no target has a label, has a loss and gradients of 0.
+where the last mini-batch of an epoch is smaller or targets have weights. A step whose targets all have weight 0, since
+none has a label, has a loss and gradients of 0.
 
-``bf16``: forward and loss run under ``torch.autocast``. Weights, gradients and the optimizer stay as they are, outputs
-are float32 again before the loss, and hidden rows travel between ranks in the type that autocast gives them.
+``bf16``: forward and loss run under ``torch.autocast``. Weights, gradients and the optimizer stay in float32, outputs
+are cast to float32 before the loss, and hidden rows are exchanged in the type that autocast chooses.
 """
 
 import math
@@ -30,19 +30,19 @@ from gsplit.training.train_state import TrainState
 __all__ = ["PRECISIONS", "TrainingStep", "check_finite"]
 
 PRECISIONS = ("float32", "bf16")
-"""Types of the forward pass; float32 stands for the model's own."""
+"""Types of the forward pass; float32 means the model's own type."""
 
 
 def check_finite(loss: float, batch: Batch) -> None:
-    """Stop where a loss is no number; it is the same on every rank, so all stop."""
+    """Raise if a loss is NaN or infinite. It is the same on every rank, so all ranks raise."""
     if not math.isfinite(loss):
-        fix = "look at the features of these targets, lower the learning rate, or clip gradients"
+        fix = "check the features of these targets, lower the learning rate, or clip gradients"
         where = f"epoch {batch.key.epoch}, step {batch.key.step}"
         raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
 
 
 class TrainingStep:
-    """Makes the optimizer steps of a training: ``add`` every mini-batch of a step, then ``finish`` it."""
+    """Computes optimizer steps: ``add`` every mini-batch of a step, then ``finish`` it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TrainingStep:
         accumulate: int = 1,
         precision: str = "float32",
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:  # NaN is none, either
+        if max_grad_norm is not None and not max_grad_norm > 0:  # or NaN
             fix = "leave it out to clip nothing"
             raise InputError(explain("max_grad_norm", "a positive number", max_grad_norm, fix))
         if accumulate < 1:
@@ -64,8 +64,11 @@ class TrainingStep:
             fix = "convert it with model.float(), or leave precision out"
             raise InputError(explain("precision", "a model in float32 for bf16", "float64", fix))
         _check_parameters(state)
-        self._state, self._loss_fn, self._max_grad_norm = state, loss_fn, max_grad_norm
-        self.accumulate, self._precision = accumulate, precision
+        self.accumulate = accumulate
+        self._state = state
+        self._loss_fn = loss_fn
+        self._max_grad_norm = max_grad_norm
+        self._precision = precision
         self._total: Tensor | float = 0.0
         self._weight: Tensor | float = 0.0
 
@@ -75,18 +78,18 @@ class TrainingStep:
         return done % self.accumulate == 0 or done == len(self._state.loader)
 
     def reset(self) -> None:
-        """Forget what was added, also by a step that failed, and gradients that others have left."""
+        """Drop what was added, also by a step that failed, and all gradients."""
         self._total = self._weight = 0.0
         self._state.model.zero_grad()  # also of parameters that the optimizer does not have
         self._state.optimizer.zero_grad()
 
     def add(self, batch: Batch) -> None:
-        """Forward and backward of one mini-batch; gradients are added to those of its step. A collective."""
+        """Run forward and backward of one mini-batch; its gradients are accumulated. A collective."""
         if batch.key.step % self.accumulate == 0:
             self.reset()
         with batch.telemetry.span("forward"):
             total, weight = batch.weighted_sum(*self._loss_of(batch))
-        with batch.telemetry.span("backward"):  # gradients are averaged over all ranks on the way
+        with batch.telemetry.span("backward"):  # also averages the gradients over all ranks
             if self.accumulate == 1:
                 (total / divisor(weight)).backward()
             else:
@@ -107,10 +110,12 @@ class TrainingStep:
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
 
-    def finish(self, batch: Batch) -> AsyncHostCopy:
-        """Step the optimizer with what was added, ``batch`` last; returns the loss, on its way to the host."""
-        optimizer, telemetry = self._state.optimizer, batch.telemetry
-        parameters, weight = _parameters(optimizer), divisor(self._weight)
+    def finish(self, batch: Batch) -> LateTensor:
+        """Step the optimizer with what was added, ``batch`` last; returns the loss, being copied to the host."""
+        optimizer = self._state.optimizer
+        telemetry = batch.telemetry
+        parameters = _parameters(optimizer)
+        weight = divisor(self._weight)
         with telemetry.span("optimizer"):
             if self.accumulate > 1:
                 for parameter in parameters:

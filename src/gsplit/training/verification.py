@@ -1,11 +1,11 @@
-"""The promise, checked on the user's own model and graph: W ranks compute what one process computes.
+"""Verifies on the user's own model and graph that W ranks compute what one process computes.
 
 All ranks train a float64 copy of the model for some steps; rank 0 also trains one alone, on the same mini-batches, and
 compares the loss and every parameter's gradient at every step, and the buffers (running statistics) at the end.
 
-The steps are those of gradient descent, each of one size, and not Adam's: Adam divides every gradient by its own size,
-so where one is next to nothing its rounding would become a step. With features that are not scaled, such as whole
-numbers up to 200, that made differences of 1e-4 out of sums in another order.
+The steps are gradient descent with a fixed largest change, not Adam: Adam divides every gradient by its own magnitude,
+so the rounding error of a gradient close to 0 would become a full step. With unscaled features, such as integers up to
+200, a different order of summation led to differences of 1e-4.
 """
 
 import copy
@@ -54,7 +54,6 @@ class Verification:
         return all(error <= self.tolerance for error in errors)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**asdict(self), "ok": self.ok}
 
 
@@ -95,7 +94,7 @@ def _descend(parameters: list[Parameter], lr: float) -> None:
 
 
 def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest difference; not a number if there is one that is none."""
+    """The largest absolute difference; NaN if any difference is NaN."""
     pairs = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True) if a.numel()]
     return float(torch.stack(pairs).max()) if pairs else 0.0
 
@@ -124,11 +123,11 @@ def verify(
     """Train a copy of ``model`` on the ranks of ``mesh`` and on one process, and compare. A collective.
 
     ``graph``, ``features`` and the arguments of sampling are those of ``NeighborLoader``: a sampler whose draws depend
-    on the rank is found out here. Rank 0 needs the whole graph. The model itself is left as it is. The one process uses
+    on the rank is detected here. Rank 0 needs the whole graph. The model itself is not changed. The one process uses
     ``reference_device``, by default the device of rank 0.
     """
-    ranks, store = resolve_mesh(mesh, "gsplit.verify"), as_graph_store(graph, partition)
-
+    ranks = resolve_mesh(mesh, "gsplit.verify")
+    store = as_graph_store(graph, partition)
     loss = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
 
     def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -146,7 +145,7 @@ def verify(
             mesh=on,
         )
         if len(loader) == 0:
-            raise InputError(explain("input_nodes", "at least one target", "none", "name other targets"))
+            raise InputError(explain("input_nodes", "at least one target", "0 targets", "name other targets"))
         return _train(model, loader, on, steps, lr, loss)
 
     losses, gradients, buffers = run(ranks, strategy)

@@ -90,7 +90,7 @@ def test_places_for_a_log_are_checked_before_ranks_start(
         ("run/1/log", "--log-dir: expected a folder outside of the run run"),
         ("file", "file: expected a folder for the log, or a place for one"),
         ("file/log", "file, a file"),
-        ("other", "scalars.csv: expected a log of scalars (got another file)"),
+        ("other", "scalars.csv: expected a log of scalars (got 'a,b' in line 1)"),
     ):
         found = CliRunner().invoke(app, ["train", str(store.path), "--out", "run", "--log-dir", given])
         assert found.exit_code == 2 and message in found.stderr.replace("\n", " "), found.stderr

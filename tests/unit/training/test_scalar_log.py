@@ -89,7 +89,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InputError, match="every: expected at least 1 step .got 0"):
         ScalarLog(tmp_path, every=0)
     (tmp_path / "scalars.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match=r"scalars.csv: expected a log of scalars .got another file"):
+    with pytest.raises(InputError, match=r"scalars.csv: expected a log of scalars .got 'a,b' in line 1"):
         ScalarLog(tmp_path).on_start(0)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'gsplit\[log\]'"):

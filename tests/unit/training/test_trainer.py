@@ -231,8 +231,12 @@ def test_a_state_of_something_else_is_refused() -> None:
     state = trainer.state.state_dict()
     with pytest.raises(InputError, match="state: expected the keys model, optimizer, .*got epoch, step"):
         trainer.state.load_state_dict({"epoch": 0, "step": 0})
-    with pytest.raises(InputError, match="state: lr_scheduler: expected one, as the trainer has .got none"):
+    with pytest.raises(
+        InputError, match="state: lr_scheduler: expected the state of a StepLR, as the trainer has .got None"
+    ):
         trainer.state.load_state_dict(state | {"lr_scheduler": None})
     without = Trainer(trainer.state.model, trainer.state.optimizer, trainer.state.loader)
-    with pytest.raises(InputError, match="state: lr_scheduler: expected none, as the trainer has .got one"):
+    with pytest.raises(
+        InputError, match="state: lr_scheduler: expected None, as the trainer has .got the state of a scheduler"
+    ):
         without.state.load_state_dict(state)

@@ -1,3 +1,3 @@
-"""Training states on disk: a file per state, written whole or not at all, checked when read. No pickles."""
+"""Training states on disk: one file per state, written atomically and checked when read. No pickles."""
 
 __all__: list[str] = []

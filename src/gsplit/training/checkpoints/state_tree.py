@@ -1,7 +1,7 @@
-"""A state in numbers, texts, lists, dictionaries and tensors, taken apart into one JSON text and named tensors.
+"""Splits a state of numbers, texts, lists, dictionaries and tensors into one JSON text and named tensors.
 
-JSON has no tensors, tuples, keys that are numbers, or infinities. They become a dictionary with one key that begins
-with "$"; all else stands in the text as it is. Long lists of floats (losses) become tensors, with every bit.
+JSON has no tensors, tuples, integer keys or infinities. They become a dictionary with one key that begins with "$";
+everything else is plain JSON. Long lists of floats (losses) become tensors, bit for bit.
 
     {"step": 3, "losses": [0.5, ...], "groups": {0: tensor}}
     {"step": 3, "losses": {"$floats": "losses"}, "groups": {"$items": [[0, {"$tensor": "groups/0"}]]}}
@@ -21,7 +21,7 @@ from gsplit.training.checkpoints.tensor_file import STORED_DTYPES
 
 __all__ = ["Snapshot", "rebuild_state", "take_snapshot"]
 
-_LONG = 16  # from so many floats on a list becomes a tensor
+_LONG = 16  # lists of at least this many floats become tensors
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Snapshot:
 
 
 def take_snapshot(state: Mapping[str, Any], spare: Mapping[str, Tensor] | None = None) -> Snapshot:
-    """Copy a state; training may go on when this returns.
+    """Copy a state into host memory; training may continue when this returns.
 
-    ``spare``: tensors of an older snapshot, whose memory is used again. Fresh memory would take most of the time.
+    ``spare``: tensors of an older snapshot whose memory is reused. Allocating would take most of the time.
     """
     copies = _Copies(spare or {})
     return Snapshot(_pack(state, "", copies), copies.tensors)
@@ -54,9 +54,10 @@ class _Copies:
         self._spare = spare
 
     def keep(self, value: Tensor, place: str) -> str:
-        """Copy a tensor; returns its name."""
+        """Copy a tensor and return its name."""
         if value.dtype not in STORED_DTYPES or value.layout != torch.strided:
-            got, fix = f"{value.dtype}, {value.layout}", "keep it out of the state: register_buffer(persistent=False)"
+            got = f"{value.dtype}, {value.layout}"
+            fix = "keep it out of the state: register_buffer(persistent=False)"
             raise InputError(explain(f"state: {place}", "a dense tensor of real numbers", got, fix))
         while place in self.tensors or place == "__metadata__":
             place += "'"
@@ -92,10 +93,10 @@ def _pack(value: Any, place: str, copies: _Copies) -> object:
 
 
 def rebuild_state(text: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The state that ``take_snapshot`` took apart; ValueError or KeyError if these are not its pieces."""
+    """Rebuild the state of a snapshot; raises ValueError or KeyError if text and tensors do not fit together."""
     state = _unpack(json.loads(text), tensors)
     if not isinstance(state, dict):
-        raise ValueError("a state that is no dictionary")
+        raise ValueError("a state that is not a dictionary")
     return state
 
 
