@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -311,8 +312,10 @@ def _small_store(num_parts: int) -> MemoryStore:
     src = (_NUM_VERTICES * rng.random(num_edges) ** 2).astype(np.int64)
     dst = (_NUM_VERTICES * rng.random(num_edges) ** 1.5).astype(np.int64)
     src[:10] = dst[:10]
-    features = rng.normal(size=(_NUM_VERTICES, _NUM_FEATURES)).astype(np.float32)
-    arrays = {"features/x": (features, "float32"), "y": (rng.integers(0, _NUM_CLASSES, _NUM_VERTICES), "int64")}
+    arrays: dict[str, tuple[npt.NDArray[Any], str]] = {
+        "features/x": (rng.normal(size=(_NUM_VERTICES, _NUM_FEATURES)).astype(np.float32), "float32"),
+        "y": (rng.integers(0, _NUM_CLASSES, _NUM_VERTICES), "int64"),
+    }
     targets = rng.permutation(_NUM_VERTICES)[: 5 * _BATCH_SIZE]
     parts = rng.integers(0, num_parts, _NUM_VERTICES)
     parts[:num_parts] = np.arange(num_parts)
