@@ -85,7 +85,7 @@ class PartitionTask(TaskBase):
 
     def agreement(self) -> dict[str, object]:
         """The settings; shards are compared when they are joined."""
-        return self.settings.record() | {"overwrite": self.overwrite}
+        return self.settings.as_dict() | {"overwrite": self.overwrite}
 
     def announce(self, num_ranks: int) -> None:
         _print_start(f"partition {num_ranks} shards of {self.store} into {self.settings.parts} parts; starting ...")

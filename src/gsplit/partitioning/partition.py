@@ -100,7 +100,7 @@ def partition_store(
         solved = time.perf_counter()
         step = new_step(
             "partition",
-            settings.record() | {"num_neighbors": workload.num_neighbors},
+            settings.as_dict() | {"num_neighbors": workload.num_neighbors},
             {
                 "mini_batches": counts.num_batches,
                 "verify_ms": round(1000 * (start - begun)),

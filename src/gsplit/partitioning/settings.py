@@ -37,7 +37,7 @@ class PartitionSettings:
         """The settings with a solver: the one that was chosen, that of random parts, or ``default``."""
         return replace(self, solver=self.solver or ("random" if self.objective == "random" else default))
 
-    def record(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The settings as a store's manifest keeps them."""
         kept = asdict(self)
         kept["num_neighbors"] = list(kept.pop("fanout"))

@@ -110,7 +110,7 @@ class TrainingStep:
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
 
-    def finish(self, batch: Batch) -> LateTensor:
+    def finish(self, batch: Batch) -> AsyncHostCopy:
         """Step the optimizer with what was added, ``batch`` last; returns the loss, being copied to the host."""
         optimizer = self._state.optimizer
         telemetry = batch.telemetry

@@ -40,7 +40,7 @@ def partition_shards(
     held = HeldShard.join(shard, mesh)
     check_shard_plan(held, settings)
     workload = ShardWorkload.of_shard(held, settings.targets, list(settings.fanout), settings.batch_size, settings.seed)
-    record = settings.record() | {"num_neighbors": workload.num_neighbors}
+    record = settings.as_dict() | {"num_neighbors": workload.num_neighbors}
     assert_same_on_all_ranks(mesh.world, "partition", {**record, "name": path.name, "overwrite": overwrite})
     with new_shards(held, path, overwrite=overwrite, progress=progress) as writer:
         began = time.perf_counter()
