@@ -18,7 +18,7 @@ def count_steps(mesh: Mesh, path: str, strategies: list[str]) -> list[tuple[dict
         model = gsplit.parallelize(GraphSAGE(graph.num_features, HIDDEN, LAYERS, graph.num_classes), mesh)
         batch = loader.make_batch(0, 0)
         loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         inputs = loader._sample(batch.key, StepTelemetry()).input_route
         routes = [layer.route for layer in batch.layers if layer.route is not None]
         hidden = routes[1:]
