@@ -24,7 +24,7 @@ import torch
 
 from gsplit.features import disk
 from gsplit.features.disk import DiskRows
-from gsplit.features.mapped import MappedRows
+from gsplit.features.sources import MappedRows
 
 RESULTS = Path(__file__).parent / "results"
 Ids = npt.NDArray[np.int64]

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from gsplit.devices import register_memory
 from gsplit.feature_tiers import hotness_of
-from gsplit.features.budget import parse_bytes
-from gsplit.features.cached import fill_in_order
+from gsplit.features.cache import HotOrder, clip_parts, fill_in_order, hottest_prefixes, parse_bytes
 from gsplit.features.device import DeviceRows, RegisteredRows, StagedRows
-from gsplit.features.hot_order import HotOrder, clip_parts, hottest_prefixes
 from gsplit.features.protocol import HostSource
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.local_graph import LocalGraph

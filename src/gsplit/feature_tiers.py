@@ -12,15 +12,10 @@ from contextlib import closing
 from math import prod
 
 from gsplit.errors import InputError, explain
-from gsplit.features.budget import parse_bytes
-from gsplit.features.cached import CachedRows
+from gsplit.features.cache import CachedRows, HotOrder, clip_parts, hottest_prefixes, parse_bytes
 from gsplit.features.disk import DiskRows
-from gsplit.features.given import GivenRows
-from gsplit.features.hot_order import HotOrder, clip_parts, hottest_prefixes
-from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import HostSource, RowSource
-from gsplit.features.scaled import ScaledRows
-from gsplit.features.side_by_side import SideBySideRows
+from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, UserRows, torch_dtype
 from gsplit.local_graph import LocalGraph
 from gsplit.store.files import Array
 from gsplit.store.protocol import GraphStore
@@ -46,7 +41,7 @@ def open_features(
         raise InputError(explain("features_on_disk", "stored features", got, fix))
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
     sources = [_open(local, found, order, on_disk=on_disk) for found in features]
-    return sources[0] if len(sources) == 1 else SideBySideRows(sources)
+    return sources[0] if len(sources) == 1 else ConcatRows(sources)
 
 
 def cached_order(
@@ -78,7 +73,7 @@ def stored_row_bytes(store: GraphStore, features: Sequence[str | RowSource]) -> 
 def _open(local: LocalGraph, found: str | RowSource, order: HotOrder | None, *, on_disk: bool) -> HostSource:
     if isinstance(found, str):
         return _open_array(local, found, order, on_disk=on_disk)
-    given = GivenRows(found, local.to_original_ids)
+    given = UserRows(found, local.to_original_ids)
     return given if order is None else CachedRows(given, order)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.features.budget import parse_bytes
+from gsplit.features.cache import parse_bytes
 from gsplit.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.ownership import Ownership
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy

@@ -21,10 +21,8 @@ from gsplit.distributed.comm import Comm
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.copies import ForeignCopies, choose_prefixes, fetch_copies
-from gsplit.features.given import describe_rows
-from gsplit.features.held import HeldRows
-from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import RowSource
+from gsplit.features.sources import DeviceTensorRows, MappedRows, describe_rows, torch_dtype
 from gsplit.graph import Graph
 from gsplit.ownership import Ownership, original_ids_of, own_parts
 from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
@@ -172,7 +170,7 @@ class LocalGraph:
         """One number for every vertex held, where the model runs."""
         if self._device.type == "cpu":
             return MappedRows(name, values, torch.float64, self.first)
-        return HeldRows(torch.from_numpy(values).to(self._device), self.first)
+        return DeviceTensorRows(torch.from_numpy(values).to(self._device), self.first)
 
     def _weights(self, name: str) -> npt.NDArray[np.floating[Any]]:
         """Stored weights as numbers that can be added up; those of another type than float are copied."""

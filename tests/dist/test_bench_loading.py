@@ -12,8 +12,8 @@ import gsplit
 from gsplit.bench.loading_runs import LoadingRun, run_loading
 from gsplit.bench.throttled import ThrottledRows
 from gsplit.cli.main import app
-from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import take_rows
+from gsplit.features.sources import MappedRows
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gsplit.features.disk import DiskRows
-from gsplit.features.mapped import torch_dtype
+from gsplit.features.sources import torch_dtype
 
 DTYPES = ["int8", "float16", "bfloat16", "float32", "float64", "int64"]
 

@@ -15,10 +15,10 @@ from gsplit.device_tiers import open_device_rows
 from gsplit.distributed.mesh import solo_mesh
 from gsplit.errors import InputError, StoreError
 from gsplit.feature_tiers import cached_order, open_features
-from gsplit.features.cached import CachedRows
+from gsplit.features.cache import CachedRows
 from gsplit.features.device import StagedRows
 from gsplit.features.protocol import take_rows
-from gsplit.features.scaled import ScaledRows
+from gsplit.features.sources import ScaledRows
 from gsplit.local_graph import LocalGraph
 from gsplit.ownership import Ownership
 from gsplit.store.build import build_store

@@ -18,7 +18,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.errors import StoreError
-from gsplit.features.mapped import MappedRows
+from gsplit.features.sources import MappedRows
 from gsplit.mapped_files import check_files, create_mapped, files_behind, flush, reserve, temporary_mapped
 from gsplit.store.files import npy_header
 from gsplit.store.reader import open_store

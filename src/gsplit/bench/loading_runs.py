@@ -25,10 +25,9 @@ from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import cached_order, hotness_of, open_features, stored_row_bytes
-from gsplit.features.cached import CachedRows
-from gsplit.features.hot_order import expected_hit_rate
-from gsplit.features.mapped import MappedRows, torch_dtype
+from gsplit.features.cache import CachedRows, expected_hit_rate
 from gsplit.features.protocol import HostSource, RowsRead
+from gsplit.features.sources import MappedRows, torch_dtype
 from gsplit.loader import NeighborLoader
 from gsplit.local_graph import LocalGraph
 from gsplit.sampling.minibatch import StepKey

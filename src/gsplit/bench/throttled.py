@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from gsplit.features.host import read_to_device
 from gsplit.features.protocol import HostSource, RowsRead
+from gsplit.features.sources import read_to_device
 
 __all__ = ["ThrottledRows"]
 

@@ -53,7 +53,7 @@ def inspect(
                 verify_store(opened, progress)
         found = None
         if memory:
-            from gsplit.features.budget import parse_bytes
+            from gsplit.features.cache import parse_bytes
             from gsplit.run.memory import MemoryPlan, forecast_memory  # torch, only when used
 
             plan = MemoryPlan(

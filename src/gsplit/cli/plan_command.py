@@ -49,7 +49,7 @@ def plan(
     machine measures it, which takes about a minute.
     """
     with command(as_json):
-        from gsplit.features.budget import parse_bytes
+        from gsplit.features.cache import parse_bytes
         from gsplit.partitioning.presample import Workload
         from gsplit.planner.plan import make_plan
         from gsplit.planner.shapes import PlannedModel

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gsplit.features.hot_order import HotOrder
+from gsplit.features.cache import HotOrder
 from gsplit.features.protocol import RowSource, RowsRead, take_rows
 
 __all__ = ["DeviceRows", "RegisteredRows", "StagedRows"]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import StoreError, explain
-from gsplit.features.host import check_ids, flat_rows, read_to_device
 from gsplit.features.protocol import RowsRead
+from gsplit.features.sources import check_ids, flat_rows, read_to_device
 from gsplit.kernels.file_rows import read_rows
 
 __all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows"]

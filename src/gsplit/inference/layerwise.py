@@ -30,8 +30,8 @@ from gsplit.distributed.mesh import Mesh
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import open_features
-from gsplit.features.mapped import MappedRows
 from gsplit.features.protocol import RowSource, take_rows
+from gsplit.features.sources import MappedRows
 from gsplit.inference.closure import Ids, RequiredVertices, edge_chunks, num_rounds, row_chunks
 from gsplit.inference.workspace import new_workspace_file
 from gsplit.kernels.buffers import BufferPool

@@ -14,7 +14,7 @@ from torch import Tensor
 from gsplit.distributed.comm import Call
 from gsplit.distributed.mesh import Mesh
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.features.budget import parse_bytes
+from gsplit.features.cache import parse_bytes
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.calibration import known_machine
 from gsplit.planner.hardware import PRESETS, Hardware

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import cached_order, hotness_of, stored_row_bytes
-from gsplit.features.hot_order import expected_hit_rate
+from gsplit.features.cache import expected_hit_rate
 from gsplit.ownership import Ownership, own_equally, own_parts
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies

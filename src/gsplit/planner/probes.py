@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gsplit.blocks import Block
-from gsplit.features.mapped import MappedRows
+from gsplit.features.sources import MappedRows
 from gsplit.graph import Graph
 from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_options import AttentionOptions

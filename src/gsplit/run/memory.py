@@ -19,7 +19,7 @@ import numpy as np
 
 from gsplit.errors import InputError, explain
 from gsplit.feature_tiers import cached_order, hotness_of, stored_row_bytes
-from gsplit.features.hot_order import expected_hit_rate
+from gsplit.features.cache import expected_hit_rate
 from gsplit.kernels.buffers import SLACK
 from gsplit.ownership import Ownership, own_parts
 from gsplit.partitioning.weights import work_scale

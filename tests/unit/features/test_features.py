@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gsplit.errors import InputError
-from gsplit.features.mapped import MappedRows, torch_dtype
 from gsplit.features.protocol import take_rows
+from gsplit.features.sources import MappedRows, torch_dtype
 from gsplit.kernels.buffers import BufferPool
 
 CPU = torch.device("cpu")

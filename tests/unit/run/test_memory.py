@@ -9,7 +9,7 @@ from graphs import sample_store
 import gsplit
 from gsplit.errors import InputError
 from gsplit.feature_tiers import cached_order
-from gsplit.features.hot_order import expected_hit_rate
+from gsplit.features.cache import expected_hit_rate
 from gsplit.run.memory import MemoryPlan, forecast_memory
 from gsplit.store.feature_types import write_with_features
 from gsplit.store.reader import Store

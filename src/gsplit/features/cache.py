@@ -1,4 +1,4 @@
-"""Which of a rank's rows a cache holds: the hottest first rows of each of its parts.
+"""The hot cache: which of a rank's rows are cached, the cache over a slower source, and how much memory it may take.
 
 Partitioning sorts the vertices of a part by how often presampling loaded them, so the hottest rows of a rank are a
 prefix of each of its parts, and "is it cached?" is a comparison: ids are turned into positions in the order [cached
@@ -21,14 +21,30 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from gsplit.features.host import check_ids
+from gsplit.errors import InputError, explain
+from gsplit.features.protocol import HostSource, RowsRead
+from gsplit.features.sources import check_ids, flat_rows, kernel_places, read_to_device
 from gsplit.kernels.jit import kernel
+from gsplit.kernels.rows import copy_cached
 
-__all__ = ["HotOrder", "clip_parts", "expected_hit_rate", "hottest_prefixes"]
+__all__ = [
+    "CachedRows",
+    "HotOrder",
+    "clip_parts",
+    "expected_hit_rate",
+    "fill_in_order",
+    "hottest_prefixes",
+    "parse_bytes",
+]
 
 Ids = npt.NDArray[np.int64]
 _PIECE = 1 << 20
+_FILL_BYTES = 16 << 20
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 @dataclass(frozen=True)
@@ -164,3 +180,64 @@ def expected_hit_rate(hotness: npt.NDArray[Any], order: HotOrder) -> float:
             total += int(piece.sum())
             cached += int(piece[: max(0, taken - at)].sum())
     return cached / total if total else 0.0
+
+
+def fill_in_order(source: HostSource, order: HotOrder, out: Tensor) -> None:
+    """Read the first rows in an order, as many as ``out`` has, piece by piece."""
+    step = max(1, _FILL_BYTES // max(1, out[:1].nbytes))
+    for start in range(0, out.size(0), step):
+        stop = min(start + step, out.size(0))
+        source.place(order.ids(start, stop), None, out[start:stop])
+
+
+class CachedRows:
+    """Hottest rows in memory (``protocol.HostSource``): those that ``order`` has in front; the others are ``source``'s.
+
+    Rows lie as they are stored, so a cache under a conversion holds as many as its bytes allow.
+    """
+
+    def __init__(self, source: HostSource, order: HotOrder) -> None:
+        self._source, self._order = source, order
+        self.row_shape, self.dtype = source.row_shape, source.dtype
+        held = torch.empty(order.num_cached, *source.row_shape, dtype=source.dtype)
+        fill_in_order(source, order, held)
+        self._bits = np.dtype(f"u{held.element_size()}")
+        self._columns = held[:1].numel() if order.num_cached else 0
+        self._held = flat_rows(held, self._bits)[0].reshape(order.num_cached, self._columns)
+        self._row_bytes = self._columns * held.element_size()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cached rows take."""
+        return self._held.nbytes
+
+    def read(self, ids: Tensor, out: Tensor) -> RowsRead:
+        return read_to_device(self, ids, out)
+
+    def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
+        positions, missed = self._order.positions(ids), np.empty(ids.size, np.int64)
+        flat, stride = flat_rows(out, self._bits)
+        num_missed = copy_cached(self._held, positions, kernel_places(places), flat, stride, missed)
+        missed = missed[:num_missed]
+        rest = self._source.place(ids[missed], missed if places is None else places[missed], out)
+        hits = ids.size - num_missed
+        return RowsRead(ids.size, rest.num_bytes + hits * self._row_bytes, rest.hits + hits)
+
+
+def parse_bytes(size: int | str, option: str = "cache") -> int:
+    """A number of bytes, given as such or in words; ``option`` is whose.
+
+    >>> parse_bytes(4096), parse_bytes("2GB"), parse_bytes("1.5 MiB")
+    (4096, 2000000000, 1572864)
+    """
+    text = str(size).strip().upper()
+    number = text.rstrip("KMGTIB ")
+    unit = _UNITS.get(text[len(number) :].strip())
+    try:
+        num_bytes = -1 if unit is None or isinstance(size, bool) else int(float(number) * unit)
+    except (ValueError, OverflowError):
+        num_bytes = -1
+    if num_bytes < 0:
+        fix = "write it as 500MB, 2GB, 1.5GiB or a number of bytes"
+        raise InputError(explain(option, "a size in bytes", repr(size), fix))
+    return num_bytes
