@@ -70,9 +70,6 @@ def parse_bytes(size: int | str, option: str = "cache") -> int:
 
 
 _PIECE = 1 << 20
-_FILL_BYTES = 16 << 20
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 @dataclass(frozen=True)
