@@ -21,9 +21,7 @@ from torch_geometric import nn as pyg
 
 from gsplit.blocks import Block
 from gsplit.edge_handles import EdgeAttrHandle, EdgeHandle
-from gsplit.kernels.attention import gat_attention, gatv2_attention
-from gsplit.kernels.attention_options import AttentionOptions
-from gsplit.kernels.attention_order import aggregates_first
+from gsplit.kernels.attention import AttentionOptions, aggregates_first, gat_attention, gatv2_attention
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.nn.calls import LayerCall, rows_of

@@ -19,8 +19,7 @@ from torch import Tensor
 from gsplit.blocks import Block
 from gsplit.features.mapped import MappedRows
 from gsplit.graph import Graph
-from gsplit.kernels.attention import gat_attention
-from gsplit.kernels.attention_options import AttentionOptions
+from gsplit.kernels.attention import AttentionOptions, gat_attention
 from gsplit.kernels.csr import make_csr_edges
 from gsplit.ownership import own_equally
 from gsplit.partitioning.presample import Workload

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from gsplit.graph import Graph
-from gsplit.kernels import gat_numba, gatv2_numba, rows
-from gsplit.kernels.attention import attend
-from gsplit.kernels.attention_options import AttentionOptions
-from gsplit.kernels.csr import CsrEdges, destination_rows, make_csr_edges
+from gsplit.kernels import attention_numba, rows
+from gsplit.kernels.attention import AttentionInputs, AttentionOptions, attend
+from gsplit.kernels.csr import CsrEdges, make_csr_edges
 from gsplit.nn.dropout import keyed_dropout
 from gsplit.sampling.neighbor import HostNeighborSampler, make_sampler
 from gsplit.sampling.protocol import LayerSampler
 
 __all__ = ["BOUNDS", "compare_kernels"]
 
-BOUNDS = {"gather": 0.0, "dropout": 0.0, "row moves": 0.0, "sampling": 0.0, "sums": 64.0, "GAT": 64.0, "GATv2": 64.0}
+BOUNDS = {"gather": 0.0, "dropout": 0.0, "row moves": 0.0, "sampling": 0.0, "GAT": 64.0, "GATv2": 64.0}
 """How far each may be from its definition: nothing, or so many units of rounding of the largest element."""
 _NUM_SRC, _NUM_DST, _WIDTH, _HEADS = 40, 15, 24, 2
 
@@ -102,33 +101,21 @@ def _layers(sampler: LayerSampler, targets: Tensor) -> list[Tensor]:
     return found
 
 
-def _sums(device: torch.device) -> float:
-    from gsplit.kernels.triton.aggregation import aggregate
-
-    edges, x = _edges(), torch.randn(_NUM_SRC, _WIDTH)
-    there = _there(edges, device)
-    dst = destination_rows(edges.indptr, edges.num_edges)
-    wanted = torch.zeros(_NUM_DST, _WIDTH, dtype=torch.float64).index_add_(0, dst, x.double()[edges.src_rows])
-    return _units(aggregate(x.to(device), there.indptr, there.src_rows, mean=False), wanted)
-
-
 def _attention(kind: str, device: torch.device) -> float:
-    from gsplit.kernels.triton import gat, gatv2
+    from gsplit.kernels.triton import attention as attention_triton
 
-    host_kernels, kernels = (gat_numba, gat) if kind == "GAT" else (gatv2_numba, gatv2)
     edges = _edges()
-    options = AttentionOptions(0.2, torch.rand(edges.num_edges, _HEADS) > 0.3, 0.3)
+    keep = torch.rand(edges.num_edges, _HEADS) > 0.3
     x_src, x_dst = torch.randn(_NUM_SRC, _HEADS, _WIDTH), torch.randn(_NUM_DST, _HEADS, _WIDTH)
-    scores = [torch.randn(_NUM_SRC, _HEADS), torch.randn(_NUM_DST, _HEADS), None]
-    inputs = [x_src, *scores] if kind == "GAT" else [x_src, x_dst, None, torch.randn(_HEADS, _WIDTH) / 5]
+    scores = torch.randn(_NUM_SRC, _HEADS), torch.randn(_NUM_DST, _HEADS)
+    inputs = AttentionInputs(x_src, scores[0], scores[1], edge_terms=None, att=None)
+    if kind == "GATv2":
+        inputs = AttentionInputs(x_src, None, x_dst, edge_terms=None, att=torch.randn(_HEADS, _WIDTH) / 5)
     g = torch.randn(_NUM_DST, _HEADS, _WIDTH)
-    keep = options.keep
-    assert keep is not None
-    on_device = AttentionOptions(0.2, keep.to(device), 0.3)
-    there = [None if t is None else t.to(device).requires_grad_() for t in inputs]
-    host = [None if t is None else t.double().requires_grad_() for t in inputs]
-    found = attend(kernels, _there(edges, device), on_device, *there)
-    wanted = attend(host_kernels, edges, options, *host)
+    there = AttentionInputs._make(None if t is None else t.to(device).requires_grad_() for t in inputs)
+    host = AttentionInputs._make(None if t is None else t.double().requires_grad_() for t in inputs)
+    found = attend(attention_triton, _there(edges, device), AttentionOptions(0.2, keep.to(device), 0.3), there)
+    wanted = attend(attention_numba, edges, AttentionOptions(0.2, keep, 0.3), host)
     found.backward(g.to(device))
     wanted.backward(g.double())
     worst = _units(found.detach(), wanted.detach())
@@ -146,7 +133,6 @@ def compare_kernels(device: torch.device) -> dict[str, float]:
         "dropout": _dropout,
         "row moves": _row_moves,
         "sampling": _sampling,
-        "sums": _sums,
         "GAT": lambda device: _attention("GAT", device),
         "GATv2": lambda device: _attention("GATv2", device),
     }
