@@ -11,7 +11,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.budget import parse_bytes
 from gsplit.local_graph import ArrayNames
 from gsplit.planner.auto import AUTO
-from gsplit.sampling.checked import CheckedSampler
+from gsplit.sampling.drawn import require_drawn
 from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.store.files import Array, raw_bytes
@@ -85,10 +85,8 @@ def check_auto(strategy: str, sampler: str | SamplerFactory, arrays: ArrayNames)
 
 
 def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
-    """What makes samplers; those of the program's own are checked in every layer."""
-    if not callable(sampler):
-        return uniform_sampler
-    return lambda part: CheckedSampler(sampler(part), part)
+    """What makes samplers; those of the program's own are checked."""
+    return require_drawn(sampler) if callable(sampler) else uniform_sampler
 
 
 def describe_sampler(sampler: str | SamplerFactory) -> dict[str, str]:
