@@ -22,7 +22,7 @@ MINIMUM ?= .venv-minimum
 check-minimum:  ## the tests that a dependency can break, with the oldest versions that pyproject declares
 	python3.11 -m venv $(MINIMUM)
 	$(MINIMUM)/bin/pip install --quiet --constraint requirements/minimum.txt --editable '.[arrow,ogb,mtkahypar,report]' \
-		hypothesis pytest pytest-timeout scipy
+		hypothesis networkx pytest pytest-timeout scipy
 	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest tests/unit tests/dist/test_golden.py tests/dist/test_models.py \
 		--ignore tests/unit/test_house_rules.py --ignore tests/unit/store/test_corruption.py \
 		--ignore tests/unit/store/test_real_graphs.py --durations=25 --durations-min=1 $(PYTEST_ARGS)
