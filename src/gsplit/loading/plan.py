@@ -275,7 +275,7 @@ def _check_row_options(spec: StrategySpec, mesh: Mesh, *, device_cache: int | st
 
 
 def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
-    """The function that makes samplers. A sampler of the program's own must be a ``DrawnSampler``, which checks draws."""
+    """The function that makes samplers. Samplers of the program's own are checked."""
     return require_drawn(sampler) if callable(sampler) else uniform_sampler
 
 
