@@ -1,33 +1,42 @@
-# Verbs of the house. `make check` is exactly what CI runs.
+# The lanes: `make quick` on every change, `make check` is what CI runs, `make check-weekly` and `check-minimum` every week.
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-TRITON ?= triton==3.7.1
 WORKERS ?= 2
+# caches by content: mypy compares hashes of files, numba hashes of sources
+export MYPY_CACHE_DIR ?= $(CURDIR)/.cache/mypy
+export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
+export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-minimum format lint types layers docs test bench clean
+.PHONY: help setup quick check check-weekly check-minimum format lint types layers docs test bench clean
 
 help:  ## list these verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup:  ## make .venv and install gsplit with its development tools (torch and triton by name, so that their builds are chosen once)
+setup:  ## make .venv and install gsplit with its development tools: this torch, and the newest of everything else
 	python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile '$(TORCH)' '$(TRITON)' --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile '$(TORCH)' --editable '.[dev]'
+
+quick:  ## lint, layers, types, and the unit tests of the mini-batch path (about a minute)
+	@$(MAKE) --no-print-directory --jobs 2 lint layers types test-middle
 
 check:  ## everything CI runs: lint, layers, docs, types, tests; types beside the tests, which end last
 	@$(MAKE) --no-print-directory --jobs 2 lint layers docs types test
+
+check-weekly:  ## `make check` with the tests marked weekly
+	@$(MAKE) --no-print-directory check PYTEST_ARGS="--weekly $(PYTEST_ARGS)"
 
 MINIMUM ?= .venv-minimum
 check-minimum:  ## the tests that a dependency can break, with the oldest versions that pyproject declares
 	python3.11 -m venv $(MINIMUM)
 	$(MINIMUM)/bin/pip install --quiet --constraint requirements/minimum.txt --editable '.[arrow,ogb,mtkahypar,report]' \
-		hypothesis pytest pytest-timeout scipy
+		hypothesis networkx pytest pytest-timeout scipy
 	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest tests/unit tests/dist/test_golden.py tests/dist/test_models.py \
 		--ignore tests/unit/test_house_rules.py --ignore tests/unit/store/test_corruption.py \
 		--ignore tests/unit/store/test_real_graphs.py --durations=25 --durations-min=1 $(PYTEST_ARGS)
 
-format:  ## rewrite the code in the house format
+format:  ## format the code and fix lint errors
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -35,10 +44,10 @@ lint:  ## ruff: format and rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types:  ## mypy --strict on src, tests and benchmarks
+types:  ## mypy --strict on src, tests, benchmarks and examples
 	$(BIN)/mypy
 
-layers:  ## which file may import which
+layers:  ## which module may import which
 	$(BIN)/lint-imports --no-cache
 
 docs:  ## the documentation site, into build/site; a broken link is an error
@@ -48,9 +57,12 @@ test:  ## all tests, on WORKERS processes, and the slowest of them; PYTEST_ARGS=
 	$(if $(WARM),$(BIN)/python tests/support/warm_kernels.py)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --durations=25 --durations-min=1 $(PYTEST_ARGS)
 
+test-middle:
+	$(BIN)/pytest --numprocesses $(WORKERS) -q tests/unit/keys tests/unit/sampling tests/unit/minibatch tests/unit/loading tests/unit/features
+
 bench:  ## the import measurements of benchmarks/results (an hour, 60 GB of disk)
 	$(BIN)/python -m gsplit_bench import-speed --billion
 
 clean:  ## remove caches, not the virtual environment
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path "./.venv*" -prune -exec rm -rf {} +

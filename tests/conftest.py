@@ -20,6 +20,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--weekly", action="store_true", help="also run the tests marked weekly")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests marked weekly, with a count in the summary, unless --weekly or their file is asked for."""
+    if config.getoption("--weekly"):
+        return
+    named = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
+    weekly = [item for item in items if item.get_closest_marker("weekly") and item.path.resolve() not in named]
+    if weekly:
+        left_out = set(weekly)
+        config.hook.pytest_deselected(items=weekly)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of real graphs; tests that need it are skipped where it is absent."""

@@ -18,8 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gsplit.kernels.triton import aggregation, dropout, gat, gather, gatv2, relabelling, rows, sampling
-from gsplit.kernels.triton.edge_softmax import REALS, edge_tile
+from gsplit.kernels.triton import attention, dropout, gather, relabelling, rows, sampling
+from gsplit.kernels.triton.attention import REALS, edge_tile
 
 __all__ = ["CASES", "Case", "Usage", "compile_case"]
 
@@ -66,16 +66,11 @@ def _relabel(name: str, kernel: Any, types: str) -> Case:
     return Case(name, kernel, types, {"FOREIGN": True, "BLOCK": 128})
 
 
-def _aggregate(name: str, dtype: str, *, mean: bool, backward: bool) -> Case:
-    constants = {"MEAN": mean, "BACKWARD": backward, "EDGES": 4, "COLUMNS": 128}
-    return Case(name, aggregation.aggregate_kernel, f"*{dtype} *i64 *i64 *i64 i32 *{dtype}", constants)
-
-
-def _attention(name: str, kernel: Any, dtype: str, width: int) -> Case:
-    """A kernel of ``gat`` or ``gatv2``, with everything it can have; pointers are told by the names of arguments."""
+def _attention(name: str, kernel: Any, v2: bool, dtype: str, width: int) -> Case:
+    """A kernel of attention, with everything it can have; pointers are told by the names of arguments."""
     known = {"keep": "*u8", **dict.fromkeys(_INDICES, "*i64"), **dict.fromkeys(_NUMBERS, "i32")}
-    constants = {"HAS_EDGE": True, "HAS_KEEP": True, **edge_tile(width, _TORCH[dtype])}
-    constants |= {n: v for n, v in (("ONE_ROW", False), ("WANTS_EDGE", True)) if n in kernel.arg_names}
+    constants = {"V2": v2, "ONE_ROW": False, "HAS_EDGE": True, "HAS_KEEP": True, **edge_tile(width, _TORCH[dtype])}
+    constants |= {"WANTS_EDGE": True} if "WANTS_EDGE" in kernel.arg_names else {}
     names = [n for n in kernel.arg_names if n not in constants]
     return Case(f"{name}, width {width}", kernel, " ".join(known.get(n, f"*{dtype}") for n in names), constants)
 
@@ -83,12 +78,9 @@ def _attention(name: str, kernel: Any, dtype: str, width: int) -> Case:
 _INDICES = ("indptr", "src_rows", "edges", "dst_rows")
 _NUMBERS = (*REALS, "num_heads", "width")
 _ATTENTION = {
-    "GAT forward": gat.gat_forward_kernel,
-    "GAT backward, by destination": gat.gat_backward_dst_kernel,
-    "GAT backward, by source": gat.gat_backward_src_kernel,
-    "GATv2 forward": gatv2.gatv2_forward_kernel,
-    "GATv2 backward, by destination": gatv2.gatv2_backward_dst_kernel,
-    "GATv2 backward, by source": gatv2.gatv2_backward_src_kernel,
+    "forward": attention.attention_forward_kernel,
+    "backward, by destination": attention.attention_backward_dst_kernel,
+    "backward, by source": attention.attention_backward_src_kernel,
 }
 _TORCH = {"fp32": torch.float32, "fp64": torch.float64}
 _DTYPES = {"float32": "fp32", "float64": "fp64"}
@@ -115,11 +107,9 @@ CASES = (
     _relabel("meet", relabelling.meet_kernel, "*i64 i32 i64 i64 *i32 *i64 i32 *i32 *i32"),
     _relabel("flag", relabelling.flag_kernel, "*i64 i32 i64 i64 *i32 *i32 *i32 *i64"),
     _relabel("place", relabelling.place_kernel, "*i64 i32 i64 i64 i32 *i64 *i32 *i32 *i32 *i64 *i64 *i64"),
-    *(_aggregate(f"sum, {name}", t, mean=False, backward=False) for name, t in _DTYPES.items()),
-    *(_aggregate(f"mean, {name}", t, mean=True, backward=False) for name, t in _DTYPES.items()),
-    *(_aggregate(f"mean backward, {name}", t, mean=True, backward=True) for name, t in _DTYPES.items()),
     *(
-        _attention(f"{name}, {dtype}", kernel, t, width)
+        _attention(f"{kind} {name}, {dtype}", kernel, kind == "GATv2", t, width)
+        for kind in ("GAT", "GATv2")
         for name, kernel in _ATTENTION.items()
         for dtype, t, width in (("float32", "fp32", 64), ("float32", "fp32", 256), ("float64", "fp64", 64))
     ),

@@ -16,7 +16,7 @@ from gsplit_bench.ranks import run_ranks
 @pytest.mark.parametrize("shared_memory, num_rounds", [(True, 20), (False, 5)])
 def test_twenty_of_everything_leave_as_much_as_one(shared_memory: bool, num_rounds: int, tmp_path: Path) -> None:
     for one, many in run_ranks(count_resources, 2, str(tmp_path), num_rounds, shared_memory=shared_memory):
-        assert many == one
+        assert {name: many[name] for name in many if many[name] > one[name]} == {}, one
 
 
 def test_ranks_may_drop_loaders_at_different_times() -> None:

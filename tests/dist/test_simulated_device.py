@@ -97,7 +97,7 @@ def test_a_sampler_on_a_device_holds_its_own_edges_only() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_kernels_in_the_interpreter_compute_the_same_step() -> None:
     """Sampling, shuffles, dropout and attention by Triton kernels, on two ranks: but for attention, every bit."""
-    wanted = {"sage": ("spread_kernel", 0.0), "gat": ("gat_forward_kernel", ATTENTION)}
+    wanted = {"sage": ("spread_kernel", 0.0), "gat": ("attention_forward_kernel", ATTENTION)}
     cases = [Case(model, "split", "random", 0.5, None, None) for model in wanted]
     host = run_ranks(small_steps, 2, cases)
     with triton_process({"TRITON_INTERPRET": "1"}) as run:

@@ -11,18 +11,10 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit.extending import (
-    DrawnSampler,
-    EdgeDraw,
-    Frontier,
-    LayerSampler,
-    RowsRead,
-    SampledLayer,
-    SampledRange,
-    mix,
-)
+from gsplit.extending import DrawnSampler, EdgeDraw, RowsRead, SampledRange, mix
+from gsplit.sampling.protocol import Frontier, SampledLayer
 
-__all__ = ["ComputedRows", "DictSampler", "find_mistakes", "keyed_sampler", "train_extended"]
+__all__ = ["ComputedRows", "DictSampler", "by_range", "find_mistakes", "keyed_sampler", "train_extended"]
 
 
 def _draw(part: SampledRange, ids: Tensor, key: int, fanout: int) -> tuple[Tensor, Tensor]:
@@ -36,14 +28,14 @@ def _draw(part: SampledRange, ids: Tensor, key: int, fanout: int) -> tuple[Tenso
     return torch.bincount(owner[heads], minlength=rows.numel()), (indptr[rows][owner] + position)[heads]
 
 
-def keyed_sampler(part: SampledRange) -> LayerSampler:
+def keyed_sampler(part: SampledRange) -> DrawnSampler:
     """A sampler by the draw alone."""
     draw: EdgeDraw = partial(_draw, part)
     return DrawnSampler(part, draw)
 
 
 class DictSampler:
-    """The same draws, with rows kept in a dictionary: the whole protocol."""
+    """The same draws, with rows kept in a dictionary: the oracle of ``DrawnSampler``."""
 
     num_bytes = num_range_bytes = 0
 
@@ -82,7 +74,7 @@ class _DictFrontier:
         return torch.tensor([self._row_of.setdefault(v, len(self._row_of)) for v in ids.tolist()], dtype=torch.int64)
 
     def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        raise AssertionError("the loader puts foreign rows in place")
+        return torch.tensor([int(foreign_rows[-1 - s]) if s < 0 else s for s in drawn.sources.tolist()])
 
     def close(self) -> None:
         self._row_of.clear()
@@ -133,7 +125,7 @@ def train_extended(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[F
     return out
 
 
-def by_range(part: SampledRange) -> LayerSampler:
+def by_range(part: SampledRange) -> DrawnSampler:
     """A sampler that breaks the law: what it draws depends on where the rank's range begins."""
     return DrawnSampler(part, lambda ids, key, fanout: _draw(part, ids, key + part.graph.first_vertex, fanout))
 
@@ -148,7 +140,7 @@ def find_mistakes(mesh: Mesh, path: str) -> tuple[list[gsplit.Verification], lis
         for sampler in (keyed_sampler, by_range)
     ]
     own: list[dict[str, Any]] = [
-        {"sampler": keyed_sampler if mesh.rank else DictSampler},
+        {"sampler": keyed_sampler if mesh.rank else by_range},
         {"features": ComputedRows(f"version {mesh.rank}")},
     ]
     for options in own:

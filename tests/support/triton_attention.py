@@ -12,15 +12,12 @@ from torch import Tensor
 from triton_attention_shape import Shape
 from triton_programs import DTYPES, assert_same_bits, random_block
 
-from gsplit.kernels import gat_numba, gatv2_numba
-from gsplit.kernels.attention import AttentionKernels, attend
-from gsplit.kernels.attention_options import AttentionOptions
+from gsplit.kernels import attention_numba
+from gsplit.kernels.attention import AttentionInputs, AttentionKernels, AttentionOptions, attend
 from gsplit.kernels.csr import CsrEdges, make_csr_edges
-from gsplit.kernels.triton import gat, gatv2
+from gsplit.kernels.triton import attention as attention_triton
 
 BOUND = 32
-HOST: dict[str, AttentionKernels] = {"gat": gat_numba, "gatv2": gatv2_numba}
-DEVICE: dict[str, AttentionKernels] = {"gat": gat, "gatv2": gatv2}
 
 
 def _draw(shape: Shape, seed: int) -> tuple[CsrEdges, AttentionOptions, torch.Generator]:
@@ -32,18 +29,18 @@ def _draw(shape: Shape, seed: int) -> tuple[CsrEdges, AttentionOptions, torch.Ge
 
 
 def _results(
-    kernels: AttentionKernels, inputs: list[Tensor | None], edges: CsrEdges, options: AttentionOptions, g: Tensor
+    kernels: AttentionKernels, inputs: AttentionInputs, edges: CsrEdges, options: AttentionOptions, g: Tensor
 ) -> list[Tensor]:
     """The output and the gradients of every input."""
-    leaves = [None if t is None else t.detach().clone().requires_grad_() for t in inputs]
-    out = attend(kernels, edges, options, *leaves)
+    leaves = AttentionInputs._make(None if t is None else t.detach().clone().requires_grad_() for t in inputs)
+    out = attend(kernels, edges, options, leaves)
     out.backward(g)
     grads = [t.grad for t in leaves if t is not None]
     assert all(grad is not None for grad in grads)
     return [out.detach(), *(grad for grad in grads if grad is not None)]
 
 
-def _inputs(kind: str, shape: Shape, edges: CsrEdges, generator: torch.Generator) -> list[Tensor | None]:
+def _inputs(kind: str, shape: Shape, edges: CsrEdges, generator: torch.Generator) -> AttentionInputs:
     """Numbers of the tested type's precision are drawn in float32, so that float64 holds the same ones."""
 
     def draw(*size: int) -> Tensor:
@@ -52,11 +49,11 @@ def _inputs(kind: str, shape: Shape, edges: CsrEdges, generator: torch.Generator
     heads, width = shape.heads, shape.width
     if kind == "gat":
         score_edge = draw(edges.num_edges, heads) if shape.edge else None
-        scores = (draw(shape.num_src, heads), draw(shape.num_dst, heads), score_edge)
-        return [draw(shape.num_src, shape.values, width), *scores]
+        scores = draw(shape.num_src, heads), draw(shape.num_dst, heads)
+        return AttentionInputs(draw(shape.num_src, shape.values, width), scores[0], scores[1], score_edge, att=None)
     x_edge = draw(edges.num_edges, heads, width) if shape.edge else None
     x_src, x_dst = draw(shape.num_src, heads, width), draw(shape.num_dst, heads, width)
-    return [x_src, x_dst, x_edge, draw(heads, width) / width**0.5]
+    return AttentionInputs(x_src, None, x_dst, x_edge, att=draw(heads, width) / width**0.5)
 
 
 def check_attention(kind: str, shape: Shape, dtype: str, seed: int) -> float:
@@ -64,10 +61,11 @@ def check_attention(kind: str, shape: Shape, dtype: str, seed: int) -> float:
     edges, options, generator = _draw(shape, seed)
     inputs = _inputs(kind, shape, edges, generator)
     g = torch.randn(shape.num_dst, shape.heads, shape.width, generator=generator)
-    typed = [None if t is None else t.to(DTYPES[dtype]) for t in inputs]
+    typed = AttentionInputs._make(None if t is None else t.to(DTYPES[dtype]) for t in inputs)
+    wide = AttentionInputs._make(None if t is None else t.double() for t in inputs)
     with triton_order.program_order(seed):
-        got = _results(DEVICE[kind], typed, edges, options, g.to(DTYPES[dtype]))
-    exact = _results(HOST[kind], [None if t is None else t.double() for t in inputs], edges, options, g.double())
+        got = _results(attention_triton, typed, edges, options, g.to(DTYPES[dtype]))
+    exact = _results(attention_numba, wide, edges, options, g.double())
     worst = 0.0
     for one, two in zip(got, exact, strict=True):
         assert one.dtype == DTYPES[dtype] and one.shape == two.shape
@@ -86,7 +84,7 @@ def same_for_every_order(kind: str, seeds: list[int]) -> None:
     results = []
     for seed in seeds:
         with triton_order.program_order(seed):
-            results.append(_results(DEVICE[kind], inputs, edges, options, g))
+            results.append(_results(attention_triton, inputs, edges, options, g))
     for result in results[1:]:
         for one, two in zip(result, results[0], strict=True):
             assert_same_bits(one, two)
@@ -96,7 +94,8 @@ def sizes_saved(kind: str) -> tuple[int, list[list[int]]]:
     """The number of edges, and the shapes of what forward keeps for backward."""
     shape = Shape(4, 6, 30, 2, 3, 2)
     edges, options, generator = _draw(shape, 5)
-    leaves = [None if t is None else t.requires_grad_() for t in _inputs(kind, shape, edges, generator)]
-    out = attend(DEVICE[kind], edges, options, *leaves)
+    inputs = _inputs(kind, shape, edges, generator)
+    leaves = AttentionInputs._make(None if t is None else t.requires_grad_() for t in inputs)
+    out = attend(attention_triton, edges, options, leaves)
     saved: Any = out.grad_fn
     return edges.num_edges, [list(t.shape) for t in saved.saved_tensors if t is not None]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gsplit.graph.graph import Graph
 from gsplit.kernels import rows as host_rows
-from gsplit.kernels.triton import aggregation, dropout, gather, rows, words
+from gsplit.kernels.triton import dropout, gather, rows, words
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.keys import scalar
 from gsplit.nn.dropout import keyed_dropout
@@ -213,62 +213,6 @@ def random_block(num_dst: int, num_src: int, most: int, generator: torch.Generat
     counts = torch.randint(0, most + 1, (num_dst,), generator=generator)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     return indptr, torch.randint(0, num_src, (int(indptr[-1]),), generator=generator)
-
-
-def within(got: Tensor, exact: Tensor, sizes: Tensor, num_terms: int) -> None:
-    """``|got - exact| <= (num_terms + 2) * eps * sizes``: what any order of adding rounded terms can differ by.
-
-    ``exact`` and ``sizes``, the sum of the terms' absolute values, are float64.
-    """
-    bound = (num_terms + 2) * torch.finfo(got.dtype).eps * sizes
-    assert bool(((got.double() - exact).abs() <= bound).all()), float(((got.double() - exact).abs() - bound).max())
-
-
-def check_aggregation(
-    num_dst: int, num_src: int, most: int, shape: tuple[int, ...], mean: bool, dtype: str, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    indptr, src_rows = random_block(num_dst, num_src, most, generator)
-    x = torch.randn(num_src, *shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype]).requires_grad_()
-    g = torch.randn(num_dst, *shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
-    dst_rows = torch.repeat_interleave(torch.arange(num_dst), indptr.diff())
-    counts = indptr.diff().clamp(min=1).double() if mean else torch.ones(num_dst, dtype=torch.float64)
-    scale = (1 / counts).view(num_dst, *(1 for _ in shape))
-
-    def forward(values: Tensor) -> Tensor:
-        sums = torch.zeros(num_dst, *shape, dtype=torch.float64).index_add_(0, dst_rows, values[src_rows])
-        return sums * scale
-
-    def backward(values: Tensor) -> Tensor:
-        spread = (values * scale)[dst_rows]
-        return torch.zeros(num_src, *shape, dtype=torch.float64).index_add_(0, src_rows, spread)
-
-    with triton_order.program_order(seed):
-        out = aggregation.aggregate(x, indptr, src_rows, mean=mean)
-        out.backward(g)
-    exact, wide = x.detach().double(), g.double()
-    assert x.grad is not None and out.dtype == x.dtype
-    within(out.detach(), forward(exact), forward(exact.abs()), most)
-    uses = int(torch.bincount(src_rows, minlength=1).max())
-    within(x.grad, backward(wide), backward(wide.abs()), uses)
-
-
-def same_for_every_order(seeds: list[int]) -> None:
-    """Sums do not depend on the order of programs at all: the same bits for every order."""
-    generator = torch.Generator().manual_seed(3)
-    indptr, src_rows = random_block(9, 12, 20, generator)
-    rows_, g = torch.randn(12, 150, generator=generator), torch.randn(9, 150, generator=generator)
-    results = []
-    for seed in seeds:
-        x = rows_.clone().requires_grad_()
-        with triton_order.program_order(seed):
-            out = aggregation.aggregate(x, indptr, src_rows, mean=True)
-            out.backward(g)
-        assert x.grad is not None
-        results.append([out.detach(), x.grad])
-    for result in results[1:]:
-        for one, two in zip(result, results[0], strict=True):
-            assert_same_bits(one, two)
 
 
 def compiled_usage(capability: int) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from extending_programs import ComputedRows, DictSampler, keyed_sampler
+from extending_programs import ComputedRows, DictSampler, by_range, keyed_sampler
 
 import gsplit
 from gsplit.loading.loader import NeighborLoader
@@ -48,13 +48,13 @@ def test_what_is_compared_of_samplers_and_sources(store: Store) -> None:
     plain = _loader(store)
     assert "sampler" not in plain.description  # checkpoints of the built-in one stay what they are
     assert _loader(store, sampler=keyed_sampler).description["sampler"] == "keyed_sampler"
-    assert _loader(store, sampler=partial(partial(DictSampler))).description["sampler"] == "DictSampler"
+    assert _loader(store, sampler=partial(partial(by_range))).description["sampler"] == "by_range"
 
     class Weighted:
         fingerprint = "by price"
 
-        def __call__(self, part: Any) -> DictSampler:
-            return DictSampler(part)
+        def __call__(self, part: Any) -> Any:
+            return keyed_sampler(part)
 
     assert _loader(store, sampler=Weighted()).description["sampler"].endswith("Weighted by price")
     own = _loader(store, features=["x", ComputedRows("v2")]).description
@@ -66,7 +66,8 @@ def test_what_is_compared_of_samplers_and_sources(store: Store) -> None:
     "options, message",
     [
         ({"sampler": 3}, "sampler: expected 'uniform', the only one built so far, or a function that makes a sampler"),
-        ({"sampler": lambda part: None}, "a function that returns a LayerSampler .got one that returns NoneType"),
+        ({"sampler": lambda part: None}, "a function that returns a DrawnSampler .got one that returns NoneType"),
+        ({"sampler": DictSampler}, "a function that returns a DrawnSampler .got one that returns DictSampler"),
         ({"features": torch.ones(300, 2)}, "features: expected names of stored features, or sources .*got Tensor"),
         ({"features": ["x", 3]}, "or sources of rows: row_shape, dtype and read.ids, out. .got int"),
         ({"features": ComputedRows(), "features_on_disk": True}, "features_on_disk: expected stored features"),

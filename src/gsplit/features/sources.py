@@ -1,7 +1,8 @@
-"""Where rows come from: memory maps, int8 rows with scales, several arrays side by side, sources of the program's own.
+"""Sources of rows in the host's memory: memory maps, scaled and concatenated rows, and sources of the program's own.
 
-Rows are written straight into a given tensor: on the host most of a plain ``array[rows]`` is page faults on new memory.
-Ids are checked before they become addresses, and so is the length of a mapped file.
+A source reads straight into a given tensor. That is what makes it fast: on the host most of a plain ``array[rows]`` is
+page faults on new memory. Ids are checked before they become addresses, and so is the length of a mapped file.
+``DeviceTensorRows`` alone lies on a device.
 """
 
 import functools
@@ -22,11 +23,11 @@ from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.rows import copy_rows, scale_rows
 
 __all__ = [
-    "GivenRows",
-    "HeldRows",
+    "ConcatRows",
+    "DeviceTensorRows",
     "MappedRows",
     "ScaledRows",
-    "SideBySideRows",
+    "UserRows",
     "check_ids",
     "describe_rows",
     "flat_rows",
@@ -81,7 +82,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class MappedRows:
-    """See ``protocol.HostSource``. Row i of the array belongs to id ``first_id + i``."""
+    """Rows out of an array in memory or in a memory map (``protocol.HostSource``).
+
+    Row i of the array belongs to id ``first_id + i``.
+    """
 
     def __init__(self, name: str, array: npt.NDArray[Any], dtype: torch.dtype, first_id: int) -> None:
         self._name, self._first, self._files = name, first_id, files_behind(array)
@@ -101,7 +105,11 @@ class MappedRows:
 
 
 class ScaledRows:
-    """See ``protocol.HostSource``. ``scales[i]`` belongs to id ``first_id + i`` of ``source``, rows of int8."""
+    """Rows of int8 with one scale per row, as float32: a quarter of the bytes to keep and to read.
+
+    Row v is ``float32(stored[v]) * scale[v]``, on every rank and in every order. ``scales[i]`` belongs to id
+    ``first_id + i`` of ``source``; the scales of the rows held are in memory, four bytes each.
+    """
 
     def __init__(self, name: str, source: HostSource, scales: npt.NDArray[np.float32], first_id: int) -> None:
         assert source.dtype == torch.int8 and scales.dtype == np.float32, (source.dtype, scales.dtype)
@@ -123,8 +131,11 @@ class ScaledRows:
         return read
 
 
-class SideBySideRows:
-    """See ``protocol.HostSource``. Columns in the order of the sources; the type is that of ``torch.cat``."""
+class ConcatRows:
+    """Rows of several sources side by side, each written straight into its columns.
+
+    Columns are in the order of the sources; the type is that of ``torch.cat``.
+    """
 
     def __init__(self, sources: list[HostSource]) -> None:
         if wrong := [source.row_shape for source in sources if len(source.row_shape) != 1]:
@@ -166,8 +177,12 @@ def describe_rows(source: RowSource) -> str:
     return text if more is None else f"{text} {more}"
 
 
-class GivenRows:
-    """See ``protocol.HostSource``. ``to_original_ids`` turns ids of the store into those that ``source`` knows."""
+class UserRows:
+    """Rows of a source that the program gave to the loader: a database, an object store, a decoder.
+
+    The loader names vertices by the store's ids, which a partition changes; ``to_original_ids`` turns them into
+    original ids, which ``source`` is asked for, with tensors in the host's memory and never with an empty id list.
+    """
 
     def __init__(self, source: RowSource, to_original_ids: Callable[[Tensor], Tensor]) -> None:
         self._source, self._to_original_ids = source, to_original_ids
@@ -193,8 +208,10 @@ class GivenRows:
         return read
 
 
-class HeldRows:
-    """See ``protocol.RowSource``. Row i of the tensor belongs to id ``first_id + i``; ids are those of own vertices.
+class DeviceTensorRows:
+    """Rows in a device's memory (``protocol.RowSource``): small numbers that every step needs, read without a wait.
+
+    Row i of the tensor belongs to id ``first_id + i``; ids are those of own vertices.
 
     Ids lie on the device and are not checked: that would mean waiting for them. They come from a sampler.
     """

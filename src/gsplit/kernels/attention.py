@@ -3,9 +3,9 @@
 S sources, D destinations (the first rows of the sources), E edges grouped by destination (``kernels.csr``), H heads of
 width C. For edge e from source s to destination i, and head h:
 
-    GAT     raw[e, h]   = score_src[s, h] + score_dst[i, h] + score_edge[e, h]
-            score[e, h] = leaky_relu(raw[e, h])
-    GATv2   z[e, h, c]  = x_src[s, h, c] + x_dst[i, h, c] + x_edge[e, h, c]
+    GAT     z[e, h]     = src_terms[s, h] + dst_terms[i, h] + edge_terms[e, h]
+            score[e, h] = leaky_relu(z[e, h])
+    GATv2   z[e, h, c]  = values[s, h, c] + dst_terms[i, h, c] + edge_terms[e, h, c]
             score[e, h] = sum over c of att[h, c] * leaky_relu(z[e, h, c])
 
     both    top[i, h]    = max over the edges e of i of score[e, h]
@@ -13,7 +13,7 @@ width C. For edge e from source s to destination i, and head h:
             weight[e, h] = alpha[e, h] * keep[e, h] / (1 - p)      alpha itself without dropout, 0 for p = 1
             out[i, h, :] = sum over e of i of weight[e, h] * values[s, h, :]      0 for a destination without edges
 
-values are [S, H, C], or [S, 1, C], one row for all heads (for GATv2 they are x_src). leaky_relu(r) is r for r > 0, else
+values are [S, H, C], or for GAT also [S, 1, C], one row for all heads. leaky_relu(r) is r for r > 0, else
 negative_slope * r; its derivative at 0 is negative_slope. This is PyG's formula; sums run over a destination's edges in
 their order, exponentials are added in float64.
 
@@ -22,52 +22,93 @@ Backward, from g [D, H, C], the gradient of out, with the maximum held constant 
             delta[i, h]     = <g[i, h, :], out[i, h, :]>           = sum over e of alpha * its gradient
             g_score[e, h]   = weight[e, h] * <g[i, h, :], values[s, h, :]> - alpha[e, h] * delta[i, h]
             g_values[s, h]  = sum over the edges e of s of weight[e, h] * g[i, h, :]     over h too for [S, 1, C]
-    GAT     g_raw[e, h]     = g_score[e, h] * leaky_relu'(raw[e, h])
-            g_score_edge = g_raw;  g_score_src, g_score_dst: its sums over the edges of a source, of a destination
+    GAT     g_z[e, h]       = g_score[e, h] * leaky_relu'(z[e, h])
+            g_src_terms: sums of g_z over the edges of a source
     GATv2   g_z[e, h, c]    = g_score[e, h] * att[h, c] * leaky_relu'(z[e, h, c])
-            g_x_edge = g_z;  g_x_src = g_values + its sums over the edges of a source;  g_x_dst: of a destination
+            g_values also gets the sums of g_z over the edges of a source
             g_att[h, c]     = sum over all edges of g_score[e, h] * leaky_relu(z[e, h, c])
+    both    g_dst_terms: sums of g_z over the edges of a destination;  g_edge_terms = g_z
 
-Kept for backward: the inputs, out, and what the kernels ask for: numba's alpha [E, H], Triton's two numbers for each
-destination and head. raw and z are made again. Nothing else has a row per edge, but g_score_edge and g_x_edge where
-somebody wants them.
+Kept for backward: the inputs, out, and what the kernels need: alpha [E, H] for numba, two numbers per destination and
+head for Triton. z is computed again. Nothing else has a row per edge, except g_edge_terms where it is wanted.
 
 The numba kernels run on one thread and pass over the destinations once in each direction: adding to a source's row is
-then neither a race nor a question of order, and no transposed matrix is needed. Triton's sum in other orders, and agree
-to rounding. ``kernels.dispatch`` says which are used.
+then neither a race nor dependent on an order, and no transposed matrix is needed. Triton's kernels sum in other orders
+and agree to rounding. ``kernels.dispatch`` chooses between them.
 """
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.kernels import gat_numba, gatv2_numba
-from gsplit.kernels.attention_options import AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.dispatch import kernel_for
 
-__all__ = ["AttentionKernels", "attend", "gat_attention", "gatv2_attention"]
+__all__ = [
+    "AttentionInputs",
+    "AttentionKernels",
+    "AttentionOptions",
+    "aggregates_first",
+    "attend",
+    "gat_attention",
+    "gatv2_attention",
+]
+
+
+class AttentionInputs(NamedTuple):
+    """The tensors of attention. GAT has ``src_terms`` and no ``att``; GATv2 has ``att``, its source terms are values.
+
+    Terms are [rows, H] for GAT and [rows, H, C] for GATv2, with a row per source, destination and edge.
+    """
+
+    values: Tensor
+    src_terms: Tensor | None
+    dst_terms: Tensor
+    edge_terms: Tensor | None
+    att: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """``keep`` [E, H] is True for weights that are not dropped, ``p`` the probability of dropping one.
+
+    Without ``keep`` nothing is dropped, whatever ``p`` is.
+    """
+
+    negative_slope: float
+    keep: Tensor | None = None
+    p: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        """The factor of the weights that are kept."""
+        if self.keep is None:
+            return 1.0
+        return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
 
 
 class AttentionKernels(Protocol):
-    """A module that computes one of the two; inputs are in the order of ``gat_attention`` or ``gatv2_attention``."""
+    """A module that computes both kinds of attention."""
 
-    def forward(self, edges: CsrEdges, inputs: Any, options: AttentionOptions) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """``out``, and what ``backward`` wants of it."""
+    def forward(
+        self, edges: CsrEdges, inputs: AttentionInputs, options: AttentionOptions
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """``out``, and what ``backward`` needs of it."""
 
     def backward(
         self,
         edges: CsrEdges,
-        inputs: Any,
+        inputs: AttentionInputs,
         out: Tensor,
-        kept: Any,
+        kept: tuple[Tensor, ...],
         g: Tensor,
         options: AttentionOptions,
         wants: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs; those that nobody wants may be None."""
+        """The gradients of the inputs; those that are not wanted may be None."""
 
 
 class _Attention(torch.autograd.Function):
@@ -75,25 +116,45 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernels: AttentionKernels, edges: CsrEdges, options: AttentionOptions, *inputs: Tensor | None
+        ctx: Any, kernels: AttentionKernels, edges: CsrEdges, options: AttentionOptions, *inputs: Any
     ) -> Tensor:
-        out, kept = kernels.forward(edges, inputs, options)
-        ctx.kernels, ctx.edges, ctx.options, ctx.num_inputs = kernels, edges, options, len(inputs)
+        out, kept = kernels.forward(edges, AttentionInputs(*inputs), options)
+        ctx.kernels = kernels
+        ctx.edges = edges
+        ctx.options = options
         ctx.save_for_backward(*inputs, out, *kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved, count, wants = ctx.saved_tensors, ctx.num_inputs, ctx.needs_input_grad[3:]
-        inputs, out, kept = saved[:count], saved[count], saved[count + 1 :]
-        return None, None, None, *ctx.kernels.backward(ctx.edges, inputs, out, kept, g, ctx.options, wants)
+        saved, count = ctx.saved_tensors, len(AttentionInputs._fields)
+        grads = ctx.kernels.backward(
+            ctx.edges,
+            inputs=AttentionInputs(*saved[:count]),
+            out=saved[count],
+            kept=saved[count + 1 :],
+            g=g,
+            options=ctx.options,
+            wants=ctx.needs_input_grad[3:],
+        )
+        return None, None, None, *grads
 
 
-def attend(kernels: AttentionKernels, edges: CsrEdges, options: AttentionOptions, *inputs: Tensor | None) -> Tensor:
+def attend(kernels: AttentionKernels, edges: CsrEdges, options: AttentionOptions, inputs: AttentionInputs) -> Tensor:
     """Attention by some kernels, differentiable in the inputs; out [D, H, C]."""
     out: Tensor = _Attention.apply(kernels, edges, options, *inputs)  # type: ignore[no-untyped-call]
     return out
+
+
+def _kernels_for(values: Tensor) -> AttentionKernels:
+    if kernel_for("attention", values.device, values.dtype) == "triton":
+        from gsplit.kernels.triton import attention as on_device
+
+        return on_device
+    from gsplit.kernels import attention_numba as on_host
+
+    return on_host
 
 
 def gat_attention(
@@ -105,17 +166,25 @@ def gat_attention(
     options: AttentionOptions,
 ) -> Tensor:
     """GAT's attention: values [S, H or 1, C], scores [S, H], [D, H] and [E, H] or None; out [D, H, C]."""
-    kernels: AttentionKernels = gat_numba
-    if kernel_for("attention", values.device, values.dtype) == "triton":
-        from gsplit.kernels.triton import gat as kernels
-    return attend(kernels, edges, options, values, score_src, score_dst, score_edge)
+    return attend(
+        _kernels_for(values), edges, options, AttentionInputs(values, score_src, score_dst, score_edge, att=None)
+    )
 
 
 def gatv2_attention(
     edges: CsrEdges, x_src: Tensor, x_dst: Tensor, x_edge: Tensor | None, att: Tensor, options: AttentionOptions
 ) -> Tensor:
     """GATv2's attention: x_src [S, H, C], x_dst [D, H, C], x_edge [E, H, C] or None, att [H, C]; out [D, H, C]."""
-    kernels: AttentionKernels = gatv2_numba
-    if kernel_for("attention", x_src.device, x_src.dtype) == "triton":
-        from gsplit.kernels.triton import gatv2 as kernels
-    return attend(kernels, edges, options, x_src, x_dst, x_edge, att)
+    return attend(_kernels_for(x_src), edges, options, AttentionInputs(x_src, None, x_dst, x_edge, att))
+
+
+def aggregates_first(num_src: int, num_dst: int, num_edges: int, heads: int, width_in: int, width_out: int) -> bool:
+    """Whether GAT should aggregate rows before it projects them: fewer rows to project, wider ones to sum.
+
+    Counted are numbers moved, four times for what is written and comes back as a gradient, and products, of which a
+    kernel makes 8 in that time and a matrix product 16; about, on one core.
+    """
+    sums, rows = num_dst * heads * width_in, num_src * heads * width_out
+    first = 4 * sums + num_edges * width_in * (1 + heads / 8) + sums * width_out / 16
+    after = 4 * rows + num_edges * heads * width_out * (1 + 1 / 8) + rows * width_in / 16
+    return first < after

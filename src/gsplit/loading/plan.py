@@ -22,7 +22,7 @@ from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
-from gsplit.sampling.checked import CheckedSampler
+from gsplit.sampling.drawn import require_drawn
 from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.targets import LocalTargets
@@ -275,10 +275,8 @@ def _check_row_options(spec: StrategySpec, mesh: Mesh, *, device_cache: int | st
 
 
 def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
-    """What makes samplers; those of the program's own are checked in every layer."""
-    if not callable(sampler):
-        return uniform_sampler
-    return lambda part: CheckedSampler(sampler(part), part)
+    """The function that makes samplers. Samplers of the program's own are checked."""
+    return require_drawn(sampler) if callable(sampler) else uniform_sampler
 
 
 def _describe_sampler(sampler: str | SamplerFactory) -> str:

@@ -33,7 +33,7 @@ from gsplit.features.cache import (
 from gsplit.features.device import DeviceRows, RegisteredRows, StagedRows
 from gsplit.features.disk import DiskRows
 from gsplit.features.protocol import HostSource, RowSource
-from gsplit.features.sources import GivenRows, MappedRows, ScaledRows, SideBySideRows, torch_dtype
+from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, UserRows, torch_dtype
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
@@ -59,13 +59,13 @@ def open_features(
         raise InputError(explain("features_on_disk", "stored features", got, fix))
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
     sources = [_open(local, found, order, on_disk=on_disk) for found in features]
-    return sources[0] if len(sources) == 1 else SideBySideRows(sources)
+    return sources[0] if len(sources) == 1 else ConcatRows(sources)
 
 
 def _open(local: LocalGraph, found: str | RowSource, order: HotOrder | None, *, on_disk: bool) -> HostSource:
     if isinstance(found, str):
         return _open_array(local, found, order, on_disk=on_disk)
-    given = GivenRows(found, local.to_original_ids)
+    given = UserRows(found, local.to_original_ids)
     return given if order is None else CachedRows(given, order)
 
 

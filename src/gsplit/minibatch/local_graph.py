@@ -22,7 +22,7 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.copies import ForeignCopies, choose_prefixes, fetch_copies
 from gsplit.features.protocol import RowSource
-from gsplit.features.sources import HeldRows, MappedRows, describe_rows, torch_dtype
+from gsplit.features.sources import DeviceTensorRows, MappedRows, describe_rows, torch_dtype
 from gsplit.graph.degrees import gcn_degrees
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, original_ids_of, own_parts
@@ -170,7 +170,7 @@ class LocalGraph:
         """One number for every vertex held, where the model runs."""
         if self._device.type == "cpu":
             return MappedRows(name, values, torch.float64, self.first)
-        return HeldRows(torch.from_numpy(values).to(self._device), self.first)
+        return DeviceTensorRows(torch.from_numpy(values).to(self._device), self.first)
 
     def _weights(self, name: str) -> npt.NDArray[np.floating[Any]]:
         """Stored weights as numbers that can be added up; those of another type than float are copied."""

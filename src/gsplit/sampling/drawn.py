@@ -1,7 +1,9 @@
-"""A layer sampler made of one function: which in-edges of some vertices are drawn.
+"""Frontiers whose rows are a tensor, and a sampler made of one function: which in-edges of some vertices are drawn.
 
-What is drawn is all that samplers differ in. Rows, their order, and the vertices of other ranks are the same for all,
-and kept here, so that a sampler of one's own is the draw and nothing else.
+What is drawn is all that samplers differ in. Rows, their order and the vertices of other ranks are the same for all and
+kept by ``TensorFrontier``. ``DrawnSampler`` is how a program gives the loader a sampler of its own. It checks what the
+function draws, because rows and ids become addresses in kernels and in messages to other ranks. Whether a draw depends
+on the key and the vertex alone (law 1) cannot be checked here; ``gsplit.verify`` does.
 """
 
 from collections.abc import Callable
@@ -10,18 +12,73 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
+from gsplit.sampling.checks import check_own, raise_status
+from gsplit.sampling.kernels_numba import DAMAGED
 from gsplit.sampling.kernels_torch import first_seen, place_foreign
-from gsplit.sampling.protocol import SampledLayer, SampledRange
+from gsplit.sampling.protocol import LayerSampler, SampledLayer, SampledRange, SamplerFactory
 
-__all__ = ["DrawnFrontier", "DrawnSampler", "EdgeDraw"]
+__all__ = ["DrawnSampler", "EdgeDraw", "TensorFrontier", "require_drawn"]
 
 EdgeDraw = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """``draw(ids, key, fanout)``: how many in-edges of each vertex are drawn, and the edges, vertex after vertex, as
 positions in ``graph.indices``. Equal for equal keys, fanouts and vertices, whatever else is asked for in the call."""
 
 
+class TensorFrontier:
+    """See ``protocol.Frontier``: the rows of a mini-batch as a tensor of ids. Subclasses draw.
+
+    Own vertices are those from ``first`` to below ``stop``.
+    """
+
+    def __init__(self, targets: Tensor, first: int, stop: int) -> None:
+        self._first = first
+        self._stop = stop
+        self._check(targets)
+        self._ids = targets
+
+    @property
+    def num_rows(self) -> int:
+        return self._ids.numel()
+
+    def ids(self, num_rows: int) -> Tensor:
+        return self._ids[:num_rows]  # rows are appended to a new tensor, so this one does not change
+
+    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+        indptr, vertices, edge_ids = self._draw(key, fanout)
+        own = (vertices >= self._first) & (vertices < self._stop)
+        foreign_ids, slots = first_seen(vertices[~own], 0)
+        sources = torch.empty_like(vertices)
+        sources[own] = self._append(vertices[own])
+        sources[~own] = -1 - slots
+        return SampledLayer(indptr, sources, foreign_ids, edge_ids)
+
+    def locate(self, ids: Tensor) -> Tensor:
+        self._check(ids)
+        return self._append(ids)
+
+    def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
+        return place_foreign(drawn.sources, foreign_rows)
+
+    def close(self) -> None:
+        self._ids = self._ids[:0]
+
+    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Offsets of the in-edges drawn for every row, their source vertices and, if wanted, the edges' positions."""
+        raise NotImplementedError
+
+    def _check(self, ids: Tensor) -> None:
+        """Ids on a device are trusted: reading them would make the host wait, and their sender chose this rank."""
+        if ids.device.type == "cpu":
+            check_own(ids.numpy(), self._first, self._stop)
+
+    def _append(self, ids: Tensor) -> Tensor:
+        known = self.num_rows
+        self._ids, places = first_seen(torch.cat([self._ids, ids]), known)
+        return places[known:]
+
+
 class DrawnSampler:
-    """See ``LayerSampler``. Draws the in-edges of a range of vertices by a function of the program's own.
+    """Draws the in-edges of a range of vertices by a function of the program's own, and checks what it draws.
 
     >>> import numpy as np
     >>> from gsplit.graph.graph import Graph
@@ -37,61 +94,66 @@ class DrawnSampler:
     num_bytes = num_range_bytes = 0
 
     def __init__(self, part: SampledRange, draw: EdgeDraw) -> None:
-        self._part, self._draw = part, draw
+        self._part = part
+        self._draw = draw
 
-    def start(self, targets: Tensor) -> "DrawnFrontier":
+    def start(self, targets: Tensor) -> "TensorFrontier":
         """Begin a mini-batch from distinct own vertices."""
-        return DrawnFrontier(self._part, self._draw, targets)
+        return _DrawnFrontier(self._part, self._draw, targets)
 
 
-class DrawnFrontier:
-    """See ``Frontier``."""
-
+class _DrawnFrontier(TensorFrontier):
     def __init__(self, part: SampledRange, draw: EdgeDraw, targets: Tensor) -> None:
-        self._part, self._draw, self._ids = part, draw, targets
+        super().__init__(targets, part.graph.first_vertex, part.graph.stop_vertex)
+        self._part = part
+        self._draw_edges = draw
 
-    @property
-    def num_rows(self) -> int:
-        return self._ids.numel()
-
-    def ids(self, num_rows: int) -> Tensor:
-        return self._ids[:num_rows]
-
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
         graph, ids = self._part.graph, self._ids
-        counts, edges = self._draw(ids, key, fanout)
-        self._check_draw(ids, counts, edges)
-        vertices = torch.from_numpy(graph.indices[edges.cpu().numpy()]).to(ids)
-        own = (vertices >= graph.first_vertex) & (vertices < graph.stop_vertex)
-        foreign_ids, slots = first_seen(vertices[~own], 0)
-        sources = torch.empty_like(vertices)
-        sources[own], sources[~own] = self.locate(vertices[own]), -1 - slots
-        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        return SampledLayer(indptr, sources, foreign_ids, edges)
-
-    def locate(self, ids: Tensor) -> Tensor:
-        known = self.num_rows
-        self._ids, places = first_seen(torch.cat([self._ids, ids]), known)
-        return places[known:]
-
-    def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        return place_foreign(drawn.sources, foreign_rows)
-
-    def close(self) -> None:
-        self._ids = self._ids[:0]
-
-    def _check_draw(self, ids: Tensor, counts: Tensor, edges: Tensor) -> None:
-        """Refuse edges that are not in-edges of the vertices they were drawn for."""
-        fix, graph = "see gsplit.extending.EdgeDraw", self._part.graph
-        if not counts.dtype == edges.dtype == torch.int64 or counts.shape != ids.shape or edges.dim() != 1:
-            expected = f"{ids.numel()} counts and a row of edges, both int64"
-            got = f"{counts.dtype} {list(counts.shape)} and {edges.dtype} {list(edges.shape)}"
-            raise InputError(explain("draw", expected, got, fix))
-        if bool((counts < 0).any()) or int(counts.sum()) != edges.numel():
-            got = f"{edges.numel()} edges for counts that sum to {int(counts.sum())}"
-            raise InputError(explain("draw", "as many edges as the counts say, none below 0", got, fix))
+        counts, edges = _checked_pair(self._draw_edges(ids, key, fanout), ids)
         rows = torch.repeat_interleave(ids.cpu() - graph.first_vertex, counts.cpu()).numpy()
         places, indptr = edges.cpu().numpy(), graph.indptr
-        if bool(((places < indptr[rows]) | (places >= indptr[rows + 1])).any()):
-            expected = "edges of each vertex, from indptr[v - first_vertex] to below indptr[v - first_vertex + 1]"
-            raise InputError(explain("draw", expected, "an edge of another vertex", fix))
+        wrong = (places < indptr[rows]) | (places >= indptr[rows + 1])
+        if wrong.any():
+            row = int(rows[wrong][0])
+            expected = f"edges of vertex {graph.first_vertex + row} in {indptr[row]}..{indptr[row + 1] - 1}"
+            raise _wrong_draw(expected, int(places[wrong][0]))
+        sources = graph.indices[places]
+        if sources.size and not 0 <= int(sources.min()) <= int(sources.max()) < graph.num_vertices:
+            raise_status(DAMAGED, graph)
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return offsets, torch.from_numpy(sources).to(ids), edges if self._part.edge_ids else None
+
+
+def _wrong_draw(expected: str, got: object) -> InputError:
+    return InputError(explain("draw", expected, got, "see gsplit.extending.EdgeDraw"))
+
+
+def _checked_pair(drawn: object, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Refuse what is not a count for every vertex and as many edges."""
+    expected = f"{ids.numel()} counts and a row of edges, both int64 on {ids.device}"
+    if not isinstance(drawn, tuple) or len(drawn) != 2 or not all(isinstance(part, Tensor) for part in drawn):
+        raise _wrong_draw(expected, drawn)
+    counts, edges = drawn
+    of_ids = all(part.dtype == torch.int64 and part.device.type == ids.device.type for part in drawn)
+    if not of_ids or counts.shape != ids.shape or edges.dim() != 1:
+        shapes = [f"{part.dtype} {list(part.shape)} on {part.device}" for part in drawn]
+        raise _wrong_draw(expected, " and ".join(shapes))
+    if bool((counts < 0).any()) or int(counts.sum()) != edges.numel():
+        got = f"{edges.numel()} edges for counts that sum to {int(counts.sum())}"
+        raise _wrong_draw("as many edges as the sum of the counts, none below 0", got)
+    return counts, edges
+
+
+def require_drawn(sampler: SamplerFactory) -> SamplerFactory:
+    """A program's function that makes samplers, with its result checked."""
+
+    def make(part: SampledRange) -> LayerSampler:
+        made = sampler(part)
+        if not isinstance(made, DrawnSampler):
+            fix = "return DrawnSampler(part, draw), see gsplit.extending"
+            got = f"one that returns {type(made).__name__}"
+            raise InputError(explain("sampler", "a function that returns a DrawnSampler", got, fix))
+        return made
+
+    return make

@@ -18,6 +18,7 @@ from gsplit.kernels.dispatch import kernel_for
 from gsplit.sampling import kernels_numba as host
 from gsplit.sampling import kernels_torch as device
 from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
+from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.protocol import LayerSampler, SampledLayer, SampledRange
 
 __all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler", "uniform_sampler"]
@@ -26,24 +27,21 @@ MAX_FANOUT = 1 << 16
 
 
 def check_fanouts(num_neighbors: list[int]) -> None:
-    """Refuse what the samplers here cannot draw."""
+    """Refuse fanouts that cannot be drawn."""
     for fanout in num_neighbors:
         if not hasattr(fanout, "__index__") or not (fanout == -1 or 1 <= fanout <= MAX_FANOUT):
             fix = "give one positive number per layer, or -1 for all neighbours"
             raise InputError(explain("num_neighbors", f"-1 or 1 to {MAX_FANOUT} for every layer", fanout, fix))
     if not num_neighbors:
         raise InputError(
-            explain("num_neighbors", "at least one layer", "none", "give one number per layer of the model")
+            explain("num_neighbors", "at least one layer", num_neighbors, "give one number per layer of the model")
         )
 
 
 def make_sampler(
     graph: Graph, original_ids: npt.NDArray[np.int64], torch_device: torch.device, *, edge_ids: bool = False
 ) -> LayerSampler:
-    """The sampler for a device.
-
-    With ``edge_ids`` sampled layers say which stored edges they are made of.
-    """
+    """The sampler for a device. With ``edge_ids`` sampled layers have the positions of their edges."""
     chosen = kernel_for("sample", torch_device)
     if chosen == "numba":
         return HostNeighborSampler(graph, original_ids, edge_ids=edge_ids)
@@ -55,7 +53,7 @@ def make_sampler(
 
 
 def uniform_sampler(part: SampledRange) -> LayerSampler:
-    """See ``SamplerFactory``: the sampler that is built in."""
+    """See ``SamplerFactory``: the built-in sampler."""
     return make_sampler(part.graph, part.original_ids, part.device, edge_ids=part.edge_ids)
 
 
@@ -63,7 +61,9 @@ class HostNeighborSampler:
     """Samples in one rank's range with compiled kernels. ``original_ids`` is empty where ids are original."""
 
     def __init__(self, graph: Graph, original_ids: npt.NDArray[np.int64], *, edge_ids: bool = False) -> None:
-        self._graph, self._original, self._edge_ids = graph, original_ids, edge_ids
+        self._graph = graph
+        self._original = original_ids
+        self._edge_ids = edge_ids
         self._files = files_behind(graph.indptr, graph.indices, original_ids)
         self._row_of = np.full(graph.stop_vertex - graph.first_vertex, -1, np.int32)
         self._ids = np.empty(1 << 10, np.int64)
@@ -92,12 +92,12 @@ class HostFrontier:
     """See ``protocol.Frontier``."""
 
     def __init__(self, sampler: HostNeighborSampler, targets: npt.NDArray[np.int64]) -> None:
-        self._sampler, self.num_rows = sampler, 0
+        self._sampler = sampler
+        self.num_rows = 0
         self.locate(torch.from_numpy(targets))
         assert self.num_rows == targets.size, "targets are not distinct"
 
     def ids(self, num_rows: int) -> Tensor:
-        """Vertex ids of the first ``num_rows`` rows, as a tensor of their own."""
         return torch.from_numpy(self._sampler._ids[:num_rows].copy())
 
     def _reserve(self, num_new: int) -> None:
@@ -109,7 +109,6 @@ class HostFrontier:
             self._sampler._ids = larger
 
     def sample_layer(self, key: int, fanout: int) -> SampledLayer:
-        """Draw in-edges for every row so far; own sources that are new are appended."""
         sampler, graph = self._sampler, self._sampler._graph
         first = graph.first_vertex
         indptr = np.empty(self.num_rows + 1, np.int64)
@@ -129,7 +128,6 @@ class HostFrontier:
         return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign), edge_ids)
 
     def locate(self, ids: Tensor) -> Tensor:
-        """Rows of some own vertices; those that are new are appended in order."""
         sampler, wanted = self._sampler, ids.numpy()
         first = sampler._graph.first_vertex
         check_own(wanted, first, sampler._graph.stop_vertex)
@@ -139,12 +137,10 @@ class HostFrontier:
         return torch.from_numpy(rows)
 
     def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        """The sources of a layer with each foreign slot replaced by its row, in place."""
         host.place_foreign(drawn.sources.numpy(), foreign_rows.numpy())
         return drawn.sources
 
     def close(self) -> None:
-        """Forget this mini-batch."""
         sampler = self._sampler
         host.forget_rows(sampler._ids[: self.num_rows], sampler._graph.first_vertex, sampler._row_of)
         self.num_rows = 0
@@ -162,8 +158,10 @@ class TorchNeighborSampler:
         *,
         edge_ids: bool = False,
     ) -> None:
-        self.first, self.stop, self.edge_ids = graph.first_vertex, graph.stop_vertex, edge_ids
         own = cut_own_edges(graph)
+        self.first = graph.first_vertex
+        self.stop = graph.stop_vertex
+        self.edge_ids = edge_ids
         self.first_edge = own.first_edge
         self.indptr = torch.from_numpy(own.indptr).to(torch_device)
         self.indices = torch.from_numpy(own.indices).to(torch_device)
@@ -180,60 +178,20 @@ class TorchNeighborSampler:
         """The part of it that is of the size of the range."""
         return self.original_ids.nbytes
 
-    def start(self, targets: Tensor) -> "TorchFrontier":
+    def start(self, targets: Tensor) -> TensorFrontier:
         """Begin a mini-batch from distinct own vertices."""
-        return TorchFrontier(self, targets)
+        return _TorchFrontier(self, targets)
 
 
-class TorchFrontier:
-    """See ``protocol.Frontier``."""
-
+class _TorchFrontier(TensorFrontier):
     def __init__(self, sampler: TorchNeighborSampler, targets: Tensor) -> None:
-        self._sampler, self._ids = sampler, targets
-        self._check(targets)
+        super().__init__(targets, sampler.first, sampler.stop)
+        self._sampler = sampler
 
-    @property
-    def num_rows(self) -> int:
-        """Vertices so far."""
-        return self._ids.numel()
-
-    def ids(self, num_rows: int) -> Tensor:
-        """Vertex ids of the first ``num_rows`` rows."""
-        return self._ids[:num_rows]
-
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
-        """Draw in-edges for every row so far; own sources that are new are appended."""
+    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
         sampler = self._sampler
         rows = self._ids - sampler.first
         indptr = device.count_layer(sampler.indptr, rows, fanout)
         places = device.draw_places(sampler.indptr, rows, sampler.original_ids[rows], key, indptr)
-        drawn = sampler.indices[places].to(torch.int64)
-        own = (drawn >= sampler.first) & (drawn < sampler.stop)
-        foreign_ids, slots = device.first_seen(drawn[~own], 0)
-        sources = torch.empty_like(drawn)
-        sources[own] = self._append(drawn[own])
-        sources[~own] = -1 - slots
-        return SampledLayer(indptr, sources, foreign_ids, places + sampler.first_edge if sampler.edge_ids else None)
-
-    def locate(self, ids: Tensor) -> Tensor:
-        """Rows of some own vertices; those that are new are appended in order."""
-        self._check(ids)
-        return self._append(ids)
-
-    def _check(self, ids: Tensor) -> None:
-        """Ids on a device are trusted: to look at them would make the host wait, and their sender chose this rank."""
-        if ids.device.type == "cpu":
-            check_own(ids.numpy(), self._sampler.first, self._sampler.stop)
-
-    def _append(self, ids: Tensor) -> Tensor:
-        known = self.num_rows
-        self._ids, places = device.first_seen(torch.cat([self._ids, ids]), known)
-        return places[known:]
-
-    def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        """The sources of a layer with each foreign slot replaced by its row."""
-        return device.place_foreign(drawn.sources, foreign_rows)
-
-    def close(self) -> None:
-        """Forget this mini-batch."""
-        self._ids = self._ids[:0]
+        vertices = sampler.indices[places].to(torch.int64)
+        return indptr, vertices, places + sampler.first_edge if sampler.edge_ids else None

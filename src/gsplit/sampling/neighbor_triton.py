@@ -15,6 +15,7 @@ from gsplit.kernels.triton.relabelling import UNSEEN, relabel
 from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
 from gsplit.sampling import kernels_torch
 from gsplit.sampling.checks import cut_own_edges, not_own
+from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.protocol import SampledLayer
 
 __all__ = ["TritonFrontier", "TritonNeighborSampler"]
@@ -32,8 +33,10 @@ class TritonNeighborSampler:
         edge_ids: bool = False,
     ) -> None:
         own = cut_own_edges(graph)
-        self.first, self.stop = graph.first_vertex, graph.stop_vertex
-        self.first_edge, self.edge_ids = own.first_edge, edge_ids
+        self.first = graph.first_vertex
+        self.stop = graph.stop_vertex
+        self.first_edge = own.first_edge
+        self.edge_ids = edge_ids
         self.is_whole = (self.first, self.stop) == (0, graph.num_vertices)
         self.indptr = torch.from_numpy(own.indptr).to(torch_device)
         self.indices = torch.from_numpy(own.indices).to(torch_device)
@@ -59,15 +62,17 @@ class TritonNeighborSampler:
         return self._open
 
     def end(self) -> None:
-        """No frontier is open any more."""
+        """Note that no frontier is open."""
         self._open = None
 
 
-class TritonFrontier:
+class TritonFrontier(TensorFrontier):
     """See ``protocol.Frontier``."""
 
     def __init__(self, sampler: TritonNeighborSampler, targets: Tensor) -> None:
-        self._sampler, self._ids, self._half_done = sampler, targets[:0], False
+        super().__init__(targets[:0], sampler.first, sampler.stop)
+        self._sampler = sampler
+        self._half_done = False
         try:
             self.locate(targets)
             assert self.num_rows == targets.numel(), "targets are not distinct"
@@ -75,41 +80,39 @@ class TritonFrontier:
             self._forget_all()
             raise
 
-    @property
-    def num_rows(self) -> int:
-        """Vertices so far."""
-        return self._ids.numel()
-
-    def ids(self, num_rows: int) -> Tensor:
-        """Vertex ids of the first ``num_rows`` rows; rows are appended to a new tensor, so this one stays."""
-        return self._ids[:num_rows]
-
     def sample_layer(self, key: int, fanout: int) -> SampledLayer:
-        """Draw in-edges for every row so far; own sources that are new are appended."""
-        sampler = self._sampler
-        indptr = count_layer(sampler.indptr, sampler.first, self._ids, fanout)
-        sources, edge_ids = self._draw(key, fanout, indptr)
-        found = self._relabel(sources, foreign=not sampler.is_whole)
+        indptr, vertices, edge_ids = self._draw(key, fanout)
+        found = self._relabel(vertices, foreign=not self._sampler.is_whole)
         assert found is not None, "ids were checked when the graph was copied"
         rows, new_ids, foreign_ids = found
         self._ids = torch.cat([self._ids, new_ids])
         return SampledLayer(indptr, rows, foreign_ids, edge_ids)
 
-    def _draw(self, key: int, fanout: int, indptr: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
         sampler, ids = self._sampler, self._ids
+        indptr = count_layer(sampler.indptr, sampler.first, ids, fanout)
         first_edge = sampler.first_edge if sampler.edge_ids else None
         if fanout <= MAX_FANOUT:
-            num_edges = int(indptr[-1])  # device sync
-            own = (sampler.indptr, sampler.indices, sampler.first, sampler.original_ids)
-            return draw_sources(*own, key, ids, fanout, indptr, num_edges, first_edge)
+            sources, edge_ids = draw_sources(
+                sampler.indptr,
+                sampler.indices,
+                sampler.first,
+                sampler.original_ids,
+                key=key,
+                frontier=ids,
+                fanout=fanout,
+                out_indptr=indptr,
+                num_edges=int(indptr[-1]),  # device sync
+                first_edge=first_edge,
+            )
+            return indptr, sources, edge_ids
         rows = ids - sampler.first
         names = sampler.original_ids[rows] if sampler.original_ids.numel() else ids
         places = kernels_torch.draw_places(sampler.indptr, rows, names, key, indptr)
         sources = sampler.indices[places].to(torch.int64)
-        return sources, None if first_edge is None else places + first_edge
+        return indptr, sources, None if first_edge is None else places + first_edge
 
     def locate(self, ids: Tensor) -> Tensor:
-        """Rows of some own vertices; those that are new are appended in order."""
         sampler = self._sampler
         found = self._relabel(ids, foreign=False)
         if found is None:  # noticed without a wait of its own
@@ -120,26 +123,22 @@ class TritonFrontier:
         return rows
 
     def _relabel(self, ids: Tensor, *, foreign: bool) -> tuple[Tensor, Tensor, Tensor] | None:
-        """See ``relabel``; what an error leaves behind in the middle of it is forgotten by ``close``."""
-        sampler, self._half_done = self._sampler, True
+        """See ``relabel``; ``close`` clears what an error in the middle of it leaves behind."""
+        sampler = self._sampler
+        self._half_done = True
         found = relabel(ids, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=foreign)
         self._half_done = False
         return found
 
-    def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        """The sources of a layer with each foreign slot replaced by its row."""
-        return kernels_torch.place_foreign(drawn.sources, foreign_rows)
-
     def close(self) -> None:
-        """Forget this mini-batch."""
         sampler = self._sampler
         if self._half_done:
             self._forget_all()
         sampler.state.index_fill_(0, self._ids - sampler.first, UNSEEN)
-        self._ids = self._ids[:0]
+        super().close()
         sampler.end()
 
     def _forget_all(self) -> None:
-        """After an error, also what was met and has no row yet."""
+        """After an error, also vertices that were found and have no row yet."""
         self._sampler.state.fill_(UNSEEN)
         self._ids = self._ids[:0]

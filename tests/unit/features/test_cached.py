@@ -14,7 +14,7 @@ from row_sources import DTYPES, as_tensor, stored_array, wanted_rows
 
 from gsplit.errors import InputError
 from gsplit.features.cache import CachedRows, HotOrder, expected_hit_rate, hottest_prefixes, parse_bytes
-from gsplit.features.sources import MappedRows, ScaledRows, SideBySideRows, torch_dtype
+from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, torch_dtype
 
 
 @st.composite
@@ -130,7 +130,7 @@ def test_int8_rows_are_scaled(ids: npt.NDArray[np.int64], columns: int) -> None:
 @given(ids=wanted_rows(30))
 def test_arrays_side_by_side_are_those_of_cat(dtypes: list[str], ids: npt.NDArray[np.int64]) -> None:
     arrays = [stored_array(dtype, 30, 3 + k, seed=k) for k, dtype in enumerate(dtypes)]
-    rows = SideBySideRows(
+    rows = ConcatRows(
         [MappedRows("x", array, torch_dtype(dtype), 0) for array, dtype in zip(arrays, dtypes, strict=True)]
     )
     want = torch.cat([as_tensor(array, dtype)[ids] for array, dtype in zip(arrays, dtypes, strict=True)], 1)

@@ -152,7 +152,7 @@ def test_a_narrow_metis_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_metis_options_are_set_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """METIS 5.2 numbers its options differently from 5.1."""
-    import pymetis._internal as internal
+    import pymetis
 
     graph, *_ = _planted(tmp_path)
     passed: dict[int, int] = {}
@@ -164,7 +164,7 @@ def test_metis_options_are_set_by_name(tmp_path: Path, monkeypatch: pytest.Monke
             return 1
 
     monkeypatch.setattr(metis, "_library", Library)
-    monkeypatch.setattr(internal, "OptionKey", SimpleNamespace(NCUTS=11, SEED=12, NUMBERING=13))
+    monkeypatch.setattr(pymetis, "OptionKey", SimpleNamespace(NCUTS=11, SEED=12, NUMBERING=13))
     metis.solve(graph, 4, 1.05, 6)
     assert passed == {11: 4, 12: 7, 13: 0}
 

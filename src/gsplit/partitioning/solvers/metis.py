@@ -47,7 +47,7 @@ def _library() -> Any:
 
 def _options(seed: int) -> npt.NDArray[np.int64]:
     """Options by their names in pymetis: their numbers differ between versions of METIS."""
-    from pymetis._internal import OptionKey  # type: ignore[attr-defined,unused-ignore]
+    from pymetis import OptionKey
 
     options = np.full(_NUM_OPTIONS, -1, np.int64)
     options[OptionKey.NCUTS] = _TRIES

@@ -25,5 +25,5 @@ def test_every_kernel_is_compiled(compiler: Run) -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
-    assert len(written) >= 17
+    assert len(written) >= 13
     assert compiler("triton_programs.compiled_names") == written

@@ -1,25 +1,8 @@
-"""Aggregation and attention: within a stated bound of the exact result, the same bits in every order of programs."""
+"""Attention: within a stated bound of the exact result, the same bits in every order of programs."""
 
 import pytest
 from triton_attention_shape import Shape
 from triton_process import Run
-
-
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(
-    "num_dst, num_src, most, row_shape",
-    [(7, 9, 20, (3,)), (3, 40, 3, (2, 70)), (4, 5, 70, (16,)), (0, 3, 2, (4,)), (5, 3, 0, (4,))],
-)
-def test_sums_and_means_stay_within_rounding(
-    interpreter: Run, num_dst: int, num_src: int, most: int, row_shape: tuple[int, ...], mean: bool, dtype: str
-) -> None:
-    interpreter("triton_programs.check_aggregation", num_dst, num_src, most, row_shape, mean, dtype, 1)
-
-
-def test_sums_are_the_same_in_every_order(interpreter: Run) -> None:
-    interpreter("triton_programs.same_for_every_order", [0, 1, 2])
-
 
 SHAPES = {
     "plain": Shape(4, 6, 20, 2, 5, 2),

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from gsplit.errors import InputError
 from gsplit.features.protocol import RowsRead
-from gsplit.features.sources import GivenRows, SideBySideRows, describe_rows
+from gsplit.features.sources import ConcatRows, UserRows, describe_rows
 from gsplit.graph.ownership import original_ids_of
 
 ORIGINAL = np.random.default_rng(0).permutation(40)
 
 
-def _given(source: ComputedRows) -> GivenRows:
-    return GivenRows(source, lambda ids: original_ids_of(ids, ORIGINAL[10:], 10))
+def _given(source: ComputedRows) -> UserRows:
+    return UserRows(source, lambda ids: original_ids_of(ids, ORIGINAL[10:], 10))
 
 
 def test_a_source_is_asked_for_original_ids() -> None:
@@ -28,7 +28,7 @@ def test_a_source_is_asked_for_original_ids() -> None:
 def test_rows_go_to_places_and_columns_and_nothing_is_asked_for_nothing() -> None:
     source, wide = ComputedRows(), torch.zeros(5, 12)
     rows, ids = _given(source), np.array([20, 39])
-    both = SideBySideRows([rows, rows])
+    both = ConcatRows([rows, rows])
     both.place(ids, np.array([4, 1]), wide)
     want = source.rows(torch.from_numpy(ORIGINAL[ids])).repeat(1, 2)
     assert torch.equal(wide[[4, 1]], want) and not wide[[0, 2, 3]].any()
@@ -52,7 +52,7 @@ def test_rows_of_several_dimensions_are_not_put_side_by_side() -> None:
     flat, cube = ComputedRows(), ComputedRows()
     cube.row_shape = (2, 3)  # type: ignore[assignment]
     with pytest.raises(InputError, match=r"rows of one dimension to put side by side .got rows of \[2, 3\]"):
-        SideBySideRows([_given(flat), _given(cube)])
+        ConcatRows([_given(flat), _given(cube)])
 
 
 def test_what_ranks_compare_of_a_source() -> None:
