@@ -99,11 +99,11 @@ def test_layers_of_the_users_are_tried_with_one_tensor_too() -> None:
     assert torch.allclose(out, plain(data.x, data.edge_index)[batch.n_id[: batch.batch_size]], atol=1e-12)
 
 
-class OwnGCN(GCNConv):
+class OwnGCN(GCNConv):  # type: ignore[misc]
     """A subclass is not given a CSR matrix, which would hold the weights of normalisation."""
 
 
-class GCNWithoutWeights(GCNConv):
+class GCNWithoutWeights(GCNConv):  # type: ignore[misc]
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         out: Tensor = super().forward(x, edge_index)
         return out
