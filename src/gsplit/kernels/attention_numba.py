@@ -15,13 +15,12 @@ from torch import Tensor
 
 from gsplit.kernels.attention import AttentionInputs, AttentionOptions
 from gsplit.kernels.csr import CsrEdges
-from gsplit.kernels.jit import kernel
+from gsplit.kernels.jit import Ids, kernel
 from gsplit.kernels.lanes import add_scaled, dot
 
 __all__ = ["backward", "forward"]
 
 Floats = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 
 class _Operands(NamedTuple):

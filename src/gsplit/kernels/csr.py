@@ -11,16 +11,14 @@ self-loop. Dropout goes by it.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.kernels.jit import kernel
+from gsplit.kernels.jit import Ids, kernel
 
 __all__ = ["LOOP", "CsrEdges", "destination_rows", "make_csr_edges"]
 
 LOOP = 1 << 62
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,13 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
 import numba
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["kernel"]
+__all__ = ["Ids", "kernel"]
+
+Ids = npt.NDArray[np.int64]
+"""Vertices, rows or positions, in the type that kernels index with."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.kernels.jit import kernel
+from gsplit.kernels.jit import Ids, kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.array_roles import role_of
 from gsplit.store.files import Array
@@ -25,7 +25,6 @@ from gsplit.store.writer import StoreWriter
 
 __all__ = ["order_vertices", "places_of", "run_pieces", "write_renumbered"]
 
-Ids = npt.NDArray[np.int64]
 _PIECE_BYTES = 32 << 20
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.mapped_files import create_mapped
-from gsplit.store.files import plain_header
+from gsplit.store.files import Array, plain_header
 
 __all__ = ["WeightedGraph", "open_weighted", "place_array"]
 
-Array = npt.NDArray[Any]
 _NAMES = ("xadj", "adjncy", "edge_weights", "vertex_weights")
 
 

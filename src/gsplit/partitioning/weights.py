@@ -16,7 +16,6 @@ is held in anonymous memory.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from gsplit.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
+from gsplit.store.files import Array
 
 __all__ = [
     "NUM_CONSTRAINTS",
@@ -40,7 +40,6 @@ __all__ = [
     "work_scale",
 ]
 
-Array = npt.NDArray[Any]
 NUM_CONSTRAINTS = {"gsplit": 1, "node": 1, "edge": 2, "random": 1}
 """How many balance constraints each objective has."""
 

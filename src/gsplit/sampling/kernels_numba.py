@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.kernels.jit import kernel
+from gsplit.kernels.jit import Ids, kernel
 from gsplit.keys.kernels_numba import bounded, mix
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "relabel_own",
 ]
 
-Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
 
 OK, DAMAGED, TOO_MANY = 0, 1, 2

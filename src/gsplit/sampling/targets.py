@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.kernels.jit import Ids
 from gsplit.sampling.minibatch import epoch_positions
 
 __all__ = ["LocalTargets", "all_local_vertices", "local_listed_targets", "StoredTargets"]
 
-Ids = npt.NDArray[np.int64]
 _PIECE = 1 << 20
 
 
