@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.array_types import Ids
 from gsplit.kernels.attention import AttentionInputs, AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.jit import kernel
@@ -21,7 +22,6 @@ from gsplit.kernels.lanes import add_scaled, dot
 __all__ = ["backward", "forward"]
 
 Floats = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 
 class _Operands(NamedTuple):

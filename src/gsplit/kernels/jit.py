@@ -13,6 +13,7 @@ import numba
 
 __all__ = ["kernel"]
 
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

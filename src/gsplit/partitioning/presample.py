@@ -37,7 +37,7 @@ from gsplit.store.reader import Store
 __all__ = [
     "Counts",
     "Drawn",
-    "Tally",
+    "PresampleCounter",
     "Workload",
     "check_batches",
     "check_epochs",
@@ -140,7 +140,7 @@ class Counts:
         return self.computed.nbytes + self.edges_drawn.nbytes + self.loaded.nbytes + self.edges.nbytes
 
 
-class Tally:
+class PresampleCounter:
     """Counts under way, for the vertices that a graph holds and their in-edges."""
 
     def __init__(self, graph: Graph) -> None:
@@ -214,11 +214,11 @@ def presample(
 ) -> Counts:
     """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
     check_epochs(epochs)
-    tally, total = Tally(workload.graph), epochs * workload.steps_per_epoch
+    counter, total = PresampleCounter(workload.graph), epochs * workload.steps_per_epoch
     for number, drawn in enumerate(draw_epochs(workload, range(epochs), threads=threads)):
-        tally.add(drawn)
+        counter.add(drawn)
         progress("presample", number + 1, total)
-    return tally.counts(total)
+    return counter.counts(total)
 
 
 @kernel
