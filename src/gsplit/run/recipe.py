@@ -26,7 +26,7 @@ from gsplit.store.reader import Store
 from gsplit.training.verification import Verification, verify
 
 __all__ = [
-    "ArrayNames",
+    "ArrayOptions",
     "array_names",
     "build_model",
     "check_new_file",
@@ -74,7 +74,7 @@ def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) 
         raise InputError(explain(store.path, expected, columns[place], fix))
 
 
-class ArrayNames(TypedDict):
+class ArrayOptions(TypedDict):
     """Stored arrays by what they are for."""
 
     features: list[str]
@@ -82,7 +82,7 @@ class ArrayNames(TypedDict):
     edge_weight: str | None
 
 
-def array_names(settings: TrainSettings) -> ArrayNames:
+def array_names(settings: TrainSettings) -> ArrayOptions:
     """Which stored arrays a run trains from, as the loader, inference and verification take them."""
     return {"features": settings.feature_names, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
 
