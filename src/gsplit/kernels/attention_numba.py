@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gsplit.array_types import Ids
-from gsplit.kernels.attention import AttentionInputs, AttentionOptions
+from gsplit.kernels.attention_types import AttentionInputs, AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.jit import kernel
 from gsplit.kernels.lanes import add_scaled, dot

@@ -20,7 +20,8 @@ from gsplit.features.sources import MappedRows
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import own_equally
-from gsplit.kernels.attention import AttentionOptions, gat_attention
+from gsplit.kernels.attention import gat_attention
+from gsplit.kernels.attention_types import AttentionOptions
 from gsplit.kernels.csr import make_csr_edges
 from gsplit.minibatch.split import ask
 from gsplit.partitioning.presample import Workload

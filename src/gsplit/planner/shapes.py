@@ -14,7 +14,7 @@ nothing goes below layer 0: input rows have no gradient. Other layers are taken 
 from dataclasses import dataclass
 
 from gsplit.errors import InputError, explain
-from gsplit.kernels.attention import aggregates_first
+from gsplit.kernels.attention_types import aggregates_first
 
 __all__ = ["ATTENTION_BACKWARD", "LayerWork", "PlannedModel", "layer_work"]
 
