@@ -59,7 +59,7 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 
 
 def test_the_documented_loop_ends_the_epoch_it_was_resumed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
+    document = (Path(__file__).parents[4] / "docs" / "checkpoints.md").read_text()
     loop = document.split("```python\n")[1].split("```")[0].replace("10 *", "2 *")
     monkeypatch.chdir(tmp_path)
     losses = []
