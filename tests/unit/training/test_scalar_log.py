@@ -15,7 +15,7 @@ from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.training.callbacks import EvaluationReport, StepReport
 from gsplit.training.scalar_log import ScalarLog
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "wandb_callback.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "wandb_callback.py"
 
 
 def _step(number: int) -> StepReport:
