@@ -10,6 +10,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -102,9 +103,11 @@ def _run_python(block: Block, names: dict[str, Any], place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_the_blocks_of_a_page_run(name: str, stores: Path, folder: Path) -> None:
+def test_the_blocks_of_a_page_run(name: str, stores: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _provide(stores, folder, RUN[name])
-    names: dict[str, Any] = {"__name__": "page"}
+    page = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page)  # PyG reads the module of a layer's class
+    names = vars(page)
     for block in RUN[name]:
         if not block.is_run:
             continue

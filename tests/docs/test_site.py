@@ -4,6 +4,7 @@ The site itself is built by ``make docs``, strictly, in ``make check``.
 """
 
 import ast
+import inspect
 import json
 import re
 import runpy
@@ -11,13 +12,19 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from docs_hooks import ROOT, hooks
 
+import gsplit
+from gsplit_bench.commands import app as benchmarks
+
 DOCS = ROOT / "docs"
 REPOSITORY = "https://forge.example/gsplit"
+MEASUREMENTS = vars(typer.main.get_command(benchmarks))["commands"]
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +70,6 @@ def test_the_command_line_reference_has_every_command_and_option(site: ModuleTyp
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:
-    import gsplit
-
     text = (DOCS / "api.md").read_text()
     errors = text.split("::: gsplit.errors")[1]
     for name in set(gsplit.__all__) - {"__version__"}:
@@ -76,11 +81,54 @@ def test_every_public_name_is_in_the_api_reference() -> None:
 
 
 def test_every_module_has_a_place_in_the_tour() -> None:
-    tour = (DOCS / "tour.md").read_text()
-    for path in (ROOT / "src" / "gsplit").iterdir():
-        name = path.name if path.suffix == ".py" else f"{path.name}/"
-        if not name.startswith("__") and name != "py.typed/":
-            assert re.search(rf"(?<![\w.]){re.escape(name)}", tour), name
+    """A folder that the layout names stands for its modules; nothing is named that does not exist."""
+    layout = (DOCS / "tour.md").read_text().split("```text\n")[1].split("```")[0]
+    assert len(layout.splitlines()) == 16
+    package = ROOT / "src" / "gsplit"
+    paths = [path for path in package.iterdir() if path.name not in ("py.typed", "__main__.py", "__pycache__")]
+    names = {path.stem if path.suffix == ".py" else f"{path.name}/" for path in paths}
+    first, *lines = layout.splitlines()
+    modules = set(re.findall(r"\w+", first.split("  ")[0]))
+    folders = {name for line in lines for name in re.match(r"(?:\w+/ ?)+", line)[0].split()}  # type: ignore[index]
+    assert modules | folders == names
+
+
+def test_every_capability_has_a_command_or_call_and_a_test_that_exist() -> None:
+    rows = [line.split(" | ") for line in (DOCS / "capabilities.md").read_text().splitlines() if line.startswith("| ")]
+    claims = [row for row in rows if row[0] != "| capability"]
+    commands = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
+    assert len(claims) > 50
+    for claim, calls, tests in claims:
+        named = re.findall(r"tests/[\w/]+\.py", tests)
+        assert named and all((ROOT / name).is_file() for name in named), (claim, tests)
+        assert "`" in calls, claim
+        for call in re.findall(r"`([^`]+)`", calls):
+            words = call.split()
+            if words[0] == "python":
+                assert words[:3] == ["python", "-m", "gsplit_bench"] and words[3] in MEASUREMENTS, call
+            elif words[0] == "gsplit":
+                _check_command(words[1:], commands, call)
+            else:
+                function, arguments = re.fullmatch(r"gsplit\.(\w+)(?:\((.*)\))?", call).groups()  # type: ignore[union-attr]
+                assert function in gsplit.__all__, call
+                keyword = (arguments or "").partition("=")
+                assert not keyword[1] or keyword[0] in inspect.signature(getattr(gsplit, function)).parameters, call
+
+
+def _check_command(words: list[str], commands: Any, call: str) -> None:
+    while isinstance(commands, dict):
+        assert words and words[0] in commands, call
+        commands, words = commands[words[0]], words[1:]
+    assert [word for word in words if word.startswith("--") and word not in commands] == [], call
+
+
+def test_every_measurement_that_a_text_names_exists() -> None:
+    texts = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"]
+    named = {
+        (text.name, word) for text in texts for word in re.findall(r"gsplit_bench ([a-z][\w-]*)", text.read_text())
+    }
+    assert len(named) > 30
+    assert [(page, word) for page, word in named if word not in MEASUREMENTS] == []
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
 
+from gsplit.errors import InputError, explain
 from gsplit.graph.blocks import Block
 from gsplit.kernels.csr import CsrEdges
 from gsplit.minibatch.batch import Batch
@@ -93,8 +94,14 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
     key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.mixed.dtype)
     block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
     edges, weights = _edges_for(split.layer, inputs, block, weights, gcn)
+    args, kwargs = substitute(inputs.call, inputs.mixed, edges, weights, inputs.edge_attr)
+    call = split.__signature__.bind(*args, **kwargs)
+    if weights is not None and "edge_weight" not in call.signature.parameters:
+        fix = "give forward an argument edge_weight=None and pass it on, or use GCNConv itself"
+        raise InputError(explain(split.name, "a GCNConv whose forward takes edge_weight", call.signature, fix))
+    call.arguments["edge_weight"] = weights  # also where the model passes none; None for a matrix, which holds them
     with _temporarily_off(split.layer, "normalize"):
-        return _call_stock(split, inputs, inputs.mixed, edges, weights, inputs.edge_attr)[: inputs.dst.size(0)]
+        return split.stock(*call.args, **call.kwargs)[: inputs.dst.size(0)]
 
 
 def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:

@@ -26,6 +26,7 @@ from torch_geometric.nn import GIN, EdgeCNN, GATConv, GCNConv, GraphSAGE
 
 from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.errors import InputError
 from gsplit_bench.exactness import PLAIN_MODELS, Case, make_model
 
 
@@ -96,6 +97,44 @@ def test_layers_of_the_users_are_tried_with_one_tensor_too() -> None:
     plain, data, batch = copy.deepcopy(model), make_data(), make_batch(2)
     out = parallelize(model, solo_mesh(), num_features=WIDTH)(batch.x, batch.edge_index)
     assert torch.allclose(out, plain(data.x, data.edge_index)[batch.n_id[: batch.batch_size]], atol=1e-12)
+
+
+class OwnGCN(GCNConv):
+    """A subclass is not given a CSR matrix, which would hold the weights of normalisation."""
+
+
+class GCNWithoutWeights(GCNConv):
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        out: Tensor = super().forward(x, edge_index)
+        return out
+
+
+@pytest.mark.parametrize("call", [(), (None,)])
+def test_a_subclass_of_gcn_is_normalised_without_stored_weights(call: tuple[None, ...]) -> None:
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
+        h: Tensor = self.b(self.a(x, edge_index, *call).relu(), edge_index, *call)
+        return h
+
+    model = Stack(forward, a=OwnGCN(WIDTH, 8), b=OwnGCN(8, CLASSES)).double()
+    data, batch = make_data(), make_batch(2)
+    want = model(data.x, data.edge_index)[batch.n_id[: batch.batch_size]]
+    got = parallelize(model, solo_mesh())(batch.x, batch.edge_index)
+    assert torch.allclose(got, want, atol=1e-11)
+
+
+def test_gcn_is_normalised_in_bfloat16() -> None:
+    model, batch = pyg.GCN(WIDTH, 8, 2, CLASSES).float(), make_batch(2)
+    ours = parallelize(model, solo_mesh())
+    want = ours(batch.x.float(), batch.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = ours(batch.x.float(), batch.edge_index)
+    assert torch.allclose(got.float(), want, atol=0.05 * float(want.detach().abs().max()))
+
+
+def test_a_subclass_of_gcn_that_takes_no_weights_is_refused() -> None:
+    model = Stack(lambda self, x, e: self.conv(x, e), conv=GCNWithoutWeights(WIDTH, 8))
+    with pytest.raises(InputError, match="conv: expected a GCNConv whose forward takes edge_weight .got .x"):
+        parallelize(model, solo_mesh())
 
 
 def test_hooks_on_messages_and_added_self_loops_are_kept() -> None:
