@@ -150,7 +150,7 @@ class TrainTask(_SettingsTask):
         return 5.0 if self.out is None else 30.0
 
     def latest(self) -> Path | None:
-        from gsplit.run.checkpoint import latest_checkpoint
+        from gsplit.run.folder import latest_checkpoint
 
         return None if self.out is None else latest_checkpoint(self.out)
 
@@ -185,7 +185,7 @@ class TrainTask(_SettingsTask):
 
     def run(self, mesh: "Mesh") -> int:
         """Train; rank 0 shows the progress and the result."""
-        from gsplit.run.checkpoint import REQUEUE
+        from gsplit.distributed.launch.launcher import REQUEUE
         from gsplit.run.training import train_run
 
         store = open_store(self.store)

@@ -15,8 +15,7 @@ from gsplit import InputError, from_pyg
 from gsplit.distributed.comm.comm import Call, SoloComm
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.run.config import TrainSettings
-from gsplit.run.folder import history_path, load_run
-from gsplit.run.layout import finished_folder
+from gsplit.run.folder import finished_folder, history_path, load_run
 from gsplit.run.results import RunView
 from gsplit.run.training import train_run
 from gsplit.store.reader import Store
@@ -51,7 +50,7 @@ def test_scores_that_are_no_number_lose_no_weights(tmp_path: Path, caplog: pytes
     store = _store(tmp_path, X[:, 0].copy(), x, EDGES[:, EDGES[0] != 2])
     view = _Notes()
     found = train_run(SETTINGS, store, solo_mesh(), tmp_path / "run", view=view)
-    assert sum("no rmse of val, where it is no finite number" in text for text in view.texts) == 3
+    assert sum("rmse of val is not a finite number" in text for text in view.texts) == 3
     assert "targets/val: rmse is nan and left out of the scores" in caplog.text
     assert found.best is None and len(found.history.losses) == 9  # patience counts scores, of which there are none
     assert [sorted(evaluation.scores) for evaluation in found.history.evaluations] == [["test"]] * 3
