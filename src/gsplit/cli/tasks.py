@@ -174,7 +174,7 @@ class TrainTask(_SettingsTask):
 
     def check(self, nproc: int) -> None:
         """Check that the run can be written and that its model can be built and wrapped."""
-        from gsplit.inference.workspace import check_workspace
+        from gsplit.inference.layerwise import check_workspace
         from gsplit.run.folder import check_new_run
 
         if self.out is not None and not self.resume:
@@ -232,7 +232,7 @@ class InferTask(TaskBase):
 
     def check(self, nproc: int) -> None:
         """Check that the run can be read and the result can be written."""
-        from gsplit.inference.workspace import check_workspace
+        from gsplit.inference.layerwise import check_workspace
         from gsplit.run.folder import load_run
         from gsplit.run.recipe import check_new_file, choose_what
 

@@ -13,8 +13,8 @@ from torch.nn import Module
 from gsplit.distributed.comm.comm import run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.inference.infer import write_predictions
 from gsplit.inference.prediction_table import What, default_what
-from gsplit.inference.predictions import write_predictions
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
 from gsplit.run.choices import check_degrees, choose_loss, choose_strategy, fitting_loss, make_loss, num_outputs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gsplit.training.callbacks import Callback
 
 if TYPE_CHECKING:  # the command line imports this module before torch
-    from gsplit.inference.predictions import Predictions
+    from gsplit.inference.infer import Predictions
     from gsplit.training.train_state import Evaluation, History
 
 __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResult", "history_as_dict"]
