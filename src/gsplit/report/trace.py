@@ -62,7 +62,7 @@ def write_trace(runs: Sequence[Run], path: Path) -> int:
     num_spans = sum(event["ph"] == "X" for event in events)
     if not num_spans:
         fix = "train again with gsplit train --out RUN, and give RUN"
-        names = ", ".join(run.name for run in runs)
-        raise InputError(explain("--trace", "a run whose telemetry has spans", f"no spans in {names}", fix))
+        got = f"no spans in {', '.join(run.name for run in runs)}" if runs else "no runs"
+        raise InputError(explain("--trace", "a run whose telemetry has spans", got, fix))
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     return num_spans
