@@ -87,8 +87,8 @@ class TrainSettings(BaseModel):
     )
     metric: str | None = Field(
         None,
-        description="metrics to evaluate: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in rmse,mae, the "
-        "first decides what is best [default: what fits the loss]",
+        description="metrics to evaluate: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in "
+        "rmse,mae, the first decides what is best [default: what fits the loss]",
         json_schema_extra=_ONLY_TRAINING,
     )
     lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")

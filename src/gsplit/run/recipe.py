@@ -26,7 +26,7 @@ from gsplit.store.reader import Store
 from gsplit.training.verification import Verification, verify
 
 __all__ = [
-    "ArrayNames",
+    "ArrayOptions",
     "array_names",
     "build_model",
     "check_new_file",
@@ -80,7 +80,7 @@ def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) 
         raise InputError(explain(store.path, expected, columns[place], fix))
 
 
-class ArrayNames(TypedDict):
+class ArrayOptions(TypedDict):
     """Names of stored arrays, as keyword arguments of the loader, inference and verification."""
 
     features: list[str]
@@ -88,7 +88,7 @@ class ArrayNames(TypedDict):
     edge_weight: str | None
 
 
-def array_names(settings: TrainSettings) -> ArrayNames:
+def array_names(settings: TrainSettings) -> ArrayOptions:
     """The stored arrays that a run trains from."""
     return {"features": settings.feature_names, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
 
