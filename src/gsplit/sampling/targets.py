@@ -49,11 +49,11 @@ class LocalTargets:
         return self._list_positions, self._ids, self._epoch_positions, self._epoch_ids
 
     def for_step(
-        self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, cut: tuple[int, int] = (0, 1)
+        self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, stride: tuple[int, int] = (0, 1)
     ) -> Tensor:
         """This rank's targets of a step, in the epoch's order.
 
-        ``cut = (first, stride)`` keeps those whose position in the mini-batch is first, first + stride, and so on.
+        ``stride = (start, step)`` keeps the targets at positions start, start + step, ... of the mini-batch.
         """
         if self._epoch != (seed, epoch, shuffle):
             positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
@@ -64,7 +64,7 @@ class LocalTargets:
                 raise StoreError(explain("original_ids", "every id once", "one that comes twice", fix))
             self._epoch = (seed, epoch, shuffle)
         first, stop = np.searchsorted(self._epoch_positions, [step * batch_size, (step + 1) * batch_size])
-        kept = (self._epoch_positions[first:stop] - step * batch_size) % cut[1] == cut[0]
+        kept = (self._epoch_positions[first:stop] - step * batch_size) % stride[1] == stride[0]
         return torch.from_numpy(self._epoch_ids[first:stop][kept])
 
     def size_of_step(self, step: int, batch_size: int) -> int:
