@@ -21,7 +21,7 @@ class Block:
 
     ``src_rows[indptr[i] : indptr[i + 1]]`` are rows of the mixed frontier (``num_src`` of them) that point at
     destination row i. ``edge_ids`` are the edges' rows in the store's per-edge arrays, where the sampler was asked for
-    them. ``num_self_loops`` is counted where the host would have to wait for a device to find it out.
+    them. ``num_self_loops`` is counted in advance for blocks on a device, so that the host need not wait for it later.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), num_src=3)
     >>> block.edge_index().tolist()
@@ -36,7 +36,6 @@ class Block:
 
     @property
     def num_dst(self) -> int:
-        """Destinations."""
         return self.indptr.numel() - 1
 
     @property
@@ -62,10 +61,10 @@ def count_self_loops(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleIndex:
-    """How rows travel at one layer: which local rows go to whom, and how many come from whom.
+    """How rows move between ranks at one layer: which local rows go to which rank, and how many arrive from each.
 
-    ``send_rows`` are rows of the local frontier, peer after peer, ``send_counts[p]`` of them to rank p; for one peer no
-    row comes twice. ``recv_counts[p]`` rows arrive from rank p and follow the ``num_local`` own ones.
+    ``send_rows`` are rows of the local frontier, peer after peer, ``send_counts[p]`` of them to rank p; they are unique
+    per peer. ``recv_counts[p]`` rows arrive from rank p and follow the ``num_local`` own ones.
     """
 
     send_rows: Tensor
@@ -76,17 +75,14 @@ class ShuffleIndex:
 
     @property
     def num_sent(self) -> int:
-        """Rows that leave this rank."""
         return self.send_rows.numel()
 
     @property
     def num_received(self) -> int:
-        """Rows that arrive."""
         return sum(self.recv_counts)
 
     @property
     def num_mixed(self) -> int:
-        """Rows of the mixed frontier."""
         return self.num_local + self.num_received
 
 

@@ -31,7 +31,7 @@ _LARGEST_TOLERANCE = 2.0
 
 @dataclass(frozen=True)
 class PartitionSettings:
-    """What is asked of a partition. ``tolerance``: largest part's work over the mean that is aimed at."""
+    """Settings of a partition. ``tolerance``: the aim for the largest part's work over the mean."""
 
     parts: int
     objective: str = "gsplit"
@@ -55,12 +55,12 @@ class PartitionPlan:
 
 
 def check_plan(workload: Workload, settings: PartitionSettings) -> None:
-    """Refuse what cannot be solved, before anything long begins."""
+    """Refuse what cannot be solved, before any long work."""
     check_settings(settings, workload.graph.num_vertices, is_renumbered=workload.original_ids.size > 0)
 
 
 def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbered: bool) -> None:
-    """The same for a graph of which only this is known."""
+    """The same for a graph of this size."""
     check_objective(settings.objective)
     if (settings.objective == "random") != (settings.solver == "random"):
         got = f"{settings.objective} with {settings.solver}"
@@ -120,7 +120,8 @@ def spread_unreached(
     """
     counted = [np.bincount(held, minlength=num_parts) for held in (parts, parts[unreached])]
     by_rank = np.concatenate(send_to_all(comm, Call("sizes of parts"), np.stack(counted)[None], (1,) * comm.size))
-    sizes, idle = by_rank[:, 0].sum(axis=0), by_rank[:, 1]
+    sizes = by_rank[:, 0].sum(axis=0)
+    idle = by_rank[:, 1]
     cap = max(-(-int(sizes.sum()) // num_parts), int(tolerance * int(sizes.sum()) / num_parts))
     moved = np.minimum(np.maximum(sizes - cap, 0), idle.sum(axis=0))
     by_later = np.minimum(moved, idle[comm.rank + 1 :].sum(axis=0))

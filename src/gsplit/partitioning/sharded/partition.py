@@ -45,19 +45,20 @@ def partition_shards(
     all of them see: rank r of N writes ``NAME-r-of-N.gsplit``. Any number of ranks up to ``parts`` could run from the
     result; its shards are for these. The other settings are those of ``gsplit.partition``; the solver is "restream".
     """
-    path, chosen = Path(path), solver or "restream"
+    path = Path(path)
+    chosen = solver or "restream"
     settings = PartitionSettings(parts, objective, chosen, tolerance, c_v, c_e, seed)
     held = HeldShard.join(shard, mesh)
     check_shard_plan(held, settings)
     workload = ShardWorkload.of_shard(held, input_nodes, num_neighbors, batch_size, seed)
-    said = {
+    described = {
         **asdict(settings),
         "targets": input_nodes or "every vertex",
         "num_neighbors": workload.num_neighbors,
         "batch_size": batch_size,
         "epochs": epochs,
     }
-    assert_same_on_all_ranks(mesh.world, "partition", {**said, "name": path.name, "overwrite": overwrite})
+    assert_same_on_all_ranks(mesh.world, "partition", {**described, "name": path.name, "overwrite": overwrite})
     with new_shards(held, path, overwrite=overwrite, progress=progress) as writer:
         began = time.perf_counter()
         verify_store(shard, progress)  # damage would get new checksums
@@ -68,7 +69,7 @@ def partition_shards(
         solved = time.perf_counter()
         step = new_step(
             "partition",
-            {**said, "ranks": mesh.size},
+            {**described, "ranks": mesh.size},
             {
                 "mini_batches": counts.num_batches,
                 "verify_ms": round(1000 * (start - began)),
