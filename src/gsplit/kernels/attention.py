@@ -67,7 +67,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved, count = ctx.saved_tensors, len(AttentionInputs._fields)
+        saved = ctx.saved_tensors
+        count = len(AttentionInputs._fields)
         grads = ctx.kernels.backward(
             ctx.edges,
             inputs=AttentionInputs(*saved[:count]),

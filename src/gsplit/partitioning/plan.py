@@ -110,7 +110,8 @@ def spread_unreached(
     """
     counted = [np.bincount(held, minlength=num_parts) for held in (parts, parts[unreached])]
     by_rank = np.concatenate(send_to_all(comm, Call("sizes of parts"), np.stack(counted)[None], (1,) * comm.size))
-    sizes, idle = by_rank[:, 0].sum(axis=0), by_rank[:, 1]
+    sizes = by_rank[:, 0].sum(axis=0)
+    idle = by_rank[:, 1]
     cap = max(-(-int(sizes.sum()) // num_parts), int(tolerance * int(sizes.sum()) / num_parts))
     moved = np.minimum(np.maximum(sizes - cap, 0), idle.sum(axis=0))
     by_later = np.minimum(moved, idle[comm.rank + 1 :].sum(axis=0))

@@ -53,12 +53,13 @@ __all__ = [
 
 Parts = npt.NDArray[np.int16]
 Weights = npt.NDArray[np.int64]
-_ROUNDS, _LEAST_BLOCK = 256, 16
+_ROUNDS = 256
+_LEAST_BLOCK = 16
 
 
 @dataclass(frozen=True)
 class ShardWorkload:
-    """What will be trained, as one rank sees it: its shard, its targets and how mini-batches are drawn."""
+    """What will be trained on, as one rank sees it: its shard, its targets and how mini-batches are drawn."""
 
     held: HeldShard
     targets: LocalTargets
@@ -80,7 +81,6 @@ class ShardWorkload:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Mini-batches of one epoch."""
         return -(-self.targets.num_targets // self.batch_size)
 
 
@@ -89,11 +89,13 @@ def presample_shard(workload: ShardWorkload, *, epochs: int = EPOCHS, progress: 
     check_epochs(epochs)
     held, size, seed = workload.held, workload.batch_size, workload.seed
     sampler = HostNeighborSampler(held.graph, held.store.original_ids()[:0], edge_ids=True)
-    counter, steps = PresampleCounter(held.graph), workload.steps_per_epoch
+    counter = PresampleCounter(held.graph)
+    steps = workload.steps_per_epoch
     for epoch in range(epochs):
         for step in range(steps):
             targets = workload.targets.for_step(seed, epoch, step, size, shuffle=True)
-            key, telemetry = StepKey(seed, epoch, step), StepTelemetry(epoch, step)
+            key = StepKey(seed, epoch, step)
+            telemetry = StepTelemetry(epoch, step)
             split = split_minibatch(sampler, targets, workload.num_neighbors, key, held.ownership, held.comm, telemetry)
             counter.add(drawn_by([layer.block for layer in split.layers], split.input_ids.numpy()))
             progress("presample", epoch * steps + step + 1, epochs * steps)
@@ -116,7 +118,8 @@ def restream_shards(
         for turn in range(rounds):  # all ranks: those without a block left send what has not changed
             blocks = [_block(ranges.range_of(rank), order, turn, block_size) for rank, order in enumerate(orders)]
             limits = np.where(loads < caps, loads + (caps - loads) // comm.size, caps)
-            before, mine = loads.copy(), orders[comm.rank][turn : turn + 1]
+            before = loads.copy()
+            mine = orders[comm.rank][turn : turn + 1]
             stream_blocks(graph, mine, block_size, held.first, caps, limits, loads, result, strict=number >= PASSES)
             changed = _exchange_placed(
                 held, Call("parts of a block", number * rounds + turn), blocks, result, loads - before
@@ -127,7 +130,8 @@ def restream_shards(
 
 
 def _caps(held: HeldShard, graph: WeightedGraph, parts: int, tolerance: float) -> Weights:
-    weights, comm = np.asarray(graph.vertex_weights), held.comm
+    weights = np.asarray(graph.vertex_weights)
+    comm = held.comm
     totals = add_up(comm, Call("weights"), weights.sum(axis=0))
     largest = send_to_all(comm, Call("weights"), weights.max(axis=0, initial=0)[None], (1,) * comm.size)
     return find_caps(totals, np.concatenate(largest).max(axis=0), parts, tolerance)
@@ -184,10 +188,11 @@ def find_parts_by_ranks(
     """Weigh the vertices held into ``folder``, restream and order the parts. A collective."""
     held, parts = workload.held, settings.parts
     check_shard_plan(held, settings)
-    costs = (settings.c_v, settings.c_e)
-    work = vertex_work(counts, *costs)
-    check_total_work(float(add_up(held.comm, Call("work"), work.sum()[None] >> 10)[0]) * 1024, *costs)
-    weighted = weigh_shard(settings.objective, held, counts, workload.targets.ids, folder, *costs)
+    c_v, c_e = settings.c_v, settings.c_e
+    work = vertex_work(counts, c_v, c_e)
+    total = add_up(held.comm, Call("work"), work.sum()[None] >> 10)[0]  # in units of 1024: the sum may not fit
+    check_total_work(float(total) * 1024, c_v, c_e)
+    weighted = weigh_shard(settings.objective, held, counts, workload.targets.ids, folder, c_v, c_e)
     everywhere = restream_shards(held, weighted, parts, settings.tolerance, settings.seed, progress)
     links = add_up(held.comm, Call("links"), count_links(held.graph, counts.edges, everywhere, parts))
     mine = everywhere[held.first : held.first + held.num_held].astype(np.int32)

@@ -2,7 +2,7 @@
 
 New ids: parts are assigned to the ranks in runs. The part and hotness of every vertex are sent to its new owner, which
 sorts its vertices as ``partitioning.relabel`` does, hottest first inside a part, and sends the new ids back. The new id
-of another rank's vertex is asked of its old owner.
+of another rank's vertex is requested from its old owner.
 
 Moving: each rank reads what it holds front to back, in pieces of bounded size, and sends each row with its place in the
 new array to its new owner, which writes it there, into a memory map. Nothing passes through files but the result.
@@ -81,7 +81,8 @@ class NewOrder:
     def look_up(self, call: Call, ids: Ids) -> Ids:
         """The new ids of vertices of any rank. A collective."""
         wanted, places = np.unique(ids, return_inverse=True)
-        comm, owners = self.held.comm, owners_of(self.held.ownership, wanted)
+        comm = self.held.comm
+        owners = owners_of(self.held.ownership, wanted)
         asked = send_rows(comm, call, wanted, owners)
         answers = self.new_ids[np.concatenate(asked) - self.held.first]
         askers = np.repeat(np.arange(comm.size), [ids.size for ids in asked])
@@ -92,7 +93,8 @@ def find_new_order(
     held: HeldShard, parts: npt.NDArray[np.int32], hotness: npt.NDArray[np.uint32], loads: list[int]
 ) -> NewOrder:
     """Renumber by parts. A collective; ``parts`` and ``hotness`` are of the vertices held, ``loads`` of all parts."""
-    comm, num_parts = held.comm, len(loads)
+    comm = held.comm
+    num_parts = len(loads)
     sizes = add_up(comm, Call("sizes of parts"), np.bincount(parts, minlength=num_parts))
     boundaries = [0, *np.cumsum(sizes).tolist()]
     ownership = own_parts(boundaries, comm.size, loads)
@@ -124,7 +126,8 @@ def _move_arrays(writer: StoreWriter, order: NewOrder, progress: Progress = sile
 
 
 def _move_rows(writer: StoreWriter, order: NewOrder, name: str, progress: Progress) -> None:
-    store, owners = order.held.store, order.owners()
+    store = order.held.store
+    owners = order.owners()
     rows = store.stored_array(name)
     placed = writer.place(name, store.dtype(name), (order.old_ids.size, *rows.shape[1:]))
     for turn, piece in enumerate(_together(order, row_slices(rows.shape[0], rows[:1].nbytes + _PLACE_BYTES))):
@@ -141,8 +144,10 @@ def _move_runs(
 
     Returns the new offsets and the first of the arrays.
     """
-    store, owners = order.held.store, order.owners()
-    offsets, arrays = store.stored_array(offsets_name), [store.stored_array(name) for name in names]
+    store = order.held.store
+    owners = order.owners()
+    offsets = store.stored_array(offsets_name)
+    arrays = [store.stored_array(name) for name in names]
     lengths = np.diff(offsets)
     new_lengths = np.zeros(order.old_ids.size, np.int64)
     call = Call(f"move {offsets_name}")
@@ -157,7 +162,8 @@ def _move_runs(
         runs = np.arange(piece.start, piece.stop)
         taken = places_of(offsets, runs)
         places = np.repeat(begins[piece] - offsets[runs], lengths[piece]) + taken
-        call, values = Call(f"move {names[0]}", turn), [array[taken] for array in arrays]
+        call = Call(f"move {names[0]}", turn)
+        values = [array[taken] for array in arrays]
         if names[0] == "indices":
             values[0] = order.look_up(call, values[0].astype(np.int64)).astype(values[0].dtype)
         _send(order, call, np.repeat(owners[piece], lengths[piece]), places, 0, list(zip(values, placed, strict=True)))
@@ -195,7 +201,8 @@ def _send(order: NewOrder, call: Call, owners: Ids, places: Ids, first: int, val
 @contextmanager
 def new_shards(held: HeldShard, path: Path, *, overwrite: bool, progress: Progress = silent) -> Iterator[StoreWriter]:
     """The writer of this rank's new shard; all appear under their names when the block ends. A collective."""
-    comm, outputs = held.comm, shard_paths(path, held.comm.size)
+    comm = held.comm
+    outputs = shard_paths(path, held.comm.size)
     folder = path.with_name(f".{path.name}.ranks-{comm.size}")
 
     def begin() -> None:
@@ -228,7 +235,8 @@ def write_new_shard(
 ) -> None:
     """Write the shard of this rank's new range, and commit. A collective."""
     graph = _move_arrays(writer, order, progress)
-    store, (first, stop) = order.held.store, order.ownership.range_of(order.held.comm.rank)
+    store = order.held.store
+    (first, stop) = order.ownership.range_of(order.held.comm.rank)
     progress("flush to disk", 0, None)
     arrays = writer.finish_arrays()
     whole = store.manifest

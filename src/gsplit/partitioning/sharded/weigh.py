@@ -55,8 +55,8 @@ def weigh_shard(
         _scatter_rows(edges, held.first, cursor, ids, weights)
     for file in files:
         file.unlink()
-    merged = merge_directions(held.graph, edge_counts, starts, ids, weights, folder)
-    return WeightedGraph(*merged, vertex_weights)
+    xadj, adjncy, edge_weights = merge_directions(held.graph, edge_counts, starts, ids, weights, folder)
+    return WeightedGraph(xadj, adjncy, edge_weights, vertex_weights)
 
 
 def _receive_out_edges(held: HeldShard, edge_counts: npt.NDArray[np.uint32], folder: Path) -> list[Path]:
@@ -68,7 +68,8 @@ def _receive_out_edges(held: HeldShard, edge_counts: npt.NDArray[np.uint32], fol
     streams = [file.open("wb") for file in files]
     try:
         for turn in range(rounds):  # all ranks: as many as the one with the most columns needs
-            first, stop = cuts[min(turn, len(cuts) - 1)], cuts[min(turn + 1, len(cuts) - 1)]
+            first = cuts[min(turn, len(cuts) - 1)]
+            stop = cuts[min(turn + 1, len(cuts) - 1)]
             rows = _edges_of(graph.indptr, graph.indices, edge_counts, first, stop)
             rows[:, 1] += held.first
             owners = owners_of(held.ownership, rows[:, 0])
