@@ -1,8 +1,8 @@
-"""What the documentation site does to the pages of docs/ as it is built (``hooks`` in mkdocs.yml).
+"""Hooks of the documentation site: changes to the pages of docs/ when it is built (``hooks`` in mkdocs.yml).
 
 - Links that leave docs/, such as ``../src/gsplit/minibatch/split.py``, work on a forge as they stand; in the site they become
-  links to the repository (``repo_url``). A link to something that is not there fails the build.
-- ``<!-- command line -->`` in cli.md becomes the reference of every ``gsplit`` command, from the commands themselves.
+  links to the repository (``repo_url``). A link to a missing file fails the build.
+- ``<!-- command line -->`` in cli.md becomes the reference of every ``gsplit`` command, generated from the commands.
 """
 
 import re
@@ -27,7 +27,7 @@ LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
 def link_out(page: str, link: str, repo_url: str) -> str:
-    """The address of what ``link`` on this page of docs/ leads to, if that lies outside of docs/."""
+    """The repository address of ``link`` on a page of docs/, or ``link`` itself if it points into docs/."""
     target = (ROOT / "docs" / page).parent.joinpath(link).resolve()
     if target.is_relative_to(ROOT / "docs"):
         return link
@@ -42,7 +42,7 @@ def _cell(text: str) -> str:
 
 
 def _parameter(parameter: Any) -> str:
-    """A row of a command's table: how the parameter is written, what it does, what holds without it."""
+    """A row of a command's table: syntax, help text and default of a parameter."""
     is_flag = getattr(parameter, "is_flag", False)
     written = parameter.metavar or parameter.name.upper() if parameter.param_type_name == "argument" else ""
     if not written:
@@ -69,7 +69,7 @@ def _command(name: str, command: Any, depth: int) -> list[str]:
 def command_line() -> str:
     """Every command with its arguments and options, as Markdown, from the typer application."""
     words = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    order = sorted(words, key=lambda word: word != "import")  # as a user meets them
+    order = sorted(words, key=lambda word: word != "import")  # the order of use
     return "\n".join(line for word in order for line in _command(f"gsplit {word}", words[word], 2))
 
 

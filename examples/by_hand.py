@@ -19,7 +19,7 @@ from gsplit.minibatch.batch import Batch
 
 
 class Model(torch.nn.Module):
-    """Each layer takes (all source rows, destination rows) of its block."""
+    """Each layer gets (source rows, destination rows) of its block."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""GAT whose attention sees the edges: features of edges are stored beside the graph and reach each layer by themselves.
+"""GAT with edge features in its attention. They are stored with the graph; each layer gets those of its own edges.
 
-python examples/gat_edge_features.py                                 # a generated graph: near neighbours say more
+python examples/gat_edge_features.py                                 # a generated graph
 torchrun --nproc-per-node 2 examples/gat_edge_features.py            # the same losses
 """
 
@@ -17,7 +17,7 @@ NUM_CLASSES = 5
 
 
 def graph_with_distances(num_vertices: int, num_edges: int) -> Data:
-    """One edge in five joins vertices of the same class, and only its distance tells it from the others."""
+    """A graph where one edge in five joins vertices of the same class. Only its distance distinguishes it."""
     random = torch.Generator().manual_seed(0)
     y = torch.randint(NUM_CLASSES, (num_vertices,), generator=random)
     edges = torch.randint(num_vertices, (2, num_edges), generator=random)
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--blind", action="store_true", help="leave the distances out, to compare")
+    parser.add_argument("--blind", action="store_true", help="train without the distances, for comparison")
     options = parser.parse_args()
 
     mesh = gsplit.init()

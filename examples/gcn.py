@@ -1,6 +1,6 @@
-"""GCN, unmodified, normalised by the degrees of the whole graph, which a sampled mini-batch does not know.
+"""An unmodified GCN, normalised by the degrees of the whole graph, which a sampled mini-batch does not contain.
 
-Each rank makes them once for its own vertices, self-loops and stored weights included, as PyG's ``gcn_norm`` would.
+Each rank computes them once for its own vertices, with self-loops and stored weights, like PyG's ``gcn_norm``.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000
 python examples/gcn.py demo.gsplit

@@ -1,6 +1,6 @@
-"""GraphSAGE on ogbn-products, as PyG's own example trains it: 3 layers of 256, fanout 15, 10, 5, batches of 1024.
+"""GraphSAGE on ogbn-products with the settings of PyG's example: 3 layers of 256, fanout 15, 10, 5, batch size 1024.
 
-The batch of 1024 is that of all ranks together, so the losses are those of one process, on any number of ranks.
+The batch size is that of the global mini-batch, so the losses are the same on any number of ranks.
 
 gsplit import ogb dataset/ogbn_products products.gsplit --symmetrise           # each undirected edge is listed once
 gsplit partition products.gsplit products8.gsplit --parts 8 --fanout 15,10,5

@@ -1,4 +1,4 @@
-"""A model of one's own, with a residual, two kinds of layers and dropout, trained and then checked against one process.
+"""Your own model with a residual, two kinds of layers and dropout, trained and then checked against one process.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000 --features 32
 python examples/own_model.py demo.gsplit
@@ -17,7 +17,7 @@ import gsplit
 
 
 class Model(torch.nn.Module):
-    """A layer keeps the rows of its destinations, a prefix of its input's: residuals are x[: h.size(0)] + h."""
+    """A layer returns the rows of its destinations, a prefix of its input rows: residuals are x[: h.size(0)] + h."""
 
     def __init__(self, num_features: int, width: int, num_classes: int) -> None:
         super().__init__()

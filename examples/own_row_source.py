@@ -1,11 +1,11 @@
-"""Features of one's own: rows that lie compressed in a file of our making, under the loader's hot cache.
+"""Your own features: compressed rows in memory, under the loader's hot cache.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000
 gsplit partition demo.gsplit demo8.gsplit --parts 8 --fanout 10,10
 torchrun --nproc-per-node 2 examples/own_row_source.py demo8.gsplit
 
-A source says the shape and type of a row, and copies rows by original id to where they are wanted. A database, an
-object store or a decoder can stand there; each rank asks for the vertices it owns. docs/loading.md has the rules.
+A row source defines the shape and type of a row, and copies rows by original id into a given tensor. It can be a
+database, an object store or a decoder. Each rank requests the vertices that it owns. docs/loading.md has the rules.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from gsplit.extending import RowsRead
 
 
 class CompressedRows:
-    """Rows of float32 in blocks that are compressed by themselves; a read unpacks the blocks it needs, once each."""
+    """Rows of float32 in separately compressed blocks. A read decompresses each block that it needs once."""
 
     dtype = torch.float32
 
@@ -33,7 +33,7 @@ class CompressedRows:
         self.fingerprint = str(zlib.crc32(rows.tobytes()))  # compared between ranks, and with a checkpoint
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
-        """Copy the row of ``ids[k]`` to ``out[k]``; say how many rows were read, and how many bytes that took."""
+        """Copy the row of ``ids[k]`` to ``out[k]``; return the numbers of rows and bytes read."""
         blocks, num_bytes = ids // self._per_block, 0
         for block in blocks.unique().tolist():
             chosen, packed = (blocks == block).nonzero().view(-1), self._blocks[block]
@@ -45,12 +45,12 @@ class CompressedRows:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", help="partitioned: it knows its hottest rows")
+    parser.add_argument("store", help="a partitioned store, which contains the hotness of its rows")
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     mesh, store = gsplit.init(), gsplit.open(options.store)
     rows = CompressedRows(store.array("features/x").astype(np.float32))
-    cache = store.num_vertices * store.num_features  # bytes of each rank: a quarter of all rows
+    cache = store.num_vertices * store.num_features  # bytes per rank: a quarter of all rows
     loader = gsplit.NeighborLoader(store, [5, 5], "train", batch_size=512, mesh=mesh, features=rows, cache=cache)
     torch.manual_seed(0)
     model = gsplit.parallelize(GraphSAGE(*rows.row_shape, 32, num_layers=2, out_channels=store.num_classes), mesh)

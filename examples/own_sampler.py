@@ -1,11 +1,11 @@
-"""A sampler of one's own: popular in-neighbours are drawn more often, on any number of ranks.
+"""Your own sampler: popular in-neighbours are sampled more often, on any number of ranks.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000
 torchrun --nproc-per-node 2 examples/own_sampler.py demo.gsplit
 
-A sampler is a function that says which in-edges of some vertices are drawn. What it draws may depend on the vertex and
-the key, not on the rank: then every number of ranks trains on the same mini-batches. ``gsplit.verify`` checks that at
-the end, against one process. docs/minibatch.md has the rules.
+A sampler is a function that returns the sampled in-edges of some vertices. The sample may depend on the vertex and the
+key, but not on the rank. Every number of ranks then trains on the same mini-batches, which ``gsplit.verify`` checks
+against one process. docs/minibatch.md has the rules.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from gsplit.extending import DrawnSampler, SampledRange, mix
 
 
 class PopularSampling:
-    """Without replacement, by how many out-edges a neighbour has; called by the loader with the range of a rank."""
+    """Samples without replacement, weighted by out-degree. The loader calls it with the range of a rank."""
 
     def __init__(self, store: gsplit.Store) -> None:
         self.popularity = np.bincount(store.graph.indices, minlength=store.num_vertices)
@@ -31,14 +31,14 @@ class PopularSampling:
         def draw(ids: Tensor, key: int, fanout: int) -> tuple[Tensor, Tensor]:
             starts, stops = indptr[ids - graph.first_vertex], indptr[ids - graph.first_vertex + 1]
             degrees = stops - starts
-            vertex = torch.repeat_interleave(torch.arange(ids.numel()), degrees)  # of every in-edge
+            vertex = torch.repeat_interleave(torch.arange(ids.numel()), degrees)  # the destination of every in-edge
             position = torch.arange(vertex.numel()) - (degrees.cumsum(0) - degrees)[vertex]
             edges = starts[vertex] + position
-            words = mix(mix(key, part.to_original_ids(ids))[vertex], position)  # the random numbers, by name
+            words = mix(mix(key, part.to_original_ids(ids))[vertex], position)  # keyed random numbers
             uniform = ((words >> 11 & (1 << 53) - 1).double() + 0.5) / (1 << 53)
             weights = torch.from_numpy(self.popularity[graph.indices[edges.numpy()]])
             order = (uniform.log() / weights).argsort(descending=True)  # Efraimidis and Spirakis, 2006
-            order = order[vertex[order].argsort(stable=True)]  # each vertex's edges together again, best first
+            order = order[vertex[order].argsort(stable=True)]  # grouped by vertex, best first
             counts = degrees if fanout < 0 else degrees.clamp(max=fanout)
             return counts, edges[order[position < counts[vertex]]]
 
@@ -63,7 +63,7 @@ def main() -> None:
         if mesh.rank == 0:
             print(f"epoch {epoch} loss {sum(losses) / len(losses):.4f}")
     if mesh.rank == 0:
-        print(f"{check.ranks} rank(s) compute what one process does: {check.ok}")
+        print(f"{check.ranks} rank(s) equal to one process: {check.ok}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A graph like ogbn-papers100M (111 M vertices, 1.6 G edges, 57 GB of features) on ranks that cannot hold it.
+"""A graph such as ogbn-papers100M (111 M vertices, 1.6 G edges, 57 GB of features) that is larger than memory.
 
-Features stay on disk, each rank keeps its hottest rows in memory and makes the next batches ahead, and training saves
-itself: start the same command again and it goes on.
+Features stay on disk, each rank caches its hottest rows in memory and prefetches batches, and training writes
+checkpoints: start the same command again to continue.
 
 gsplit import ogb dataset/ogbn_papers100M papers.gsplit --symmetrise
-gsplit partition papers.gsplit papers8.gsplit --parts 8 --fanout 12,12,12 --solver restream    # METIS: some 320 GB
-gsplit inspect papers8.gsplit --memory --ranks 8 --cache 4GB --hidden 256                      # what a rank will hold
+gsplit partition papers.gsplit papers8.gsplit --parts 8 --fanout 12,12,12 --solver restream    # METIS: 320 GB
+gsplit inspect papers8.gsplit --memory --ranks 8 --cache 4GB --hidden 256                      # memory of a rank
 torchrun --nproc-per-node 8 examples/papers100m.py papers8.gsplit run --cache 4GB
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000                            # without a download
@@ -25,9 +25,9 @@ import gsplit
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
-    parser.add_argument("run", type=Path, help="folder for checkpoints, seen by all ranks")
-    parser.add_argument("--cache", default="4GB", help="memory of each rank for its hottest rows")
-    parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead; 0 where every core has a rank")
+    parser.add_argument("run", type=Path, help="folder for checkpoints, shared by all ranks")
+    parser.add_argument("--cache", default="4GB", help="memory per rank for its hottest rows")
+    parser.add_argument("--prefetch", type=int, default=2, help="batches to prefetch; 0 if every core has a rank")
     parser.add_argument("--batch-size", type=int, default=1024, help="of the global mini-batch")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--steps", type=int, default=10_000)

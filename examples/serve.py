@@ -1,12 +1,12 @@
-"""A small web service over the file that ``gsplit infer`` wrote: nothing is computed, a request reads one row of a map.
+"""A small web service for the file that ``gsplit infer`` wrote. A request reads one row of a memory map.
 
 gsplit infer demo8.gsplit --weights run --out predictions.npy
 python examples/serve.py predictions.npy --port 8000
 curl http://127.0.0.1:8000/vertex/17
 
-The answer is JSON: the class with the highest output, its probability, and all outputs. The file is memory-mapped: the
-service starts at once whatever its size, and processes of one host share its pages. It listens on the loopback address
-and knows no users: put what the world sees in front of it.
+The response is JSON: the class with the highest output, its probability, and all outputs. The file is memory-mapped, so
+the service starts immediately for any size, and processes of one host share its pages. It listens on the loopback
+address and has no authentication: put a reverse proxy in front of it for public access.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 
 class Service(ThreadingHTTPServer):
-    """The outputs of all vertices behind an address."""
+    """An HTTP server for the outputs of all vertices."""
 
     def __init__(self, path: Path, port: int) -> None:
         super().__init__(("127.0.0.1", port), Answer)
@@ -59,13 +59,13 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """No line per request."""
+        """Log nothing per request."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("outputs", type=Path, help="a .npy file with a row per vertex")
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     options = parser.parse_args()
     with Service(options.outputs, options.port) as service:
         host, port = service.server_address[:2]

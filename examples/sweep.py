@@ -1,11 +1,11 @@
-"""A sweep of hyper-parameters over one store: a training for each combination, and a table at the end.
+"""A hyper-parameter search over one store: one training for each combination, and a table at the end.
 
 gsplit import synthetic demo.gsplit --vertices 20000 --edges 400000
 python examples/sweep.py demo.gsplit runs --lr 1e-2,1e-3 --hidden 32,128 --epochs 3
 torchrun --nproc-per-node 2 examples/sweep.py demo.gsplit runs         # the same table
 
-Each training has a folder of its own and saves itself there after every epoch. One that is finished is not done again,
-one that was stopped goes on, so the command may be started again, with more values too.
+Each training has its own folder and saves a checkpoint there after every epoch. If you start the command again, also
+with more values, finished trainings are skipped and stopped ones continue.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import gsplit
 
 @dataclass(frozen=True)
 class Choice:
-    """What differs between the trainings."""
+    """The settings that differ between the trainings."""
 
     lr: float
     hidden: int
@@ -32,7 +32,7 @@ class Choice:
 
 
 def train(choice: Choice, graph: gsplit.Store, mesh: gsplit.Mesh, folder: Path, epochs: int) -> dict[str, float]:
-    """Train, or go on, to the last epoch; exact accuracies of the weights that were best on val."""
+    """Train to the last epoch, or continue; return the exact accuracies of the best weights on val."""
     loader = gsplit.NeighborLoader(graph, [10, 10], "train", batch_size=512, mesh=mesh)
     torch.manual_seed(0)
     model = GraphSAGE(graph.num_features, choice.hidden, 2, graph.num_classes, dropout=choice.dropout)
@@ -45,14 +45,14 @@ def train(choice: Choice, graph: gsplit.Store, mesh: gsplit.Mesh, folder: Path, 
         trainer.train_epoch()
         trainer.evaluate(graph, ["val", "test"], keep_best="val")
         trainer.save()
-    scores = [evaluation.scores for evaluation in trainer.state.history.evaluations]  # also of earlier starts
+    scores = [evaluation.scores for evaluation in trainer.state.history.evaluations]  # including earlier starts
     return dict(max(scores, key=lambda found: found["val"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
-    parser.add_argument("runs", type=Path, help="folder for checkpoints, one below it per training")
+    parser.add_argument("runs", type=Path, help="folder for checkpoints, with one subfolder per training")
     parser.add_argument("--lr", default="1e-2,3e-3,1e-3")
     parser.add_argument("--hidden", default="64,256")
     parser.add_argument("--dropout", default="0.3")

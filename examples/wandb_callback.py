@@ -1,9 +1,9 @@
-"""Losses and scores of a training in Weights & Biases, by a callback of a dozen lines.
+"""Log losses and scores of a training to Weights & Biases with a short callback.
 
     gsplit import synthetic demo.gsplit --vertices 2000 --edges 30000
     WANDB_MODE=offline python examples/wandb_callback.py demo.gsplit
 
-Another experiment tracker is followed in the same way. Only rank 0 has the callback, so a run is logged once.
+Other experiment trackers work in the same way. Only rank 0 has the callback, so a run is logged once.
 """
 
 import sys
@@ -17,7 +17,7 @@ from gsplit.training.callbacks import Callback, EvaluationReport, StepReport
 
 
 class WandbCallback(Callback):
-    """Logs every step and every evaluation. A training that is resumed goes on in the run of the same ``run_id``."""
+    """Logs every step and every evaluation. A resumed training continues the run with the same ``run_id``."""
 
     def __init__(self, project: str, run_id: str) -> None:
         self._project, self._run_id = project, run_id
@@ -27,7 +27,7 @@ class WandbCallback(Callback):
 
     def on_step(self, report: StepReport) -> None:
         values = {"loss": report.loss, "learning_rate": report.learning_rate, "seconds": report.seconds}
-        self._run.log(values, step=report.number)  # W&B leaves out steps that it has: they are the same again
+        self._run.log(values, step=report.number)  # W&B ignores steps that it already has
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         self._run.log(report.named_scores, step=report.number)

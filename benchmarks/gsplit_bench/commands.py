@@ -147,7 +147,7 @@ def partition(
     """
     with command(as_json):
         from gsplit.partitioning.presample import Workload
-        from gsplit.report.drawing import load_figure
+        from gsplit.report.figures import load_figure
         from gsplit.store.reader import open_store
         from gsplit_bench.partition import bench_partition, parse_cases, save_partitions
 

@@ -65,7 +65,7 @@ def count_ranks(
 
 
 def _sum_up(store: Store, workload: Workload, counts: StrategyCounts, hidden: int) -> RanksCount:
-    work = [_work(rank, counts.slices) for rank in counts.ranks]
+    work = [_work(rank) for rank in counts.ranks]
     row_bytes = stored_row_bytes(store, ["x"]) if "features/x" in store.names else 0
     return RanksCount(
         graph=store.path.stem,
@@ -78,7 +78,7 @@ def _sum_up(store: Store, workload: Workload, counts: StrategyCounts, hidden: in
         edges=counts.num_edges,
         edges_per_rank=[sum(rank.edges) for rank in counts.ranks],
         input_rows_per_rank=[rank.sources[0] for rank in counts.ranks],
-        rows_loaded_per_rank=[rank.rows_loaded / counts.slices for rank in counts.ranks],
+        rows_loaded_per_rank=[rank.rows_loaded for rank in counts.ranks],
         rows_sent_per_rank=[sum(rank.rows_sent) for rank in counts.ranks],
         bytes_sent_per_rank=[
             rank.rows_sent[0] * row_bytes + sum(rank.rows_sent[1:]) * hidden * 4 for rank in counts.ranks
@@ -87,8 +87,6 @@ def _sum_up(store: Store, workload: Workload, counts: StrategyCounts, hidden: in
     )
 
 
-def _work(rank: RankCounts, slices: int) -> float:
-    """Vertices and edges computed, weighed; layer 0 on a slice of the columns is that much less."""
-    layers = zip(rank.destinations, rank.edges, strict=True)
-    costs = [C_V * destinations + C_E * edges for destinations, edges in layers]
-    return costs[0] / slices + sum(costs[1:])
+def _work(rank: RankCounts) -> float:
+    """Vertices and edges computed, weighted."""
+    return C_V * sum(rank.destinations) + C_E * sum(rank.edges)

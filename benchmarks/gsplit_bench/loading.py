@@ -120,7 +120,10 @@ def _steps(workload: Workload, epoch: int, steps: int, rank: int, num_ranks: int
     targets, size, seed = workload.targets, workload.batch_size, workload.seed
     local = LocalTargets(np.arange(targets.size), targets, targets.size)
     for step in range(steps):
-        yield StepKey(seed, epoch, step), local.for_step(seed, epoch, step, size, shuffle=True, cut=(rank, num_ranks))
+        yield (
+            StepKey(seed, epoch, step),
+            local.for_step(seed, epoch, step, size, shuffle=True, stride=(rank, num_ranks)),
+        )
 
 
 class _Counter:

@@ -16,7 +16,7 @@ from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presamp
 from gsplit.partitioning.quality import Quality, expect, measure
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.progress import Progress, silent
-from gsplit.report.drawing import load_figure
+from gsplit.report.figures import load_figure
 
 __all__ = ["CASES", "bench_partition", "draw_partitions", "parse_cases", "save_partitions"]
 

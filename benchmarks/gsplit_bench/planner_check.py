@@ -21,11 +21,10 @@ from typing import Any
 
 from gsplit.features.cache import stored_row_bytes
 from gsplit.partitioning.presample import Workload
-from gsplit.planner.calibration import this_machine
+from gsplit.planner.calibration import measure_sampling, this_machine
 from gsplit.planner.estimate import StepEstimate
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware
 from gsplit.planner.plan import make_plan
-from gsplit.planner.probes import measure_sampling
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.reader import Store, open_store
 from gsplit_bench.train_study import PEERS

@@ -34,8 +34,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh, solo_mesh
-from gsplit.run.checkpoint import latest_checkpoint
-from gsplit.run.layout import finished_folder, training_folder
+from gsplit.run.folder import finished_folder, latest_checkpoint, training_folder
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.training.checkpoints.files import (

@@ -20,8 +20,7 @@ from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.presample import Counts, Workload, presample
 from gsplit.partitioning.quotient import count_links
 from gsplit.partitioning.sharded.held_shard import HeldShard
-from gsplit.partitioning.sharded.presample import ShardWorkload, presample_shard
-from gsplit.partitioning.sharded.restream import restream_shards
+from gsplit.partitioning.sharded.plan import ShardWorkload, presample_shard, restream_shards
 from gsplit.partitioning.sharded.weigh import weigh_shard
 from gsplit.partitioning.solvers import restream
 from gsplit.partitioning.weights import vertex_work, weigh

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gsplit.errors import CommError, InputError, explain
 from gsplit.progress import Progress, silent
-from gsplit.run.layout import latest_checkpoint
+from gsplit.run.folder import latest_checkpoint
 from gsplit_bench.faults import OF_OTHERS
 from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS, Fault, Run
 from gsplit_bench.soak_watch import Slope, Usage, find_ranks, lives, processes_of, slopes_of, usage_of

@@ -1,6 +1,6 @@
-"""GSplit's compiled sampler behind PyG's sampler interface, for machines without pyg-lib and torch-sparse.
+"""GSplit's compiled sampler with PyG's sampler interface, for machines without pyg-lib and torch-sparse.
 
-PyG's NeighborLoader needs one of those two compiled packages. ``sampler_if_needed`` returns None where one of them is
+PyG's NeighborLoader needs one of those two compiled packages. ``sampler_if_needed`` returns None if one of them is
 installed, and the loader then uses it.
 """
 
@@ -23,7 +23,7 @@ def sampler_if_needed(data: Data, num_neighbors: list[int]) -> "NumbaSampler | N
 
 
 class NumbaSampler(BaseSampler):  # type: ignore[misc]
-    """Each layer's in-edges, drawn anew for every call."""
+    """Samples the in-edges of each layer, with a different sample in every call."""
 
     def __init__(self, data: Data, num_neighbors: list[int]) -> None:
         store: Any = memory_store(data, None)

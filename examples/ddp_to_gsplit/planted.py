@@ -1,4 +1,4 @@
-"""A generated graph as a PyG ``Data``: communities, features that say little alone, and more with the neighbours'."""
+"""A generated graph with communities as a PyG ``Data``. Features are noisy; those of neighbours reduce the noise."""
 
 import torch
 from torch_geometric.data import Data

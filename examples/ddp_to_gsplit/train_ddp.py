@@ -1,4 +1,4 @@
-"""PyG's multi-GPU neighbour sampling with DDP: every rank samples, loads and computes mini-batches of its own.
+"""PyG's multi-GPU neighbour sampling with DDP: every rank samples, loads and computes its own mini-batches.
 
 torchrun --nproc-per-node 2 examples/ddp_to_gsplit/train_ddp.py
 """
@@ -21,7 +21,7 @@ def main() -> None:
     data = planted_graph()
     train_nodes = data.train_mask.nonzero().squeeze(1)
     train_nodes = train_nodes.tensor_split(world_size)[rank]
-    sampler = sampler_if_needed(data, [10, 10])  # None where pyg-lib or torch-sparse is installed
+    sampler = sampler_if_needed(data, [10, 10])  # None if pyg-lib or torch-sparse is installed
     loader = NeighborLoader(data, [10, 10], train_nodes, batch_size=128, shuffle=True, neighbor_sampler=sampler)
     torch.manual_seed(0)
     model = GraphSAGE(data.num_features, 64, 2, 8, dropout=0.3)

@@ -1,8 +1,8 @@
-"""Data-parallel training with DGL and DDP, as its multi-GPU examples do it; train_gsplit.py is the same with GSplit.
+"""Data-parallel training with DGL and DDP, like DGL's multi-GPU examples; train_gsplit.py is the same with GSplit.
 
-torchrun --nproc-per-node 2 examples/dgl_to_gsplit/train_dgl.py graph.npz       (tried with DGL 1.1.3)
+torchrun --nproc-per-node 2 examples/dgl_to_gsplit/train_dgl.py graph.npz       (tested with DGL 1.1.3)
 
-graph.npz holds edge_index, x, y and train_idx, as ``gsplit import npz`` reads them.
+graph.npz contains edge_index, x, y and train_idx, as ``gsplit import npz`` reads them.
 """
 
 import os

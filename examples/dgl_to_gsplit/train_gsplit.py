@@ -2,8 +2,8 @@
 
 torchrun --nproc-per-node 2 examples/dgl_to_gsplit/train_gsplit.py graph.npz
 
-What becomes of what: dgl.graph -> a store (or a PyG Data, as here); NeighborSampler and DataLoader -> NeighborLoader,
-whose batch_size is that of ALL ranks; blocks -> batch.edge_index, the same for every layer; DistributedDataParallel ->
+Replacements: dgl.graph -> a store (or a PyG Data, as here); NeighborSampler and DataLoader -> NeighborLoader, whose
+batch_size is that of ALL ranks; blocks -> batch.edge_index, the same for every layer; DistributedDataParallel ->
 parallelize; the mean over a rank's targets -> batch.mean, over those of all ranks.
 """
 
@@ -35,7 +35,7 @@ def main() -> None:
     arrays = np.load(sys.argv[1])
     mesh = gsplit.init()
     edge_index, x, y = (torch.from_numpy(arrays[name]) for name in ("edge_index", "x", "y"))
-    graph = Data(x=x, y=y, edge_index=edge_index)  # a big one: gsplit import npz, gsplit partition, gsplit.open
+    graph = Data(x=x, y=y, edge_index=edge_index)  # for a large graph: gsplit import npz, gsplit partition, gsplit.open
     num_classes = int(arrays["y"].max()) + 1
     train_ids = torch.from_numpy(arrays["train_idx"])
     loader = gsplit.NeighborLoader(graph, [10, 10], train_ids, batch_size=512, mesh=mesh)  # of ALL ranks

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One rank of a training, started by srun or a pod: begins the run, or goes on with it if it has a checkpoint.
+# One rank of a training, started by srun or a pod: starts the run, or resumes it if it has a checkpoint.
 #
 #   RANK=0 WORLD_SIZE=4 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 begin_or_resume.sh STORE RUN [options of gsplit train]
 #
-# Safe to start again at any time: a run that is finished says so and ends with 0, one that was told to stop (SIGTERM)
-# has saved and ends with 75. STORE and RUN must be seen under the same name by all hosts.
+# It can be started again at any time: a finished run exits with 0, a run stopped by SIGTERM has saved its state and
+# exits with 75. STORE and RUN must have the same path on all hosts.
 set -euo pipefail
 
 store=$1 run=$2

@@ -1,9 +1,9 @@
-"""Ray Train starts the ranks and their process group, and starts them again after a failure; the training is GSplit's.
+"""Train with Ray: Ray Train starts the ranks and their process group, and restarts them after a failure.
 
 python examples/launch/ray_train.py demo8.gsplit run --workers 2 --steps 50      (pip install 'ray[train]')
 
-Each worker is a rank. ``gsplit.init`` joins the process group that Ray has made: no addresses, no ports. Checkpoints
-are GSplit's own, in a folder that all hosts see; Ray is told what it may want to show.
+Each worker is a rank. ``gsplit.init`` joins the process group of Ray; it needs no addresses or ports. Checkpoints are
+GSplit's, in a folder that all hosts share. Losses are reported to Ray.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def train(settings: dict[str, Any]) -> None:
     model = gsplit.parallelize(GraphSAGE(graph.num_features, 64, 2, graph.num_classes, dropout=0.3), mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     trainer = gsplit.Trainer(model, optimizer, loader, save_to=settings["checkpoints"], save_every=10)
-    if list(Path(settings["checkpoints"]).glob("step-*.safetensors")):  # Ray has started the workers again
+    if list(Path(settings["checkpoints"]).glob("step-*.safetensors")):  # Ray has restarted the workers
         trainer.load(settings["checkpoints"])
     while trainer.state.num_steps < settings["steps"]:
         first = trainer.state.num_steps
@@ -38,7 +38,7 @@ def train(settings: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("store", type=Path)
-    parser.add_argument("run", type=Path, help="folder for checkpoints, seen by all hosts")
+    parser.add_argument("run", type=Path, help="folder for checkpoints, shared by all hosts")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--steps", type=int, default=50)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One host of several: start it on every host, with that host's number. Nothing but ssh is needed.
+# Starts the ranks of one of several hosts. Run it on every host, with the number of the host. Only ssh is needed.
 #
 #   HOST=0 HOSTS=2 MASTER_ADDR=10.0.0.1 torchrun_hosts.sh 4 STORE RUN --replicas 2 --save-every 500   # on 10.0.0.1
 #   HOST=1 HOSTS=2 MASTER_ADDR=10.0.0.1 torchrun_hosts.sh 4 STORE RUN --replicas 2 --save-every 500   # on the other
 #
-# The first argument is the number of ranks on this host. A rank that fails makes torchrun start all ranks again, at most
-# MAX_RESTARTS times; they go on from the latest checkpoint. The rendezvous is the static one: it unpickles nothing
+# The first argument is the number of ranks on this host. If a rank fails, torchrun restarts all ranks, at most
+# MAX_RESTARTS times; they continue from the latest checkpoint. The static rendezvous does not unpickle anything
 # (docs/security.md). Set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the interface of the private network.
 set -euo pipefail
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.graph.ownership import Ownership
     from gsplit.inference.evaluate import evaluate
-    from gsplit.inference.infer import infer
-    from gsplit.inference.predictions import Predictions, write_predictions
+    from gsplit.inference.infer import Predictions, infer, write_predictions
     from gsplit.loading.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
     from gsplit.partitioning.partition import partition
@@ -38,8 +37,8 @@ _HOME = {
     "Trainer": ("gsplit.training.trainer", "Trainer"),
     "ScalarLog": ("gsplit.training.scalar_log", "ScalarLog"),
     "infer": ("gsplit.inference.infer", "infer"),
-    "write_predictions": ("gsplit.inference.predictions", "write_predictions"),
-    "Predictions": ("gsplit.inference.predictions", "Predictions"),
+    "write_predictions": ("gsplit.inference.infer", "write_predictions"),
+    "Predictions": ("gsplit.inference.infer", "Predictions"),
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
     "verify": ("gsplit.training.verification", "verify"),
     "Verification": ("gsplit.training.verification", "Verification"),

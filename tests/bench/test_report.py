@@ -146,7 +146,7 @@ def test_missing_binary_and_too_large_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="none.json: expected .*No such file.*check the path"):
         read_material([tmp_path / "none.json"])
     (tmp_path / "f.png").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(InputError, match="f.png: expected JSON: .*got bytes that are not text"):
+    with pytest.raises(InputError, match="f.png: expected JSON: .*got bytes that are not UTF-8"):
         read_material([tmp_path / "f.png"])
     with (tmp_path / "huge.json").open("wb") as stream:
         stream.truncate(1 << 30)
@@ -160,6 +160,6 @@ def test_markdown_and_trace_need_something_to_write(tmp_path: Path) -> None:
     source = write(tmp_path / "p.json", planner_document())
     with pytest.raises(InputError, match="--markdown: expected records of our strategies .got 0 records"):
         write_study([source], tmp_path / "r.html", markdown=tmp_path / "m.md")
-    with pytest.raises(InputError, match="--trace: expected a run whose telemetry has spans .got none"):
+    with pytest.raises(InputError, match="--trace: expected a run whose telemetry has spans .got no runs"):
         write_study([source], tmp_path / "r.html", trace=tmp_path / "t.json")
     assert [path.name for path in tmp_path.iterdir()] == ["p.json"]

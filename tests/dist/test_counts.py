@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from count_programs import LAYERS, count_steps
+from count_programs import HIDDEN, LAYERS, count_batch_norm, count_steps
 
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -25,3 +25,15 @@ def test_everything_that_is_sent_is_counted(ranks: int, tmp_path: Path) -> None:
         for (strategy, collectives), (counts, sent) in zip(COLLECTIVES.items(), found, strict=True):
             assert counts["collectives"] == collectives, strategy
             assert counts["bytes_sent"] == sent > 0, strategy
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_reductions_of_batch_norm_are_counted(ranks: int, tmp_path: Path) -> None:
+    planted = PlantedGraph(600, 5000, num_communities=4, num_features=6, num_classes=4)
+    path = str(build_store(synthetic_source(planted), tmp_path / "g.gsplit").path)
+    statistics = 8 * ranks * (2 * HIDDEN + 1)  # float64, one row per rank: count, means and squared deviations
+    gradients = 4 * 2 * HIDDEN
+    sent = sum(2 * (ranks - 1) * size // ranks for size in (statistics, gradients))
+    for plain, normed in run_ranks(count_batch_norm, ranks, path):
+        assert normed["collectives"] - plain["collectives"] == 2 * (LAYERS - 1)
+        assert normed["bytes_sent"] - plain["bytes_sent"] == sent * (LAYERS - 1)

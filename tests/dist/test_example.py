@@ -102,7 +102,7 @@ def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_
     else:
         assert _losses(lines)[-1] < _losses(lines)[0]
         own = {
-            "own_sampler.py": r"2 rank\(s\) compute what one process does: True",
+            "own_sampler.py": r"2 rank\(s\) equal to one process: True",
             "own_row_source.py": r"test accuracy 0\.\d+",
         }
         assert re.fullmatch(own.get(script, ".*"), lines[-1])

@@ -22,11 +22,11 @@ from sharded_programs import (
 
 from gsplit.distributed.comm.comm import SoloComm
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.partitioning.plan import spread_unreached
 from gsplit.partitioning.presample import Counts, Workload, presample
 from gsplit.partitioning.quotient import count_links
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.solvers import restream
-from gsplit.partitioning.spread import spread_unreached
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 from gsplit.partitioning.weights import vertex_work, weigh
 from gsplit.store.reader import Store, open_store

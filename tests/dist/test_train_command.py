@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from forked_scripts import run_forked, run_ranks_forked, start_forked
 
-from gsplit.run.checkpoint import latest_checkpoint
+from gsplit.run.folder import latest_checkpoint
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit_bench.soak_watch import find_ranks

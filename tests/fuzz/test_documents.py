@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gsplit.errors import GSplitError
 from gsplit.planner.hardware import Hardware, read_hardware
 from gsplit.run.config import TrainSettings, load_settings
-from gsplit.run.saved_files import read_settings
+from gsplit.run.folder import read_settings
 from gsplit.store.manifest import Manifest, parse_manifest
 from gsplit_bench.report.documents import read_material
 

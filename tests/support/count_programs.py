@@ -33,3 +33,20 @@ def count_steps(mesh: Mesh, path: str, strategies: list[str]) -> list[tuple[dict
         sums = sum(2 * peers * size // mesh.size for size in reduced)
         found.append((dict(batch.telemetry.counts), ids + 4 * sum(rows) + sums))
     return found
+
+
+def count_batch_norm(mesh: Mesh, path: str) -> tuple[dict[str, int], dict[str, int]]:
+    """What one training step counted without batch norm, and with batch norm behind all layers but the last."""
+    graph = gsplit.open(path)
+    found = []
+    for norm in (None, "batch_norm"):
+        loader = gsplit.NeighborLoader(graph, [4] * LAYERS, "train", batch_size=64, mesh=mesh)
+        net = GraphSAGE(graph.num_features, HIDDEN, LAYERS, graph.num_classes, norm=norm)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(not name.startswith("norms"))  # so that as many gradients are averaged
+        model = gsplit.parallelize(net, mesh)
+        batch = loader.make_batch(0, 0)
+        loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
+        loss.backward()
+        found.append(dict(batch.telemetry.counts))
+    return found[0], found[1]

@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,11 +116,14 @@ def smaller(words: list[str]) -> list[str]:
 def forked_launch(folder: Path) -> object:
     """What takes the launcher's place: the same ranks forked, not new Pythons (tests/dist/test_train_command.py)."""
 
-    def launch(command: Sequence[str], nproc: int, *, variables: Mapping[str, str], grace_s: float) -> int:
+    def launch(
+        program: Sequence[str] | Callable[[], int], nproc: int, *, variables: Mapping[str, str], grace_s: float
+    ) -> int:
+        words = ["-m", program.__module__] if callable(program) else list(program[2:])
         before = dict(os.environ)
         try:
             os.environ.update(variables)
-            said = run_ranks_forked(list(command[2:]), nproc, folder, cwd=Path.cwd())
+            said = run_ranks_forked(words, nproc, folder, cwd=Path.cwd())
         finally:
             os.environ.clear()
             os.environ.update(before)

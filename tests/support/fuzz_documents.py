@@ -17,7 +17,7 @@ from report_samples import bench_document, count, partition_document, planner_do
 
 from gsplit.planner.hardware import PRESETS, read_hardware
 from gsplit.run.config import TrainSettings, load_settings
-from gsplit.run.saved_files import read_settings, read_weights
+from gsplit.run.folder import read_settings, read_weights
 from gsplit.store.files import ArrayFile, npy_header
 from gsplit.store.manifest import parse_manifest
 from gsplit.training.checkpoints.tensor_file import write_tensor_file

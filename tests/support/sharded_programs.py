@@ -9,14 +9,13 @@ import numpy as np
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.partitioning.plan import spread_unreached
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards
-from gsplit.partitioning.sharded.presample import ShardWorkload, presample_shard
-from gsplit.partitioning.sharded.restream import restream_shards
+from gsplit.partitioning.sharded.plan import ShardWorkload, presample_shard, restream_shards
 from gsplit.partitioning.sharded.weigh import weigh_shard
-from gsplit.partitioning.spread import spread_unreached
 
 FANOUTS, BATCH_SIZE, EPOCHS, SEED, PARTS, TOLERANCE = [4, 3], 64, 2, 5, 6, 1.05
 OBJECTIVES = ("gsplit", "node", "edge")

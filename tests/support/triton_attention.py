@@ -13,7 +13,8 @@ from triton_attention_shape import Shape
 from triton_programs import DTYPES, assert_same_bits, random_block
 
 from gsplit.kernels import attention_numba
-from gsplit.kernels.attention import AttentionInputs, AttentionKernels, AttentionOptions, attend
+from gsplit.kernels.attention import attend
+from gsplit.kernels.attention_types import AttentionInputs, AttentionKernels, AttentionOptions
 from gsplit.kernels.csr import CsrEdges, make_csr_edges
 from gsplit.kernels.triton import attention as attention_triton
 

@@ -1,9 +1,9 @@
 """Pictures of records: seconds, amounts, accuracy, and the planner's predictions against measurements."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gsplit.report.drawing import STAGES, graph_colours, make_panels, stage_colour, system_colour, tidy
+from gsplit.report.figures import STAGES, STRATEGIES, make_panels, stage_colour, tidy
 from gsplit_bench.report.comparison import (
     Redundancy,
     Rivalry,
@@ -30,12 +30,25 @@ __all__ = [
 
 _OBJECTIVES = {"gsplit": "#1b6ca8", "node": "#e09f3e", "edge": "#9e2a2b", "random": "#8d99ae"}  # as of bench partition
 _MARKERS = ("o", "s", "^", "D", "v", "P")
+_PEERS = {"push_pull": "#7b4ea3", "p3": "#7b4ea3", "dgl": "#6c757d", "pyg": "#212529"}
+_OTHERS = ("#b5838d", "#bc6c25", "#606c38", "#4361ee", "#c9184a")
+_GRAPHS = ("#1b6ca8", "#e09f3e", "#2a9d8f", "#9e2a2b", "#7b4ea3", "#495057", "#b5838d", "#606c38")
+
+
+def _system_colour(label: str) -> str:
+    """The colour of a system: that of our strategy, of the peer, or any that depends on the name alone."""
+    name = label.split(", ")[0]
+    return STRATEGIES.get(name) or _PEERS.get(name) or _OTHERS[sum(map(ord, name)) % len(_OTHERS)]
+
+
+def _graph_colours(names: Iterable[str]) -> dict[str, str]:
+    return {name: _GRAPHS[number % len(_GRAPHS)] for number, name in enumerate(dict.fromkeys(names))}
 
 
 def draw_redundancy(found: Sequence[Redundancy]) -> Any:
     """What data parallelism computes and loads, over split parallelism, by ranks: a line per graph and batch."""
     figure, panels = make_panels(1, 2, (10, 4.2))
-    colours = graph_colours(each.graph for each in found)
+    colours = _graph_colours(each.graph for each in found)
     lines = sorted({(each.graph, each.batch_size, each.fanout) for each in found})
     several = len({line[1:] for line in lines}) > 1
     for axes, what in zip(panels[0], ("edges", "rows"), strict=True):
@@ -74,7 +87,7 @@ def draw_objectives(records: Sequence[TrainRecord]) -> Any:
     chosen = [record for record in records if record.system == "split" and record.partition]
     groups = list(dict.fromkeys((r.graph, r.model, r.ranks) for r in chosen))
     objectives = list(dict.fromkeys(r.partition or "" for r in chosen))
-    colours = graph_colours(objectives) | _OBJECTIVES
+    colours = _graph_colours(objectives) | _OBJECTIVES
     figure, panels = make_panels(2, 2, (max(9.0, 3 + 1.4 * len(groups)), 7))
     for axes, (title, value) in zip(panels.flat, panels_of, strict=True):
         for number, objective in enumerate(objectives):
@@ -114,7 +127,7 @@ def draw_scaling(counts: Sequence[Count]) -> Any:
                 points = [point for point in points if point[1] > 0 or not is_log]
                 style = _MARKERS[number % len(_MARKERS)] + "-"
                 x, y = [ranks for ranks, _ in points], [amount for _, amount in points]
-                axes.plot(x, y, style, color=system_colour(strategy), label=strategy, markersize=4, linewidth=1.3)
+                axes.plot(x, y, style, color=_system_colour(strategy), label=strategy, markersize=4, linewidth=1.3)
             if is_log and any(len(drawn.get_xdata()) for drawn in axes.lines):
                 axes.set_yscale("log")
             _rank_axis(axes, sorted({c.ranks for c in mine}))
@@ -131,7 +144,7 @@ def draw_scaling(counts: Sequence[Count]) -> Any:
 def draw_rivalry(found: Sequence[Rivalry]) -> Any:
     """A rival's seconds over split's, against redundancy: colours are graphs, markers ranks, hollow: from disk."""
     rivals = list(dict.fromkeys(each.rival for each in found))
-    colours = graph_colours(each.scenario.graph for each in found)
+    colours = _graph_colours(each.scenario.graph for each in found)
     ranks = sorted({each.scenario.ranks for each in found})
     figure, panels = make_panels(len(rivals), 2, (10, 0.8 + 3.7 * len(rivals)), sharex=True)
     for row, rival in zip(panels, rivals, strict=True):
@@ -236,7 +249,7 @@ def draw_speedups(speedups: Sequence[Speedup]) -> Any:
 def _peer_patch(peer: str) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(facecolor=system_colour(peer), hatch=_hatch(peer), edgecolor="white", label=f"over {peer}")
+    return Patch(facecolor=_system_colour(peer), hatch=_hatch(peer), edgecolor="white", label=f"over {peer}")
 
 
 def _hatch(peer: str) -> str:
@@ -252,7 +265,9 @@ def _draw_speedup_bars(axes: Any, shown: Sequence[Speedup], peers: Sequence[str]
                 continue
             ratio, x = geometric_mean(mine), place + (number - (len(peers) - 1) / 2) * 0.8 / len(peers)
             bar_width = 0.74 / len(peers)
-            axes.bar(x, ratio, bar_width, color=system_colour(peer), hatch=_hatch(peer), edgecolor="white", linewidth=0)
+            axes.bar(
+                x, ratio, bar_width, color=_system_colour(peer), hatch=_hatch(peer), edgecolor="white", linewidth=0
+            )
             axes.text(x, ratio, f"{ratio:.1f}", ha="center", va="bottom", fontsize=7)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.axvline(len(labels) - 0.5, color="#adb5bd", linewidth=0.8, linestyle=":")
@@ -290,7 +305,7 @@ def _draw_rank_bars(axes: Any, loads: dict[str, list[float]]) -> None:
     place, ticks = 0.0, []
     for label, values in loads.items():
         places = [place + number for number in range(len(values))]
-        axes.bar(places, values, 0.85, color=system_colour(label))
+        axes.bar(places, values, 0.85, color=_system_colour(label))
         mean = sum(values) / len(values)
         if mean > 0:
             text = f"{max(values) / mean:.2f}"
@@ -307,7 +322,7 @@ def draw_planner(points: Sequence[PlannerPoint]) -> Any:
     stages = [(name, pair[1], pair[0]) for point in points for name, pair in point.stages.items() if min(pair) > 0]
     figure, panels = make_panels(1, 2 if stages else 1, (11 if stages else 5.8, 5.2))
     systems = list(dict.fromkeys(name for name, _, _ in totals))
-    _scatter(panels[0][0], totals, {name: system_colour(name) for name in systems})
+    _scatter(panels[0][0], totals, {name: _system_colour(name) for name in systems})
     tidy(panels[0][0], "Seconds per step: predicted against measured", x="measured (s)", y="predicted (s)", grid="both")
     if stages:
         used = {name for name, _, _ in stages}
@@ -348,7 +363,7 @@ def draw_accuracy(records: Sequence[TrainRecord]) -> Any:
     for row, (scenario, systems) in zip(panels, scenarios.items(), strict=True):
         where = f"{scenario.graph}, {scenario.model}, {describe(scenario, names)}"
         for number, (label, record) in enumerate(systems.items()):
-            epochs, colour = [each.epoch + 1 for each in record.epochs], system_colour(label)
+            epochs, colour = [each.epoch + 1 for each in record.epochs], _system_colour(label)
             width = 1.2 + 1.6 * (len(systems) - 1 - number)
             row[0].plot(epochs, [each.loss for each in record.epochs], color=colour, linewidth=width, label=label)
             score = next((name for name in ("test", "val") if name in record.epochs[0].accuracies), None)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from gsplit.errors import InputError, explain
-from gsplit.report.drawing import as_png, load_figure
-from gsplit.report.page import Picture, Section
-from gsplit.report.write import (
+from gsplit.report.figures import as_png, load_figure
+from gsplit.report.page import (
+    Picture,
     ReportFiles,
-    learning_section,
-    loads_section,
+    Section,
+    learning_pictures,
+    load_pictures,
     tabulate_runs,
     timeline_section,
     write_files,
@@ -102,7 +103,7 @@ def make_sections(material: Material) -> list[Section]:
         lambda: _scaling(counts),
         lambda: _planner(material),
         lambda: _loads(material, records),
-        lambda: timeline_section(material.runs),
+        lambda: _timeline(material),
         lambda: _learning(material, every),
     )
     return [section for section in (make() for make in makers) if section is not None]
@@ -202,12 +203,17 @@ def _planner(material: Material) -> Section | None:
     return Section("planner", "Predicted against measured", "", [planner_errors(checks)], pictures)
 
 
+def _timeline(material: Material) -> Section | None:
+    section = timeline_section(material.runs)
+    return section if section.pictures else None
+
+
 def _loads(material: Material, records: list[TrainRecord]) -> Section | None:
     pictures = []
     if any(len(record.cpu_s_per_rank) > 1 for record in records):
         caption = "The number over a system is its busiest rank over the mean."
         pictures.append(Picture("loads", as_png(draw_loads(records)), caption))
-    return loads_section(material.runs, pictures)
+    return _with_pictures("loads", "Load of the ranks", pictures + load_pictures(material.runs))
 
 
 def _learning(material: Material, records: list[TrainRecord]) -> Section | None:
@@ -215,4 +221,8 @@ def _learning(material: Material, records: list[TrainRecord]) -> Section | None:
     if any(record.epochs for record in records):
         caption = "All strategies compute the same step, so their curves lie on each other."
         pictures.append(Picture("accuracy", as_png(draw_accuracy(records)), caption))
-    return learning_section(material.runs, pictures)
+    return _with_pictures("learning", "Loss and scores", pictures + learning_pictures(material.runs))
+
+
+def _with_pictures(name: str, title: str, pictures: list[Picture]) -> Section | None:
+    return Section(name, title, pictures=pictures) if pictures else None

@@ -27,7 +27,7 @@ def report(
     One HTML file that needs nothing else. Pictures need matplotlib.
     """
     with command(as_json):
-        from gsplit.report.write import write_report
+        from gsplit.report.page import write_report
 
         written = write_report(runs, out, png=png, trace=trace, overwrite=overwrite)
         if as_json:

@@ -150,7 +150,7 @@ class TrainTask(_SettingsTask):
         return 5.0 if self.out is None else 30.0
 
     def latest(self) -> Path | None:
-        from gsplit.run.checkpoint import latest_checkpoint
+        from gsplit.run.folder import latest_checkpoint
 
         return None if self.out is None else latest_checkpoint(self.out)
 
@@ -174,7 +174,7 @@ class TrainTask(_SettingsTask):
 
     def check(self, nproc: int) -> None:
         """Check that the run can be written and that its model can be built and wrapped."""
-        from gsplit.inference.workspace import check_workspace
+        from gsplit.inference.layerwise import check_workspace
         from gsplit.run.folder import check_new_run
 
         if self.out is not None and not self.resume:
@@ -185,7 +185,7 @@ class TrainTask(_SettingsTask):
 
     def run(self, mesh: "Mesh") -> int:
         """Train; rank 0 shows the progress and the result."""
-        from gsplit.run.checkpoint import REQUEUE
+        from gsplit.distributed.launch.launcher import REQUEUE
         from gsplit.run.training import train_run
 
         store = open_store(self.store)
@@ -232,7 +232,7 @@ class InferTask(TaskBase):
 
     def check(self, nproc: int) -> None:
         """Check that the run can be read and the result can be written."""
-        from gsplit.inference.workspace import check_workspace
+        from gsplit.inference.layerwise import check_workspace
         from gsplit.run.folder import load_run
         from gsplit.run.recipe import check_new_file, choose_what
 

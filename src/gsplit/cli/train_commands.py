@@ -106,7 +106,7 @@ def _with_checked_log(settings: TrainSettings, run: Path | None) -> TrainSetting
 class _Kept:
     """The text about a run that was ended: how to resume it, if that is possible.
 
-    Files are found by their names, without ``run.layout``: the signal may have come while torch was being imported,
+    Files are found by their names, without ``run.folder``: the signal may have come while torch was being imported,
     which cannot be done again.
     """
 
@@ -131,9 +131,7 @@ class _Kept:
 
 
 def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
-    from gsplit.run.checkpoint import latest_checkpoint
-    from gsplit.run.folder import load_run
-    from gsplit.run.layout import training_folder
+    from gsplit.run.folder import latest_checkpoint, load_run, training_folder
 
     if out not in (None, run):
         raise InputError(explain("--out", f"{run}, the run that is resumed", out, "leave it out"))

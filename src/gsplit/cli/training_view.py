@@ -20,7 +20,7 @@ from gsplit.run.results import RunView
 from gsplit.store.reader import Store
 
 if TYPE_CHECKING:
-    from gsplit.inference.predictions import Predictions
+    from gsplit.inference.infer import Predictions
     from gsplit.run.results import EpochReport, InferenceResult, TrainResult
     from gsplit.training.callbacks import StepReport
 

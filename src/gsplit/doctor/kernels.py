@@ -12,7 +12,8 @@ from torch import Tensor
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.graph.graph import Graph
 from gsplit.kernels import rows
-from gsplit.kernels.attention import AttentionOptions, gat_attention, gatv2_attention
+from gsplit.kernels.attention import gat_attention, gatv2_attention
+from gsplit.kernels.attention_types import AttentionOptions
 from gsplit.kernels.csr import CsrEdges, make_csr_edges
 from gsplit.nn.dropout import keyed_dropout
 from gsplit.sampling.neighbor import HostNeighborSampler, make_sampler

@@ -20,7 +20,7 @@ class Block:
 
     ``src_rows[indptr[i] : indptr[i + 1]]`` are rows of the mixed frontier (``num_src`` of them) that point at
     destination row i. ``edge_ids`` are the edges' rows in the store's per-edge arrays, where the sampler was asked for
-    them. ``num_self_loops`` is counted where the host would have to wait for a device to find it out.
+    them. ``num_self_loops`` is counted in advance for blocks on a device, so that the host need not wait for it later.
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), num_src=3)
     >>> block.edge_index().tolist()
@@ -35,7 +35,6 @@ class Block:
 
     @property
     def num_dst(self) -> int:
-        """Destinations."""
         return self.indptr.numel() - 1
 
     @property

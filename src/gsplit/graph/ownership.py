@@ -1,4 +1,4 @@
-"""Who owns a vertex: a table of range boundaries, never a map of the vertices (law 6).
+"""The owner of a vertex: a table of range boundaries, never a map of the vertices (law 6).
 
 Rank r owns [boundaries[r], boundaries[r + 1]). A store partitioned into P parts serves any number of ranks up to P,
 each owning a contiguous run of parts; a store with one part is cut into equal ranges.
@@ -37,12 +37,10 @@ class Ownership:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that share the vertices."""
         return len(self.boundaries) - 1
 
     @property
     def num_vertices(self) -> int:
-        """Vertices of the whole graph."""
         return self.boundaries[-1]
 
     def range_of(self, rank: int) -> tuple[int, int]:
@@ -77,7 +75,8 @@ def own_parts(part_boundaries: list[int], num_ranks: int, loads: list[int] | Non
     >>> own_parts([0, 4, 6, 9, 12], 2).boundaries, own_parts([0, 4, 6, 9, 12], 2, [1, 1, 1, 5]).boundaries
     ((0, 6, 12), (0, 9, 12))
     """
-    num_parts, num_vertices = len(part_boundaries) - 1, part_boundaries[-1]
+    num_parts = len(part_boundaries) - 1
+    num_vertices = part_boundaries[-1]
     if num_parts == 1:
         return own_equally(num_vertices, num_ranks)
     if num_ranks > num_parts:
@@ -94,7 +93,8 @@ def lightest_runs(loads: list[int], num_runs: int) -> list[int]:
     [0, 2, 4]
     """
     ends = list(accumulate(loads))
-    light, heavy = max(loads), ends[-1]
+    light = max(loads)
+    heavy = ends[-1]
     while light < heavy:  # the least that the heaviest run can be, by halving
         middle = (light + heavy) // 2
         if _count_runs(ends, middle) <= num_runs:

@@ -1,8 +1,8 @@
 """The vertices that must be computed at each level so that the outputs of some targets are exact.
 
 Level L, the output, needs the targets; the level below needs these and all their in-neighbours, and so on down to the
-input. Below a level that needs more than half of the graph, all vertices are computed: finding those that can be left
-out would cost about as much.
+input. Below a level that needs more than half of the graph, all vertices are computed, because finding those that can
+be left out would cost about as much.
 """
 
 from collections.abc import Iterator

@@ -71,7 +71,7 @@ class TargetScores:
         return int(total)
 
     def total(self, metric: Metric, comm: Comm) -> Tensor:
-        """What ``metric.finish`` makes the score of, over all ranks and the same on every rank. A collective."""
+        """The input of ``metric.finish`` summed over all ranks, the same on every rank. A collective."""
         return self._areas(comm) if metric.count is None else self._sum(metric, comm)
 
     def _sum(self, metric: Metric, comm: Comm) -> Tensor:
@@ -103,7 +103,8 @@ class TargetScores:
 
 def _labelled_targets(out: Tensor, y: Tensor) -> Scored:
     """Targets with at least one label, in the form that metrics take."""
-    out, y = out.double(), y.to(torch.uint8) if y.dtype == torch.bool else y
+    out = out.double()
+    y = y.to(torch.uint8) if y.dtype == torch.bool else y
     if out.dim() == 2 and is_classes(y, out.size(1)):
         has = is_labelled(y)
         return Scored(out[has], y[has].long())
@@ -131,7 +132,7 @@ def _gather(comm: Comm, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ExactEvaluation:
-    """Scores by target name, and what they took: edges computed over all layers, against those of all vertices.
+    """Scores by target name, and their cost: edges computed over all layers, and those of all vertices.
 
     ``all_below``: the targets need more than half of the graph, so that all vertices were computed in the lower layers.
     """
@@ -158,11 +159,11 @@ def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[Eval
     """Exact scores on stored targets from all neighbours; the same on every rank. A collective.
 
     ``metrics`` are keys of ``inference.metrics.METRICS``, accuracy by default: ``scores["val"]`` is the first one,
-    ``scores["val mae"]`` another. Each target is counted once, whatever the ranks. A score that is no finite number,
-    such as that of outputs of NaN, is left out, with a warning.
+    ``scores["val mae"]`` another. Each target is counted once, on any number of ranks. A score that is not a finite
+    number, such as that of outputs of NaN, is left out, with a warning.
 
-    Computes the named targets and what they need of their neighbourhoods, or all vertices below a layer that needs more
-    than half of them, and logs which. Other options are those of ``gsplit.infer``.
+    Computes the named targets and the neighbourhoods that they need. Below a layer that needs more than half of the
+    vertices, all are computed; a log message states which. Other options are those of ``gsplit.infer``.
     """
     return evaluate_targets(model, graph, names, **options).scores
 
@@ -180,20 +181,23 @@ def evaluate_targets(
     workspace: str | Path | None = None,
     progress: Progress = silent,
 ) -> ExactEvaluation:
-    """Exact scores, with what they cost. Each target is counted by its owner and by nobody else. A collective."""
+    """Exact scores with their cost. Each target is counted by its owner only. A collective."""
     chosen = check_metrics(metrics)
-    mesh, store = flat_mesh(mesh_of(model)), as_graph_store(graph)
+    mesh = flat_mesh(mesh_of(model))
+    store = as_graph_store(graph)
     _check(store, names)
     local = LocalGraph(store, mesh, inference_ownership(store, mesh, ownership))
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     own = {name: np.sort(local.targets(name).ids) for name in names}
     tallies = {name: TargetScores(chosen) for name in names}
-    labels, offset = store.stored_array("y"), store.vertex_range[0]
+    labels = store.stored_array("y")
+    offset = store.vertex_range[0]
     with evaluating(model):
         needed = _closure(local, mesh, list(own.values()), forward_plan_of(model).depth)
         run = LayerwisePass(model, local, mesh, arrays, needed, workspace=workspace, progress=progress)
         for ids, rows in run.outputs():
-            out, y = rows.cpu(), torch.from_numpy(np.array(labels[ids - offset]))
+            out = rows.cpu()
+            y = torch.from_numpy(np.array(labels[ids - offset]))
             for name, listed in own.items():
                 places = torch.from_numpy(_places(ids, listed))
                 tallies[name].add(out[places], y[places])
@@ -211,16 +215,20 @@ def _places(ids: Ids, listed: Ids) -> Ids:
 def _scores(
     store: GraphStore, tallies: dict[str, TargetScores], metrics: Sequence[Metric], comm: Comm
 ) -> dict[str, float]:
-    """Scores of all lists; targets without a label are left out, and that is said. All ranks: same names.
+    """Scores of all lists. A collective: all ranks have the same names.
 
-    So is a list without any label, such as a test set that is to be predicted; the first one must have some.
+    Targets without a label are left out with a warning, and so is a list without any label, such as a test set that is
+    to be predicted. The first list must have labels.
     """
-    scores, first = {}, next(iter(tallies))
+    scores = {}
+    first = next(iter(tallies))
     for name, tally in tallies.items():
         labelled = tally.count_labelled(comm)
-        missing = store.stored_targets(name)[2] - labelled
+        num_targets = store.stored_targets(name)[2]
+        missing = num_targets - labelled
         if labelled == 0 and name == first:
-            raise InputError(explain(f"targets/{name}", "at least one label", "none", "name targets with labels"))
+            got = f"{num_targets} targets without a label"
+            raise InputError(explain(f"targets/{name}", "at least one label", got, "name targets with labels"))
         if missing:
             _LOG.warning("targets/%s: %d without a label are left out of the score", name, missing)
         for number, metric in enumerate(metrics if labelled else ()):
@@ -231,9 +239,9 @@ def _scores(
 
 
 def _finish(metric: Metric, sums: Tensor, name: str, *, is_first: bool) -> float | None:
-    """The score of one list, the same on every rank; None, with a warning, where there is none.
+    """The score of one list, the same on every rank; None, with a warning, if it cannot be computed.
 
-    The weights of a training must not be lost for a score. The metric must fit the first list, though.
+    A training must not end because of a score. Only a metric that does not fit the first list is an error.
     """
     try:
         score = metric.finish(sums)
@@ -244,7 +252,7 @@ def _finish(metric: Metric, sums: Tensor, name: str, *, is_first: bool) -> float
         return None
     if not math.isfinite(score):
         _LOG.warning(
-            "targets/%s: %s is %s and left out of the scores: look at features and outputs", name, metric.name, score
+            "targets/%s: %s is %s and left out of the scores: check features and outputs", name, metric.name, score
         )
         return None
     return score
@@ -252,7 +260,8 @@ def _finish(metric: Metric, sums: Tensor, name: str, *, is_first: bool) -> float
 
 def count_evaluation_edges(graph: Any, names: list[str], mesh: Mesh, num_layers: int) -> int:
     """Edges that one exact evaluation computes, over all layers and ranks. A collective."""
-    ranks, store = flat_mesh(mesh), as_graph_store(graph)
+    ranks = flat_mesh(mesh)
+    store = as_graph_store(graph)
     local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
     return _closure(local, ranks, [local.targets(name).ids for name in names], num_layers).num_edges
 
@@ -264,7 +273,12 @@ def _closure(local: LocalGraph, mesh: Mesh, own: list[Ids], num_layers: int) -> 
 
 
 def _report(scores: dict[str, float], needed: RequiredVertices, rank: int) -> ExactEvaluation:
-    found = ExactEvaluation(scores, needed.num_edges, needed.full_num_edges, needed.all_below)
+    found = ExactEvaluation(
+        scores=scores,
+        num_edges=needed.num_edges,
+        full_num_edges=needed.full_num_edges,
+        all_below=needed.all_below,
+    )
     if rank == 0:
         _LOG.info("%s", found)
     return found
@@ -276,4 +290,4 @@ def _check(store: GraphStore, names: list[str]) -> None:
         raise InputError(explain("y", "integers or floats of 16, 32 or 64 bits", "bfloat16", fix))
     for name in names:
         if store.stored_targets(name)[2] == 0:
-            raise InputError(explain(f"targets/{name}", "at least one target", "none", "name other targets"))
+            raise InputError(explain(f"targets/{name}", "at least one target", "an empty list", "name other targets"))

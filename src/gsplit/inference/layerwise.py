@@ -1,19 +1,24 @@
-"""Layer-wise inference: a wrapped model on all neighbours, layer after layer, with a chunk in memory.
+"""Layer-wise inference: a wrapped model on all neighbours, layer by layer, with one chunk in memory.
 
-The model runs on rows of this rank's vertices, chunk by chunk. Its layers do not run then: their outputs are read from
-a memory map. For each layer, in the order in which the model calls them:
+The model runs on rows of this rank's vertices, chunk by chunk. Its layers are not run but replayed: their outputs are
+read from a memory map. For each layer, in the order in which the model calls them:
 
     collect   run the model on all row chunks up to this layer, and store the layer's inputs
     evaluate  run the layer on chunks of destinations with all their in-edges, as mini-batches of one layer whose input
               rows are the collected ones, and store its outputs
 
-At last the model runs to its end. Everything between two layers is row-wise (checked at wrapping), so each chunk is
-computed as on the full graph. In memory: a chunk. On disk: every layer's outputs for the rank's own vertices.
+Finally the whole model is replayed. Everything between two layers is row-wise (checked at wrapping), so each chunk is
+computed as on the full graph. Memory holds one chunk, the disk every layer's outputs for the rank's own vertices.
 """
 
+import errno
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -28,10 +33,10 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.features.sources import MappedRows
+from gsplit.files.mapped_files import temporary_mapped
 from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.ownership import Ownership, own_equally
 from gsplit.inference.closure import RequiredVertices, edge_chunks, num_rounds, row_chunks
-from gsplit.inference.workspace import new_workspace_file
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import Strategy
@@ -51,13 +56,20 @@ from gsplit.sampling.neighbor import make_sampler
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["InferenceOptions", "LayerwisePass", "evaluating", "flat_mesh", "inference_ownership"]
+__all__ = [
+    "InferenceOptions",
+    "LayerwisePass",
+    "check_workspace",
+    "evaluating",
+    "flat_mesh",
+    "inference_ownership",
+]
 
 _KEY = StepKey(0, 0, 0)
 
 
 class InferenceOptions(TypedDict, total=False):
-    """Options of ``gsplit.infer``. ``workspace``: where activations are kept, by default the temporary folder."""
+    """Options of ``gsplit.infer``. ``workspace``: the folder for activations, by default the temporary folder."""
 
     ownership: Ownership | None
     features: Features
@@ -77,7 +89,7 @@ def flat_mesh(mesh: Mesh) -> Mesh:
 
 
 def inference_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -> Ownership:
-    """Who computes which vertices: as in training, or equal ranges where replicas make more ranks than parts."""
+    """The owners of vertices: as in training, or equal ranges if there are more ranks than parts."""
     if ownership is None and len(store.part_boundaries) - 1 < mesh.num_splits:
         return own_equally(store.num_vertices, mesh.num_splits)
     return make_ownership(store, mesh, ownership)
@@ -85,7 +97,7 @@ def inference_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | No
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode without gradients; restores the modes afterwards."""
+    """Evaluation mode without gradients. The modes are restored afterwards."""
     modes = {name: module.training for name, module in model.named_modules()}
     try:
         model.eval()
@@ -163,15 +175,17 @@ class LayerwisePass:
             yield ids, out
 
     def _new_map(self, name: str, rows: Tensor) -> tuple[npt.NDArray[Any], MappedRows]:
-        """A map for rows like these of all own vertices, in a file without a name, which vanishes with the process."""
+        """A map for rows like these of all own vertices, in an unnamed file that is removed with the process."""
         bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
-        shape, dtype = (self._local.stop - self._local.first, *rows.shape[1:]), bits.cpu().numpy().dtype
-        array = new_workspace_file(self._workspace, f"rows of {name}", dtype, shape)
+        shape = (self._local.stop - self._local.first, *rows.shape[1:])
+        dtype = bits.cpu().numpy().dtype
+        array = _new_workspace_file(self._workspace, f"rows of {name}", dtype, shape)
         return array, MappedRows(name, array, rows.dtype, self._local.first)
 
     def _rows_only(self, ids: Ids) -> Batch:
         """A batch of rows without edges, for a replay."""
-        own, device = torch.from_numpy(ids), self._mesh.device
+        own = torch.from_numpy(ids)
+        device = self._mesh.device
         context = BatchContext(
             self._mesh, _KEY, self._local, self._arrays, "split", each_vertex_once=True, pool=BufferPool(device)
         )
@@ -262,3 +276,23 @@ class LayerwisePass:
 def _write(target: npt.NDArray[Any], places: Ids, rows: Tensor) -> None:
     rows = rows.detach().cpu()
     target[places] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
+def check_workspace(folder: Path | None) -> None:
+    """Refuse a folder for activations that cannot be written to. None is the temporary folder."""
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        got = "a folder without write permission" if folder.is_dir() else "no folder of this name"
+        raise InputError(explain(f"workspace {folder}", "a folder to write in", got, "create it, or choose another"))
+
+
+def _new_workspace_file(folder: str | Path | None, name: str, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Map a new file without a name, with its space reserved."""
+    place = Path(tempfile.gettempdir() if folder is None else folder)
+    check_workspace(place)
+    try:
+        return temporary_mapped(place, name, dtype, shape)
+    except OSError as error:
+        wanted = prod(shape) * np.dtype(dtype).itemsize
+        got = f"{shutil.disk_usage(place).free:,} free" if error.errno == errno.ENOSPC else error.strerror
+        fix = "free space, or name a folder on a larger disk: workspace=, on the command line --workspace FOLDER"
+        raise InputError(explain(f"workspace {place}", f"{wanted:,} bytes for {name}", got, fix)) from None

@@ -84,11 +84,12 @@ def predicted_classes(out: Tensor) -> Tensor:
 
 def _zeros_and_ones(targets: Scored) -> tuple[Tensor, Tensor, Tensor]:
     """Masks of the entries that are predicted to be 1, that are 1, and that have a label."""
-    y, labelled = targets.y, targets.labelled
-    strange = labelled & (y != 0) & (y != 1)
-    if strange.any():
+    y = targets.y
+    labelled = targets.labelled
+    others = labelled & (y != 0) & (y != 1)
+    if others.any():
         fix = "choose rmse or mae"
-        raise InputError(explain("y", "classes, or 0 and 1, for this metric", float(y[strange][0]), fix))
+        raise InputError(explain("y", "classes, or 0 and 1, for this metric", float(y[others][0]), fix))
     return labelled & (targets.out > 0), labelled & (y == 1), labelled
 
 
@@ -146,7 +147,7 @@ def _mean_area(areas: Tensor) -> float:
     known = areas[areas[:, 1] > 0, 0]
     if not known.numel():
         fix = "choose another metric, or other targets"
-        raise InputError(explain("roc_auc", "targets of both kinds", "only one", fix))
+        raise InputError(explain("roc_auc", "targets of both kinds", "targets of one kind in every column", fix))
     return float(known.mean())
 
 
@@ -184,7 +185,8 @@ def score_columns(targets: Scored) -> list[tuple[Tensor, Tensor]]:
 
     Two classes are one column. With more classes, each is ranked against all others by its softmax probability.
     """
-    out, y = targets.out, targets.y
+    out = targets.out
+    y = targets.y
     if not targets.is_classes:
         _, true, labelled = _zeros_and_ones(targets)
         return [(out[has, c], true[has, c]) for c, has in enumerate(labelled.unbind(1))]
@@ -201,7 +203,8 @@ def rank_area(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) 
     >>> rank_area(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     0.75
     """
-    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    num_positive = int(positive.sum())
+    num_negative = int((~positive).sum())
     if not num_positive or not num_negative:
         return None
     if np.isnan(scores).any():

@@ -3,8 +3,8 @@
     id      class   output_0   output_1        a row per vertex, ascending by id
     user-1  1       -0.31      2.06
 
-A model with one output has a column ``output``. Where classes have names, these stand in ``class`` and in the names of
-the columns: ``output_spam``. A row whose outputs are not finite has an empty ``class``.
+A model with one output has a column ``output``. If classes have names, the names are written in ``class`` and in the
+names of the columns: ``output_spam``. A row whose outputs are not finite has an empty ``class``.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,14 @@ What = Literal["classes", "outputs", "both"]
 """What is written: the class with the largest output, the model's outputs (a classifier's logits), or both."""
 
 TABLES = (".parquet", ".csv")
-"""How the names of tables end."""
+"""Suffixes of files that are tables."""
 
-_CHUNK_ROWS, _CHUNK_BYTES = 1 << 16, 16 << 20
+_CHUNK_ROWS = 1 << 16
+_CHUNK_BYTES = 16 << 20
 
 
 def _classes_of(outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    import torch  # here: the command line reads this module before it has said what it starts
+    import torch  # here: the command line imports this module before it announces the run
 
     from gsplit.inference.metrics import predicted_classes
 
@@ -42,14 +43,15 @@ def _classes_of(outputs: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def default_what(path: Path, *, classifies: bool) -> What:
-    """What a file of this name holds unless something else is asked for."""
+    """The default of ``what`` for a file of this name."""
     return "classes" if path.suffix in TABLES and classifies else "outputs"
 
 
 def check_request(path: Path, what: str | None, only: str | None) -> None:
-    """Refuse what cannot be written, before any work is done."""
+    """Refuse a file that cannot be written, before any work is done."""
     if path.suffix not in (".npy", *TABLES):
-        got, fix = path.suffix or "a name without one", "choose one of these: a table joins with yours by id"
+        got = path.suffix or "a name without a suffix"
+        fix = "choose one of these: a table joins with yours by id"
         raise InputError(explain(path, "a name that ends in .parquet, .csv or .npy", got, fix))
     if what is not None and what not in get_args(What):
         raise InputError(explain("what", f"one of {', '.join(get_args(What))}", what, "choose one"))
@@ -62,7 +64,7 @@ def check_request(path: Path, what: str | None, only: str | None) -> None:
 
 @dataclass(frozen=True)
 class PredictionTable:
-    """A table to be. ``rows``: classes, or outputs; ``vertices``: the original ids of the rows, None for all."""
+    """A table before it is written. ``rows``: classes or outputs; ``vertices``: their original ids, None for all."""
 
     what: What
     class_names: tuple[str, ...]
@@ -84,9 +86,10 @@ class PredictionTable:
         return tuple(f"output_{name}" for name in names)
 
     def write(self, path: Path, ids: OriginalOrder) -> None:
-        """Write it to a .parquet or .csv file that is there and whole, or not there."""
+        """Write a .parquet or .csv file. The file is complete, or is not there."""
         if self.rows.ndim > 2:
-            got, fix = f"shape {list(self.rows.shape)}", "write .npy, or let forward return two dimensions"
+            got = f"shape {list(self.rows.shape)}"
+            fix = "write .npy, or let forward return two dimensions"
             raise InputError(explain(path, "numbers in one row per vertex", got, fix))
         arrow = load_arrow()
         chunks = self._chunks(ids)
@@ -101,20 +104,21 @@ class PredictionTable:
             raise InputError(explain(path, "room for the table", error.strerror or error, fix)) from None
 
     def _chunks(self, ids: OriginalOrder) -> Iterator[Any]:
-        """The table in pieces that take little memory; one at least."""
+        """The table in chunks of little memory; at least one chunk."""
         arrow = load_arrow()
-        num_rows, row_bytes = self.rows.shape[0], max(1, self.rows[:1].nbytes)
+        num_rows = self.rows.shape[0]
+        row_bytes = max(1, self.rows[:1].nbytes)
         step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // row_bytes))
         for low in range(0, max(1, num_rows), step):
             high = min(num_rows, low + step)
             vertices = np.arange(low, high) if self.vertices is None else self.vertices[low:high]
             found = ids.imported_ids(vertices)
-            kind = arrow.string() if isinstance(found, list) else arrow.int64()  # also where there are no rows
+            kind = arrow.string() if isinstance(found, list) else arrow.int64()  # also for a table without rows
             columns = [arrow.array(found, kind), *self._values(self.rows[low:high])]
             yield arrow.table(columns, names=["id", *self.columns])
 
     def _values(self, rows: npt.NDArray[Any]) -> Iterator[Any]:
-        """The columns of some rows, in the order of their names."""
+        """The columns of some rows, in the order of ``columns``."""
         if self.what != "outputs":
             yield self._named(rows if self.what == "classes" else _classes_of(rows))
         if self.what != "classes":
@@ -122,7 +126,7 @@ class PredictionTable:
             yield from (wide.astype(np.float32) if wide.dtype == np.float16 else wide).T
 
     def _named(self, classes: npt.NDArray[Any]) -> Any:
-        """Classes by number or name, empty where there is none."""
+        """Classes by number or name; those below 0 are empty."""
         arrow = load_arrow()
         numbers = arrow.array(classes, mask=classes < 0)
         return arrow.array(self.class_names, arrow.string()).take(numbers) if self.class_names else numbers

@@ -37,78 +37,17 @@ then neither a race nor dependent on an order, and no transposed matrix is neede
 and agree to rounding. ``kernels.dispatch`` chooses between them.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.kernels.attention_types import AttentionInputs, AttentionKernels, AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.dispatch import kernel_for
 
-__all__ = [
-    "AttentionInputs",
-    "AttentionKernels",
-    "AttentionOptions",
-    "aggregates_first",
-    "attend",
-    "gat_attention",
-    "gatv2_attention",
-]
-
-
-class AttentionInputs(NamedTuple):
-    """The tensors of attention. GAT has ``src_terms`` and no ``att``; GATv2 has ``att``, its source terms are values.
-
-    Terms are [rows, H] for GAT and [rows, H, C] for GATv2, with a row per source, destination and edge.
-    """
-
-    values: Tensor
-    src_terms: Tensor | None
-    dst_terms: Tensor
-    edge_terms: Tensor | None
-    att: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOptions:
-    """``keep`` [E, H] is True for weights that are not dropped, ``p`` the probability of dropping one.
-
-    Without ``keep`` nothing is dropped, whatever ``p`` is.
-    """
-
-    negative_slope: float
-    keep: Tensor | None = None
-    p: float = 0.0
-
-    @property
-    def scale(self) -> float:
-        """The factor of the weights that are kept."""
-        if self.keep is None:
-            return 1.0
-        return 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
-
-
-class AttentionKernels(Protocol):
-    """A module that computes both kinds of attention."""
-
-    def forward(
-        self, edges: CsrEdges, inputs: AttentionInputs, options: AttentionOptions
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """``out``, and what ``backward`` needs of it."""
-
-    def backward(
-        self,
-        edges: CsrEdges,
-        inputs: AttentionInputs,
-        out: Tensor,
-        kept: tuple[Tensor, ...],
-        g: Tensor,
-        options: AttentionOptions,
-        wants: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs; those that are not wanted may be None."""
+__all__ = ["attend", "gat_attention", "gatv2_attention"]
 
 
 class _Attention(torch.autograd.Function):
@@ -128,7 +67,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        saved, count = ctx.saved_tensors, len(AttentionInputs._fields)
+        saved = ctx.saved_tensors
+        count = len(AttentionInputs._fields)
         grads = ctx.kernels.backward(
             ctx.edges,
             inputs=AttentionInputs(*saved[:count]),
@@ -176,15 +116,3 @@ def gatv2_attention(
 ) -> Tensor:
     """GATv2's attention: x_src [S, H, C], x_dst [D, H, C], x_edge [E, H, C] or None, att [H, C]; out [D, H, C]."""
     return attend(_kernels_for(x_src), edges, options, AttentionInputs(x_src, None, x_dst, x_edge, att))
-
-
-def aggregates_first(num_src: int, num_dst: int, num_edges: int, heads: int, width_in: int, width_out: int) -> bool:
-    """Whether GAT should aggregate rows before it projects them: fewer rows to project, wider ones to sum.
-
-    Counted are numbers moved, four times for what is written and comes back as a gradient, and products, of which a
-    kernel makes 8 in that time and a matrix product 16; about, on one core.
-    """
-    sums, rows = num_dst * heads * width_in, num_src * heads * width_out
-    first = 4 * sums + num_edges * width_in * (1 + heads / 8) + sums * width_out / 16
-    after = 4 * rows + num_edges * heads * width_out * (1 + 1 / 8) + rows * width_in / 16
-    return first < after

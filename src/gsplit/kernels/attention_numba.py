@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.kernels.attention import AttentionInputs, AttentionOptions
+from gsplit.array_types import Ids
+from gsplit.kernels.attention_types import AttentionInputs, AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.jit import kernel
 from gsplit.kernels.lanes import add_scaled, dot
@@ -21,7 +22,6 @@ from gsplit.kernels.lanes import add_scaled, dot
 __all__ = ["backward", "forward"]
 
 Floats = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 
 class _Operands(NamedTuple):
@@ -232,7 +232,8 @@ def _operands(edges: CsrEdges, inputs: AttentionInputs, options: AttentionOption
 
 def forward(edges: CsrEdges, inputs: AttentionInputs, options: AttentionOptions) -> tuple[Tensor, tuple[Tensor, ...]]:
     """out [D, H, C] and, for ``backward``, alpha [E, H]."""
-    values, num_heads = inputs.values, inputs.dst_terms.size(1)
+    values = inputs.values
+    num_heads = inputs.dst_terms.size(1)
     out = values.new_empty(edges.num_dst, num_heads, values.size(2))
     alpha = values.new_empty(edges.num_edges, num_heads)
     att = None if inputs.att is None else _array(inputs.att)
@@ -251,7 +252,8 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the inputs; None for what is not there or not wanted."""
     values, src_terms, dst_terms, _, att = inputs
-    operands, alpha = _operands(edges, inputs, options), kept[0].numpy()
+    operands = _operands(edges, inputs, options)
+    alpha = kept[0].numpy()
     wants_values, _, _, wants_edges, _ = wants
     g_dst = dst_terms.new_empty(dst_terms.shape)
     g_edge = dst_terms.new_empty((edges.num_edges if wants_edges else 0, *dst_terms.shape[1:]))
@@ -262,7 +264,8 @@ def backward(
         written = [t.numpy() for t in (g_values, g_src, g_dst, g_edge)]
         _backward_gat(operands, alpha, _array(out), _array(g), written[0], written[1], written[2], written[3])
         return g_values if wants_values else None, g_src, g_dst, g_edge if wants_edges else None, None
-    g_src, g_att = values.new_zeros(values.shape), torch.zeros(att.numel(), dtype=torch.float64)
+    g_src = values.new_zeros(values.shape)
+    g_att = torch.zeros(att.numel(), dtype=torch.float64)
     rows = [t.flatten(1).numpy() for t in (g_src, g_dst, g_edge)]
     _backward_gatv2(
         operands,

@@ -1,7 +1,7 @@
 """Buffers for rows that travel or wait, reused without ever being shared.
 
 A buffer belongs to its tensor until the last view of it is gone, those saved in an autograd graph included:
-collectives write without telling autograd, so reuse while a graph still holds the rows would give silently wrong
+collectives write without notice to autograd, so reuse while a graph still holds the rows would give silently wrong
 gradients. The rule needs no bookkeeping by the user: each tensor is made over an array object of its own, torch keeps
 that object alive as long as any tensor of the storage lives, and its finalizer brings the buffer back.
 
@@ -34,7 +34,7 @@ class BufferPool:
         self.num_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor with undefined contents, whose memory nobody else sees while it lives."""
+        """A tensor with undefined contents, whose memory is not shared while it lives."""
         if self._device.type != "cpu" or prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=self._device)
         size = max(1, prod(shape)) * dtype.itemsize

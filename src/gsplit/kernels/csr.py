@@ -1,10 +1,10 @@
-"""Edges grouped by destination as attention layers take them: a CSR matrix, with PyG's self-loops if asked for.
+"""Edges grouped by destination as attention layers take them: a CSR matrix, with PyG's self-loops if wanted.
 
 ``src_rows[indptr[i] : indptr[i + 1]]`` are the sources of destination i. Destinations are the first rows of the
 sources, so row i of both is one vertex and an edge (i, i) is a self-loop. With self-loops as PyG's ``GATConv`` makes
-them, those that were sampled are left out, and every destination gets one, which stands last among its edges.
+them, those that were sampled are left out, and every destination gets one, which is the last of its edges.
 
-``places`` says which edge is which: its number among ALL sampled edges of its destination, or ``LOOP`` for an added
+``places`` identifies an edge: its number among ALL sampled edges of its destination, or ``LOOP`` for an added
 self-loop. Dropout goes by it.
 """
 
@@ -33,7 +33,6 @@ class CsrEdges:
 
     @property
     def num_dst(self) -> int:
-        """Destinations."""
         return self.indptr.numel() - 1
 
     @property
@@ -77,14 +76,16 @@ def _fill(indptr: Ids, src_rows: Ids, add_self_loops: bool, new_src_rows: Ids, p
 
 def make_csr_edges(indptr: Tensor, src_rows: Tensor, num_src: int, *, add_self_loops: bool) -> CsrEdges:
     """The edges of a block on the host, checked once, so that kernels need not."""
-    starts, sources = indptr.numpy(), src_rows.numpy()
+    starts = indptr.numpy()
+    sources = src_rows.numpy()
     ascending = starts.size > 0 and starts[0] == 0 and starts[-1] == sources.size and bool((np.diff(starts) >= 0).all())
     if not ascending or num_src < starts.size - 1:
         raise ValueError(f"edges: expected a CSR matrix of at most {num_src} rows (got {starts.size - 1})")
     counted = _count(starts, sources, num_src, add_self_loops)
     if not counted.size:
-        raise ValueError(f"edges: expected source rows in [0, {num_src}) (got others)")
-    new_src_rows, places = np.empty(counted[-1], np.int64), np.empty(counted[-1], np.int64)
+        raise ValueError(f"edges: expected source rows in [0, {num_src}) (got {sources.min()}..{sources.max()})")
+    new_src_rows = np.empty(counted[-1], np.int64)
+    places = np.empty(counted[-1], np.int64)
     _fill(starts, sources, add_self_loops, new_src_rows, places)
     made = [torch.from_numpy(array) for array in (counted, new_src_rows, places)]
     return CsrEdges(made[0], made[1], made[2], num_src)

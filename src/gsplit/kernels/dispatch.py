@@ -1,7 +1,7 @@
 """The one rule that picks a kernel for an operation.
 
-Numba kernels run on the CPU and define the result. Elsewhere Triton kernels are their equals where Triton runs, and
-torch operations everywhere; torch operations also serve the types that a kernel does not take.
+Numba kernels run on the CPU and define the result. Elsewhere Triton kernels give the same result where Triton runs, and
+torch operations everywhere; torch operations also handle the types that a kernel does not take.
 """
 
 from typing import Literal

@@ -13,6 +13,7 @@ import numba
 
 __all__ = ["kernel"]
 
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -21,6 +22,6 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compile ``function`` with numba, keeping its Python signature for the type checker."""
     try:
         compiled = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # no place where the cache could be written: compile anew in every process
+    except RuntimeError:  # the cache cannot be written: compile in every process
         compiled = numba.njit(nogil=True)(function)
     return cast(Callable[P, R], compiled)

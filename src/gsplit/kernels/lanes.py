@@ -39,7 +39,8 @@ class _Rows:
 
     def __init__(self, context: Any, builder: Any, kinds: Any, values: Any) -> None:
         arrays = [context.make_array(kind)(context, builder, value) for kind, value in zip(kinds, values, strict=True)]
-        self._builder, self._data = builder, [array.data for array in arrays]
+        self._builder = builder
+        self._data = [array.data for array in arrays]
         self._num_bytes = kinds[0].dtype.bitwidth // 8
         self.count = _LANE_BYTES // self._num_bytes
         self.vector = ir.VectorType(context.get_value_type(kinds[0].dtype), self.count)

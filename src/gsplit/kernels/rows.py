@@ -1,8 +1,8 @@
 """Moving rows on the host: gather them, copy and gather for a shuffle, merge a gradient from its parts; one pass each.
 
 Compiled, because on a host that computes, memory traffic is what a shuffle costs: torch operations would pass over the
-gradient once to copy it and once more to add. Where ``dispatch`` says torch, callers use torch operations with the same
-result.
+gradient once to copy it and once more to add. Where ``dispatch`` chooses torch, callers use torch operations with the
+same result.
 """
 
 from typing import Any

@@ -14,8 +14,12 @@ from gsplit.keys import scalar
 __all__ = ["bounded", "mix", "mix_array", "permute", "unpermute"]
 
 GAMMA = np.uint64(scalar.GAMMA)
-_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_S30 = np.uint64(30)
+_S27 = np.uint64(27)
+_S31 = np.uint64(31)
+_S32 = np.uint64(32)
 _ONE = np.uint64(1)
 
 

@@ -19,7 +19,8 @@ def _signed(word: int) -> int:
 
 
 _GAMMA = _signed(scalar.GAMMA)
-_M1, _M2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_M1 = _signed(0xBF58476D1CE4E5B9)
+_M2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:

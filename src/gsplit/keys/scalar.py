@@ -1,6 +1,6 @@
 """The definition of keyed randomness, on Python integers.
 
-Used as it stands for the few scalar keys of a step, and as the oracle of the two array versions.
+Used for the few scalar keys of a step, and as the oracle of the two array versions.
 """
 
 __all__ = ["GAMMA", "MAX_SIZE", "MIN_BITS", "ROUNDS", "bounded", "mix", "permute", "round_keys", "unpermute"]

@@ -313,7 +313,7 @@ class NeighborLoader:
         stride = (mesh.replica, mesh.num_replicas)  # of the mini-batch's targets: the first that it takes, and the step
         if plan.strategy.targets == "strided":
             stride = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)
-        own = targets.for_step(key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, cut=stride)
+        own = targets.for_step(key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, stride=stride)
         telemetry.record_max("targets_bytes", targets.num_bytes)
         if not plan.strategy.needs_whole_graph:
             telemetry.record_max(

@@ -1,10 +1,12 @@
-"""A mini-batch as the training loop sees it on one rank: the interface between loader and model.
+"""The mini-batch on one rank: the interface between loader and model.
 
-``x`` is the mixed input tensor of layer 0, exchanged already. A model wrapped by ``gsplit.parallelize`` takes
-``(batch.x, batch.edge_index)``. A model written against the batch does, for every layer l,
-``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``. Rows of the last output are this
-rank's targets. ``mean`` and ``sum`` are over the whole mini-batch and are collectives: every rank calls them. Ranks own
-different numbers of targets, so a plain mean over a rank's rows is silently wrong on several ranks; backward refuses it
+``x`` is the mixed input tensor of layer 0: the loader has exchanged its rows. A model wrapped by ``gsplit.parallelize``
+takes ``(batch.x, batch.edge_index)``. A model written against the batch calls, for every layer l,
+``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``. The rows of the last output are this
+rank's targets.
+
+``mean`` and ``sum`` are over the whole mini-batch. They are collectives: every rank calls them. Ranks have different
+numbers of targets, so the mean over one rank's rows has a wrong gradient on several ranks. The backward pass refuses it
 (``LossGuard``).
 """
 
@@ -40,10 +42,10 @@ class LossGuard:
     def __init__(self) -> None:
         self._backward = -1
         self.model = ""
-        """Train/eval mode of the model that was called with the batch; the same on every rank."""
+        """Train/eval mode of the model that was called with the batch; it must be equal on all ranks."""
 
     def reduced(self) -> None:
-        """Called when backward passes the global sum of this batch."""
+        """Called when the backward pass reaches the global sum of this batch."""
         self._backward = torch._C._current_graph_task_id()
 
     def check(self, gradient: Tensor) -> None:
@@ -55,16 +57,18 @@ class LossGuard:
 
 
 class _GlobalSum(torch.autograd.Function):
-    """Sum of local rows over all ranks. Backward: times the ranks, on local rows; gradients are averaged later.
+    """Sum of the rows of all ranks: [n] to a scalar, [n, k] to [k].
 
-    rows [n] to a scalar, rows [n, k] to [k].
+    Backward: g times the number of ranks, for every local row, because parameter gradients are averaged over the ranks.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, comm: Comm, call: Call, guard: LossGuard) -> Tensor:
-        ctx.shape, ctx.size, ctx.guard = rows.shape, comm.size, guard
+        ctx.shape = rows.shape
+        ctx.size = comm.size
+        ctx.guard = guard
         total = rows.sum() if rows.dim() == 1 else rows.sum(0)
-        comm.all_reduce(call, total).wait()
+        comm.all_reduce(call, total).wait()  # all ranks: every rank calls batch.mean or batch.sum
         return total
 
     @staticmethod
@@ -77,7 +81,7 @@ class _GlobalSum(torch.autograd.Function):
 def exchange_input_rows(
     rows: Tensor, route: Route | None, comm: Comm, step: int, pool: BufferPool, telemetry: StepTelemetry
 ) -> Tensor:
-    """The mixed input rows from the own ones; None: the rank has read all of them. A collective."""
+    """The mixed input rows from the local ones. Without a route, the rank has read all of them. A collective."""
     with telemetry.span("exchange_features", rows.device):  # all ranks: once per step
         if route is None:
             return rows
@@ -86,9 +90,9 @@ def exchange_input_rows(
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Input rows that a device has still to gather out of ``features``, and to exchange along ``route``.
+    """Input rows that a device has not gathered from ``features`` and exchanged along ``route`` yet.
 
-    ``located``: where the ``num_local`` own rows are, from ``DeviceRows.locate``.
+    ``located``: where the ``num_local`` local rows are, from ``DeviceRows.locate``.
     """
 
     located: Any
@@ -99,7 +103,8 @@ class PendingRows:
 
     def gather(self, device: torch.device, step: int, pool: BufferPool, telemetry: StepTelemetry) -> Tensor:
         """The mixed input rows, on the device. A collective."""
-        features, route = self.features, self.route
+        features = self.features
+        route = self.route
         num_rows = self.num_local if route is None else route.num_buffer
         rows = torch.empty(num_rows, *features.row_shape, dtype=features.dtype, device=device)
         with telemetry.span("gather_features", device):
@@ -109,9 +114,9 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayer:
-    """One layer of a batch: its edges, the route of its source rows, and the edges' stored values, if there are any.
+    """One layer of a batch: its edges, the route of its source rows, and the stored values of its edges.
 
-    ``route``: None where this rank has all source rows itself.
+    ``route`` is None if this rank computes or reads all source rows itself.
     """
 
     block: Block
@@ -121,22 +126,22 @@ class BatchLayer:
 
     @property
     def num_local(self) -> int:
-        """Rows of the local frontier: this rank's own source rows."""
+        """Rows of the local frontier: the source rows that this rank computed or read."""
         return self.block.num_src if self.route is None else self.route.num_local
 
     @property
     def destinations_are_local(self) -> bool:
-        """Whether the destinations are the first rows of the local frontier; not at a boundary."""
+        """Whether the destinations are the first rows of the local frontier (law 4); not at a boundary."""
         return self.route is None or self.route.destinations_are_local
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """What a batch is part of: the ranks, the step, the graph, and the strategy that made it.
+    """The ranks, the step, the graph and the strategy of a batch.
 
-    ``each_vertex_once``: no vertex of the mini-batch is computed on two ranks, which is what BatchNorm needs.
-    ``arrays`` are the names of the stored arrays in the batch. ``loader`` is the number of its loader on the mesh.
-    ``pool``: memory for the rows of its layers. ``deterministic``: gradients of rows are added in one order.
+    ``arrays``: the names of the stored arrays in the batch. ``each_vertex_once``: no vertex of the mini-batch is
+    computed on two ranks, which BatchNorm requires. ``pool``: memory for the rows of its layers. ``deterministic``:
+    gradients of rows are added in a fixed order. ``loader``: the number of the batch's loader on the mesh.
     """
 
     mesh: Mesh
@@ -156,12 +161,12 @@ class BatchContext:
 class Batch:
     """One rank's part of a mini-batch.
 
-    ``x``: mixed input rows. ``frontiers``: which vertices the rows of every level are: two for hybrid(k), with the
-    vertices below and above the boundary, one otherwise. ``num_targets``: this rank's; ``global_batch_size``: those of
-    all ranks.
+    ``x``: the mixed input rows. ``frontiers``: the vertices of the rows of every level, as two ``FrontierIds`` for
+    hybrid(k), one below and one above the boundary, and as one otherwise. ``num_targets``: the targets of this rank;
+    ``global_batch_size``: the targets of all ranks.
 
-    A batch that the host has loaded for a device lies in pinned memory (``pin``) and has no input rows yet, only where
-    they are (``pending``). The training thread moves it with ``to``.
+    A batch that the host loads for a device is first in pinned memory (``pin``), with the locations of its input rows
+    (``pending``) in place of ``x``. The training thread moves it to the device with ``to``.
     """
 
     x: Tensor
@@ -175,7 +180,8 @@ class Batch:
     pinned: PinnedMemory | None = None
 
     def __repr__(self) -> str:
-        mesh, key = self.context.mesh, self.context.key
+        mesh = self.context.mesh
+        key = self.context.key
         return (
             f"Batch(epoch {key.epoch}, step {key.step}: {self.num_targets} of {self.global_batch_size} targets, "
             f"{self.num_layers} layers, x {list(self.x.shape)}, "
@@ -184,22 +190,22 @@ class Batch:
 
     @property
     def batch_size(self) -> int:
-        """This rank's targets, under PyG's name."""
+        """The targets of this rank; the name is PyG's."""
         return self.num_targets
 
     @property
     def n_id(self) -> Tensor:
-        """Original ids of this rank's own input rows, the first rows of ``x``: targets before all."""
+        """Original ids of the local input rows, which are the first rows of ``x``. The first ids are the targets."""
         return self.frontiers[0].n_id
 
     @property
     def input_ids(self) -> Tensor:
-        """``n_id`` in the store's numbering."""
+        """``n_id`` in the numbering of the store."""
         return self.frontiers[0].ids
 
     @property
     def num_layers(self) -> int:
-        """Layers of the sample, which must be the model's."""
+        """The number of sampled layers, which must be that of the model."""
         return len(self.layers)
 
     @property
@@ -209,131 +215,144 @@ class Batch:
 
     @property
     def key(self) -> StepKey:
-        """The name of the step: seed, epoch and step."""
+        """The key of the step: seed, epoch and step."""
         return self.context.key
 
     @property
     def telemetry(self) -> StepTelemetry:
-        """Where the numbers of this step are collected."""
+        """The counters and times of this step."""
         return self.context.telemetry
 
     @property
     def y(self) -> Tensor:
         """Labels of this rank's targets."""
         if self.labels is None:
-            raise InputError(explain("batch.y", "a graph with labels", "none", "import the labels with the graph"))
+            got = f"a graph with {', '.join(sorted(self.context.graph.store.names))}"
+            raise InputError(explain("batch.y", "a graph with labels", got, "import the labels with the graph"))
         return self.labels
 
     @property
     def edge_index(self) -> "EdgeHandle[Batch]":
-        """What a wrapped PyG model takes in place of an edge tensor."""
+        """A placeholder for the edges, for models wrapped by ``gsplit.parallelize``."""
         return EdgeHandle(self)
 
     @property
     def has_edge_attr(self) -> bool:
-        """Whether the batch carries stored edge features."""
+        """Whether the batch has stored edge features."""
         return self.context.arrays.edge_attr is not None
 
     @property
     def has_edge_weight(self) -> bool:
-        """Whether the batch carries stored edge weights."""
+        """Whether the batch has stored edge weights."""
         return self.context.arrays.edge_weight is not None
 
     @property
     def edge_attr(self) -> "EdgeAttrHandle[Batch]":
-        """What a wrapped PyG model takes in place of edge features."""
+        """A placeholder for the edge features, for models wrapped by ``gsplit.parallelize``."""
         if not self.has_edge_attr:
             raise InputError(_no_edge_values("edge_attr", self.context.graph))
         return EdgeAttrHandle(self)
 
     @property
     def edge_weight(self) -> "EdgeWeightHandle[Batch]":
-        """What a wrapped PyG model takes in place of edge weights."""
+        """A placeholder for the edge weights, for models wrapped by ``gsplit.parallelize``."""
         if not self.has_edge_weight:
             raise InputError(_no_edge_values("edge_weight", self.context.graph))
         return EdgeWeightHandle(self)
 
     def frontier(self, level: int) -> FrontierIds:
-        """The vertices of the local frontier of a level, which are the first ones of these."""
+        """The ids whose first ones are the local frontier of a level (law 4).
+
+        With local frontiers [7, 8, 6] at level 0 and [7] at level 1, both levels return the ids [7, 8, 6].
+        ``layers[1].num_local``, which is 1, is the length of the local frontier of level 1.
+        """
         return next(found for found in reversed(self.frontiers) if found.level <= level)
 
     def destinations(self, layer: int) -> FrontierIds:
-        """The vertices whose in-edges a layer's block has, which are the first ones of these."""
+        """The ids whose first ``blocks[layer].num_dst`` are the destinations of a layer.
+
+        In the example above, the destination of layer 0 is the first of [7, 8, 6]. Only at a boundary destinations are
+        not rows of the layer's local frontier; there the ids are those of the level above.
+        """
         return self.frontier(layer if self.layers[layer].destinations_are_local else layer + 1)
 
     def mixed_ids(self, layer: int) -> Tensor:
-        """Original ids of the rows of a layer's mixed frontier. A collective."""
+        """The original ids of a layer's mixed frontier. A collective."""
         return self._exchange_stored(layer, self.frontier(layer).n_id, "exchange mixed ids")
 
     def _exchange_stored(self, layer: int, rows: Tensor, purpose: str) -> Tensor:
-        """Values of a layer's mixed rows from those of the own ones, without gradient. A collective."""
+        """Exchange values of the local rows of a layer for those of its mixed rows. A collective."""
         route = self.layers[layer].route
-        own = rows[: self.layers[layer].num_local]
+        local = rows[: self.layers[layer].num_local]
         if route is None:
-            return own
+            return local
         buffer = rows.new_empty(route.num_buffer, *rows.shape[1:])
-        buffer[: route.num_local] = own
+        buffer[: route.num_local] = local
         call = Call(purpose, self.key.step, layer)
         return exchange_stored(buffer, route, self.context.mesh.shuffles, call, self.context.pool, self.telemetry)
 
     def gcn_norm(
         self, layer: int, *, add_self_loops: bool, fill_value: float, weighted: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor | None]:
-        """Of GCN's normalisation: 1 / sqrt(degree) of a layer's mixed rows, and the destinations' self-loop weights.
+        """1 / sqrt(degree) of a layer's mixed rows, and the self-loop weights of its destinations. A collective.
 
-        Degrees are those of the whole graph, with the stored edge weights if ``weighted``; without them all self-loops
-        weigh 1, and their weights are None. A collective.
+        For the normalisation of GCN. Degrees are those of the whole graph, with the stored edge weights if
+        ``weighted``; without edge weights all self-loops have weight 1, and None is returned for their weights.
         """
         context = self.context
         name = context.arrays.edge_weight if weighted else None
         found = context.graph.gcn_rows(add_self_loops=add_self_loops, fill_value=fill_value, edge_weight=name)
         device = self.x.device
-        own = take_rows(found.deg_inv_sqrt, self.frontier(layer).ids[: self.layers[layer].num_local], device).to(dtype)
-        mixed = self._exchange_stored(layer, own, "exchange degrees")
+        local_ids = self.frontier(layer).ids[: self.layers[layer].num_local]
+        local = take_rows(found.deg_inv_sqrt, local_ids, device).to(dtype)
+        mixed = self._exchange_stored(layer, local, "exchange degrees")
         if found.loop_weight is None:
             return mixed, None
         dst = self.destinations(layer).ids[: self.blocks[layer].num_dst]
         return mixed, take_rows(found.loop_weight, dst, device).to(dtype)
 
     def shuffle(self, layer: int, h: Tensor, *, of_wrapped_model: bool = False) -> tuple[Tensor, Tensor]:
-        """Hidden rows of this rank to ``(h_mixed, h_dst)`` of a layer; differentiable. ``x`` is exchanged already.
+        """Exchange the input rows of a layer. Returns ``(h_mixed, h_dst)``; differentiable. A collective.
 
-        ``of_wrapped_model``: the model was checked not to join rows across a boundary.
+        ``h`` are the rows of the local frontier, or ``x`` or rows computed from it for layer 0, which is exchanged
+        already. ``of_wrapped_model``: the model was checked not to combine rows across a boundary.
         """
         if not 0 <= layer < self.num_layers:
             fix = "count layers from the input up"
             raise InputError(explain("layer", f"0 to {self.num_layers - 1}", layer, fix))
         self._refuse_input_gradients()
-        found, context = self.layers[layer], self.context
+        found = self.layers[layer]
+        context = self.context
         if not (found.destinations_are_local or of_wrapped_model):
             got = f"{context.strategy}, layer {layer}"
             fix = "wrap a PyG model with gsplit.parallelize, or use split"
             raise InputError(explain("batch.shuffle", "a strategy whose levels are prefixes of each other", got, fix))
-        route = found.route if layer else None  # layer 0's rows were exchanged by the loader
-        num_input = found.block.num_src if route is None else route.num_local
-        if h.dim() < 2 or h.size(0) != num_input:
-            below = "batch.x, or what a row-wise encoder made of it"
-            above = "the output of the layer below, one row per destination"
-            expected, fix = f"[{num_input}, ...]", f"pass {above if layer else below}"
-            raise InputError(explain(f"h at layer {layer}", expected, list(h.shape), fix))
+        route = found.route if layer else None  # the loader exchanged the rows of layer 0
+        self._check_input_rows(h, layer, found.block.num_src if route is None else route.num_local)
         with self.telemetry.span("shuffle"):
             if route is None:
                 return keep_prefix(h, found.block.num_dst)
-            call = Call("shuffle" if route.appends else "boundary", context.key.step, layer)
             return exchange_rows(
                 h,
                 route,
                 context.mesh.shuffles,
-                call,
+                Call("shuffle" if route.appends else "boundary", context.key.step, layer),
                 context.pool,
                 self.telemetry,
                 deterministic=context.deterministic,
             )
 
+    def _check_input_rows(self, h: Tensor, layer: int, num_rows: int) -> None:
+        if h.dim() < 2 or h.size(0) != num_rows:
+            fix = "pass batch.x, or the output of a row-wise encoder of it"
+            if layer:
+                fix = "pass the output of the layer below, one row per destination"
+            raise InputError(explain(f"h at layer {layer}", f"[{num_rows}, ...]", list(h.shape), fix))
+
     def _refuse_input_gradients(self) -> None:
         if self.x.requires_grad:
-            fix = "train an embedding of your own instead; stored features carry no gradient"
-            raise InputError(explain("batch.x", "no gradient asked for", "requires_grad", fix))
+            fix = "train an embedding of your own instead; stored features have no gradient"
+            raise InputError(explain("batch.x", "requires_grad=False", f"requires_grad={self.x.requires_grad}", fix))
 
     def _check_per_target(self, values: Tensor, name: str) -> None:
         if values.dim() != 1 or values.size(0) != self.num_targets:
@@ -352,23 +371,23 @@ class Batch:
         return total
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the whole mini-batch of one value per target, the same on every rank. A collective."""
+        """Sum of one value per target over the whole mini-batch, equal on all ranks. A collective."""
         self._check_per_target(values, "values")
         return self._global_sum(values, "sum")
 
     def mean(self, values: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Mean over the whole mini-batch of one value per target, the same on every rank. A collective.
+        """Mean of one value per target over the whole mini-batch, equal on all ranks. A collective.
 
-        ``weight``, one per target: sum(weight * values) / sum(weight), both sums over all ranks and in float32 at
-        least; 0 where all weights are 0. The gradient is right when parameter gradients are then AVERAGED over ranks.
+        With ``weight``, one per target: sum(weight * values) / sum(weight), both sums over all ranks and at least in
+        float32; 0 if all weights are 0. The gradient assumes that parameter gradients are then AVERAGED over the ranks.
         """
         total, weights = self.weighted_sum(values, weight)
         return total / divisor(weights)
 
     def weighted_sum(self, values: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | int]:
-        """Both halves of ``mean``: sum(weight * values) and sum(weight), for means over several mini-batches.
+        """sum(weight * values) and sum(weight), of which ``mean`` is the quotient; for means over several mini-batches.
 
-        Without weights every target weighs 1. A collective.
+        Without weights every target has weight 1. A collective.
         """
         self._check_per_target(values, "values")
         values = values.to(torch.promote_types(values.dtype, torch.float32))  # 2048 + 1 is 2048 in half precision
@@ -380,18 +399,19 @@ class Batch:
         return total, weights.detach()
 
     def cast(self, dtype: torch.dtype) -> "Batch":
-        """The batch with its input rows in another type: features may be stored in half precision."""
+        """The batch with its input rows converted to a type. Features may be stored in half precision."""
         return self if self.x.dtype == dtype else replace(self, x=self.x.to(dtype))
 
     def pin(self, buffers: PinnedBuffers) -> "Batch":
-        """The batch with its tensors in pinned memory, from which they cross to a device in one copy."""
+        """The batch with its tensors in pinned memory, from which one copy moves them to a device."""
         data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pending))
         labels, frontiers, layers, pending = data
         return replace(self, labels=labels, frontiers=frontiers, layers=layers, pending=pending, pinned=pinned)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on the mesh's device; another one is refused. A collective for a pinned batch, which is moved."""
-        device, own = torch.device(device), self.context.mesh.device
+        """Move the batch to the device of the mesh. Other devices are refused. A collective for a pinned batch."""
+        device = torch.device(device)
+        own = self.context.mesh.device
         if device.type != own.type or device.index not in (None, own.index):
             fix = "make the mesh for that device: gsplit.init(device=...)"
             raise InputError(explain("batch.to", f"the mesh's device, {own}", device, fix))
@@ -400,14 +420,14 @@ class Batch:
         with self.telemetry.span("copy", own):
             data = self.pinned.to(own, (self.labels, self.frontiers, self.layers, self.pending))
         labels, frontiers, layers, pending = data
-        assert pending is not None  # rows are located before a batch is pinned
+        assert pending is not None  # a batch is pinned with its rows located
         x = pending.gather(own, self.key.step, self.context.pool, self.telemetry)
         moved = replace(self, x=x, labels=labels, frontiers=frontiers, layers=layers, pending=None, pinned=None)
         moved.record_bytes()
         return moved
 
     def record_bytes(self) -> None:
-        """Note in telemetry what the batch holds (law 7)."""
+        """Record the size of the batch in telemetry (law 7)."""
         values = [value for layer in self.layers for value in (layer.edge_attr, layer.edge_weight)]
         arrays = [self.x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
         sizes = [array.nbytes for array in arrays] + [value.nbytes for value in values if value is not None]
@@ -416,7 +436,7 @@ class Batch:
 
 
 def divisor(weight: Tensor | float) -> Tensor | float:
-    """What sums are divided by for a mean: their weight, or 1 where nothing weighs, so that 0 stays 0."""
+    """The divisor of a mean: the weight, or 1 if the weight is 0, so that a sum of 0 stays 0."""
     if isinstance(weight, Tensor):
         return torch.where(weight == 0, torch.ones_like(weight), weight)
     return weight or 1

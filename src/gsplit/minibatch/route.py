@@ -1,20 +1,20 @@
 """Routes: how the source rows of one layer reach the ranks that read them.
 
-A layer computes its destinations from the mixed frontier: this rank's own rows and rows of other ranks. A route is made
-while a mini-batch is sampled (``split``) and says which own rows are sent to whom, how many arrive from whom, and where
-rows land. ``shuffle`` moves rows along it and gradients back. There are two kinds:
+A layer computes its destinations from the mixed frontier: rows of this rank and rows of other ranks. A ``Route`` is
+made while a mini-batch is sampled (``split``). It lists the rows to send to each rank, the number of rows to receive
+from each rank, and the places of the rows. ``shuffle`` moves rows along it, and gradients back. There are two kinds:
 
-- A shuffle, where no place is given (law 4): own rows first, in their order, received rows appended, owner after owner.
+- A shuffle, without places (law 4). Own rows come first, in their order; received rows are appended, grouped by owner:
 
-      mixed = [local frontier | rows received]        destinations = the first rows of both
+      mixed frontier = [local frontier | received rows]        destinations = the first rows of both
 
-- A boundary, with ``own_places`` and ``recv_places``: the rank's own micro-batch reads rows that their owners have
-  computed or loaded, in the micro-batch's order. Its own rows are a prefix of the local frontier.
+- A boundary, with ``own_places`` and ``recv_places``. A rank's own micro-batch reads rows that their owners computed or
+  loaded, in the order of the micro-batch.
 
-A third kind is for stored features alone: a shuffle without the rows that the receiver has a copy of (``copied``).
-A layer whose rows the rank has itself needs no route.
+Stored features may also take a shuffle without the rows that the receiver has a copy of (``copied``). A layer whose
+source rows are all computed by the rank itself has no route.
 
-What a step sends is counted here too (law 7), with the backward pass, gradients and losses.
+The functions here also count what a step sends (law 7).
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows that this rank has copies of: ``rows`` of ``copies`` go to ``places`` of the mixed frontier."""
+    """Rows that this rank has copies of: row ``rows[i]`` of ``copies`` goes to ``places[i]`` of the mixed frontier."""
 
     copies: ForeignCopies
     rows: Tensor
@@ -43,15 +43,18 @@ class CopiedRows:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How rows travel at one layer, as one rank sees it; see the module.
+    """The exchange of rows at one layer, for one rank; see the module.
 
-    ``send_rows`` are rows of the local frontier, peer after peer, ``send_counts[p]`` of them to rank p, unique per
-    peer. ``recv_counts[p]`` rows arrive from rank p. ``num_local`` rows are this rank's own; ``num_dst`` are the
-    layer's destinations. ``own_places``: where the first own rows land in the mixed frontier; None: they stay where
-    they are. ``recv_places``: where received rows land; None: behind the own ones.
+    ``send_rows`` are rows of the local frontier, grouped by receiver, ``send_counts[p]`` of them for rank p and unique
+    per receiver. ``recv_counts[p]`` rows are received from rank p. The local frontier has ``num_local`` rows and the
+    layer has ``num_dst`` destinations. ``own_places[i]`` is the place of local row i in the mixed frontier; None: local
+    rows keep their places. ``recv_places``: the same for received rows; None: they are appended.
 
-    >>> Route(torch.tensor([1]), (0, 1), (0, 1), num_local=2, num_dst=1).num_mixed  # rank 0 of the example in ``split``
-    3
+    Rank 1 of the example in ``split`` has the local frontier [7, 8, 6]. It sends row 2 (vertex 6) to rank 0 and
+    receives one row (vertex 3) from it, so its mixed frontier is [7, 8, 6 | 3]:
+
+    >>> Route(torch.tensor([2]), send_counts=(1, 0), recv_counts=(1, 0), num_local=3, num_dst=1).num_mixed
+    4
     """
 
     send_rows: Tensor
@@ -77,7 +80,7 @@ class Route:
 
     @property
     def num_own(self) -> int:
-        """Own rows that this rank reads itself: all of them in a shuffle."""
+        """Local rows that this rank reads itself: all of them in a shuffle."""
         return self.num_local if self.own_places is None else self.own_places.numel()
 
     @property
@@ -87,25 +90,25 @@ class Route:
 
     @property
     def num_buffer(self) -> int:
-        """Rows of a tensor with the own rows in front, in which stored rows are exchanged in place if they can be."""
+        """Rows of the buffer for ``exchange_stored``: those of the mixed frontier if local rows keep their places."""
         return self.num_mixed if self.own_places is None else self.num_local
 
     @property
     def appends(self) -> bool:
-        """Whether received rows are appended to the own ones: a shuffle."""
+        """Whether received rows are appended to the local ones: a shuffle."""
         return self.own_places is None and self.recv_places is None
 
     @property
     def destinations_are_local(self) -> bool:
-        """Whether the destinations are also the first rows of the local frontier."""
+        """Whether the destinations are the first rows of the local frontier too (law 4); not at a boundary."""
         return self.own_places is None
 
 
 def skip_replicated_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, copies: ForeignCopies) -> Route:
-    """The route of stored features along ``route``, without the rows that the receiver has a copy of.
+    """The same route for stored features, without the rows that the receiver has a copy of.
 
-    ``input_ids`` are the vertices of the local frontier, ``foreign_ids`` those of the rows received, owner after owner.
-    Only the array that was copied can be exchanged along it.
+    ``input_ids`` are the vertices of the local frontier, ``foreign_ids`` those of the received rows. Only the array
+    that was copied can be exchanged along the result.
     """
     leaving = ~copies.prefixes.hold(input_ids[route.send_rows])
     copied = copies.prefixes.hold(foreign_ids)
@@ -117,15 +120,15 @@ def skip_replicated_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, c
         num_local=route.num_local,
         num_dst=route.num_dst,
         recv_places=places[~copied],
-        copied=CopiedRows(copies, rows=copies.places_of(foreign_ids[copied]), places=places[copied]),
+        copied=CopiedRows(copies=copies, rows=copies.places_of(foreign_ids[copied]), places=places[copied]),
     )
 
 
 def count_sample(asked: Sequence[Route], travelled: Sequence[Route | None], telemetry: StepTelemetry) -> None:
-    """Count what sampling found (law 7): ids that were asked for along routes, and rows that travel in the step.
+    """Count the exchanges of ids of a step, and the rows that its forward pass exchanges (law 7).
 
-    Per route the numbers of ids and then the ids are sent to the owners. A row is counted once, when it travels
-    forward; ``count_exchange`` counts its bytes, those of its gradient included.
+    Each route in ``asked`` took one exchange of counts and one of ids. Each row is counted once, for the forward pass;
+    ``count_exchange`` counts the bytes of rows and of their gradients.
     """
     for route in asked:
         num_peers = len(route.send_counts) - 1
@@ -140,18 +143,17 @@ def count_sample(asked: Sequence[Route], travelled: Sequence[Route | None], tele
 
 
 def count_exchange(route: Route, rows: Tensor, telemetry: StepTelemetry, *, backward: bool = False) -> None:
-    """Count an exchange of rows like these along a route (law 7); backward, gradients go the other way."""
-    row_bytes = prod(rows.shape[1:]) * rows.element_size()  # also of a rank without rows
-    sent, received = route.num_sent, route.num_received
-    if backward:
-        sent, received = received, sent
-    telemetry.count("bytes_sent", sent * row_bytes)
-    telemetry.count("bytes_received", received * row_bytes)
+    """Count an exchange of such rows along a route (law 7). In the backward pass gradients go the other way."""
+    row_bytes = prod(rows.shape[1:]) * rows.element_size()  # also right for a tensor without rows
+    num_sent = route.num_received if backward else route.num_sent
+    num_received = route.num_sent if backward else route.num_received
+    telemetry.count("bytes_sent", num_sent * row_bytes)
+    telemetry.count("bytes_received", num_received * row_bytes)
     telemetry.count("collectives", 1)
 
 
 def count_reduction(num_bytes: int, num_ranks: int, telemetry: StepTelemetry) -> None:
-    """Count an all-reduce (law 7), such as of a loss or of gradients: a ring sends 2 (W - 1) / W of its bytes."""
+    """Count an all-reduce, such as of a loss (law 7). Each of W ranks in a ring sends 2 (W - 1) / W of its bytes."""
     moved = 2 * (num_ranks - 1) * num_bytes // num_ranks
     telemetry.count("bytes_sent", moved)
     telemetry.count("bytes_received", moved)
@@ -159,5 +161,5 @@ def count_reduction(num_bytes: int, num_ranks: int, telemetry: StepTelemetry) ->
 
 
 def _count_kept(kept: Tensor, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """How many are kept of each peer's rows, which lie one peer after the other."""
+    """The number of kept rows per peer, for rows grouped by peer."""
     return tuple(torch.stack([piece.sum() for piece in kept.split(counts)]).tolist())  # device sync

@@ -1,23 +1,26 @@
 """The shuffle: rows cross between ranks along a route, and their gradients go back (paper section 3, Algorithm 2).
 
-Forward, at one layer, for a local tensor ``h`` of shape [num_local, D]. Where received rows are appended (law 4):
+Forward, at one layer, for a local tensor ``h`` of shape [num_local, D]. Received rows are appended (law 4):
 
     h_mixed = [h | rows received, grouped by owner]        [num_mixed, D]
     h_dst   = h_mixed[:num_dst]                            [num_dst, D]
 
-Rows sent to peer p are ``h[send_rows of p]``. Backward, from the gradients of both outputs:
+Rows sent to rank p are ``h[send_rows of p]``. Backward, from the gradients of both outputs:
 
-    g = g_mixed[:num_local];  g[send_rows] += what the peers return of g_mixed;  g[:num_dst] += g_dst
+    g = g_mixed[:num_local];  g[send_rows] += gradients returned by the receivers;  g[:num_dst] += g_dst
 
-At a boundary own and received rows have places of their own:
+In the example of ``split``, rank 1 has h = [h7, h8, h6]. It sends h6 to rank 0 and receives h3, so h_mixed =
+[h7, h8, h6, h3] and h_dst = [h7]. Backward, it returns the gradient of h3 and adds the returned gradient of h6.
+
+At a boundary, own and received rows have explicit places:
 
     h_mixed[own_places] = h[:num_own];  h_mixed[recv_places] = rows received
-    g_mixed[:num_dst] += g_dst;  g[:num_own] = g_mixed[own_places];  g[send_rows] += what the peers return
+    g_mixed[:num_dst] += g_dst;  g[:num_own] = g_mixed[own_places];  g[send_rows] += gradients returned
 
-Nothing is saved but the route. The incoming gradients are never written to: they may belong to another branch as well.
-In a deterministic shuffle returned rows are added peer after peer, and ``send_rows`` are unique per peer, so no sum
-depends on the order of threads; with compiled kernels every shuffle is deterministic. Every rank joins forward and
-backward, with no rows if it has none (law 5); an unused output counts as a gradient of zero.
+Only the route is saved for backward. Incoming gradients are not modified, because they may belong to another branch of
+the graph too. A deterministic shuffle adds returned rows one receiver after the other, and ``send_rows`` are unique per
+receiver, so no sum depends on the order of threads. With compiled kernels every shuffle is deterministic. Every rank
+joins forward and backward, also without rows (law 5). An output without a gradient counts as zeros.
 """
 
 from typing import Any
@@ -37,7 +40,7 @@ __all__ = ["exchange_rows", "exchange_stored", "fill_mixed", "keep_prefix", "mer
 
 
 def fill_mixed(h: Tensor, route: Route, sent: Tensor, pool: BufferPool) -> Tensor:
-    """The mixed tensor with its own part filled; ``sent`` gets the rows that leave, peer after peer."""
+    """A mixed tensor with its local rows filled in. Also fills ``sent`` with the rows to send, grouped by receiver."""
     mixed = pool.empty((route.num_mixed, *h.shape[1:]), h.dtype)
     own = mixed[: route.num_local]
     chosen = kernel_for("move rows", h.device, h.dtype)
@@ -62,7 +65,7 @@ def merge_gradients(
     *,
     deterministic: bool,
 ) -> Tensor:
-    """The gradient of ``h`` from those of both outputs and the rows that peers returned, in one or several pieces."""
+    """The gradient of ``h`` from the gradients of both outputs and the returned rows, in one or several pieces."""
     g = pool.empty((route.num_local, *g_mixed.shape[1:]), g_mixed.dtype)
     chosen = kernel_for("move rows", g.device, g.dtype)
     g_first = g_mixed[:0] if g_dst is None else g_dst
@@ -83,7 +86,7 @@ def merge_gradients(
 
 
 def _send_back(g: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool) -> tuple[Tensor, ...]:
-    """Return the gradients of received rows to their owners; what peers return is left in place where that will do."""
+    """Return the gradients of received rows to their owners. The result may be views of shared memory. A collective."""
     if kernel_for("move rows", g.device, g.dtype) == "numba":
         return comm.all_to_all_views(call, g, route.send_counts, route.recv_counts)
     returned = pool.empty((route.num_sent, *g.shape[1:]), g.dtype)
@@ -92,7 +95,7 @@ def _send_back(g: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows along a route, and gradients back; see the module."""
+    """Exchanges rows along a route, and gradients back; see the module."""
 
     @staticmethod
     def forward(
@@ -151,11 +154,12 @@ def _return_from_places(
     *,
     deterministic: bool,
 ) -> Tensor:
-    """Backward of a boundary. A collective."""
+    """The backward pass of a boundary. A collective."""
     assert route.own_places is not None and route.recv_places is not None
-    width, dtype = g_mixed.shape[1:], g_mixed.dtype
+    width = g_mixed.shape[1:]
+    dtype = g_mixed.dtype
     if g_dst is not None:
-        g_mixed = g_mixed.clone()  # it may belong to another branch as well
+        g_mixed = g_mixed.clone()  # it may belong to another branch too
         g_mixed[: route.num_dst] += g_dst
     sent = comm.send_buffer((route.num_received, *width), dtype)
     torch.index_select(g_mixed, 0, route.recv_places, out=sent)
@@ -169,18 +173,20 @@ def _return_from_places(
 
 
 def _add_returned(g: Tensor, returned: Tensor, route: Route, *, deterministic: bool) -> None:
+    """Add the returned gradients to the rows that were sent, one receiver after the other if deterministic."""
     parts = route.send_counts if deterministic else (route.num_sent,)
     for rows, part in zip(route.send_rows.split(parts), returned.split(parts), strict=True):
         g.index_add_(0, rows, part)
 
 
 class _KeepPrefix(torch.autograd.Function):
-    """The shuffle where nothing travels: h -> (h, h[:num_dst]) without a copy. Backward: g_mixed + [g_dst | 0]."""
+    """A shuffle without other ranks: h -> (h, h[:num_dst]) without a copy. Backward: g_mixed + [g_dst | 0]."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.num_dst, ctx.shape = num_dst, h.shape
+        ctx.num_dst = num_dst
+        ctx.shape = h.shape
         return h.detach(), h.detach()[:num_dst]
 
     @staticmethod
@@ -194,7 +200,7 @@ class _KeepPrefix(torch.autograd.Function):
 
 
 def keep_prefix(h: Tensor, num_dst: int) -> tuple[Tensor, Tensor]:
-    """``(h, h[:num_dst])`` whose backward makes no zero-filled temporary; the mixed frontier is ``h`` itself."""
+    """``(h, h[:num_dst])``, with a backward pass that does not allocate zeros. The mixed frontier is ``h`` itself."""
     if not h.requires_grad:
         return h, h[:num_dst]
     h_mixed, h_dst = _KeepPrefix.apply(h, num_dst)  # type: ignore[no-untyped-call]
@@ -211,7 +217,7 @@ def exchange_rows(
     *,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Make the mixed tensor of a layer from this rank's rows; returns ``(h_mixed, h_dst)``. Every rank calls it."""
+    """Exchange the hidden rows of a layer, differentiably. Returns ``(h_mixed, h_dst)``. A collective."""
     assert h.size(0) == route.num_local, (h.shape, route.num_local)
     if comm.size == 1 and route.appends and not route.num_received:
         return keep_prefix(h, route.num_dst)
@@ -222,11 +228,13 @@ def exchange_rows(
 def exchange_stored(
     buffer: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool, telemetry: StepTelemetry
 ) -> Tensor:
-    """The mixed tensor of rows that carry no gradient, such as stored features or ids. A collective.
+    """Exchange rows without gradients, such as stored features or ids. Returns the mixed tensor. A collective.
 
-    ``buffer`` has ``route.num_buffer`` rows, the own ones first. Where own rows stay first it is filled and returned.
+    ``buffer`` has ``route.num_buffer`` rows, the first of which are the local ones. If local rows keep their places,
+    the received rows are written into ``buffer``, and it is returned.
     """
-    width, dtype = buffer.shape[1:], buffer.dtype
+    width = buffer.shape[1:]
+    dtype = buffer.dtype
     count_exchange(route, buffer, telemetry)
     sent = comm.send_buffer((route.num_sent, *width), dtype)
     torch.index_select(buffer[: route.num_local], 0, route.send_rows, out=sent)

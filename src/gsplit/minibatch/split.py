@@ -1,33 +1,52 @@
-"""Splitting: from the sources one rank drew to its split of the mini-batch (paper section 3, Algorithm 1).
+"""Splitting: from the sampled sources of each rank to its split of the mini-batch (paper section 3, Algorithm 1).
 
-Stands between ``sampling`` (which draws in-edges and knows nothing of other ranks) and ``shuffle`` (which moves
-features along the paths found here). Assumes that every rank holds the in-edges of the vertices it owns. Each layer
-takes one exchange of counts and one of ids, whatever the data (law 5). ``ask_owners`` does the same above the layers
-that are split, where each rank has a micro-batch of its own: strategies ``hybrid(k)`` and ``data_cached``.
+A step samples its layers from the targets down. At each layer a rank samples the in-edges of its own vertices
+(``sampling``, without communication). Some sources belong to other ranks. The rank sends their ids to the owners (one
+exchange of counts and one of ids, on every rank, also if they are empty: law 5), and each owner appends the requested
+vertices to its local frontier. The result is a ``Route``, along which ``shuffle`` later moves the rows of these
+vertices. Assumes that every rank has the in-edges of the vertices that it owns.
 
-A rank asks the owner of each foreign source for it; the owner appends what it is asked for to its own frontier. Two
-ranks, one layer, fanout 2; rank 0 owns vertices 0..4, rank 1 owns 5..9; targets 1 and 7. Rank 0 draws 1 <- {3, 6},
-rank 1 draws 7 <- {3, 8}:
+Destinations are a prefix (law 4): the frontier starts with the targets and only grows, so the local frontier of a layer
+is a prefix of the one below it. The mixed frontier is [local frontier | received rows, grouped by owner].
 
->>> from gsplit.sampling.neighbor import TorchNeighborSampler
+Example: two ranks, one layer, fanout 2. Rank 0 owns vertices 0..4, rank 1 owns 5..9. The targets are 1 and 7. Rank 0
+samples 1 <- {3, 6}, rank 1 samples 7 <- {3, 8}.
+
 >>> import numpy as np
 >>> from gsplit.graph.graph import Graph
+>>> from gsplit.sampling.neighbor import TorchNeighborSampler
 >>> ownership = Ownership((0, 5, 10))
->>> zero = Graph(np.array([0, 0, 2, 2, 2, 2]), np.array([3, 6]), num_vertices=10)
->>> one = Graph(np.array([0, 0, 0, 2, 2, 2]), np.array([3, 8]), num_vertices=10, first_vertex=5)
->>> cpu, same = torch.device("cpu"), np.empty(0, np.int64)
->>> frontiers = [TorchNeighborSampler(zero, same, cpu).start(torch.tensor([1])),
-...              TorchNeighborSampler(one, same, cpu).start(torch.tensor([7]))]
->>> asks = [ask(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
->>> [(request.ids.tolist(), request.counts) for request in asks]  # 6 from rank 1; 3 from rank 0
+>>> edges_of_rank_0 = Graph(np.array([0, 0, 2, 2, 2, 2]), np.array([3, 6]), num_vertices=10)
+>>> edges_of_rank_1 = Graph(np.array([0, 0, 0, 2, 2, 2]), np.array([3, 8]), num_vertices=10, first_vertex=5)
+>>> no_ids = np.empty(0, np.int64)  # the ids are original ids
+>>> samplers = [TorchNeighborSampler(edges, no_ids, torch.device("cpu"))
+...             for edges in (edges_of_rank_0, edges_of_rank_1)]
+>>> frontiers = [samplers[0].start(torch.tensor([1])), samplers[1].start(torch.tensor([7]))]
+
+Each rank groups its foreign sources by owner: rank 0 needs 6 from rank 1, and rank 1 needs 3 from rank 0.
+
+>>> requests = [ask(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
+>>> [(request.ids.tolist(), request.counts) for request in requests]
 [([6], (0, 1)), ([3], (1, 0))]
->>> layers = [answer(frontiers[0], asks[0], asks[1].ids, (0, 1)), answer(frontiers[1], asks[1], asks[0].ids, (1, 0))]
->>> [frontier.ids(frontier.num_rows).tolist() for frontier in frontiers]  # destinations, own sources, asked for
+
+After the exchange each owner adds the requested vertices. Local frontiers are [destinations, own sources, requested by
+others]; 3 is already in the frontier of rank 0.
+
+>>> layers = [answer(frontiers[0], requests[0], asked_ids=requests[1].ids, asked_counts=(0, 1)),
+...           answer(frontiers[1], requests[1], asked_ids=requests[0].ids, asked_counts=(1, 0))]
+>>> [frontier.ids(frontier.num_rows).tolist() for frontier in frontiers]
 [[1, 3], [7, 8, 6]]
->>> [layer.block.edge_index().tolist() for layer in layers]  # mixed: [1, 3 / 6] and [7, 8, 6 / 3]
+
+The mixed frontiers are [1, 3 | 6] and [7, 8, 6 | 3]. Blocks have rows of the mixed frontier as sources, and routes have
+rows of the local frontier that are sent: rank 0 sends row 1 (vertex 3), rank 1 sends row 2 (vertex 6).
+
+>>> [layer.block.edge_index().tolist() for layer in layers]
 [[[1, 2], [0, 0]], [[3, 1], [0, 0]]]
 >>> [(layer.route.send_rows.tolist(), layer.route.send_counts) for layer in layers]
 [([1], (0, 1)), ([2], (1, 0))]
+
+``ask_owners`` does the same for the micro-batches of ``hybrid(k)`` and ``data_cached``, above the layers that are
+split.
 """
 
 from collections.abc import Sequence
@@ -61,9 +80,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a rank needs from the others at one layer: ids, owner after owner, ``counts[p]`` of them from rank p.
+    """The vertices whose rows a rank needs from others at one layer.
 
-    ``places[slot]`` says where the layer's foreign id number ``slot`` went in ``ids``.
+    ``ids`` are grouped by owner, ``counts[p]`` of them belong to rank p. ``places[i]`` is the position in ``ids`` of
+    ``drawn.foreign_ids[i]``. Foreign sources [8, 3, 9], where rank 0 owns 3 and rank 2 owns 8 and 9, give
+    ids = [3, 8, 9], counts = (1, 0, 2) and places = [1, 0, 2] on rank 1.
     """
 
     drawn: SampledLayer
@@ -74,7 +95,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """One layer of one rank's split. ``foreign_ids`` are the vertices whose rows it receives, owner after owner."""
+    """One layer of one rank's split. ``foreign_ids``: the vertices whose rows it receives, grouped by owner."""
 
     block: Block
     route: Route
@@ -83,7 +104,7 @@ class LayerSplit:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One rank's split of a mini-batch: layers from the bottom up, and the ids of its local input frontier."""
+    """One rank's split of a mini-batch: its layers, from the input up, and the vertices whose input rows it reads."""
 
     layers: tuple[LayerSplit, ...]
     input_ids: Tensor
@@ -91,26 +112,34 @@ class Split:
 
 
 def ask(drawn: SampledLayer, ownership: Ownership) -> Request:
-    """Group the foreign sources of a layer by owner, in order of first occurrence."""
+    """Group the foreign sources of a layer by owner; within an owner, in the order in which they were drawn."""
     owners = ownership.owners(drawn.foreign_ids)
     order = torch.argsort(owners, stable=True)
     counts = tuple(torch.bincount(owners, minlength=ownership.num_ranks).tolist())  # device sync
     places = torch.empty_like(order)
     places[order] = torch.arange(order.numel(), device=order.device)
-    return Request(drawn, drawn.foreign_ids[order], counts, places)
+    return Request(drawn=drawn, ids=drawn.foreign_ids[order], counts=counts, places=places)
 
 
 def answer(frontier: Frontier, request: Request, asked_ids: Tensor, asked_counts: tuple[int, ...]) -> LayerSplit:
-    """Take in what others asked for, then fix every row of the layer.
+    """Append the requested vertices to the local frontier, then compute the rows of the layer's edges and its route.
 
-    ``asked_ids`` are vertices of this rank, peer after peer, ``asked_counts[p]`` of them wanted by rank p.
+    ``asked_ids`` are vertices of this rank, grouped by the rank that needs them, ``asked_counts[p]`` of them for rank
+    p.
     """
     drawn = request.drawn
-    send_rows = frontier.locate(asked_ids)
+    send_rows = frontier.locate(asked_ids)  # appends those that are not in the frontier yet
     num_local = frontier.num_rows
-    src_rows = frontier.resolve(drawn, request.places + num_local)
-    route = Route(send_rows, asked_counts, request.counts, num_local, drawn.num_dst)
-    return LayerSplit(Block(drawn.indptr, src_rows, route.num_mixed, drawn.edge_ids), route, request.ids)
+    src_rows = frontier.resolve(drawn, request.places + num_local)  # received rows are behind the local ones (law 4)
+    route = Route(
+        send_rows=send_rows,
+        send_counts=asked_counts,
+        recv_counts=request.counts,
+        num_local=num_local,
+        num_dst=drawn.num_dst,
+    )
+    block = Block(drawn.indptr, src_rows, num_src=route.num_mixed, edge_ids=drawn.edge_ids)
+    return LayerSplit(block=block, route=route, foreign_ids=request.ids)
 
 
 def split_minibatch(
@@ -122,7 +151,7 @@ def split_minibatch(
     comm: Comm,
     telemetry: StepTelemetry,
 ) -> Split:
-    """Sample and split all layers of this rank's split, from its targets down (paper, Algorithm 1)."""
+    """Sample and split all layers, from this rank's targets down (paper, Algorithm 1). A collective."""
     with closing(sampler.start(targets)) as frontier:
         return split_below(frontier, num_neighbors, key, ownership, comm, telemetry)
 
@@ -135,8 +164,9 @@ def split_below(
     comm: Comm,
     telemetry: StepTelemetry,
 ) -> Split:
-    """Sample and split the layers below a frontier of own vertices, down to the input."""
-    num_targets, layers = frontier.num_rows, list[LayerSplit]()
+    """Sample and split the layers below a frontier of own vertices, down to the input. A collective."""
+    num_targets = frontier.num_rows
+    layers: list[LayerSplit] = []
     for hop, fanout in enumerate(num_neighbors):
         layer = len(num_neighbors) - 1 - hop
         with telemetry.span("sample"):
@@ -147,7 +177,7 @@ def split_below(
             asked_ids, asked_counts = exchange_ids(comm, key, layer, request.ids, request.counts)
         with telemetry.span("split"):
             layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
-    return Split(tuple(layers), frontier.ids(frontier.num_rows), num_targets)
+    return Split(layers=tuple(layers), input_ids=frontier.ids(frontier.num_rows), num_targets=num_targets)
 
 
 def ask_owners(
@@ -161,12 +191,13 @@ def ask_owners(
     key: StepKey,
     telemetry: StepTelemetry,
 ) -> tuple[Frontier, Route]:
-    """Ask the owners for the vertices of a micro-batch's lowest frontier, the sources of ``layer``. A collective.
+    """Request the source vertices of ``layer``, the lowest layer of a micro-batch, from their owners. A collective.
 
-    Returns the frontier of own vertices that any rank asked for, open, which the layers below are split from, and the
-    route of their rows: a boundary. The frontier begins with the vertices that this rank's own micro-batch reads, in
-    that order. In the example above, if rank 0's micro-batch reads [1, 3, 6] and rank 1's reads [7, 3, 8], the owners'
-    frontiers are [1, 3] and [7, 8, 6]; on rank 1 ``own_places`` is [0, 2] and ``recv_places`` is [1], for vertex 3.
+    Returns an open frontier of own vertices, from which the layers below are split, and the route of their rows: a
+    boundary. The frontier starts with the own vertices in ``ids``, in that order, followed by those that only other
+    ranks requested. In the example above, if the micro-batch of rank 0 reads ids [1, 3, 6] and that of rank 1 reads
+    [7, 3, 8], the frontiers are [1, 3] and [7, 8, 6]. On rank 1, own_places is [0, 2] (vertices 7 and 8) and
+    recv_places is [1] (vertex 3).
     """
     with telemetry.span("split"):
         owners = ownership.owners(ids)
@@ -196,7 +227,7 @@ def ask_owners(
 def exchange_ids(
     comm: Comm, key: StepKey, layer: int, ids: Tensor, counts: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Send ids to their owners, ``counts[p]`` of them to rank p; returns what was asked of this rank. A collective."""
+    """Send ids to their owners, ``counts[p]`` of them to rank p. Returns the ids and counts received. A collective."""
     detail = f"epoch {key.epoch}, seed {key.seed}"
     asked_counts = comm.all_to_all_counts(Call("count ids", key.step, layer, detail), counts)
     asked_ids = ids.new_empty(sum(asked_counts))
@@ -207,9 +238,9 @@ def exchange_ids(
 def split_in_one_process(
     samplers: Sequence[LayerSampler], targets: Tensor, num_neighbors: list[int], key: StepKey, ownership: Ownership
 ) -> list[Split]:
-    """What ``split_minibatch`` makes on every rank, without ranks: exchanges are transpositions of lists.
+    """The splits of all ranks, as ``split_minibatch`` makes them, computed in one process without communication.
 
-    ``samplers[r]`` holds the in-edges of rank r's vertices; ``targets`` are those of all ranks.
+    ``samplers[r]`` has the in-edges of rank r's vertices. ``targets`` are those of all ranks.
     """
     ranks = range(ownership.num_ranks)
     owners = ownership.owners(targets)
@@ -226,7 +257,7 @@ def split_in_one_process(
                 asked_counts = tuple(requests[peer].counts[rank] for peer in ranks)
                 layers[rank].insert(0, answer(frontiers[rank], requests[rank], asked_ids, asked_counts))
         ids = [frontier.ids(frontier.num_rows) for frontier in frontiers]
-        return [Split(tuple(layers[rank]), ids[rank], num_targets[rank]) for rank in ranks]
+        return [Split(layers=tuple(layers[rank]), input_ids=ids[rank], num_targets=num_targets[rank]) for rank in ranks]
     finally:
         for frontier in frontiers:
             frontier.close()

@@ -21,7 +21,8 @@ from torch.nn import Module
 from torch_geometric import nn as pyg
 
 from gsplit.graph.blocks import Block
-from gsplit.kernels.attention import AttentionOptions, aggregates_first, gat_attention, gatv2_attention
+from gsplit.kernels.attention import gat_attention, gatv2_attention
+from gsplit.kernels.attention_types import AttentionOptions, aggregates_first
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle

@@ -160,6 +160,7 @@ class ForwardPass:
             comm=context.mesh.world,
             step=context.key.step,
             checks=self._checks,
+            telemetry=self.batch.telemetry,
         )
 
 

@@ -21,11 +21,15 @@ from torch.autograd.function import once_differentiable
 from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.route import count_reduction
+from gsplit.telemetry import StepTelemetry
 
 __all__ = ["global_batch_norm"]
 
 
-def _statistics(x: Tensor, comm: Comm, call: Call, checks: DeferredChecks) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(
+    x: Tensor, comm: Comm, call: Call, checks: DeferredChecks, telemetry: StepTelemetry
+) -> tuple[Tensor, Tensor, Tensor]:
     """Number of rows on all ranks, and mean and biased variance over them. A collective."""
     width, dtype = x.size(1), torch.promote_types(x.dtype, torch.float32)
     table = torch.zeros(comm.size, 2 * width + 1, dtype=torch.float64, device=x.device)  # one row per rank
@@ -35,6 +39,7 @@ def _statistics(x: Tensor, comm: Comm, call: Call, checks: DeferredChecks) -> tu
         own[0] = x.size(0)
         own[1 : width + 1] = mean
         own[width + 1 :] = variance * x.size(0)
+    count_reduction(table.nbytes, comm.size, telemetry)
     comm.all_reduce(call, table).wait()  # all ranks: once per batch norm of every forward
     counts, means, squares = table.split([1, width, width], dim=1)
     total = counts.sum()
@@ -65,6 +70,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
         eps: float,
         comm: Comm,
         call: Call,
+        telemetry: StepTelemetry,
     ) -> Tensor:
         inverse = torch.rsqrt(variance + eps)
         xhat = (x - mean) * inverse
@@ -72,6 +78,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
         ctx.dtype = x.dtype
         ctx.comm = comm
         ctx.call = call
+        ctx.telemetry = telemetry
         return xhat if weight is None else xhat * weight
 
     @staticmethod
@@ -80,10 +87,11 @@ class _GlobalBatchNorm(torch.autograd.Function):
         xhat, inverse, weight, total = ctx.saved_tensors
         own = torch.stack([g.sum(0), (g * xhat).sum(0)])
         sums = own.clone()
+        count_reduction(sums.nbytes, ctx.comm.size, ctx.telemetry)
         ctx.comm.all_reduce(Call(f"{ctx.call.name} backward", ctx.call.step), sums).wait()  # all ranks: as in forward
         scale = inverse if weight is None else inverse * weight
         gx = (g - (sums[0] + xhat * sums[1]) / total) * scale
-        return gx.to(ctx.dtype), None if weight is None else own[1], *[None] * 6
+        return gx.to(ctx.dtype), None if weight is None else own[1], *[None] * 7
 
 
 def global_batch_norm(
@@ -97,15 +105,16 @@ def global_batch_norm(
     comm: Comm,
     step: int,
     checks: DeferredChecks,
+    telemetry: StepTelemetry,
 ) -> Tensor:
     """``F.batch_norm`` in training, over the rows of all ranks; running statistics stay equal on all ranks.
 
-    ``checks``: gets the check that there are at least two rows.
+    ``checks`` gets the check that there are at least two rows. ``telemetry`` counts both all-reduces.
     """
     call = Call("batch norm", step)
-    total, mean, variance = _statistics(x.detach(), comm, call, checks)
+    total, mean, variance = _statistics(x.detach(), comm, call, checks, telemetry)
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_((variance * (total / (total - 1))).to(running_var.dtype), momentum)
-    out: Tensor = _GlobalBatchNorm.apply(x, weight, total, mean, variance, eps, comm, call)  # type: ignore[no-untyped-call]
+    out: Tensor = _GlobalBatchNorm.apply(x, weight, total, mean, variance, eps, comm, call, telemetry)  # type: ignore[no-untyped-call]
     return (out if bias is None else out + bias).to(x.dtype)

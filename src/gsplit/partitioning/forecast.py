@@ -1,6 +1,6 @@
-"""What a partitioned store promises for a number of ranks: imbalance of expected work and of vertices, cross edges.
+"""Expected imbalance of work and of vertices, and cross edges, of a partitioned store for a number of ranks.
 
-Parts are merged into contiguous runs, one per rank; what presampling counted of the parts adds up (``PartStatistics``).
+Parts are merged into contiguous runs, one per rank; the counts of presampling add up (``PartStatistics``).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _FEW = 16
 
 
 def imbalance(loads: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Largest over mean along the last axis; 1 where there is nothing.
+    """Largest over mean along the last axis; 1 where all are 0.
 
     >>> imbalance(np.array([[1, 3], [0, 0]])).tolist()
     [1.5, 1.0]
@@ -29,7 +29,7 @@ def imbalance(loads: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """For this many ranks, per mini-batch. ``divides``: the number of ranks divides the parts."""
+    """Expectation per mini-batch for this many ranks. ``divides``: the number of ranks divides the parts."""
 
     ranks: int
     work_imbalance: float

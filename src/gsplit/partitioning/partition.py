@@ -72,7 +72,7 @@ def partition(
 
 @contextmanager
 def _as_store(graph: Any, path: Path, progress: Progress) -> Iterator[Store]:
-    """A store as it is; a PyG ``Data`` as a store on disk, beside the result and for a while."""
+    """A store as it is; a PyG ``Data`` as a temporary store on disk, beside the result."""
     if isinstance(graph, Store):
         yield graph
         return

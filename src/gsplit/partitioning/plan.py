@@ -6,16 +6,23 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.distributed.comm.comm import SoloComm
+from gsplit.distributed.comm.comm import Call, Comm, SoloComm
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.sharded.held_shard import send_to_all
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
-from gsplit.partitioning.spread import spread_unreached
 from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, weigh
 
-__all__ = ["PartitionPlan", "check_plan", "check_settings", "find_parts", "renumber_parts"]
+__all__ = [
+    "PartitionPlan",
+    "check_plan",
+    "check_settings",
+    "find_parts",
+    "renumber_parts",
+    "spread_unreached",
+]
 
 MAX_PARTS = 1024
 _LARGEST_TOLERANCE = 2.0
@@ -85,3 +92,34 @@ def renumber_parts(
     number = np.empty_like(order)
     number[order] = np.arange(order.size)
     return number.astype(np.int32)[parts], links[np.ix_(order, order)]
+
+
+def spread_unreached(
+    parts: npt.NDArray[np.int32], unreached: npt.NDArray[np.bool_], num_parts: int, tolerance: float, comm: Comm
+) -> npt.NDArray[np.int32]:
+    """Move vertices that no mini-batch reached out of parts with too many vertices; return the parts of those held.
+
+    They weigh nothing, so a solver may put them all into one part; but they have rows and edges on disk, and inference
+    computes them. Moving them changes nothing that was counted. The last unreached ones of a part that is too large go
+    to the first parts with room. A collective: the ranks move what one process would.
+
+    >>> from gsplit.distributed.comm.comm import SoloComm
+    >>> unreached = np.array([False, True, True, True, True, True])
+    >>> spread_unreached(np.zeros(6, np.int32), unreached, 2, 1.01, SoloComm()).tolist()
+    [0, 0, 0, 1, 1, 1]
+    """
+    counted = [np.bincount(held, minlength=num_parts) for held in (parts, parts[unreached])]
+    by_rank = np.concatenate(send_to_all(comm, Call("sizes of parts"), np.stack(counted)[None], (1,) * comm.size))
+    sizes = by_rank[:, 0].sum(axis=0)
+    idle = by_rank[:, 1]
+    cap = max(-(-int(sizes.sum()) // num_parts), int(tolerance * int(sizes.sum()) / num_parts))
+    moved = np.minimum(np.maximum(sizes - cap, 0), idle.sum(axis=0))
+    by_later = np.minimum(moved, idle[comm.rank + 1 :].sum(axis=0))
+    mine = np.minimum(moved - by_later, idle[comm.rank])
+    begins = np.cumsum(moved) - by_later - mine  # of this rank's, in the row of all that are moved, part after part
+    ends_of_room = np.cumsum(np.maximum(cap - sizes, 0))
+    spread = parts.copy()
+    for part in np.flatnonzero(mine):
+        ids = np.flatnonzero(unreached & (parts == part))[-mine[part] :]
+        spread[ids] = np.searchsorted(ends_of_room, begins[part] + np.arange(ids.size), side="right")
+    return spread

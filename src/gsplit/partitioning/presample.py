@@ -5,9 +5,8 @@ destinations of a layer), e (in-edges drawn for it) and i (times among the input
 often it was drawn. Divided by the number of mini-batches these are the expectations that partitioning balances and
 cuts.
 
-Samplers run in threads (their kernels let go of the interpreter) on mini-batches of their own and hand on what they
-drew; one thread counts. Memory: four bytes per edge for the counts, and per thread four bytes
-per vertex and two mini-batches.
+Samplers run in threads (their kernels release the interpreter lock), each on its own mini-batches; one thread counts.
+Memory: four bytes per edge for the counts, and per thread four bytes per vertex and two mini-batches.
 """
 
 import operator
@@ -37,7 +36,7 @@ from gsplit.store.reader import Store
 __all__ = [
     "Counts",
     "Drawn",
-    "Tally",
+    "PresampleCounter",
     "Workload",
     "check_batches",
     "check_epochs",
@@ -50,12 +49,12 @@ _HELD_PER_THREAD = 2
 
 
 def check_batches(num_neighbors: list[int], batch_size: int, seed: int, num_targets: int) -> None:
-    """Refuse what makes no mini-batches."""
+    """Refuse settings that give no mini-batches."""
     check_fanouts(num_neighbors)
     if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
     if num_targets == 0:
-        raise InputError(explain("targets", "at least one", "none", "name targets that the store has"))
+        raise InputError(explain("targets", "at least one", num_targets, "name targets that the store has"))
     if not isinstance(batch_size, int) or batch_size < 1:
         fix = "give the size of the global mini-batch of training"
         raise InputError(explain("batch_size", "a positive number", batch_size, fix))
@@ -63,7 +62,7 @@ def check_batches(num_neighbors: list[int], batch_size: int, seed: int, num_targ
 
 @dataclass(frozen=True)
 class Workload:
-    """What will be trained: a graph, its targets and how mini-batches are drawn.
+    """What will be trained on: a graph, its targets and how mini-batches are drawn.
 
     ``targets`` are internal ids in the order of their original ids, as stores keep them; ``original_ids`` is empty
     where ids are original.
@@ -85,7 +84,9 @@ class Workload:
         order = self.original_ids[self.targets] if self.original_ids.size else self.targets
         if (order[1:] <= order[:-1]).any():
             fix = "run gsplit inspect --verify"
-            raise StoreError(explain("targets", "every target once, ordered by original id", "another order", fix))
+            place = int(np.flatnonzero(order[1:] <= order[:-1])[0])
+            got = f"{order[place]} then {order[place + 1]}"
+            raise StoreError(explain("targets", "every target once, ordered by original id", got, fix))
 
     @classmethod
     def of_store(
@@ -106,7 +107,6 @@ class Workload:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Mini-batches of one epoch."""
         return -(-self.targets.size // self.batch_size)
 
 
@@ -115,7 +115,7 @@ class Drawn:
     """One mini-batch as presampling needs it, layer after layer from the targets down.
 
     ``frontiers[h]`` are the vertices that hop h drew for, ``counts[h]`` how many in-edges each, ``places[h]`` where
-    those edges stand in the graph's ``indices``; ``input_ids`` are the rows that would be loaded.
+    those edges are in the graph's ``indices``; ``input_ids`` are the rows that would be loaded.
     """
 
     frontiers: list[Ids]
@@ -126,7 +126,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted over ``num_batches`` mini-batches: computed is k, edges_drawn e, loaded i, edges k per edge."""
+    """Counts over ``num_batches`` mini-batches: computed is k, edges_drawn e, loaded i, edges k per edge."""
 
     computed: npt.NDArray[np.uint32]
     edges_drawn: npt.NDArray[np.uint64]
@@ -136,15 +136,15 @@ class Counts:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
         return self.computed.nbytes + self.edges_drawn.nbytes + self.loaded.nbytes + self.edges.nbytes
 
 
-class Tally:
-    """Counts under way, for the vertices that a graph holds and their in-edges."""
+class PresampleCounter:
+    """Counts mini-batches, for the vertices that a graph holds and their in-edges."""
 
     def __init__(self, graph: Graph) -> None:
-        self._first, num_held = graph.first_vertex, graph.indptr.size - 1
+        self._first = graph.first_vertex
+        num_held = graph.indptr.size - 1
         self._computed, self._loaded = (np.zeros(num_held, np.uint32) for _ in range(2))
         self._edges_drawn = np.zeros(num_held, np.uint64)
         self._edges = np.zeros(graph.num_edges, np.uint32)
@@ -158,7 +158,7 @@ class Tally:
         _add_each(self._loaded, drawn.input_ids, self._first)
 
     def counts(self, num_batches: int) -> "Counts":
-        """What was counted over this many mini-batches."""
+        """The counts so far, over this many mini-batches."""
         return Counts(self._computed, self._edges_drawn, self._loaded, self._edges, num_batches)
 
 
@@ -204,7 +204,7 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
 
 
 def check_epochs(epochs: int) -> None:
-    """Refuse to count nothing."""
+    """Refuse a number below 1."""
     if epochs < 1:
         raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
 
@@ -214,11 +214,12 @@ def presample(
 ) -> Counts:
     """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
     check_epochs(epochs)
-    tally, total = Tally(workload.graph), epochs * workload.steps_per_epoch
+    counter = PresampleCounter(workload.graph)
+    total = epochs * workload.steps_per_epoch
     for number, drawn in enumerate(draw_epochs(workload, range(epochs), threads=threads)):
-        tally.add(drawn)
+        counter.add(drawn)
         progress("presample", number + 1, total)
-    return tally.counts(total)
+    return counter.counts(total)
 
 
 @kernel

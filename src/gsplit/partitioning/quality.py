@@ -31,7 +31,7 @@ _DEVIATIONS = 1.96  # of a normal distribution, for 95 %
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the counts of presampling say of one mini-batch: the theorem's side of the comparison."""
+    """Expectation of one mini-batch from the counts of presampling: the theorem's side of the comparison."""
 
     edges: float
     cross_edges: float
@@ -141,7 +141,9 @@ def measure(
 
 class _Counter:
     def __init__(self, graph: Graph, parts: Parts, num_parts: int) -> None:
-        self._graph, self._parts, self._num_parts = graph, np.asarray(parts, np.int32), num_parts
+        self._graph = graph
+        self._parts = np.asarray(parts, np.int32)
+        self._num_parts = num_parts
         self._seen = np.zeros((graph.num_vertices, -(-num_parts // 64)), np.uint64)
         self._batches: list[tuple[Table, Table, Table, Table, Table]] = []
 
@@ -184,7 +186,7 @@ def _count_layer(
     vertices: npt.NDArray[Any],
     edges: npt.NDArray[Any],
 ) -> None:
-    """``seen`` has a bit for every vertex and part that wants it, and is left as it was found: empty."""
+    """``seen`` has a bit for every vertex and part that reads it; it is empty before and after."""
     at, crossing, rows = 0, 0, 0
     for i in range(frontier.size):
         part = parts[frontier[i]]

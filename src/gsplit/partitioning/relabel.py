@@ -1,7 +1,7 @@
 """Renumbering a store by parts, so that order carries meaning.
 
-Vertices of a part become contiguous, so whose a vertex is follows from a table of boundaries; inside a part they are
-sorted by how often presampling loaded them, hottest first, so a cache is a prefix. Everything else is moved along:
+Vertices of a part become contiguous, so the owner of a vertex follows from a table of boundaries; inside a part they
+are sorted by how often presampling loaded them, hottest first, so a cache is a prefix. Everything else moves with them:
 in-edges with their values, features, labels, names, targets. A vertex's neighbours and the target lists keep their
 order, which is that of the original ids; so keyed samples stay the same (law 1).
 
@@ -79,7 +79,8 @@ def write_renumbered(
 
 def run_pieces(lengths: Ids, element_bytes: int) -> Iterator[slice]:
     """Cut a row of runs of elements into pieces of bounded size, at least one run each."""
-    ends, most = np.cumsum(lengths), max(1, _PIECE_BYTES // element_bytes)
+    ends = np.cumsum(lengths)
+    most = max(1, _PIECE_BYTES // element_bytes)
     first = 0
     while first < lengths.size:
         done = int(ends[first - 1]) if first else 0
@@ -135,7 +136,8 @@ def _move_rows(writer: StoreWriter, store: Store, name: str, order: Ids, progres
 
 
 def _move_names(writer: StoreWriter, store: Store, order: Ids, progress: Progress) -> None:
-    offsets, text = store.stored_array("name_offsets"), store.stored_array("name_bytes")
+    offsets = store.stored_array("name_offsets")
+    text = store.stored_array("name_bytes")
     lengths = np.diff(offsets)[order]
     writer.write("name_offsets", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appender = writer.append("name_bytes", "uint8")

@@ -1,4 +1,4 @@
-"""The graph that solvers get: undirected, weighted, in memory maps of a folder. Nothing here knows how it was made.
+"""The input of solvers: an undirected, weighted graph in memory maps of a folder.
 
 A solver runs in a process of its own, so this module loads fast: no torch.
 """
@@ -21,7 +21,7 @@ _NAMES = ("xadj", "adjncy", "edge_weights", "vertex_weights")
 
 @dataclass(frozen=True)
 class WeightedGraph:
-    """Neighbours of v are ``adjncy[xadj[v] : xadj[v + 1]]``, ascending, each once, both ways; weights beside them.
+    """Neighbours of v are ``adjncy[xadj[v] : xadj[v + 1]]``, ascending, each once, both ways; weights likewise.
 
     ``edge_weights`` is empty where all are one. ``vertex_weights`` has a column per balance constraint.
     """
@@ -37,11 +37,11 @@ class WeightedGraph:
 
 
 def place_array(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A new array in the folder, as a map."""
+    """Create an array in the folder as a memory map."""
     return create_mapped(folder / f"{name}.npy", dtype, shape, plain_header(np.dtype(dtype), shape))
 
 
 def open_weighted(folder: Path) -> WeightedGraph:
-    """The graph that lies in a folder."""
-    arrays = [np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _NAMES]
-    return WeightedGraph(*arrays)
+    """Open the graph of a folder."""
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _NAMES}
+    return WeightedGraph(**arrays)

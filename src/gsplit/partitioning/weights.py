@@ -1,4 +1,4 @@
-"""What a partitioner is asked: an undirected graph with integer weights, on disk.
+"""The problem of a partitioner: an undirected graph with integer weights, on disk.
 
 | objective | balanced | cut |
 |---|---|---|
@@ -8,11 +8,11 @@
 | random | nothing | nothing: the graph has no edges |
 
 k, e are the counts of ``presample``. Weights are int64 and so are METIS's: sums of counts cannot overflow and nothing
-is scaled, but that c_v and c_e may be fractions: then c_v k_v + c_e e_v is multiplied by 1024 and rounded.
+is scaled, except where c_v or c_e is a fraction: then c_v k_v + c_e e_v is multiplied by 1024 and rounded.
 
 The graph is symmetrised here, self-loops and parallel edges are merged. Arrays are memory maps in a folder, which is
-also how a solver in another process gets them: but for the counts, 4 bytes per edge, nothing of the size of the edges
-is held in anonymous memory.
+also how a solver in another process reads them: except for the counts, 4 bytes per edge, nothing of the size of the
+edges is held in anonymous memory.
 """
 
 from pathlib import Path
@@ -44,7 +44,9 @@ NUM_CONSTRAINTS = {"gsplit": 1, "node": 1, "edge": 2, "random": 1}
 """How many balance constraints each objective has."""
 
 _FRACTIONS = 1024
-_LEAST, _MOST, _LARGEST_SUM = 0.01, 1_000_000, 1 << 62
+_LEAST = 0.01
+_MOST = 1_000_000
+_LARGEST_SUM = 1 << 62
 
 
 def work_scale(c_v: float, c_e: float) -> int:
@@ -68,7 +70,7 @@ def check_total_work(total: float, c_v: float, c_e: float) -> None:
 
 
 def check_costs(c_v: float, c_e: float) -> None:
-    """Refuse what makes no weights."""
+    """Refuse costs that give no weights."""
     if not all(cost == 0 or _LEAST <= cost <= _MOST for cost in (c_v, c_e)) or c_v + c_e == 0:
         expected = f"two numbers, 0 or {_LEAST} to {_MOST}, not both 0"
         raise InputError(explain("c_v, c_e", expected, (c_v, c_e), "see docs/partition.md"))
@@ -85,7 +87,8 @@ def weigh(
     if objective == "random":
         graph = Graph(np.zeros(graph.num_vertices + 1, np.int64), graph.indices[:0], graph.num_vertices)
     edge_counts = counts.edges if objective == "gsplit" else np.empty(0, np.uint32)
-    return WeightedGraph(*_write_undirected(graph, edge_counts, folder), vertex_weights)
+    xadj, adjncy, edge_weights = _write_undirected(graph, edge_counts, folder)
+    return WeightedGraph(xadj, adjncy, edge_weights, vertex_weights)
 
 
 def weigh_vertices(
@@ -103,7 +106,7 @@ def weigh_vertices(
 
 
 def check_objective(objective: str) -> None:
-    """Refuse a name that is no objective."""
+    """Refuse an unknown objective."""
     if objective not in NUM_CONSTRAINTS:
         raise InputError(explain("objective", f"one of {', '.join(NUM_CONSTRAINTS)}", objective, "choose one of these"))
 
@@ -126,8 +129,8 @@ def merge_directions(
 ) -> tuple[Array, Array, npt.NDArray[np.int64]]:
     """In-edges and out-edges of the vertices that a graph holds as one list of neighbours each, in maps.
 
-    ``ids[starts[row] : starts[row + 1]]`` are where the out-edges of a vertex lead, ascending, with ``weights`` beside;
-    both lie in the folder and are removed.
+    ``ids[starts[row] : starts[row + 1]]`` are the destinations of a vertex's out-edges, ascending, ``weights`` their
+    weights; both lie in the folder and are removed.
     """
     held, first = graph.indptr.size - 1, graph.first_vertex
     xadj = place_array(folder, "xadj", (held + 1,), np.int64)

@@ -1,3 +1,3 @@
-"""The planner: what a step costs under every strategy, from counts and a machine's constants, and which to choose."""
+"""The planner: estimates the time of a step under every strategy and chooses the fastest."""
 
 __all__: list[str] = []

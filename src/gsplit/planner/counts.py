@@ -1,9 +1,9 @@
-"""What one step of a strategy does on every rank, counted in one process by the sampler and the split of training.
+"""Counts the work of every rank in one step of a strategy, in one process, with the sampler and the split of training.
 
-Nothing is loaded and nothing sent; the ranks need not exist. One mini-batch is sampled once per way of giving out its
-targets, and the strategies are read off it: what a rank draws for a vertex at a layer depends on that layer's key
-alone (law 1), so the upper layers of ``hybrid(k)`` are the upper layers of ``data``, and its lower ones are the split
-of what the ranks ask the owners for. Memory: a sampler's four bytes per vertex, twice.
+Nothing is loaded or sent, and no ranks are started. A mini-batch is sampled once per way to distribute its targets. The
+counts of all strategies follow from it, because the neighbours drawn for a vertex at a layer depend only on the key of
+that layer (law 1): the upper layers of ``hybrid(k)`` are the upper layers of ``data``, and its lower layers are the
+split of the vertices that the upper layers read. Memory: twice the four bytes per vertex of a sampler.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,12 +31,12 @@ _NO_IDS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class RankCounts:
-    """One rank's part of a step, on average over the steps counted. Tuples are per layer, from the input up.
+    """The work of one rank in a step, averaged over the counted steps. Tuples are per layer, from the input up.
 
-    Layer l computes ``destinations[l]`` rows from ``sources[l]`` rows along ``edges[l]``. ``rows_sent[l]`` and
-    ``rows_received[l]`` are source rows of layer l that cross between ranks (layer 0: input rows; backwards their
-    gradients go the other way). ``rows_loaded`` are read from memory or disk. ``ids_sent`` asks others for rows.
-    ``edges_drawn`` are sampled here: all that the rank computes on, in every strategy of this project.
+    Layer l computes ``destinations[l]`` rows from ``sources[l]`` rows along ``edges[l]`` edges. ``rows_sent[l]`` and
+    ``rows_received[l]`` are source rows of layer l that are exchanged between ranks (layer 0: input rows). In the
+    backward pass their gradients are exchanged in the other direction. ``rows_loaded`` are read from memory or disk.
+    ``ids_sent`` are requests for rows of other ranks. ``edges_drawn`` are sampled by this rank.
     """
 
     targets: float
@@ -53,37 +53,31 @@ class RankCounts:
 
 @dataclass(frozen=True, slots=True)
 class StrategyCounts:
-    """All ranks' parts of a step.
-
-    Two fields describe other systems: ``slices``, into how many the columns of input rows are cut, and
-    ``bottom_passes``, how often layer 0 is called in a step.
-    """
+    """The work of all ranks in a step."""
 
     spec: StrategySpec
     replicas: int
     ranks: tuple[RankCounts, ...]
     num_steps: int
-    slices: int = 1
-    bottom_passes: int = 1
 
     @property
     def num_edges(self) -> float:
-        """Edges computed, over all ranks and layers."""
+        """Edges of all ranks and layers."""
         return sum(sum(rank.edges) for rank in self.ranks)
 
     @property
     def rows_loaded(self) -> float:
-        """Input rows read, over all ranks, in whole rows."""
-        return sum(rank.rows_loaded for rank in self.ranks) / self.slices
+        """Input rows read by all ranks."""
+        return sum(rank.rows_loaded for rank in self.ranks)
 
     @property
     def rows_sent(self) -> float:
-        """Rows that cross between ranks, over all ranks and layers."""
+        """Rows exchanged between ranks, in all layers."""
         return sum(sum(rank.rows_sent) for rank in self.ranks)
 
     @property
     def edge_imbalance(self) -> float:
-        """Largest over mean of the ranks' edges."""
+        """Edges of the rank with the most, over the mean."""
         return max(sum(rank.edges) for rank in self.ranks) * len(self.ranks) / (self.num_edges or 1.0)
 
 
@@ -99,11 +93,11 @@ def count_strategies(
 ) -> list[StrategyCounts]:
     """Count the first ``steps`` steps of an epoch under every strategy.
 
-    ``ownership`` is that of one replica's ranks; each replica takes a strided cut of the targets.
+    ``ownership`` is that within one replica. Replica r takes every ``replicas``-th target, from position r on.
     """
     if not 1 <= steps <= workload.steps_per_epoch or replicas < 1:
         expected = f"1 to {workload.steps_per_epoch} steps and at least one replica"
-        raise InputError(explain("counting", expected, f"{steps} and {replicas}", "count fewer steps"))
+        raise InputError(explain("counting", expected, f"{steps} steps and {replicas} replicas", "count fewer steps"))
     specs = [parse_strategy(name, len(workload.num_neighbors)) for name in strategies]
     samplers = _Samplers(workload, ownership)
     found: list[list[list[RankCounts]]] = [[] for _ in specs]  # by strategy, step and rank
@@ -119,18 +113,20 @@ def count_strategies(
 
 
 def _targets(workload: Workload, key: StepKey, replica: int, replicas: int) -> Tensor:
-    """One replica's targets of a step."""
+    """The targets of one replica in a step."""
     local = LocalTargets(np.arange(workload.targets.size), workload.targets, workload.targets.size)
-    cut = (replica, replicas)
-    return local.for_step(key.seed, key.epoch, key.step, workload.batch_size, shuffle=True, cut=cut)
+    stride = (replica, replicas)
+    return local.for_step(key.seed, key.epoch, key.step, workload.batch_size, shuffle=True, stride=stride)
 
 
 class _Samplers:
-    """A sampler of the whole graph, and one per rank of its own vertices."""
+    """A sampler of the whole graph, and for every rank a sampler of its own vertices."""
 
     def __init__(self, workload: Workload, ownership: Ownership) -> None:
-        graph, original = workload.graph, workload.original_ids
-        self.ownership, self.num_neighbors = ownership, workload.num_neighbors
+        graph = workload.graph
+        original = workload.original_ids
+        self.ownership = ownership
+        self.num_neighbors = workload.num_neighbors
         self.whole = HostNeighborSampler(graph, original)
         self.own = [
             HostNeighborSampler(graph.restrict(first, stop), original[first:stop] if original.size else _NO_IDS)
@@ -139,18 +135,23 @@ class _Samplers:
 
 
 class _Part:
-    """One replica's part of a step; what several strategies have in common is sampled once."""
+    """The part of one replica in a step. Mini-batches that several strategies share are sampled once."""
 
     def __init__(self, samplers: _Samplers, targets: Tensor, key: StepKey) -> None:
-        self._samplers, self._targets, self._key = samplers, targets, key
-        self._num_layers, self._num_ranks = len(samplers.num_neighbors), samplers.ownership.num_ranks
+        self._samplers = samplers
+        self._targets = targets
+        self._key = key
+        self._num_layers = len(samplers.num_neighbors)
+        self._num_ranks = samplers.ownership.num_ranks
 
     def count(self, spec: StrategySpec) -> list[RankCounts]:
-        """Every rank's counts."""
+        """The counts of every rank under a strategy."""
         if spec.split_layers == self._num_layers:
             return [_of_split(split) for split in self._split(self._targets, self._num_layers)]
         batches = self._owned if spec.targets == "owner" else self._strided
-        return [_of_batch(batch) for batch in batches] if spec.split_layers is None else self._join(batches, spec)
+        if spec.split_layers is None:
+            return [_of_batch(batch) for batch in batches]
+        return self._join(batches, spec.split_layers)
 
     @cached_property
     def _strided(self) -> list[MiniBatch]:
@@ -161,38 +162,38 @@ class _Part:
         owners = self._samplers.ownership.owners(self._targets)
         return self._sample(self._targets[owners == rank] for rank in range(self._num_ranks))
 
-    def _sample(self, cuts: Iterable[Tensor]) -> list[MiniBatch]:
-        """Every rank's micro-batch, all layers of it."""
+    def _sample(self, targets: Iterable[Tensor]) -> list[MiniBatch]:
+        """The micro-batches of all ranks, with all layers."""
         samplers = self._samplers
-        return [sample_minibatch(samplers.whole, cut, samplers.num_neighbors, self._key) for cut in cuts]
+        return [sample_minibatch(samplers.whole, own, samplers.num_neighbors, self._key) for own in targets]
 
     def _split(self, targets: Tensor, num_layers: int) -> list[Split]:
-        """The ``num_layers`` layers nearest the input, split; ``targets`` are the destinations of the top one."""
+        """Split the ``num_layers`` layers nearest the input. ``targets`` are the destinations of the highest one."""
         samplers = self._samplers
         fanouts = samplers.num_neighbors[self._num_layers - num_layers :]
         return split_in_one_process(samplers.own, targets, fanouts, self._key, samplers.ownership)
 
-    def _join(self, batches: list[MiniBatch], spec: StrategySpec) -> list[RankCounts]:
-        """Layers from k up as the micro-batches have them; their source rows come from a split of the k below."""
-        level, ownership = spec.split_layers or 0, self._samplers.ownership
+    def _join(self, batches: list[MiniBatch], level: int) -> list[RankCounts]:
+        """Count the layers from ``level`` up in micro-batches, and the layers below it in a split."""
+        ownership = self._samplers.ownership
         frontiers = [_frontier(batch, level) for batch in batches]
         wanted = torch.stack([_count_owners(frontier, ownership) for frontier in frontiers])  # [rank, owner]
         kept = wanted.diagonal()
-        received, sent = (wanted.sum(1) - kept).tolist(), (wanted.sum(0) - kept).tolist()
+        received = (wanted.sum(1) - kept).tolist()
+        sent = (wanted.sum(0) - kept).tolist()
         union = torch.unique(torch.cat(frontiers))
-        below = (
-            [_of_split(split) for split in self._split(union, level)]
-            if level
-            else [_only_loading(rows) for rows in _count_owners(union, ownership).tolist()]
-        )
+        if level:
+            below = [_of_split(split) for split in self._split(union, level)]
+        else:
+            below = [_only_loading(rows) for rows in _count_owners(union, ownership).tolist()]
         return [
-            _stack(below[rank], _of_batch(batch, level), sent[rank], received[rank])
+            _stack(below[rank], _of_batch(batch, level), sent=sent[rank], received=received[rank])
             for rank, batch in enumerate(batches)
         ]
 
 
 def _frontier(batch: MiniBatch, level: int) -> Tensor:
-    """The vertices whose rows are the sources of layer ``level``."""
+    """The source vertices of layer ``level``."""
     return batch.input_ids[: batch.blocks[level].num_src]
 
 
@@ -201,8 +202,9 @@ def _count_owners(ids: Tensor, ownership: Ownership) -> Tensor:
 
 
 def _of_batch(batch: MiniBatch, bottom: int = 0) -> RankCounts:
-    """The layers from ``bottom`` up of a mini-batch that one rank computes alone."""
-    blocks, nothing = batch.blocks[bottom:], (0.0,) * (len(batch.blocks) - bottom)
+    """The layers from ``bottom`` up of a micro-batch, which one rank computes alone."""
+    blocks = batch.blocks[bottom:]
+    nothing = (0.0,) * len(blocks)
     return RankCounts(
         targets=batch.num_targets,
         edges=tuple(block.num_edges for block in blocks),
@@ -218,7 +220,7 @@ def _of_batch(batch: MiniBatch, bottom: int = 0) -> RankCounts:
 
 
 def _of_split(split: Split) -> RankCounts:
-    """One rank's split: it asks for every row that it receives."""
+    """One rank's split. The rank sends a request for every row that it receives."""
     blocks = [layer.block for layer in split.layers]
     routes = [layer.route for layer in split.layers]
     sent = tuple(route.num_sent for route in routes)
@@ -238,12 +240,23 @@ def _of_split(split: Split) -> RankCounts:
 
 
 def _only_loading(rows: int) -> RankCounts:
-    """No layer at all: rows that a rank reads for itself and others."""
-    return RankCounts(0, (), (), (), rows, (), (), 0, 0, 0)
+    """Counts without any layer: only the rows that a rank reads for all ranks."""
+    return RankCounts(
+        targets=0,
+        edges=(),
+        destinations=(),
+        sources=(),
+        rows_loaded=rows,
+        rows_sent=(),
+        rows_received=(),
+        ids_sent=0,
+        ids_received=0,
+        edges_drawn=0,
+    )
 
 
 def _stack(below: RankCounts, above: RankCounts, sent: float, received: float) -> RankCounts:
-    """Layers on top of others; ``sent`` and ``received`` are the rows that cross at the boundary, asked for by id."""
+    """Join lower and upper layers. ``sent`` and ``received`` are the rows exchanged at the boundary between them."""
     return RankCounts(
         targets=above.targets,
         edges=below.edges + above.edges,
@@ -259,7 +272,7 @@ def _stack(below: RankCounts, above: RankCounts, sent: float, received: float) -
 
 
 def _average(by_step: list[list[RankCounts]]) -> tuple[RankCounts, ...]:
-    """Every rank's mean over the steps."""
+    """The mean over the steps, for every rank."""
     return tuple(_mean(list(of_rank)) for of_rank in zip(*by_step, strict=True))
 
 

@@ -1,11 +1,11 @@
-"""A machine as the planner sees it: one set of constants, from a preset, a file or a calibration.
+"""The constants of a machine that estimates are computed from: a preset, a file or a calibration.
 
-All rates are those of one rank. Where ranks are processes on the cores of a host, ``cores`` says how many there are:
-ranks beyond that number take turns, and ranks below it run torch's operations on several threads. Where every rank
-has a device of its own, ``cores`` is None.
+All rates are those of one rank. If ranks are processes that share the cores of a host, ``cores`` is their number: more
+ranks than cores take turns, and fewer ranks run torch operations on several threads. If every rank has its own device,
+``cores`` is None.
 
-``V100`` is fitted to Tables 1 and 3 of the paper (docs/planner.md). ``A100`` and ``H100`` are not measured: they take
-the V100's shares of the published peaks, and its fixed costs as they are.
+``v100-nvlink`` is fitted to Tables 1 and 3 of the paper (docs/planner.md). ``a100`` and ``h100`` are not measured: they
+have the same shares of their published peak rates and the same fixed costs as the V100.
 """
 
 import json
@@ -17,62 +17,63 @@ from gsplit.files.untrusted import Expected, read_document
 
 __all__ = ["PRESETS", "Hardware", "read_hardware", "write_hardware"]
 
-
 _REACH_BYTES = 1e8
 
 
 def _check_kind(name: str, value: object) -> None:
-    """Refuse what is no number, and numbers with which formulas would overflow."""
-    if name == "name" or (name == "cores" and value is None):
-        expected, sound = "a name", name == "cores" or (isinstance(value, str) and len(value) <= 200)
+    """Refuse values of other types, and numbers with which formulas would overflow."""
+    if name == "name":
+        expected = "a name"
+        valid = isinstance(value, str) and len(value) <= 200
     elif name == "cores":
-        expected, sound = "a whole number of cores", type(value) is int and 1 <= value <= 1 << 20
+        expected = "a whole number of cores"
+        valid = value is None or (type(value) is int and 1 <= value <= 1 << 20)
     else:
         most = 10.0 if name in ("crowding", "thread_gain") else 1e30
         expected = f"a number up to {most:g}"
-        sound = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most
-    if not sound:
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= most
+    if not valid:
         raise InputError(explain(f"hardware: {name}", expected, str(value)[:80], "correct the file"))
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Rates per rank and fixed costs. What each is multiplied with is in ``estimate``."""
+    """Rates of one rank, and fixed costs. The formulas are in ``estimate``."""
 
     name: str
     sample_edges_per_s: float
-    """Edges drawn and relabelled, with the graph in the rank's own memory."""
+    """Edges drawn and relabelled, with the graph in the memory of the rank's device."""
     far_sample_edges_per_s: float
-    """The same with the graph in the host's memory; a rank on the host has no other."""
+    """The same with the graph in host memory; always so for a rank on the host."""
     split_ids_per_s: float
-    """Rows of a frontier sorted by owner, asked for, and located at the owner."""
+    """Ids of a frontier sorted by owner, and located on the owner."""
     load_bytes_per_s: float
-    """Input rows gathered from the host's memory, in large rows."""
+    """Wide input rows gathered from host memory."""
     cache_bytes_per_s: float
     """Input rows gathered from the rank's cache."""
     row_overhead_bytes: float
-    """Bytes that a gathered row costs beside its own: narrow rows are read at a lower rate."""
+    """Bytes that gathering a row costs in addition to its size, so narrow rows are read at a lower rate."""
     disk_reads_per_s: float
-    """Reads of single pages from disk, many at once, of all ranks of the host together."""
+    """Concurrent reads of single pages from disk, by all ranks of the host together."""
     disk_bytes_per_s: float
-    """Bytes of long reads from disk, of all ranks of the host together."""
+    """Bytes of long reads from disk, by all ranks of the host together."""
     flops_per_s: float
-    """Dense products."""
+    """Floating-point operations of dense products."""
     aggregate_bytes_per_s: float
     """Bytes of source rows summed along edges."""
     attention_values_per_s: float
-    """Values of source rows weighed and summed by attention, forward."""
+    """Values of source rows weighted and summed by attention, in the forward pass."""
     crowding: float
-    """How gathers and sums along edges slow down with the bytes they reach: rate * (100 MB / bytes) ** crowding;
-    attention, which computes more, half as much."""
+    """How gathers and sums along edges slow down with the size of the rows: rate * (100 MB / bytes) ** crowding; with
+    half of the exponent for attention, which computes more."""
     row_bytes_per_s: float
-    """Bytes read or written by operations that take row after row: activations, dropout, copies."""
+    """Bytes read or written by row-wise operations: activations, dropout, copies."""
     exchange_bytes_per_s: float
     """Rows gathered, sent and received; bytes that leave a rank."""
     reduce_bytes_per_s: float
     """Gradients averaged over the ranks."""
     collective_s: float
-    """Latency of a collective, of two ranks."""
+    """Latency of a collective of two ranks."""
     collective_per_rank_s: float
     """Latency that every further rank adds."""
     sample_s: float
@@ -80,39 +81,36 @@ class Hardware:
     split_s: float
     """Fixed cost of splitting a step."""
     load_s: float
-    """Fixed cost of loading a step, uncached."""
+    """Fixed cost of loading a step without a cache."""
     step_s: float
-    """Fixed cost of forward and backward: launches and host work of a step without attention."""
+    """Fixed cost of the forward and backward pass without attention: kernel launches and host work."""
     attention_step_s: float
-    """The same of a step with attention."""
+    """The same with attention."""
     optimizer_s: float
     """Fixed cost of the optimizer's step."""
     memory_bytes: float
-    """Memory of a rank, or, with ``cores``, of the host."""
+    """Memory of a rank's device, or of the host if ``cores`` is given."""
     cores: int | None = None
     thread_gain: float = 0.0
-    """How much of a core a further thread of the same rank adds to dense, sparse and row operations."""
+    """How much of a core each further thread of a rank adds to dense, sparse and row-wise operations."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             _check_kind(field.name, value)
-            optional = field.name in ("cores", "thread_gain", "row_overhead_bytes", "crowding") or field.name.endswith(
-                "_s"
-            )
-            rate = field.name.endswith("_per_s") or field.name == "memory_bytes"
             if isinstance(value, str) or value is None:
                 continue
-            if value < 0 or (value == 0 and (rate or not optional)):
+            rate = field.name.endswith("_per_s") or field.name == "memory_bytes"
+            if value < 0 or (value == 0 and rate):
                 expected = "a positive number" if rate else "0 or more"
                 raise InputError(explain(f"hardware: {field.name}", expected, value, "correct the file"))
 
     def threads(self, num_ranks: int) -> int:
-        """Threads of each rank: the launcher's rule."""
+        """Threads of each rank, by the rule of the launcher."""
         return 1 if self.cores is None else max(1, self.cores // num_ranks)
 
     def reach(self, num_bytes: float) -> float:
-        """The share of a rate that is left when rows are gathered out of so many bytes; at most doubled or quartered.
+        """The factor of a rate for rows gathered from this many bytes, between 0.25 and 2.
 
         >>> PRESETS["v100-nvlink"].reach(1e9)
         1.0
@@ -121,13 +119,13 @@ class Hardware:
         return min(2.0, max(0.25, share))
 
     def latency(self, num_ranks: int) -> float:
-        """Seconds of an empty collective."""
+        """Seconds of an empty collective; 0 for a single rank."""
         if num_ranks == 1:
             return 0.0
         return self.collective_s + self.collective_per_rank_s * (num_ranks - 2)
 
     def wall(self, seconds: list[float]) -> float:
-        """How long a stage takes from the ranks' own seconds: the slowest rank, or all of them by turns on the cores.
+        """Wall time of a stage from the seconds of the ranks: the slowest rank, or their sum over the cores if larger.
 
         >>> PRESETS["v100-nvlink"].wall([1.0, 2.0, 1.0])
         2.0
@@ -136,8 +134,10 @@ class Hardware:
         return max(max(seconds), shared)
 
 
-_V100_FLOPS, _V100_BYTES = 15.7e12, 0.9e12  # published peaks: float32, memory
-_SHARE_FLOPS, _SHARE_BYTES = 0.95, 0.90  # shares of them that the fit gives; both at their bounds
+_V100_FLOPS = 15.7e12  # published peak, float32
+_V100_BYTES = 0.9e12  # published peak, memory
+_SHARE_FLOPS = 0.95  # shares of the peaks from the fit; both are at their bounds
+_SHARE_BYTES = 0.90
 
 _V100 = Hardware(
     name="v100-nvlink",
@@ -169,7 +169,7 @@ _V100 = Hardware(
 
 
 def _scaled(name: str, *, flops: float, memory: float, link: float, host: float, memory_bytes: float) -> Hardware:
-    """A device of the same kind: rates grow with the published peaks, fixed costs stay."""
+    """A device with rates in proportion to its published peaks and the fixed costs of the V100."""
     base = _V100
     return replace(
         base,
@@ -196,7 +196,7 @@ PRESETS: dict[str, Hardware] = {
     # published: 67 Tflop/s float32, 3.35 TB/s, NVLink 900 against 300 GB/s, PCIe 5 against 3, 80 GB
     "h100": _scaled("h100", flops=67 / 15.7, memory=3.35 / 0.9, link=3.0, host=4.0, memory_bytes=80e9),
 }
-"""Machines with a GPU per rank; nothing of this project has run on one."""
+"""Machines with one GPU per rank. GSplit has not been run on them."""
 
 
 _FILE = Expected(
@@ -206,14 +206,16 @@ _FILE = Expected(
 
 
 def read_hardware(path: Path) -> Hardware:
-    """Constants from a JSON or TOML file: every field of ``Hardware`` by its name, or some and ``base``, a preset."""
+    """Read constants from a JSON or TOML file: all fields of ``Hardware``, or some fields and ``base``, a preset."""
     table = read_document(path, _FILE, toml=path.suffix == ".toml")
     names = {field.name for field in fields(Hardware)}
     base = table.pop("base", None)
-    given = table.pop("constants", table)  # a calibration's file has more beside them
+    given = table.pop("constants", table)  # a calibration file has other entries too
     start = asdict(PRESETS[base]) if isinstance(base, str) and base in PRESETS else {}
     if not isinstance(given, dict) or (base is not None and not start):
-        raise _FILE.refuse(path, f"base {base!r}" if isinstance(given, dict) else "constants that are no table")
+        raise _FILE.refuse(
+            path, f"base {base!r}" if isinstance(given, dict) else f"constants of type {type(given).__name__}"
+        )
     unknown = sorted(set(given) - names)
     missing = sorted(names - set(start) - set(given) - {"cores", "thread_gain"})
     if unknown or missing:
@@ -222,6 +224,6 @@ def read_hardware(path: Path) -> Hardware:
 
 
 def write_hardware(hardware: Hardware, path: Path, notes: dict[str, str]) -> None:
-    """Keep constants with what is to be known about them, readable by ``read_hardware``."""
+    """Write constants and notes to a JSON file that ``read_hardware`` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"notes": notes, "constants": asdict(hardware)}, indent=1) + "\n")

@@ -1,8 +1,8 @@
-"""What a rank holds under a strategy, from the counts of a step: its own memory, and what it only maps.
+"""Memory of a rank: the parts that both forecasts share, and the forecast for a strategy from the counts of a step.
 
-Maps of the store's files are shared between the ranks of a host, and the kernel drops and reads them as it likes; on a
-device they are what would have to lie in its memory or be read from the host. ``gsplit inspect --memory`` forecasts
-split parallelism in more detail, without counting a step.
+``gsplit inspect --memory`` (``run.memory``) forecasts split parallelism in more detail, without counting a step. Memory
+that only maps the store's files is separate: the ranks of a host share it, and the kernel drops and reads it again as
+needed. On a device the mapped bytes must be in its memory or be read from the host.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,30 @@ from gsplit.kernels.buffers import SLACK
 from gsplit.planner.counts import StrategyCounts
 from gsplit.planner.shapes import PlannedModel
 
-__all__ = ["GraphSize", "RankBytes", "rank_bytes"]
+__all__ = ["HELD_BATCHES", "GraphSize", "RankBytes", "batch_bytes", "hidden_bytes", "rank_bytes"]
 
-_HELD_BATCHES = 2  # the loop holds one while the next is made
+HELD_BATCHES = 2
+"""Mini-batches in memory without prefetching: the training loop holds one while the next is made."""
 _HIDDEN_COPIES = 6  # of every hidden row while a layer runs forward and backward
 _ADAM_COPIES = 4  # weight, gradient and two moments
 
 
+def batch_bytes(input_rows: float, row_bytes: int, rows_loaded: float, edges: float, computed: float) -> float:
+    """Bytes of a mini-batch on one rank: features, ids of loaded rows, sources of edges, offsets of destinations.
+
+    ``computed`` are the vertices computed over all layers; ``input_rows`` include received rows.
+    """
+    return input_rows * row_bytes * SLACK + 8 * (rows_loaded + edges + computed)
+
+
+def hidden_bytes(computed: float, hidden: int) -> float:
+    """Bytes of hidden rows in float32, forward and backward."""
+    return _HIDDEN_COPIES * computed * 4 * hidden
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """A stored graph: ``edge_bytes`` of one entry of ``indices``, ``row_bytes`` of one vertex's stored features."""
+    """A stored graph. ``edge_bytes``: one entry of ``indices``; ``row_bytes``: the stored features of one vertex."""
 
     num_vertices: int
     num_edges: int
@@ -30,13 +44,13 @@ class GraphSize:
 
     @property
     def graph_bytes(self) -> int:
-        """Offsets and sources."""
+        """Bytes of offsets and sources."""
         return 8 * (self.num_vertices + 1) + self.num_edges * self.edge_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """The largest rank's: ``own`` is its anonymous memory for the run, ``mapped`` what it reads of the store."""
+    """Memory of the largest rank: ``own`` is its anonymous memory, ``mapped`` what it reads of the store."""
 
     own: float
     mapped: float
@@ -45,7 +59,7 @@ class RankBytes:
 def rank_bytes(
     counts: StrategyCounts, shape: PlannedModel, size: GraphSize, ownership: Ownership, *, cache_bytes: int = 0
 ) -> RankBytes:
-    """The rank that holds the most. ``ownership`` is that of one replica."""
+    """Memory of the rank that needs the most. ``ownership`` is that of one replica."""
     spec = counts.spec
     largest = max(stop - first for first, stop in map(ownership.range_of, range(ownership.num_ranks)))
     owned = largest / max(1, size.num_vertices)
@@ -54,10 +68,15 @@ def rank_bytes(
     mapped = edges_share * size.graph_bytes + rows_share * size.num_vertices * size.row_bytes
     tables = 4 * size.num_vertices * edges_share
     batches = max(
-        rank.sources[0] * 4 * shape.num_features * SLACK
-        + 8 * (sum(rank.edges) + sum(rank.destinations) + rank.rows_loaded)
+        batch_bytes(
+            input_rows=rank.sources[0],
+            row_bytes=4 * shape.num_features,
+            rows_loaded=rank.rows_loaded,
+            edges=sum(rank.edges),
+            computed=sum(rank.destinations),
+        )
         for rank in counts.ranks
     )
-    hidden = max(sum(rank.destinations) for rank in counts.ranks) * 4 * shape.hidden * _HIDDEN_COPIES
+    hidden = max(hidden_bytes(sum(rank.destinations), shape.hidden) for rank in counts.ranks)
     weights = _ADAM_COPIES * 4 * shape.num_parameters
-    return RankBytes(tables + _HELD_BATCHES * batches + hidden + weights + cache_bytes, mapped)
+    return RankBytes(own=tables + HELD_BATCHES * batches + hidden + weights + cache_bytes, mapped=mapped)

@@ -1,9 +1,11 @@
-"""Which strategy to use: enumerate what can be run, estimate each, rank them, say why the first is first.
+"""The plan: enumerate the ways to run a step, estimate the time of each, rank them, and explain the choice.
 
-Candidates are every strategy with every number of replicas that divides the ranks, and one process alone. Their steps
-are counted on the store's own mini-batches; seconds come from ``estimate`` for a machine's constants.
+A candidate is a strategy with a number of replicas that divides the number of ranks, or a single process. Its step is
+counted on mini-batches of the store (``counts``), and its time is computed from the counts and the constants of a
+machine (``estimate``).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gsplit.errors import InputError, explain
@@ -12,28 +14,38 @@ from gsplit.graph.ownership import Ownership, own_equally, own_parts
 from gsplit.minibatch.strategy_names import StrategySpec, all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies
-from gsplit.planner.disk_reads import DiskReads, count_reads
+from gsplit.planner.disk import DiskReads, count_reads
 from gsplit.planner.estimate import Placement, StepEstimate, estimate_step
 from gsplit.planner.hardware import Hardware
 from gsplit.planner.memory import GraphSize, RankBytes, rank_bytes
-from gsplit.planner.reasons import explain_choice
 from gsplit.planner.shapes import PlannedModel
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
 
-__all__ = ["Candidate", "Choice", "Plan", "choose", "make_plan"]
+__all__ = ["Candidate", "Choice", "Plan", "choose", "explain_choice", "make_plan"]
 
 _NEAR_GRAPH_SHARE = 0.25
-"""Of a device's memory, for the edges; the rest is for rows and activations."""
-
-
+"""Share of a device's memory that edges may take; the rest is for rows and activations."""
 _FOR_ANY_MODEL = ("split", "data_cached", "data_cached(strided)", "data", "data(owner)")
-"""Strategies that refuse no model but one with BatchNorm; that one is refused by all but split."""
+"""Strategies that run any model without BatchNorm. A model with BatchNorm needs ``split``."""
+_LEVEL = 0.05
+"""Relative differences below this are not explained."""
+_STAGE_WORDS = {
+    "sample": "sampling",
+    "split": "splitting",
+    "exchange_ids": "exchanging ids",
+    "load": "loading rows",
+    "exchange_features": "exchanging input rows",
+    "shuffle": "shuffling hidden rows",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run the step: a strategy on so many ranks in so many replicas."""
+    """One way to run the step: a strategy on a number of ranks, divided into replicas."""
 
     strategy: str
     ranks: int
@@ -44,7 +56,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """As a person reads it; x 2: in two replicas."""
+        """The name for people, such as "split x 2" for two replicas."""
         if self.ranks == 1:
             return "one process"
         return self.strategy + (f" x {self.replicas}" if self.replicas > 1 else "")
@@ -52,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All candidates, the fastest that fits first. ``notes`` are what a reader should know of the figures."""
+    """All candidates, the fastest that fits into memory first. ``notes`` are warnings about the numbers."""
 
     hardware: Hardware
     shape: PlannedModel
@@ -62,13 +74,13 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The first."""
+        """The fastest candidate that fits, or the fastest if none fits."""
         return self.candidates[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What ``strategy="auto"`` stands for, and why."""
+    """The strategy that ``strategy="auto"`` resolves to, and the reason."""
 
     strategy: str
     reason: str
@@ -90,15 +102,23 @@ def make_plan(
     strategies: tuple[str, ...] | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """``replicas``: only so many; by default every number that divides the ranks. ``strategies``: only these."""
+    """Estimate and rank the candidates.
+
+    ``replicas``: the only number of replicas to consider; by default every number that divides the ranks.
+    ``strategies``: the only strategies to consider; by default all.
+    """
     if len(workload.num_neighbors) != shape.num_layers:
         got = f"{len(workload.num_neighbors)} fanouts and {shape.num_layers} layers"
         raise InputError(explain("plan", "one fanout per layer", got, "give as many"))
+    steps = min(steps, workload.steps_per_epoch)
     counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, progress)
     size = GraphSize(
-        store.num_vertices, store.num_edges, store.graph.indices.itemsize, stored_row_bytes(store, features)
+        num_vertices=store.num_vertices,
+        num_edges=store.num_edges,
+        edge_bytes=store.graph.indices.itemsize,
+        row_bytes=stored_row_bytes(store, features),
     )
-    reads = count_reads(workload, size.row_bytes, steps=min(steps, workload.steps_per_epoch)) if on_disk else None
+    reads = count_reads(workload, size.row_bytes, steps=steps) if on_disk else None
     candidates = []
     for counts, ownership in counted:
         placement = _place(store, counts.spec, ownership, size, hardware, features, reads, cache_bytes)
@@ -106,8 +126,13 @@ def make_plan(
         memory = rank_bytes(counts, shape, size, ownership, cache_bytes=cache_bytes)
         candidates.append(_candidate(counts, step, memory, hardware))
     ranked = sorted(candidates, key=lambda candidate: (not candidate.fits, candidate.step.wall_s))
-    notes = _notes(store, shape, hardware, num_ranks, ranked)
-    return Plan(hardware, shape, tuple(ranked), explain_choice([(c.name, c.step) for c in ranked]), notes)
+    return Plan(
+        hardware=hardware,
+        shape=shape,
+        candidates=tuple(ranked),
+        reason=explain_choice([(candidate.name, candidate.step) for candidate in ranked]),
+        notes=_notes(store, shape, hardware, num_ranks, ranked),
+    )
 
 
 def choose(
@@ -123,27 +148,26 @@ def choose(
     cache_bytes: int = 0,
     strategies: tuple[str, ...] | None = None,
 ) -> Choice:
-    """The strategy for these ranks; call it on one rank and tell the others.
+    """Choose the fastest strategy for a given number of ranks. Call it on one rank and send the result to the others.
 
-    Without a model: the strategies that run any, for GraphSAGE with 256 hidden features.
-    The number of ranks is settled when this is asked, so one process is no candidate; the reason says if it would win.
+    Without ``shape``, only strategies that run any model are considered, and the model is GraphSAGE with 256 hidden
+    features. The number of ranks is fixed, so a single process is not chosen; the reason mentions it if it is faster.
     """
     if shape is None and strategies is None:
         strategies = _FOR_ANY_MODEL
     given = shape or PlannedModel(
         num_features=max(1, store.num_features), num_classes=max(2, store.num_classes), num_layers=0
     )
-    shape = replace(given, num_layers=len(workload.num_neighbors))
     plan = make_plan(
         store,
         workload,
-        shape,
+        replace(given, num_layers=len(workload.num_neighbors)),
         hardware,
         num_ranks,
         features=features,
         on_disk=on_disk,
         cache_bytes=cache_bytes,
-        steps=min(2, workload.steps_per_epoch),
+        steps=2,
         replicas=replicas,
         strategies=strategies,
     )
@@ -160,18 +184,17 @@ def _count_all(
     strategies: tuple[str, ...] | None,
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
-    """Every candidate's counts, with the ownership of one replica."""
-    specs = [
-        spec for spec in all_strategies(len(workload.num_neighbors)) if strategies is None or spec.name in strategies
-    ]
-    steps = min(steps, workload.steps_per_epoch)
+    """The counts of every candidate, with the ownership within one replica."""
+    specs = all_strategies(len(workload.num_neighbors))
+    if strategies is not None:
+        specs = [spec for spec in specs if spec.name in strategies]
     found = []
-    numbers = [r for r in range(1, num_ranks + 1) if num_ranks % r == 0] if replicas is None else [replicas]
-    for number in numbers:
+    divisors = [number for number in range(1, num_ranks + 1) if num_ranks % number == 0]
+    for number in divisors if replicas is None else [replicas]:
         ownership = own_parts(store.part_boundaries, num_ranks // number, store.part_loads)
         chosen = [spec.name for spec in specs if number == 1 or spec.split_layers or replicas is not None]
         if ownership.num_ranks == 1 and replicas is None:
-            continue  # every rank alone: data parallelism, which is there already
+            continue  # one rank per replica is data parallelism, which is a candidate already
         counts = count_strategies(workload, ownership, chosen, replicas=number, steps=steps, progress=progress)
         found += [(count, ownership) for count in counts]
     alone = own_equally(store.num_vertices, 1)
@@ -189,27 +212,34 @@ def _place(
     disk: DiskReads | None,
     cache_bytes: int,
 ) -> Placement:
-    """Where rows come from; a cache holds the hottest of the rows that the rank reads."""
+    """Where rows are read from. A cache holds the hottest of the rows that a rank reads."""
     near = hardware.cores is None and size.graph_bytes < _NEAR_GRAPH_SHARE * hardware.memory_bytes
-    if not cache_bytes:
-        return Placement(size.row_bytes, disk, 0.0, near)
     ranges = [(0, store.num_vertices)]
     if spec.reads_own_rows:
         ranges = [ownership.range_of(rank) for rank in range(ownership.num_ranks)]
-    hits = total = 0.0
-    for first, stop in ranges:
-        heat = hotness_of(store, first, stop)
-        reads = float(heat.sum())
-        hits += reads * expected_hit_rate(heat, cached_order(store, first, stop, features, cache_bytes))
-        total += reads
-    return Placement(size.row_bytes, disk, hits / total if total else 0.0, near)
+    hits = 0.0
+    total = 0.0
+    if cache_bytes:
+        for first, stop in ranges:
+            hotness = hotness_of(store, first, stop)
+            reads = float(hotness.sum())
+            hits += reads * expected_hit_rate(hotness, cached_order(store, first, stop, features, cache_bytes))
+            total += reads
+    return Placement(size.row_bytes, disk=disk, hit_rate=hits / total if total else 0.0, near_graph=near)
 
 
 def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, hardware: Hardware) -> Candidate:
-    """What ranks hold of their own must fit; ranks of a host share its memory."""
-    ranks = len(counts.ranks)
-    taken = memory.own * (1 if hardware.cores is None else ranks)
-    return Candidate(counts.spec.name, ranks, counts.replicas, step, memory, taken <= hardware.memory_bytes)
+    """The ranks' own memory must fit. The ranks of a host share its memory."""
+    num_ranks = len(counts.ranks)
+    needed_bytes = memory.own * (1 if hardware.cores is None else num_ranks)
+    return Candidate(
+        strategy=counts.spec.name,
+        ranks=num_ranks,
+        replicas=counts.replicas,
+        step=step,
+        memory=memory,
+        fits=needed_bytes <= hardware.memory_bytes,
+    )
 
 
 def _notes(
@@ -226,3 +256,40 @@ def _notes(
     if not ranked[0].fits:
         notes.append("nothing fits into memory: take a smaller mini-batch")
     return tuple(notes)
+
+
+def explain_choice(ranked: Sequence[tuple[str, StepEstimate]]) -> str:
+    """Compare the fastest candidate with the next one and with the usual alternatives, in two or three sentences."""
+    name, best = ranked[0]
+    others = ranked[1:]
+    text = f"{name} is fastest: {best.wall_s:.3g} s per step."
+    if not others:
+        return text
+    second_name, second = others[0]
+    if second.wall_s < best.wall_s * (1 + _LEVEL):
+        text += f" {second_name} is level with it ({second.wall_s:.3g} s)."
+    rivals = [found for found in others if found[0] in ("data", "split", "one process") and found[0] != name]
+    for rival_name, rival in rivals[:2] or [(second_name, second)]:
+        text += " " + _compare(name, best, rival_name, rival)
+    if name == "one process":
+        text += " More ranks do not pay here: use one process."
+    return text
+
+
+def _compare(name: str, best: StepEstimate, rival_name: str, rival: StepEstimate) -> str:
+    """The stages in which two candidates differ most: what the faster one saves, then what it pays."""
+    ours = best.stages.by_name()
+    theirs = rival.stages.by_name()
+    saved = {stage: theirs[stage] - ours[stage] for stage in ours}
+    gains = sorted((stage for stage in saved if saved[stage] > 0), key=lambda stage: -saved[stage])[:2]
+    costs = sorted((stage for stage in saved if saved[stage] < 0), key=lambda stage: saved[stage])[:1]
+    text = f"{rival_name} takes {rival.wall_s:.3g} s ({rival.wall_s / best.wall_s:.2f} times as long)"
+    if gains:
+        text += ": " + " and ".join(f"{saved[stage]:.2g} s more for {_STAGE_WORDS[stage]}" for stage in gains)
+    row_ratio = rival.counts.rows_loaded / max(best.counts.rows_loaded, 1)
+    edge_ratio = rival.counts.num_edges / max(best.counts.num_edges, 1)
+    if row_ratio > 1 + _LEVEL or edge_ratio > 1 + _LEVEL:
+        text += f" ({row_ratio:.2f} times the input rows, {edge_ratio:.2f} the edges)"
+    if costs and -saved[costs[0]] > _LEVEL * best.wall_s:
+        text += f", though {name} pays {-saved[costs[0]]:.2g} s for {_STAGE_WORDS[costs[0]]}"
+    return text + "."

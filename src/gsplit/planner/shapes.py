@@ -1,20 +1,20 @@
-"""What one layer of a model costs on counted rows and edges: products, bytes along edges, bytes row after row.
+"""The work of one layer of a model on counted rows and edges: products, bytes along edges, bytes of rows.
 
-A layer turns S source rows of width a into D destination rows of width b along E edges. Forward:
+A layer computes D destination rows of width b from S source rows of width a along E edges. Forward pass:
 
     mean       aggregates E rows of width a, then two products [D, a] x [a, b]     (GraphSAGE as PyG computes it)
     mean, projected first: two products, [S, a] x [a, b] and [D, a] x [a, b], then E rows of width b  (as DGL, a > b)
-    attention  projects S rows and attends along E edges of width b, or attends on rows of width a and projects D
-               sums per head, whichever ``aggregates_first`` says                     (GAT as ``nn.attention`` does)
+    attention  projects S rows and aggregates E rows of width b, or aggregates E rows of width a per head and projects
+               D rows, whichever ``aggregates_first`` chooses                         (GAT as ``nn.attention`` does)
 
-Backward has the products for the weights again and, above layer 0, those for the rows; edges are passed once more, and
-nothing goes below layer 0: input rows have no gradient. Other layers are taken for the one they are most like.
+The backward pass has the products for the weights, and above layer 0 those for the rows and one more pass over the
+edges. Input rows have no gradient. Other kinds of layers are estimated as the kind that is most similar.
 """
 
 from dataclasses import dataclass
 
 from gsplit.errors import InputError, explain
-from gsplit.kernels.attention import aggregates_first
+from gsplit.kernels.attention_types import aggregates_first
 
 __all__ = ["ATTENTION_BACKWARD", "LayerWork", "PlannedModel", "layer_work"]
 
@@ -22,14 +22,18 @@ _LIKE_SAGE = ("sage", "sage_max", "gin", "graphconv", "gcn", "gine", "edgecnn", 
 _LIKE_GAT = ("gat", "gatv2", "transformer")
 _FLOAT_BYTES = 4
 ATTENTION_BACKWARD = 1.4
-"""Seconds of attention backward over those forward: 1.2 to 1.4 for the kernels on the host."""
-_PASSES_FORWARD, _PASSES_BACKWARD = 6.0, 8.0
-"""How often an output row is read or written beside products and aggregation: bias, sums, activation, dropout."""
+"""Time of the backward pass of attention over that of the forward pass: 1.2 to 1.4 for the kernels on the host."""
+_PASSES_FORWARD = 6.0
+"""How often an output row is read or written by bias, sums, activation and dropout."""
+_PASSES_BACKWARD = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model as far as its cost goes. ``projects_first``: rows are projected before aggregation where that is less."""
+    """The properties of a model that its cost depends on.
+
+    ``projects_first``: rows are projected before they are aggregated if that makes them narrower.
+    """
 
     kind: str = "sage"
     num_features: int = 128
@@ -42,22 +46,22 @@ class PlannedModel:
     def __post_init__(self) -> None:
         if self.kind not in _LIKE_SAGE + _LIKE_GAT:
             known = ", ".join(_LIKE_SAGE + _LIKE_GAT)
-            raise InputError(explain("model", f"one of {known}", self.kind, "plan for the one it is most like"))
+            raise InputError(explain("model", f"one of {known}", self.kind, "choose the one that is most similar"))
 
     @property
     def attends(self) -> bool:
-        """Whether layers weigh edges by attention."""
+        """Whether layers weight edges by attention."""
         return self.kind in _LIKE_GAT
 
     @property
     def note(self) -> str | None:
-        """What the figures are of, if the model itself is not known."""
+        """A note if the model is estimated as another kind of model."""
         nearest = "gat" if self.attends else "sage"
         return None if self.kind == nearest else f"{self.kind} is costed as {nearest}"
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the input rows, and of every layer's output rows.
+        """The widths of the input rows and of the output rows of every layer.
 
         >>> PlannedModel(num_features=8, hidden=4, num_classes=2, num_layers=3).widths
         (8, 4, 4, 2)
@@ -66,14 +70,14 @@ class PlannedModel:
 
     @property
     def num_parameters(self) -> int:
-        """Weights, whose gradients are averaged; biases are small."""
+        """Weights whose gradients are averaged. Biases are small and not counted."""
         matrices = 1 if self.attends else 2
         return sum(matrices * a * b for a, b in zip(self.widths, self.widths[1:], strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One pass through one layer on one rank. ``reach_bytes``: of the rows that edges point at."""
+    """The work of one pass through one layer on one rank. ``reach_bytes``: the size of the source rows."""
 
     flops: float
     aggregate_bytes: float
@@ -83,51 +87,70 @@ class LayerWork:
 
 
 def layer_work(
-    shape: PlannedModel, layer: int, edges: float, destinations: float, sources: float, *, slices: int = 1
+    shape: PlannedModel, layer: int, edges: float, destinations: float, sources: float
 ) -> tuple[LayerWork, LayerWork]:
-    """Forward and backward. ``slices``: the layer's input has this share of its columns."""
-    a, b = shape.widths[layer] / slices, shape.widths[layer + 1]
-    returns = 1.0 if layer else 0.0  # gradients of the rows
+    """The work of the forward pass and of the backward pass."""
+    a = shape.widths[layer]
+    b = shape.widths[layer + 1]
+    returns = 1.0 if layer else 0.0  # whether rows have gradients
     if shape.attends:
         return _attention(shape, a, b, edges, destinations, sources, returns)
     own = 2 * destinations * a * b
     if shape.projects_first and a > b:
-        products, along = own + 2 * sources * a * b, edges * b * _FLOAT_BYTES
+        flops = own + 2 * sources * a * b
+        along = edges * b * _FLOAT_BYTES
+        back_along = along
         rows = (_PASSES_FORWARD * destinations + 2 * sources) * b * _FLOAT_BYTES
-        back_along, reach = along, sources * b * _FLOAT_BYTES
+        reach = sources * b * _FLOAT_BYTES
     else:
-        products, along = 2 * own, edges * a * _FLOAT_BYTES
+        flops = 2 * own
+        along = edges * a * _FLOAT_BYTES
+        back_along = returns * along
         rows = (_PASSES_FORWARD * destinations * b + destinations * a) * _FLOAT_BYTES
-        back_along, reach = returns * along, sources * a * _FLOAT_BYTES
+        reach = sources * a * _FLOAT_BYTES
     back_rows = (_PASSES_BACKWARD * destinations * b + returns * 2 * sources * a) * _FLOAT_BYTES
-    return (
-        LayerWork(products, along, 0.0, rows, reach),
-        LayerWork(products * (1 + returns), back_along, 0.0, back_rows, reach),
+    forward = LayerWork(flops=flops, aggregate_bytes=along, attention_values=0.0, row_bytes=rows, reach_bytes=reach)
+    backward = LayerWork(
+        flops=flops * (1 + returns),
+        aggregate_bytes=back_along,
+        attention_values=0.0,
+        row_bytes=back_rows,
+        reach_bytes=reach,
     )
+    return forward, backward
 
 
 def _attention(
     shape: PlannedModel, a: float, b: float, edges: float, destinations: float, sources: float, returns: float
 ) -> tuple[LayerWork, LayerWork]:
-    """GAT: every destination has a self-loop too; the last layer's heads are averaged."""
-    heads, edges = shape.heads, edges + destinations
-    last = b == shape.num_classes
-    width = b if last else b / heads
+    """GAT. Every destination has a self-loop too, and the heads of the last layer are averaged."""
+    heads = shape.heads
+    edges += destinations
+    width = b if b == shape.num_classes else b / heads
     scores = 2 * sources * a * heads
     sums_first = aggregates_first(int(sources), int(destinations), int(edges), heads, int(a), int(width))
     if sums_first and not shape.projects_first:
-        products = 2 * destinations * heads * a * width
+        flops = 2 * destinations * heads * a * width
+        back_flops = 2 * flops
         values = edges * a * (1 + heads / 8)
-        back_products, reach = 2 * products, sources * a * _FLOAT_BYTES
+        reach = sources * a * _FLOAT_BYTES
     else:
-        products = 2 * sources * a * heads * width
+        flops = 2 * sources * a * heads * width
+        back_flops = flops * (1 + returns)
         values = edges * heads * width * (1 + 1 / 8)
-        back_products, reach = products * (1 + returns), sources * heads * width * _FLOAT_BYTES
+        reach = sources * heads * width * _FLOAT_BYTES
     out = destinations * heads * width
     between = destinations * heads * a if sums_first else sources * heads * width
     rows = (_PASSES_FORWARD * out + 2 * between) * _FLOAT_BYTES
     back_rows = (_PASSES_BACKWARD * out + 3 * between + returns * 2 * sources * a) * _FLOAT_BYTES
-    return (
-        LayerWork(products + scores, 0.0, values, rows, reach),
-        LayerWork(back_products + scores * (1 + returns), 0.0, ATTENTION_BACKWARD * values, back_rows, reach),
+    forward = LayerWork(
+        flops=flops + scores, aggregate_bytes=0.0, attention_values=values, row_bytes=rows, reach_bytes=reach
     )
+    backward = LayerWork(
+        flops=back_flops + scores * (1 + returns),
+        aggregate_bytes=0.0,
+        attention_values=ATTENTION_BACKWARD * values,
+        row_bytes=back_rows,
+        reach_bytes=reach,
+    )
+    return forward, backward

@@ -1,14 +1,35 @@
-"""The page: one HTML file that needs nothing else, neither scripts nor fonts nor pictures from anywhere."""
+"""The report of runs: its sections, as one HTML file without scripts, fonts or links to other files."""
 
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+from gsplit.errors import InputError, explain
 from gsplit.files.atomic import write_atomic
+from gsplit.report.figures import as_png, draw_run, draw_run_loads, draw_timeline, load_figure, typical_window
+from gsplit.report.reading import Run, read_run
+from gsplit.report.trace import write_trace
+from gsplit.run.recipe import check_new_file
 
-__all__ = ["Picture", "Section", "Table", "write_page", "write_pictures"]
+__all__ = [
+    "Picture",
+    "ReportFiles",
+    "Section",
+    "Table",
+    "learning_pictures",
+    "load_pictures",
+    "run_sections",
+    "tabulate_runs",
+    "timeline_section",
+    "write_files",
+    "write_page",
+    "write_pictures",
+    "write_report",
+]
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #212529; background: #fff; max-width: 1200px; margin: 2em auto }
@@ -27,7 +48,7 @@ td { font-variant-numeric: tabular-nums }
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text; ``caption`` says what they are."""
+    """A table of text."""
 
     caption: str
     columns: list[str]
@@ -36,7 +57,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as PNG, with the name of its file, without ending, and what it shows."""
+    """A PNG picture. ``name`` is its file name without suffix."""
 
     name: str
     png: bytes
@@ -55,7 +76,7 @@ class Section:
 
 
 def write_page(sections: Sequence[Section], path: Path) -> None:
-    """Write the page; the file is there whole or not at all."""
+    """Write the page. The file is complete, or is not there."""
     links = "".join(f'<a href="#{escape(s.name)}">{escape(s.title)}</a>' for s in sections)
     body = "\n".join(_section(section) for section in sections)
     page = f"""<!DOCTYPE html>
@@ -103,9 +124,129 @@ def write_pictures(sections: Sequence[Section], folder: Path) -> list[Path]:
 
 
 def _file_name(name: str) -> str:
-    """Names of graphs and runs are the user's.
+    """Replace the characters of a user's name that do not belong in file names.
 
     >>> _file_name("stages-a/b c")
     'stages-a-b-c'
     """
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+
+
+def tabulate_runs(runs: Sequence[Run]) -> Table:
+    """A table of runs. The first step, which compiles, is left out of the seconds."""
+    rows = []
+    for run in runs:
+        settings = run.settings
+        history = run.history
+        times = history.step_seconds[1:] or history.step_seconds
+        best = run.best_score
+        rows.append(
+            [
+                run.name,
+                f"{settings.model}, hidden {settings.hidden}",
+                settings.strategy,
+                str(run.num_ranks),
+                str(settings.batch_size),
+                ",".join(map(str, settings.fanout)),
+                str(len(history.losses)),
+                f"{median(times):.3f}" if times else "",
+                f"{history.losses[-1]:.4f}" if history.losses else "",
+                "" if best is None else f"{best:.4f}",
+            ]
+        )
+    columns = ["run", "model", "strategy", "ranks", "batch", "fanout", "steps", "s per step", "last loss", "best val"]
+    return Table("Runs", columns, rows)
+
+
+def load_pictures(runs: Sequence[Run]) -> list[Picture]:
+    """The work of every rank, of runs with several ranks."""
+    caption = "Means over the steps in the telemetry."
+    return [Picture(f"loads-{run.name}", as_png(draw_run_loads(run)), caption) for run in runs if run.num_ranks > 1]
+
+
+def learning_pictures(runs: Sequence[Run]) -> list[Picture]:
+    """Losses and evaluations."""
+    pictures = []
+    for run in runs:
+        if run.history.losses:
+            caption = f"{run.settings.model}, {run.settings.strategy}, batch {run.settings.batch_size}."
+            pictures.append(Picture(f"losses-{run.name}", as_png(draw_run(run)), caption))
+    return pictures
+
+
+def timeline_section(runs: Sequence[Run]) -> Section:
+    """One step of every run."""
+    pictures = []
+    for run in runs:
+        if (window := typical_window(run)) is not None:
+            caption = f"{run.settings.model}, hidden {run.settings.hidden}, batch {run.settings.batch_size}."
+            pictures.append(Picture(f"timeline-{run.name}", as_png(draw_timeline(run, window)), caption))
+    text = "A step of median length. Narrow bars are stages within another. Exchanges include waiting for other ranks."
+    return Section("timeline", "Timeline of one step", text, pictures=pictures)
+
+
+def run_sections(runs: Sequence[Run]) -> list[Section]:
+    """The sections of the page; those without content are left out."""
+    sections = (
+        Section("summary", "Summary", tables=[tabulate_runs(runs)]),
+        Section("loads", "Load of the ranks", pictures=load_pictures(runs)),
+        timeline_section(runs),
+        Section("learning", "Loss and scores", pictures=learning_pictures(runs)),
+    )
+    return [section for section in sections if section.tables or section.pictures]
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files that were written. ``num_spans``: spans in the trace."""
+
+    page: Path
+    sections: list[str]
+    pictures: list[Path]
+    trace: Path | None
+    num_spans: int
+
+    @property
+    def files(self) -> list[Path]:
+        return [path for path in (self.page, *self.pictures, self.trace) if path is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "page": str(self.page),
+            "sections": self.sections,
+            "pictures": [str(path) for path in self.pictures],
+            "trace": None if self.trace is None else {"file": str(self.trace), "spans": self.num_spans},
+        }
+
+
+def write_files(
+    sections: Sequence[Section], runs: Sequence[Run], out: Path, *, png: Path | None, trace: Path | None
+) -> ReportFiles:
+    """Write the trace, the page and the pictures."""
+    num_spans = 0 if trace is None else write_trace(runs, trace)
+    write_page(sections, out)
+    pictures = [] if png is None else write_pictures(sections, png)
+    return ReportFiles(
+        page=out,
+        sections=[section.name for section in sections],
+        pictures=pictures,
+        trace=trace,
+        num_spans=num_spans,
+    )
+
+
+def write_report(
+    folders: Sequence[Path], out: Path, *, png: Path | None = None, trace: Path | None = None, overwrite: bool = False
+) -> ReportFiles:
+    """Write the report of some run folders. All runs are read first, so a refused folder leaves no files."""
+    for path in (out, trace):
+        if path is not None:
+            check_new_file(path, overwrite=overwrite)
+    for folder in folders:
+        if not folder.is_dir():
+            fix = "for records of benchmarks: python -m gsplit_bench report, in a checkout"
+            got = "a file" if folder.exists() else "no such folder"
+            raise InputError(explain(folder, "a folder of gsplit train --out", got, fix))
+    runs = [read_run(folder) for folder in folders]
+    load_figure()
+    return write_files(run_sections(runs), runs, out, png=png, trace=trace)

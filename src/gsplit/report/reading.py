@@ -1,6 +1,6 @@
-"""Reading a run: what ``gsplit train --out RUN`` has left, checked where it comes in.
+"""Reading the history and telemetry of a run folder, which may come from an untrusted source.
 
-What is damaged or too large is refused with its name. Telemetry is read line by line, and only the newest steps are
+A damaged or too large file is refused with its name. Telemetry is read line by line, and only the newest steps are
 kept.
 """
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gsplit.errors import InputError, explain
 from gsplit.files.untrusted import Expected, open_regular, read_bounded
+from gsplit.inference.metrics import Metric, check_metrics
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run, telemetry_files
 
@@ -40,7 +41,7 @@ Whole = Annotated[int, Field(ge=-(1 << 62), le=1 << 62)]
 
 
 class Document(BaseModel):
-    """A JSON document. It may hold more than is read; what is read must be there and be of its type."""
+    """A JSON document. Unknown fields are ignored; known fields are required and must have their type."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -54,7 +55,7 @@ class RunHistory(Document):
 
 
 class StepLine(Document):
-    """A line of telemetry: what one rank did in one step; a span is (stage, thread, start, end) in nanoseconds."""
+    """A line of telemetry: one step of one rank. A span is (stage, thread, start, end) in nanoseconds."""
 
     rank: Annotated[int, Field(ge=0, le=1 << 20)]
     epoch: Whole
@@ -70,7 +71,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of ``gsplit train --out``. ``steps``: of every rank, the newest ones."""
+    """A folder of ``gsplit train --out``. ``steps``: the newest steps of every rank."""
 
     name: str
     settings: TrainSettings
@@ -81,17 +82,29 @@ class Run:
     def num_ranks(self) -> int:
         return max(1, len(self.steps))
 
+    @property
+    def metric(self) -> Metric:
+        """The metric that decides which weights are best; runs of older versions have accuracy."""
+        return check_metrics((self.settings.metric or "accuracy").split(","))[0]
+
+    @property
+    def best_score(self) -> float | None:
+        """The best score on val; None if val was not evaluated."""
+        scores = [each["val"] for each in self.history.evaluations if "val" in each]
+        best = max if self.metric.higher_is_better else min
+        return best(scores, default=None)
+
 
 def read_document(path: Path, expected: Expected) -> str:
     """The text of a file of bounded size."""
     try:
         return read_bounded(path, _MAX_BYTES, expected).decode()
     except UnicodeDecodeError:
-        raise expected.refuse(path, "bytes that are not text") from None
+        raise expected.refuse(path, "bytes that are not UTF-8") from None
 
 
 def parse_document(model: type[Model], text: str, where: object) -> Model:
-    """A document of a kind; one that is not is refused with the first field that is wrong."""
+    """Parse a document; the error names the first wrong field."""
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -112,7 +125,7 @@ def read_run(folder: Path) -> Run:
             steps[lines[-1].rank] = lines
     text = read_document(history, Expected("the history of a run", "train again with gsplit train --out"))
     losses = parse_document(RunHistory, text, history)
-    return Run(folder.resolve().name, settings, losses, dict(sorted(steps.items())))
+    return Run(name=folder.resolve().name, settings=settings, history=losses, steps=dict(sorted(steps.items())))
 
 
 def _read_steps(path: Path) -> list[StepLine]:

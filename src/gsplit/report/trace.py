@@ -1,7 +1,7 @@
-"""Telemetry as a trace file of Chrome and Perfetto (chrome://tracing, ui.perfetto.dev).
+"""Telemetry as a trace file for Chrome and Perfetto (chrome://tracing, ui.perfetto.dev).
 
-A process per rank, a lane per thread, an event per span; times in microseconds since the run's first span. Spans of one
-thread are nested or apart by construction: they are blocks of a program.
+Each rank is a process, each thread a lane, each span an event, in microseconds since the first span of the run. Spans
+of one thread are nested or disjoint, because they are blocks of a program.
 """
 
 import json
@@ -28,7 +28,7 @@ class Event(TypedDict, total=False):
 
 
 def trace_events(runs: Sequence[Run]) -> list[Event]:
-    """The events of all runs; every rank of every run is a process of its own."""
+    """The events of all runs. Every rank of every run is a separate process."""
     return list(_events(runs))
 
 
@@ -62,6 +62,7 @@ def write_trace(runs: Sequence[Run], path: Path) -> int:
     num_spans = sum(event["ph"] == "X" for event in events)
     if not num_spans:
         fix = "train again with gsplit train --out RUN, and give RUN"
-        raise InputError(explain("--trace", "a run whose telemetry has spans", "none", fix))
+        got = f"no spans in {', '.join(run.name for run in runs)}" if runs else "no runs"
+        raise InputError(explain("--trace", "a run whose telemetry has spans", got, fix))
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     return num_spans

@@ -1,7 +1,7 @@
-"""What a run resolves from its settings and store before training: loss, class weights, metrics and strategy.
+"""Choices before a run from its settings and store: loss, class weights, metrics and strategy.
 
-A setting that does not fit the stored labels is refused here, not after hours of training. Without --loss, the labels
-decide: classes (one integer per vertex) use cross_entropy, columns of 0 and 1 bce, other floats mse.
+A setting that does not fit the stored labels is refused here, not after hours of training. Without --loss, the loss
+depends on the labels: classes (one integer per vertex) use cross_entropy, columns of 0 and 1 bce, other floats mse.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ _CONVERT = "import the labels in another form, or choose another --loss"
 
 
 def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView | None = None) -> TrainSettings:
-    """The settings with a loss and a metric in place of None; the view is told which. A collective."""
+    """The settings with a loss and a metric in place of None; the view shows the choice. A collective."""
     if settings.loss is not None:
         return settings.model_copy(update={"metric": settings.metric or DEFAULT_METRICS[settings.loss]})
     loss = fitting_loss(store, settings.targets)
@@ -64,8 +64,7 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
 
 def fitting_loss(store: Store, targets: str) -> str:
     """The loss that fits the labels of these targets, as far as they are held here."""
-    if "y" not in store.names:
-        raise InputError(explain("the store", "labels to train on", "none", "import labels with the graph"))
+    _check_has_labels(store)
     if _is_classes(store):
         return "cross_entropy"
     if _num_columns(store) > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets)):
@@ -73,6 +72,12 @@ def fitting_loss(store: Store, targets: str) -> str:
     if not _is_float(store):
         raise InputError(explain("y", "classes, columns of 0 and 1, or floats", _form(store), _CONVERT))
     return "mse"
+
+
+def _check_has_labels(store: Store) -> None:
+    if "y" not in store.names:
+        arrays = ", ".join(sorted(store.names))
+        raise InputError(explain("the store", "labels to train on", arrays, "import labels with the graph"))
 
 
 def num_outputs(store: Store, loss: str) -> int:
@@ -85,7 +90,7 @@ def check_labels(store: Store, targets: str, loss: str) -> None:
     """Refuse targets without a label that the loss takes, as far as they are held here."""
     _check_form(store, loss)
     if store.stored_targets(targets)[2] == 0:
-        raise InputError(explain(f"targets/{targets}", "at least one target", "none", "name other targets"))
+        raise InputError(explain(f"targets/{targets}", "at least one target", "an empty list", "name other targets"))
     unlabelled = 0
     for rows in _label_rows(store, targets):
         unlabelled += int((~is_labelled(rows).reshape(rows.shape[0], -1).any(axis=1)).sum())
@@ -95,21 +100,24 @@ def check_labels(store: Store, targets: str, loss: str) -> None:
             other = rows[~is_binary(rows)][0]
             raise InputError(explain("y", "0, 1 or no label everywhere for --loss bce", other, _CONVERT))
         if np.isinf(rows).any():
-            raise InputError(explain("y", "finite values", "an infinite one", "import other labels"))
+            raise InputError(explain("y", "finite values", rows[np.isinf(rows)][0], "import other labels"))
     if unlabelled:
         fix = "leave unlabelled vertices out of the targets"
         raise InputError(explain(f"targets/{targets}", "a label of every target", f"{unlabelled} without", fix))
 
 
 def _check_form(store: Store, loss: str) -> None:
-    if "y" not in store.names:
-        raise InputError(explain("the store", "labels to train on", "none", "import labels with the graph"))
+    _check_has_labels(store)
+    has_columns = store.stored_array("y").ndim <= 2
     if loss == "cross_entropy":
-        expected, fits = "one class per vertex, as integers,", _is_classes(store)
+        expected = "one class per vertex, as integers,"
+        fits = _is_classes(store)
     elif loss == "bce":
-        expected, fits = "columns of 0 and 1", store.stored_array("y").ndim <= 2 and store.dtype("y") != "bfloat16"
+        expected = "columns of 0 and 1"
+        fits = has_columns and store.dtype("y") != "bfloat16"
     else:
-        expected, fits = "columns of floats", store.stored_array("y").ndim <= 2 and _is_float(store)
+        expected = "columns of floats"
+        fits = has_columns and _is_float(store)
     if not fits:
         raise InputError(explain("y", f"{expected} for --loss {loss}", _form(store), _CONVERT))
 
@@ -141,9 +149,12 @@ def own_labels(store: Store, targets: str, mesh: Mesh) -> Array:
 
 
 def _label_rows(store: Store, targets: str) -> Iterator[Array]:
-    labels, first = store.stored_array("y"), store.vertex_range[0]
-    for _, ids in StoredTargets(targets, *store.stored_targets(targets), store.vertex_range).pieces():
-        yield labels[ids - first]
+    labels = store.stored_array("y")
+    first = store.vertex_range[0]
+    ids, positions, num_targets = store.stored_targets(targets)
+    stored = StoredTargets(name=targets, ids=ids, positions=positions, num_targets=num_targets, held=store.vertex_range)
+    for _, piece in stored.pieces():
+        yield labels[piece - first]
 
 
 def is_labelled(rows: Array) -> Array:
@@ -168,7 +179,7 @@ _BALANCED = "balanced"
 
 
 def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction:
-    """The loss that settings describe, whose loss was chosen. A collective for balanced weights."""
+    """The loss function of settings whose loss was chosen. A collective for balanced weights."""
     assert settings.loss is not None
     if settings.class_weights is None:
         return named_loss(settings.loss)
@@ -192,7 +203,7 @@ def _parse(text: str, num_classes: int) -> list[float]:
 
 
 def balanced_weights(counts: Tensor) -> Tensor:
-    """Targets / (classes that occur * targets of a class): every class weighs the same in all; 1 for those without.
+    """Targets / (classes that occur * targets of a class): every class has the same total weight; 1 for empty classes.
 
     >>> balanced_weights(torch.tensor([30, 10, 0])).tolist()
     [0.6666666666666666, 2.0, 1.0]
@@ -203,7 +214,7 @@ def balanced_weights(counts: Tensor) -> Tensor:
 
 
 def _count_classes(store: Store, targets: str, mesh: Mesh) -> Tensor:
-    """Targets of every class; each is counted by the one rank that owns it. A collective."""
+    """Targets of every class, each counted by its owner. A collective."""
     labels = own_labels(store, targets, mesh)
     counts = torch.from_numpy(np.bincount(labels[labels >= 0], minlength=store.num_classes)).to(mesh.device)
     mesh.world.all_reduce(Call("count classes"), counts).wait()
@@ -214,25 +225,25 @@ _ERRORS = ("rmse", "mae")
 
 
 def check_metric_labels(store: Store, names: Sequence[str], metrics: Sequence[Metric], loss: str, mesh: Mesh) -> None:
-    """Refuse metrics that do not fit the labels of these lists, the first of which decides. A collective."""
+    """Refuse metrics that do not fit the labels of these target lists. A collective."""
     is_float = np.issubdtype(store.stored_array("y").dtype, np.floating)
     for metric in metrics:
         if metric.name in _ERRORS and (loss == "cross_entropy" or not is_float):
             fix = "choose accuracy, f1_micro, f1_macro or roc_auc"
             raise InputError(explain(f"metric {metric.name}", "float labels", store.dtype("y"), fix))
-    of_kinds = [metric.name for metric in metrics if metric.name not in _ERRORS]
+    of_classes = [metric.name for metric in metrics if metric.name not in _ERRORS]
     for place, name in enumerate(names):
         rows = own_labels(store, name, mesh)
         labelled, others = _sum(mesh, [is_labelled(rows).sum(), (~is_binary(rows)).sum()])
         if place == 0 and not labelled:
             fix = "import other labels, or train with --evaluate-every 0"
-            raise InputError(explain(f"targets/{name}", "at least one label", "none", fix))
-        if of_kinds and loss != "cross_entropy" and others:
-            what = f"metric {of_kinds[0]}"
-            raise InputError(explain(what, "labels of 0 and 1", f"others in targets/{name}", "choose rmse or mae"))
-        if place == 0 and "roc_auc" in of_kinds and not _has_both_kinds(rows, store, loss, mesh):
+            raise InputError(explain(f"targets/{name}", "at least one label", "0 labels", fix))
+        if of_classes and loss != "cross_entropy" and others:
+            got = f"{others} other labels in targets/{name}"
+            raise InputError(explain(f"metric {of_classes[0]}", "labels of 0 and 1", got, "choose rmse or mae"))
+        if place == 0 and "roc_auc" in of_classes and not _has_both_kinds(rows, store, loss, mesh):
             fix = "choose another metric, or other targets"
-            raise InputError(explain("metric roc_auc", f"targets/{name} of both kinds", "only one", fix))
+            raise InputError(explain("metric roc_auc", f"targets/{name} of both kinds", "targets of one kind", fix))
 
 
 def _has_both_kinds(rows: Array, store: Store, loss: str, mesh: Mesh) -> bool:
@@ -255,21 +266,26 @@ def _sum(mesh: Mesh, counts: Sequence[int] | Array) -> list[int]:
 def choose_strategy(
     settings: TrainSettings, shape: ModelShape, store: Store, mesh: Mesh, view: RunView | None = None
 ) -> TrainSettings:
-    """The settings with a strategy in place of "auto"; the view is told which, and why. A collective for "auto"."""
+    """The settings with a strategy in place of "auto"; the view shows the choice. A collective for "auto"."""
     if settings.strategy != AUTO:
         return settings
     model = PlannedModel(
-        settings.model, shape.num_features, settings.hidden, shape.num_classes, settings.num_layers, settings.heads
+        kind=settings.model,
+        num_features=shape.num_features,
+        hidden=settings.hidden,
+        num_classes=shape.num_classes,
+        num_layers=settings.num_layers,
+        heads=settings.heads,
     )
     steps = PlannedSteps(
-        settings.targets,
-        settings.fanout,
-        settings.batch_size,
-        settings.feature_names,
-        settings.features_on_disk,
-        settings.cache,
-        settings.copies,
-        model,
+        input_nodes=settings.targets,
+        num_neighbors=settings.fanout,
+        batch_size=settings.batch_size,
+        features=settings.feature_names,
+        on_disk=settings.features_on_disk,
+        cache=settings.cache,
+        copies=settings.copies,
+        shape=model,
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
     choice = resolve_strategy(AUTO, store, mesh, steps)
@@ -278,11 +294,12 @@ def choose_strategy(
 
 
 def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:
-    """Several ranks that split mini-batches of a store in one part exchange most rows: say how to make it less."""
+    """Show how to partition the store, if several ranks split the mini-batches of a store that is not partitioned."""
     spec = parse_strategy(settings.strategy, len(settings.fanout))
     if mesh.num_splits == 1 or not spec.reads_own_rows or len(store.part_boundaries) > 2:
         return
-    fanout, made = ",".join(map(str, settings.fanout)), store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
+    fanout = ",".join(map(str, settings.fanout))
+    made = store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
     options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
     view.note(
         "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
@@ -291,7 +308,7 @@ def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view
 
 
 def check_degrees(graph: Graph) -> npt.NDArray[np.int64]:
-    """In-degrees of all vertices; those of damaged offsets are refused."""
+    """In-degrees of all vertices; damaged offsets are refused."""
     degrees = graph.in_degrees()
     if degrees.size and not 0 <= int(degrees.min()) <= int(degrees.max()) <= graph.indices.size:
         got = f"{degrees.min()}..{degrees.max()}"

@@ -1,7 +1,7 @@
-"""Settings of a training run: from flags, from a TOML file, and as they are kept beside a trained model.
+"""Settings of a training run: from flags, from a TOML file, and from the folder of a trained model.
 
-``TrainSettings`` is the only list of them: the flags of ``gsplit train`` and ``gsplit verify`` and their help are made
-from its fields. Settings exist only at the edge: classes below take plain arguments. Errors name the key.
+``TrainSettings`` is the only list of settings: the flags of ``gsplit train`` and ``gsplit verify`` and their help are
+generated from its fields. Settings exist only in this layer: classes below take plain arguments. Errors name the key.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,18 +29,18 @@ MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "grap
 """Names of the stock models; ``run.models`` makes them."""
 
 MAX_LAYERS = 64
-"""Layers of a model from settings: more take minutes to build and train nothing."""
-_MOST = 1 << 40  # steps, targets: what 64-bit arithmetic is safe with
-_LARGEST_RATE = 1e6  # float32 has room for it, squared too
+"""Largest number of layers. A deeper model takes minutes to build."""
+_MOST = 1 << 40  # steps and targets: products stay within 64 bits
+_LARGEST_RATE = 1e6  # its square is finite in float32
 
 _ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
-"""Marks what ``gsplit verify`` does not take: it compares some steps and trains nothing to the end."""
+"""Marks settings that ``gsplit verify`` does not have."""
 _SIZE: JsonDict = _ONLY_TRAINING | {"metavar": "SIZE"}
 _SETTINGS_FILE = Expected("settings in TOML", "check the path; docs/training.md has an example")
 
 
 class TrainSettings(BaseModel):
-    """Everything that decides what a run computes, but not on how many ranks: that does not change the result."""
+    """All settings of a run. The number of ranks is not one of them, because it does not change the result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=1000)
 
@@ -74,11 +74,11 @@ class TrainSettings(BaseModel):
         None,
         ge=1,
         le=_MOST,
-        description="stop after so many steps, whatever --epochs says",
+        description="stop after this number of steps, regardless of --epochs",
         json_schema_extra=_ONLY_TRAINING,
     )
     loss: Literal["cross_entropy", "bce", "mse", "l1", "huber"] | None = Field(
-        None, description="what is minimised, by PyTorch's names [default: what fits the labels]"
+        None, description="loss function, by PyTorch's names [default: what fits the labels]"
     )
     class_weights: str | None = Field(
         None,
@@ -87,8 +87,8 @@ class TrainSettings(BaseModel):
     )
     metric: str | None = Field(
         None,
-        description="what is evaluated: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in rmse,mae, "
-        "the first decides what is best [default: what fits the loss]",
+        description="metrics to evaluate: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in "
+        "rmse,mae, the first decides what is best [default: what fits the loss]",
         json_schema_extra=_ONLY_TRAINING,
     )
     lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")
@@ -96,7 +96,7 @@ class TrainSettings(BaseModel):
         0.0, ge=0.0, le=_LARGEST_RATE, description="weight decay of Adam", json_schema_extra=_ONLY_TRAINING
     )
     lr_scheduler: Literal["constant", "cosine"] = Field(
-        "constant", description="course of the learning rate after the warm-up", json_schema_extra=_ONLY_TRAINING
+        "constant", description="learning rate schedule after the warm-up", json_schema_extra=_ONLY_TRAINING
     )
     warmup_steps: int = Field(
         0, ge=0, le=_MOST, description="steps of linear increase to --lr", json_schema_extra=_ONLY_TRAINING
@@ -104,7 +104,7 @@ class TrainSettings(BaseModel):
     max_grad_norm: float | None = Field(
         None, gt=0.0, le=1e30, description="clip the gradient to this norm", json_schema_extra=_ONLY_TRAINING
     )
-    seed: int = Field(0, ge=0, lt=1 << 63, description="of the mini-batches, the dropout and the first weights")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="seed of the mini-batches, the dropout and the initial weights")
     targets: str = Field("train", description="stored targets to train on")
     features: str = Field("x", description="stored features to train from; several, side by side: x,z")
     cache: str = Field(
@@ -114,7 +114,7 @@ class TrainSettings(BaseModel):
     )
     device_cache: str = Field(
         "0",
-        description="the same in each device's memory",
+        description="the same in the memory of each device",
         json_schema_extra=_SIZE,
     )
     copies: str = Field(
@@ -137,12 +137,12 @@ class TrainSettings(BaseModel):
         description="how ranks share a mini-batch: split, data, data_cached, hybrid(k), or auto, the "
         "fastest by the planner",
     )
-    replicas: int = Field(1, ge=1, le=1 << 20, description="groups of ranks; each takes its cut of every mini-batch")
+    replicas: int = Field(1, ge=1, le=1 << 20, description="groups of ranks; each trains a share of every mini-batch")
     prefetch: int = Field(
         0,
         ge=0,
         le=1 << 10,
-        description="batches made ahead in a thread, beside training; 0: none",
+        description="batches to prepare ahead in a thread during training; 0: none",
         json_schema_extra=_ONLY_TRAINING,
     )
     evaluate_every: int | None = Field(
@@ -156,7 +156,7 @@ class TrainSettings(BaseModel):
     patience: int | None = Field(
         None,
         ge=1,
-        description="stop after so many evaluations without a better one on val",
+        description="stop after this number of evaluations without a better one on val",
         json_schema_extra=_ONLY_TRAINING,
     )
     save_every: int | None = Field(
@@ -166,7 +166,7 @@ class TrainSettings(BaseModel):
         json_schema_extra=_ONLY_TRAINING,
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="newest checkpoints that are left, beside the best", json_schema_extra=_ONLY_TRAINING
+        2, ge=1, description="newest checkpoints to keep, beside the best", json_schema_extra=_ONLY_TRAINING
     )
     log_dir: str | None = Field(
         None,
@@ -194,7 +194,7 @@ class TrainSettings(BaseModel):
 
     @property
     def feature_names(self) -> list[str]:
-        """The feature arrays, one name each."""
+        """The names of the feature arrays."""
         return self.features.split(",")
 
     def steps_per_epoch(self, num_targets: int) -> int:
@@ -209,14 +209,14 @@ class TrainSettings(BaseModel):
 
 
 def applies_to_verify(name: str) -> bool:
-    """Whether ``gsplit verify`` takes this setting, too."""
+    """Whether ``gsplit verify`` has this setting, too."""
     return not TrainSettings.model_fields[name].json_schema_extra
 
 
 def load_settings(
     path: Path | None, given: Mapping[str, object], resumed: TrainSettings | None = None
 ) -> TrainSettings:
-    """Settings of a run that is resumed, overridden by a TOML file and by what was given on the command line."""
+    """Settings of a resumed run, overridden by a TOML file and by options of the command line."""
     before: dict[str, object] = {} if resumed is None else resumed.model_dump()
     table = {} if path is None else read_document(path, _SETTINGS_FILE, toml=True)
     values = {**before, **table, **given}

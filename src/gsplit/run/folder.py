@@ -1,145 +1,240 @@
-"""A training run on disk: its settings and history as JSON, the model's weights as arrays. No pickles (law 8).
+"""The folder of a training run: settings and history as JSON, weights as safetensors. No pickles (law 8).
 
-RUN/1/settings.json  what was asked for, and the shape of the graph's input and output
-RUN/1/weights.safetensors  the state dict
-RUN/1/history.json   losses and seconds of every step, accuracies of every evaluation
-RUN/1/steps-rank-R.jsonl   telemetry, a line per step
-RUN/1/checkpoints/   states to go on from
+    RUN/current                     the number of the finished training, replaced atomically
+    RUN/lock                        locked by the training that writes here
+    RUN/1/settings.json             settings, and the sizes of the model's input and output
+    RUN/1/weights.safetensors       the state dict
+    RUN/1/history.json              loss and seconds of every step, scores of every evaluation
+    RUN/1/steps-rank-R.jsonl        telemetry, one line per step
+    RUN/1/checkpoints/              states to resume from
 
-``run.layout`` says which numbered folder is the run: an older one stays until the new one is whole. A folder that holds
-these files itself is a run, too.
+Each training writes to a numbered folder of its own. When it is complete, ``current`` is replaced and the older folders
+are removed. Whenever a process is killed, the old run or the new run is there. A folder such as RUN/1 is a run, too.
+
+A run folder may come from an untrusted source. Links, named pipes and devices are not opened. Every value of the
+settings is checked. Weights must have the names, shapes and types of the model, and a file that is larger than the
+weights is not read: the memory that a file can take is bounded by the model, whose size ``models.make_model`` limits.
 """
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from torch.nn import Module
 
 from gsplit.errors import InputError, explain
-from gsplit.files.atomic import TEMPORARY_SUFFIX, write_atomic
-from gsplit.files.untrusted import open_regular
-from gsplit.run.config import TrainSettings
-from gsplit.run.layout import (
-    checkpoint_folder,
-    finish_training,
-    finished_folder,
-    is_administration,
-    latest_checkpoint,
-    list_trainings,
-    new_training,
-    remove_trainings,
-    training_folder,
-)
+from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_atomic
+from gsplit.files.untrusted import Expected, open_regular, read_bounded, read_document
+from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape, history_as_dict
-from gsplit.run.saved_files import read_settings, read_weights
-from gsplit.training.checkpoints.files import list_checkpoints, remove_unused
-from gsplit.training.checkpoints.tensor_file import write_tensor_file
+from gsplit.store.manifest import ClassNames, ColumnNames
+from gsplit.training.checkpoints.files import latest_file, list_checkpoints, remove_unused
+from gsplit.training.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file, write_tensor_file
 from gsplit.training.train_state import History
 
 __all__ = [
     "begin_run",
     "check_new_run",
+    "checkpoint_folder",
     "continue_run",
     "finish_run",
+    "finished_folder",
     "history_path",
+    "latest_checkpoint",
+    "list_trainings",
     "load_run",
     "load_weights",
+    "lock_run",
+    "read_settings",
+    "read_weights",
     "telemetry_files",
     "telemetry_path",
+    "training_folder",
     "write_settings",
 ]
 
-_FILES = ("settings.json", "weights.safetensors", "history.json")
-_MAX_LINE_BYTES = 1 << 20  # of telemetry; 256 spans take a fiftieth
+_CURRENT = "current"
+_LOCK = "lock"
+_NEW = "new"  # the folder of a training until its first files are in place
+_SETTINGS = "settings.json"
+_WEIGHTS = "weights.safetensors"
+_HISTORY = "history.json"
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_MAX_LINE_BYTES = 1 << 20  # of telemetry; a line with 256 spans takes a fiftieth
+
+_FIX = "train again with gsplit train --out"
+_A_NUMBER = Expected("the number of a training", _FIX)
+_SOME_SETTINGS = Expected("the settings of a run", _FIX)
+_SOME_WEIGHTS = Expected("weights of this model", _FIX)
+
+
+# Where files are.
+
+
+def list_trainings(run: Path) -> list[Path]:
+    """The folders of all trainings of a run, the newest first. Files and links with a number as name are left out."""
+    numbers = [int(entry.name) for entry in _numbered(run) if entry.is_dir(follow_symlinks=False)]
+    return [run / str(number) for number in sorted(numbers, reverse=True)]
+
+
+def _numbered(run: Path) -> list[os.DirEntry[str]]:
+    try:
+        return [entry for entry in os.scandir(run) if _NUMBER.fullmatch(entry.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def training_folder(run: Path) -> Path:
+    """The folder of the newest training, to which a running training writes; RUN itself if there is none."""
+    return next(iter(list_trainings(run)), run)
+
+
+def finished_folder(run: Path) -> Path:
+    """The folder of the finished training; RUN itself if no training has finished."""
+    try:
+        number = read_bounded(run / _CURRENT, 16, _A_NUMBER, follow=False).decode("ascii", "replace").strip()
+    except InputError:
+        return run
+    return run / number if _NUMBER.fullmatch(number) else run
+
+
+def checkpoint_folder(training: Path) -> Path:
+    """The folder with the checkpoints of a training."""
+    return training / "checkpoints"
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of the newest training, finished or not; None if it has none."""
+    return latest_file(checkpoint_folder(training_folder(run)))
 
 
 def telemetry_path(run: Path, rank: int) -> Path:
-    """Where a rank writes its steps while the run is on."""
+    """The telemetry file of a rank in the newest training."""
     return training_folder(run) / f"steps-rank-{rank}.jsonl"
 
 
 def telemetry_files(run: Path) -> list[Path]:
-    """The telemetry of a finished run, a file per rank."""
+    """The telemetry of a finished run, one file per rank."""
     return sorted(finished_folder(run).glob("steps-rank-*.jsonl"))
 
 
 def history_path(run: Path) -> Path:
-    """Losses, seconds and evaluations of a finished run."""
-    return finished_folder(run) / "history.json"
+    """The file with losses, seconds and evaluations of a finished run."""
+    return finished_folder(run) / _HISTORY
+
+
+# Writing.
+
+
+@contextmanager
+def lock_run(run: Path) -> Iterator[None]:
+    """Hold the lock of a run, so that one training at a time writes to its folder."""
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        file = open_lock(run / _LOCK)
+    except OSError as error:  # a link, a folder, a read-only disk
+        fix = "remove it, or check the permissions"
+        raise InputError(explain(run / _LOCK, "a file to lock", error.strerror, fix)) from None
+    try:
+        if try_lock(file) is False:
+            fix = "wait for it, or choose another --out"
+            raise InputError(explain(run, "a folder that no other training writes to", "a locked folder", fix))
+        yield
+    finally:
+        os.close(file)
 
 
 def check_new_run(run: Path, *, overwrite: bool) -> None:
-    """Refuse a place that holds a run, finished or not, unless it may be replaced, or anything else."""
+    """Refuse a path with other files, and, without ``overwrite``, one with a run, finished or not.
+
+    A training that was killed before its first checkpoint counts as nothing.
+    """
     if not run.exists():
         return
-    kind = _kind(run)
-    if kind == "nothing" or (overwrite and kind in (_FINISHED, _UNFINISHED)):
-        return
-    fixes = {
-        _FINISHED: "choose another --out, or pass --overwrite",
-        _UNFINISHED: f"go on with --resume {run}, choose another --out, or pass --overwrite",
-    }
-    raise InputError(explain(run, "an empty or new folder", kind, fixes.get(kind, "choose another --out")))
-
-
-_FINISHED, _UNFINISHED = "a run", "an unfinished run with checkpoints"
-
-
-def _kind(run: Path) -> str:
-    """What lies at the place of a run; a training that was cut off without a checkpoint is nothing."""
+    fix = "choose another --out"
+    others = [path.name for path in run.iterdir() if not _is_ours(path)] if run.is_dir() else []
     if not run.is_dir():
-        return "a file"
-    if not all(_is_ours(path) for path in run.iterdir()):
-        return "other files"
-    if finished_folder(run) != run or (run / _FILES[0]).exists():
-        return _FINISHED
-    return "nothing" if latest_checkpoint(run) is None else _UNFINISHED
+        got = "a file"
+    elif others:
+        got = f"other files, such as {others[0]}"
+    elif overwrite:
+        return
+    elif finished_folder(run) != run or (run / _SETTINGS).exists():
+        got = "a run"
+        fix = "choose another --out, or pass --overwrite"
+    elif latest_checkpoint(run) is not None:
+        got = "an unfinished run with checkpoints"
+        fix = f"continue with --resume {run}, choose another --out, or pass --overwrite"
+    else:
+        return
+    raise InputError(explain(run, "an empty or new folder", got, fix))
 
 
 def _is_ours(path: Path) -> bool:
     if path in list_trainings(path.parent):
         return all(_is_file_of_run(inner.name) or inner == checkpoint_folder(path) for inner in path.iterdir())
-    return _is_file_of_run(path.name) or is_administration(path.name)
+    return _is_file_of_run(path.name) or path.name in (_CURRENT, _LOCK, _NEW, _CURRENT + TEMPORARY_SUFFIX)
 
 
 def _is_file_of_run(name: str) -> bool:
-    name = name.removesuffix(TEMPORARY_SUFFIX)  # of a training that was killed while writing it
-    return name in _FILES or name.startswith("steps-rank-")
+    name = name.removesuffix(TEMPORARY_SUFFIX)  # left by a training that was killed while writing it
+    return name in (_SETTINGS, _WEIGHTS, _HISTORY) or name.startswith("steps-rank-")
 
 
 def begin_run(run: Path) -> None:
-    """Make the folder of a new training; what a training that was cut off left goes."""
+    """Make the folder of a new training, and remove those of unfinished trainings. Requires the lock."""
     run.mkdir(parents=True, exist_ok=True)
-    remove_trainings(run, keep=finished_folder(run))
-    new_training(run)
+    _remove_trainings(run, keep=finished_folder(run))
+    _new_training(run)
+
+
+def _remove_trainings(run: Path, keep: Path) -> None:
+    for training in list_trainings(run):
+        if training != keep:
+            shutil.rmtree(training)
+
+
+def _new_training(run: Path, fill: Callable[[Path], None] | None = None) -> Path:
+    """Make the folder of another training; it appears under its number with the files that ``fill`` puts into it."""
+    number = max((int(entry.name) for entry in _numbered(run)), default=0) + 1
+    unnamed = run / _NEW
+    shutil.rmtree(unnamed, ignore_errors=True)
+    unnamed.mkdir()
+    if fill is not None:
+        fill(unnamed)
+    return unnamed.rename(run / str(number))
 
 
 def continue_run(run: Path, position: tuple[int, int]) -> None:
-    """Make a run ready to go on from its latest checkpoint, at (epoch, step): telemetry behind it goes.
+    """Prepare a run to be resumed at (epoch, step), and drop the telemetry of later steps. Requires the lock.
 
-    A finished run stays as it is until it has been finished again: it goes on in another folder.
+    A finished run continues in a new folder and stays unchanged until that one is finished.
     """
     training = training_folder(run)
-    if checkpoint_folder(training).is_symlink():  # checkpoints of another run would be removed
-        fix = "put the folder itself there"
-        raise InputError(explain(checkpoint_folder(training), "a folder", "a link", fix))
+    if checkpoint_folder(training).is_symlink():  # checkpoints outside of the run would be removed
+        got = f"a link to {checkpoint_folder(training).readlink()}"
+        raise InputError(explain(checkpoint_folder(training), "a folder", got, "put the folder itself there"))
     if training == finished_folder(run):
-        training = new_training(run, lambda folder: _copy_training(training, folder))
+        training = _new_training(run, lambda folder: _link_training(training, folder))
     for path in training.glob("steps-rank-*.jsonl"):
         with _open_own(path) as stream:
-            write_atomic(path, (line for line in _lines(stream) if _is_before(line, position)))
+            lines = iter(partial(stream.readline, _MAX_LINE_BYTES), b"")
+            write_atomic(path, (line for line in lines if _is_before(line, position)))
 
 
-def _copy_training(source: Path, folder: Path) -> None:
-    """Give a new training the files it goes on from, none of which is ever changed in place: links will do."""
+def _link_training(source: Path, folder: Path) -> None:
+    """Put the files that a training continues from into a new folder. They are never changed in place: links do."""
     checkpoint_folder(folder).mkdir()
-    for path in (source / "settings.json", *source.glob("steps-rank-*.jsonl")):
+    for path in (source / _SETTINGS, *source.glob("steps-rank-*.jsonl")):
         _link_or_copy(path, folder / path.name)
     for path in list_checkpoints(checkpoint_folder(source)):
         _link_or_copy(path, checkpoint_folder(folder) / path.name)
@@ -155,20 +250,15 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _open_own(path: Path) -> BinaryIO:
-    """A file of a run, which may be a stranger's: a link, a named pipe or a device is refused."""
+    """Open a regular file of a run; a link, a named pipe or a device is refused."""
     try:
         return os.fdopen(open_regular(path, follow=False), "rb")
     except OSError as error:
         raise InputError(explain(path, "a regular file", error.strerror, "remove it")) from None
 
 
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines, or pieces of those that are too long to be telemetry."""
-    return iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
-
-
 def _is_before(line: bytes, position: tuple[int, int]) -> bool:
-    """Whether a line of telemetry is whole and of a step before this one."""
+    """Whether a line of telemetry is complete and of a step before ``position``."""
     try:
         record = json.loads(line)
         return line.endswith(b"\n") and (record["epoch"], record["step"]) < position
@@ -177,32 +267,91 @@ def _is_before(line: bytes, position: tuple[int, int]) -> bool:
 
 
 def write_settings(run: Path, settings: TrainSettings, shape: ModelShape) -> None:
-    """Write what a training was asked for: when it begins, so that it can be resumed, and when it ends."""
+    """Write the settings of the newest training: when it begins, so that it can be resumed, and when it ends."""
     document = {"settings": settings.model_dump(), "shape": asdict(shape)}
     text = json.dumps(document, indent=1, allow_nan=False)
-    write_atomic(training_folder(run) / "settings.json", [text.encode()])
+    write_atomic(training_folder(run) / _SETTINGS, [text.encode()])
 
 
 def finish_run(
     run: Path, settings: TrainSettings, shape: ModelShape, weights: Mapping[str, Tensor], history: History
 ) -> None:
-    """Write the trained model and make it the run, in one step."""
+    """Write the trained model, make its training the current one atomically, and remove the others."""
     training = training_folder(run)
-    write_tensor_file(training / "weights.safetensors", weights, {})
-    write_atomic(training / "history.json", [json.dumps(history_as_dict(history), allow_nan=False).encode()])
+    write_tensor_file(training / _WEIGHTS, weights, {})
+    write_atomic(training / _HISTORY, [json.dumps(history_as_dict(history), allow_nan=False).encode()])
     write_settings(run, settings, shape)
     remove_unused(checkpoint_folder(training))
-    finish_training(training)
+    write_atomic(run / _CURRENT, [f"{training.name}\n".encode()])
+    _remove_trainings(run, keep=training)
     for path in run.iterdir():
-        if _is_file_of_run(path.name):  # of a run that had no numbered folder
+        if _is_file_of_run(path.name):  # RUN itself was the folder of a training
             path.unlink()
 
 
+# Reading.
+
+_Size = Annotated[int, Field(ge=0, le=1 << 40)]
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    num_features: _Size
+    num_classes: Annotated[_Size, Field(ge=1)]
+    num_edge_features: _Size | None
+    class_names: ClassNames = []
+    feature_columns: ColumnNames = []
+
+
+class _Document(BaseModel):
+    settings: dict[str, Any]
+    shape: _Shape
+
+
 def load_run(run: Path) -> tuple[TrainSettings, ModelShape]:
-    """The settings of a run and the shape of its graph."""
-    return read_settings(finished_folder(run) / "settings.json")
+    """The settings of a finished run and the shape of its model."""
+    return read_settings(finished_folder(run) / _SETTINGS)
+
+
+def read_settings(path: Path) -> tuple[TrainSettings, ModelShape]:
+    """The settings of a training and the shape of its model, from ``settings.json``."""
+    try:
+        document = _Document.model_validate(read_document(path, _SOME_SETTINGS, follow=False))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part)[:80] for part in first["loc"])
+        raise _SOME_SETTINGS.refuse(path, f"{key}: {first['msg']}") from None
+    found = document.shape
+    shape = ModelShape(
+        num_features=found.num_features,
+        num_classes=found.num_classes,
+        num_edge_features=found.num_edge_features,
+        class_names=tuple(found.class_names),
+        feature_columns=tuple(found.feature_columns),
+    )
+    return check_settings(document.settings, lambda key: f"{path}: settings.{key}"), shape
 
 
 def load_weights(run: Path, model: Module) -> None:
-    """Put a run's weights into its model."""
-    read_weights(finished_folder(run) / "weights.safetensors", model)
+    """Load the weights of a finished run into its model."""
+    read_weights(finished_folder(run) / _WEIGHTS, model)
+
+
+def read_weights(path: Path, model: Module) -> None:
+    """Load ``weights.safetensors`` into a model."""
+    wanted = model.state_dict()
+    limit = sum(tensor.nbytes for tensor in wanted.values()) + MAX_HEADER_BYTES + 8
+    weights = parse_tensor_file(read_bounded(path, limit, _SOME_WEIGHTS, follow=False), path).tensors
+    for name in sorted(wanted.keys() ^ weights.keys()):
+        got = f"{name[:80]!r}, which the model does not have" if name in weights else f"no {name}"
+        raise _SOME_WEIGHTS.refuse(path, got)
+    for name, tensor in wanted.items():
+        expected = f"{_describe(tensor)}, as in this model"
+        if _describe(weights[name]) != _describe(tensor):
+            raise InputError(explain(f"{path}: {name}", expected, _describe(weights[name]), _FIX))
+    model.load_state_dict(weights)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

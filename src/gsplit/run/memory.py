@@ -1,12 +1,12 @@
-"""What a rank will hold in memory, said before a run: what is only mapped, and what is its own.
+"""Forecast of the memory of every rank of a split-parallel run on the host, before the run (gsplit inspect --memory).
 
-Maps of the store's files are counted apart: the kernel drops and reads them again as it likes. What a mini-batch takes
-comes from what ``gsplit partition`` counted, if the run is of that batch size and those fanouts; otherwise from the
-fanouts, as a bound. Two mini-batches are counted, because the loop holds one while the next is made, and those that are
-made ahead.
+Maps of the store's files are listed apart from a rank's own memory, because the kernel drops and reads them again as
+needed. The size of a mini-batch comes from the counts of ``gsplit partition`` if the run has the same batch size and
+fanouts, otherwise from the fanouts, as a bound. Memory is counted for two mini-batches, because the loop holds one
+while the next is made, and for those that are made ahead.
 
-Rows received are not counted by presampling. Edges from other ranks are, and are taken to point at the others' input
-rows at random; that gives the number of different ones.
+Presampling does not count received rows. It counts edges from other ranks; their sources are assumed to be random input
+rows of the other ranks, which gives the number of different ones.
 """
 
 import math
@@ -14,27 +14,53 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gsplit.errors import InputError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
 from gsplit.graph.ownership import Ownership, own_parts
-from gsplit.kernels.buffers import SLACK
 from gsplit.partitioning.weights import work_scale
-from gsplit.run.recorded_partition import RecordedPartition, recorded_partition
+from gsplit.planner.memory import HELD_BATCHES, GraphSize, batch_bytes, hidden_bytes
 from gsplit.store.manifest import PartStatistics
 from gsplit.store.reader import Store
 
 __all__ = ["MemoryPlan", "RankMemory", "forecast_memory"]
 
-_HELD_BATCHES = 2
-_HIDDEN_COPIES = 6  # of every hidden row while a GraphSAGE layer runs forward and backward
+_Cost = Annotated[float, Field(ge=0.0, le=1e30)]
+
+
+class _RecordedPartition(BaseModel):
+    """Settings of ``gsplit partition`` from a store's provenance: its mini-batches, the costs of vertices and edges."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    num_neighbors: Annotated[list[Annotated[int, Field(ge=-1, le=1 << 16)]], Field(min_length=1, max_length=64)]
+    batch_size: Annotated[int, Field(ge=1, le=1 << 40)]
+    c_v: _Cost
+    c_e: _Cost
+
+
+def _recorded_partition(store: Store) -> _RecordedPartition | None:
+    """The settings of the last ``gsplit partition``; None if the store was never partitioned."""
+    steps = [step.settings for step in store.manifest.provenance if step.step == "partition"]
+    if not steps:
+        return None
+    try:
+        return _RecordedPartition.model_validate(steps[-1])
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(["provenance", "settings", *(str(part) for part in first["loc"])])
+        got = str(first["input"])[:80]
+        fix = "partition the store again"
+        raise StoreError(explain(f"{store.path}: manifest.json: {key}", first["msg"], got, fix)) from None
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is to be run. Without batch size and fanouts, those of the partition; without ``hidden``, no model."""
+    """Options of the run. Batch size and fanouts default to those of the partition; without ``hidden``, no model."""
 
     ranks: int = 1
     features: tuple[str, ...] = ("x",)
@@ -50,7 +76,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank by what they are for. ``program`` is what the libraries take before anything is loaded."""
+    """Bytes of one rank by purpose. ``program`` is the memory of the imported libraries."""
 
     rank: int
     num_vertices: int
@@ -63,7 +89,7 @@ class RankMemory:
 
     @property
     def num_bytes(self) -> int:
-        """All that is the rank's own: its anonymous memory."""
+        """The rank's own memory: all that is anonymous."""
         return sum(self.anonymous.values())
 
 
@@ -79,9 +105,11 @@ class _BatchSize:
 
 
 def forecast_memory(store: Store, plan: MemoryPlan) -> list[RankMemory]:
-    """For every rank of a split-parallel run on the host."""
+    """The memory of every rank."""
     if store.manifest.shard is not None:
-        raise InputError(explain(store.path, "a whole store", "a shard", "inspect the store it was cut from"))
+        first, stop = store.vertex_range
+        got = f"a shard of vertices {first}..{stop - 1}"
+        raise InputError(explain(store.path, "a whole store", got, "inspect the store it was cut from"))
     ownership = own_parts(store.part_boundaries, plan.ranks, store.part_loads)
     program = _anonymous_now()
     return [_forecast_rank(store, plan, ownership, rank, program) for rank in range(plan.ranks)]
@@ -89,35 +117,54 @@ def forecast_memory(store: Store, plan: MemoryPlan) -> list[RankMemory]:
 
 def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: int, program: int) -> RankMemory:
     first, stop = ownership.range_of(rank)
-    offsets = store.stored_array("indptr")
-    low, owned = store.vertex_range[0], stop - first
-    num_edges = int(offsets[stop - low] - offsets[first - low])
-    row_bytes, names = stored_row_bytes(store, plan.features), [f"features/{name}" for name in plan.features]
+    owned = stop - first
+    names = [f"features/{name}" for name in plan.features]
+    offsets = store.stored_array("indptr")[first - store.vertex_range[0] :]
+    own = GraphSize(
+        num_vertices=owned,
+        num_edges=int(offsets[owned] - offsets[0]),
+        edge_bytes=store.stored_array("indices").itemsize,
+        row_bytes=stored_row_bytes(store, plan.features),
+    )
     mapped = {
-        "graph": 8 * (owned + 1) + num_edges * store.stored_array("indices").itemsize,
+        "graph": own.graph_bytes,
         "ids": 8 * owned if store.is_renumbered else 0,
-        "features": 0 if plan.on_disk else owned * row_bytes,
+        "features": 0 if plan.on_disk else owned * own.row_bytes,
     }
     order = cached_order(store, first, stop, plan.features, plan.cache_bytes) if plan.cache_bytes else None
     size = _batch_size(store, plan, ownership, rank)
     scaled = [name for name in names if store.dtype(name) == "int8"]
     width = sum(prod(store.stored_array(name).shape[1:]) for name in names)
-    item = max(4 if name in scaled else store.stored_array(name).itemsize for name in names)
-    rows = size.local + size.received
-    # x, rows to send, ids of the frontier; per edge its row and where it was drawn from, per destination an offset
-    features = rows * width * item * SLACK + size.local * 8 + (size.edges + size.computed) * 8
+    item_bytes = max(4 if name in scaled else store.stored_array(name).itemsize for name in names)
+    row_bytes = width * item_bytes
+    input_rows = size.local + size.received
+    batch = batch_bytes(
+        input_rows=input_rows,
+        row_bytes=row_bytes,
+        rows_loaded=size.local,
+        edges=size.edges,
+        computed=size.computed,
+    )
     anonymous = {
         "program": program,
         "sampler tables": 4 * owned + int(16 * size.local),
         "targets": 32 * _own_targets(store, plan.targets, first, stop),
         "scales": 4 * owned * len(scaled) if plan.on_disk else 0,
-        "cache": order.num_cached * row_bytes if order else 0,
-        "copies": min(plan.copies_bytes, (store.num_vertices - owned) * width * item),
-        "mini-batches": int((_HELD_BATCHES + plan.prefetch) * features),
-        "hidden rows": int(_HIDDEN_COPIES * size.computed * 4 * (plan.hidden or 0)),
+        "cache": order.num_cached * own.row_bytes if order else 0,
+        "copies": min(plan.copies_bytes, (store.num_vertices - owned) * row_bytes),
+        "mini-batches": int((HELD_BATCHES + plan.prefetch) * batch),
+        "hidden rows": int(hidden_bytes(size.computed, plan.hidden or 0)),
     }
-    rate = expected_hit_rate(hotness_of(store, first, stop), order) if order else None
-    return RankMemory(rank, owned, mapped, anonymous, rows, size.edges, rate, size.basis)
+    return RankMemory(
+        rank=rank,
+        num_vertices=owned,
+        mapped=mapped,
+        anonymous=anonymous,
+        input_rows=input_rows,
+        edges=size.edges,
+        expected_hit_rate=expected_hit_rate(hotness_of(store, first, stop), order) if order else None,
+        basis=size.basis,
+    )
 
 
 def _own_targets(store: Store, name: str, first: int, stop: int) -> int:
@@ -127,52 +174,64 @@ def _own_targets(store: Store, name: str, first: int, stop: int) -> int:
 
 def _batch_size(store: Store, plan: MemoryPlan, ownership: Ownership, rank: int) -> _BatchSize:
     statistics = store.manifest.part_statistics
-    found = recorded_partition(store)
+    found = _recorded_partition(store)
     usual = ([15, 15, 15], 1024) if found is None else (found.num_neighbors, found.batch_size)
     fanouts = usual[0] if plan.num_neighbors is None else list(plan.num_neighbors)
-    batch = usual[1] if plan.batch_size is None else plan.batch_size
+    batch_size = usual[1] if plan.batch_size is None else plan.batch_size
     whole_parts = set(ownership.boundaries) <= set(store.part_boundaries)
-    if statistics is not None and found is not None and whole_parts and (fanouts, batch) == usual:
+    if statistics is not None and found is not None and whole_parts and (fanouts, batch_size) == usual:
         return _counted(store, statistics, found, ownership, rank)
-    return _bounded(store, fanouts, batch, ownership, rank)
+    return _bounded(store, fanouts, batch_size, ownership, rank)
 
 
 def _counted(
-    store: Store, statistics: PartStatistics, found: RecordedPartition, ownership: Ownership, rank: int
+    store: Store, statistics: PartStatistics, found: _RecordedPartition, ownership: Ownership, rank: int
 ) -> _BatchSize:
-    """From what presampling counted; the mean of its mini-batches."""
+    """The mean of the mini-batches that presampling counted."""
     first, stop = ownership.range_of(rank)
-    batches, cuts = statistics.num_batches, np.asarray(store.part_boundaries)
-    own = [p for p, (start, end) in enumerate(pairwise(cuts.tolist())) if first <= start and end <= stop]
-    others = [p for p in range(len(cuts) - 1) if p not in own]
+    num_batches = statistics.num_batches
+    parts = list(pairwise(store.part_boundaries))
+    own = [part for part, (start, end) in enumerate(parts) if first <= start and end <= stop]
+    others = [part for part in range(len(parts)) if part not in own]
     links = np.asarray(statistics.links, np.float64)
-    edges = links[own].sum() / batches
-    foreign = links[np.ix_(own, others)].sum() / batches
-    local, total = (float(hotness_of(store, a, b).sum()) / batches for a, b in ((first, stop), (0, store.num_vertices)))
-    received = (total - local) * -math.expm1(-foreign / (total - local)) if total > local else 0.0
-    work = sum(statistics.loads[p] for p in own) / batches / work_scale(found.c_v, found.c_e)
+    edges = float(links[own].sum()) / num_batches
+    foreign = float(links[np.ix_(own, others)].sum()) / num_batches
+    local = float(hotness_of(store, first, stop).sum()) / num_batches
+    elsewhere = float(hotness_of(store, 0, store.num_vertices).sum()) / num_batches - local
+    received = elsewhere * -math.expm1(-foreign / elsewhere) if elsewhere > 0 else 0.0
+    work = sum(statistics.loads[part] for part in own) / num_batches / work_scale(found.c_v, found.c_e)
     computed = (work - found.c_e * edges) / found.c_v if found.c_v else local
-    basis = f"counted over {batches} mini-batches by gsplit partition"
-    return _BatchSize(local, received, float(edges), float(computed), basis)
+    basis = f"counted over {num_batches} mini-batches by gsplit partition"
+    return _BatchSize(local=local, received=received, edges=edges, computed=computed, basis=basis)
 
 
-def _bounded(store: Store, fanouts: list[int], batch: int, ownership: Ownership, rank: int) -> _BatchSize:
-    """From the fanouts: every drawn vertex a new one, as far as there are vertices; ranks share evenly."""
+def _bounded(store: Store, fanouts: list[int], batch_size: int, ownership: Ownership, rank: int) -> _BatchSize:
+    """A bound from the fanouts: every drawn vertex is a new one while there are any, and ranks have equal shares."""
     first, stop = ownership.range_of(rank)
-    most, share = store.num_vertices, (stop - first) / max(1, store.num_vertices)
-    rows, edges, computed = float(min(batch, most)), 0.0, 0.0
-    mean = store.num_edges / max(1, most)
+    num_vertices = store.num_vertices
+    share = (stop - first) / max(1, num_vertices)
+    mean_degree = store.num_edges / max(1, num_vertices)
+    rows = float(min(batch_size, num_vertices))
+    edges = 0.0
+    computed = 0.0
     for fanout in fanouts:
-        drawn = rows * (mean if fanout < 0 else min(fanout, mean))
-        computed, edges, rows = computed + rows, edges + drawn, min(float(most), rows + drawn)
+        drawn = rows * (mean_degree if fanout < 0 else min(fanout, mean_degree))
+        computed += rows
+        edges += drawn
+        rows = min(float(num_vertices), rows + drawn)
     local = min(rows * share, float(stop - first))
-    received = min(edges * share, rows - local)
-    basis = f"bounded by fanouts {','.join(map(str, fanouts))} and batch size {batch}: no counts of such mini-batches"
-    return _BatchSize(local, received, edges * share, computed * share, basis)
+    shown = ",".join(map(str, fanouts))
+    return _BatchSize(
+        local=local,
+        received=min(edges * share, rows - local),
+        edges=edges * share,
+        computed=computed * share,
+        basis=f"bounded by fanouts {shown} and batch size {batch_size}: no counts of such mini-batches",
+    )
 
 
 def _anonymous_now() -> int:
-    """Anonymous memory of this process, with what a rank imports."""
+    """Anonymous memory of this process after the imports of a rank."""
     import gsplit.nn.parallelize
     import gsplit.training.trainer  # noqa: F401
 

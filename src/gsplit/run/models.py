@@ -1,4 +1,4 @@
-"""PyG's stock models by name, for the command line and the measurements."""
+"""Stock models of PyG by name, for the command line and benchmarks."""
 
 from typing import Any
 
@@ -20,12 +20,13 @@ EDGE_WEIGHT_MODELS = ("gcn", "graphconv")
 
 
 class Transformer(BasicGNN):  # type: ignore[misc]
-    """TransformerConv as a model of PyG's family."""
+    """A model of TransformerConv layers."""
 
-    supports_edge_weight, supports_edge_attr = False, True
+    supports_edge_weight = False
+    supports_edge_attr = True
 
     def init_conv(self, in_channels: int, out_channels: int, heads: int = 1, **kwargs: Any) -> Module:
-        """One layer; the last one's heads are averaged."""
+        """Make one layer. The heads of the last layer are averaged."""
         last = getattr(self, "_is_conv_to_out", False)
         width = out_channels if last else out_channels // heads
         conv: Module = TransformerConv(
@@ -35,23 +36,23 @@ class Transformer(BasicGNN):  # type: ignore[misc]
 
 
 class Convolutions(BasicGNN):  # type: ignore[misc]
-    """GraphConv as a model of PyG's family."""
+    """A model of GraphConv layers."""
 
-    supports_edge_weight, supports_edge_attr = True, False
+    supports_edge_weight = True
+    supports_edge_attr = False
 
     def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
-        """One layer."""
         conv: Module = GraphConv(in_channels, out_channels, **kwargs)
         return conv
 
 
 class GINE(BasicGNN):  # type: ignore[misc]
-    """GINEConv, which adds features of edges to messages, as a model of PyG's family."""
+    """A model of GINEConv layers, which add edge features to messages."""
 
-    supports_edge_weight, supports_edge_attr = False, True
+    supports_edge_weight = False
+    supports_edge_attr = True
 
     def init_conv(self, in_channels: int, out_channels: int, edge_dim: int, **kwargs: Any) -> Module:
-        """One layer."""
         mlp = MLP([in_channels, out_channels, out_channels], act=self.act, norm=None)
         conv: Module = GINEConv(mlp, edge_dim=edge_dim, **kwargs)
         return conv
@@ -113,10 +114,11 @@ def make_model(
 
 
 def _check_fits(model_class: Any, options: dict[str, Any]) -> None:
-    """Refuse a model whose weights this machine cannot hold, before it allocates them."""
-    free, fix = free_bytes(), "take fewer or narrower layers, or labels with fewer classes"
+    """Refuse a model whose weights do not fit into free memory, before they are allocated."""
+    free = free_bytes()
+    fix = "take fewer or narrower layers, or labels with fewer classes"
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no random numbers of the model's are used up
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # the random state stays unchanged
             needed = sum(value.nbytes for value in model_class(**options).state_dict().values())
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
         got = str(error).splitlines()[0]

@@ -1,6 +1,6 @@
-"""From settings to a model: what ``gsplit infer`` and ``verify`` do on every rank, and ``gsplit train`` begins with.
+"""Stock models from settings, and what ``gsplit infer`` and ``gsplit verify`` run on every rank.
 
-A script does the same in the lines of ``examples/``; this is that script for the stock models.
+The scripts in ``examples/`` do the same for models of their own.
 """
 
 from pathlib import Path
@@ -13,8 +13,8 @@ from torch.nn import Module
 from gsplit.distributed.comm.comm import run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.inference.infer import write_predictions
 from gsplit.inference.prediction_table import What, default_what
-from gsplit.inference.predictions import write_predictions
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
 from gsplit.run.choices import check_degrees, choose_loss, choose_strategy, fitting_loss, make_loss, num_outputs
@@ -26,7 +26,7 @@ from gsplit.store.reader import Store
 from gsplit.training.verification import Verification, verify
 
 __all__ = [
-    "ArrayNames",
+    "ArrayOptions",
     "array_names",
     "build_model",
     "check_new_file",
@@ -39,15 +39,20 @@ __all__ = [
 
 def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     """Input and output width of a model for a store."""
-    width = _num_columns(store, settings)
     outputs = num_outputs(store, settings.loss or fitting_loss(store, settings.targets))
     if outputs < 1:
-        raise InputError(explain("y", "at least one class", "none", "import labels with the graph"))
+        raise InputError(explain("y", "at least one class", f"{outputs} classes", "import labels with the graph"))
     edge_features = None
     if settings.edge_attr is not None:
         shape = store.stored_array(f"edges/{settings.edge_attr}").shape
         edge_features = shape[1] if len(shape) == 2 else 1
-    return ModelShape(width, outputs, edge_features, store.class_names, _columns(store, settings))
+    return ModelShape(
+        num_features=_num_columns(store, settings),
+        num_classes=outputs,
+        num_edge_features=edge_features,
+        class_names=store.class_names,
+        feature_columns=_columns(store, settings),
+    )
 
 
 def _num_columns(store: Store, settings: TrainSettings) -> int:
@@ -55,13 +60,14 @@ def _num_columns(store: Store, settings: TrainSettings) -> int:
 
 
 def _columns(store: Store, settings: TrainSettings) -> tuple[str, ...]:
-    """What the inputs of the model were called in the user's table, as far as that is known."""
+    """The names of the feature columns in the imported table, if they are stored."""
     return tuple(store.manifest.feature_columns) if settings.feature_names == ["x"] else ()
 
 
 def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) -> None:
-    """Refuse features that are not those of the training: fewer, more, or others in their places."""
-    width, columns = _num_columns(store, settings), _columns(store, settings)
+    """Refuse features whose number or order of columns differs from training."""
+    width = _num_columns(store, settings)
+    columns = _columns(store, settings)
     if width != trained.num_features:
         fix = "give the store it was trained on, or one like it"
         raise InputError(explain(store.path, f"{trained.num_features} features", width, fix))
@@ -74,24 +80,24 @@ def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) 
         raise InputError(explain(store.path, expected, columns[place], fix))
 
 
-class ArrayNames(TypedDict):
-    """Stored arrays by what they are for."""
+class ArrayOptions(TypedDict):
+    """Names of stored arrays, as keyword arguments of the loader, inference and verification."""
 
     features: list[str]
     edge_attr: str | None
     edge_weight: str | None
 
 
-def array_names(settings: TrainSettings) -> ArrayNames:
-    """Which stored arrays a run trains from, as the loader, inference and verification take them."""
+def array_names(settings: TrainSettings) -> ArrayOptions:
+    """The stored arrays that a run trains from."""
     return {"features": settings.feature_names, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
 
 
 def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Module:
-    """The model that settings describe, with weights from the seed alone."""
+    """The model of some settings. Its initial weights depend on the seed only."""
     if settings.edge_weight is not None and settings.model not in EDGE_WEIGHT_MODELS:
-        expected, fix = f"a model that takes weights, {' or '.join(EDGE_WEIGHT_MODELS)}", "leave one of them out"
-        raise InputError(explain("edge_weight", expected, settings.model, fix))
+        expected = f"a model that takes weights, {' or '.join(EDGE_WEIGHT_MODELS)}"
+        raise InputError(explain("edge_weight", expected, settings.model, "leave one of them out"))
     degrees = None
     if settings.model == "pna":
         degrees = torch.from_numpy(np.bincount(check_degrees(store.graph)))
@@ -123,7 +129,7 @@ def infer_run(
     workspace: Path | None = None,
     progress: Progress = silent,
 ) -> InferenceResult:
-    """What a trained model says of all vertices, exactly, into a file. A collective."""
+    """Write the exact predictions of a trained model for all vertices to a file. A collective."""
     settings, shape = load_run(run)
     what = choose_what(settings, out, what)
     run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
@@ -145,8 +151,8 @@ def infer_run(
 
 
 def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
-    """What is written of a model: what was asked for, if it can be said of it, or what fits the file."""
-    classifies = settings.loss in (None, "cross_entropy")  # None: a run from before there were others
+    """What to write: the given choice if it fits the model, otherwise the default of the file."""
+    classifies = settings.loss in (None, "cross_entropy")  # None: a run of an older version
     if what not in (None, "outputs") and not classifies:
         fix = "leave --what out: the file holds the values"
         raise InputError(explain("--what", f"outputs, for a model trained with {settings.loss}", what, fix))
@@ -154,13 +160,14 @@ def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
 
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write over a file by accident."""
+    """Refuse an existing file unless it may be overwritten."""
     if path.exists() and not overwrite:
-        raise InputError(explain(path, "a new file", "one that exists", "choose another --out, or pass --overwrite"))
+        fix = "choose another --out, or pass --overwrite"
+        raise InputError(explain(path, "a new file", f"a file of {path.stat().st_size} bytes", fix))
 
 
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:
-    """Check a stock model on a store: the ranks against one process. A collective."""
+    """Compare the ranks with one process for a stock model on a store. A collective."""
     settings = choose_loss(settings, store, mesh)
     shape = shape_of(store, settings)
     settings = choose_strategy(settings, shape, store, mesh)

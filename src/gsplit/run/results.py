@@ -1,6 +1,6 @@
-"""What a run hands on: the shape of its model, what it tells while it goes on, and what came out.
+"""Data that a run passes to the command line: the shape of its model, progress and results.
 
-``as_dict`` is the one place where results become the documents of ``--json`` and ``history.json``.
+``as_dict`` converts results to the documents of ``--json`` and ``history.json``.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gsplit.training.callbacks import Callback
 
 if TYPE_CHECKING:  # the command line imports this module before torch
-    from gsplit.inference.predictions import Predictions
+    from gsplit.inference.infer import Predictions
     from gsplit.training.train_state import Evaluation, History
 
 __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResult", "history_as_dict"]
@@ -18,7 +18,7 @@ __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResu
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a stock model must know of the graph; ``num_classes`` outputs, or as many as y has columns."""
+    """Sizes of a stock model. ``num_classes``: its outputs, one per class or per column of y."""
 
     num_features: int
     num_classes: int
@@ -29,7 +29,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """An epoch that has ended; ``scores`` are None if it was not evaluated. ``metric``: the first of them."""
+    """A finished epoch. ``scores`` is None if it was not evaluated; ``metric`` is the first metric."""
 
     epoch: int
     mean_loss: float
@@ -42,10 +42,10 @@ class RunView(Callback):
     """Follows a training run on rank 0. This base class shows nothing."""
 
     def begin(self, total_steps: int, done_steps: int) -> None:
-        """Called before the first step, which compiles; ``done_steps`` were done by the run that is resumed."""
+        """Called before the first step, which compiles. ``done_steps``: steps of a resumed run until now."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Called after an epoch and its evaluation, if there was one."""
+        """Called after an epoch and its evaluation, if any."""
 
     def note(self, text: str) -> None:
         """Show a line of text once."""
@@ -56,17 +56,17 @@ def _flat(evaluation: "Evaluation") -> dict[str, float]:
 
 
 def history_as_dict(history: "History") -> dict[str, Any]:
-    """For JSON."""
+    """The history as a JSON document."""
     evaluations = [_flat(evaluation) for evaluation in history.evaluations]
     return {"losses": history.losses, "step_seconds": history.step_seconds, "evaluations": evaluations}
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A training run. ``best`` is None if nothing was evaluated, ``out`` if nothing was kept.
+    """A training run. ``best`` is None if nothing was evaluated, ``out`` is None if no files were written.
 
-    ``finished`` is False if it was told to stop; it can be resumed then. ``straggler``: which rank kept the others
-    waiting, if one did.
+    ``finished`` is False if the run was stopped; it can be resumed. ``straggler``: the rank that the others waited for,
+    if there was one.
     """
 
     ranks: int
@@ -80,7 +80,6 @@ class TrainResult:
     straggler: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "ranks": self.ranks,
             "replicas": self.replicas,
@@ -97,13 +96,18 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class InferenceResult:
-    """A file of predictions, and the ranks that made it."""
+    """A file of predictions and the number of ranks."""
 
     predictions: "Predictions"
     ranks: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         made = self.predictions
-        shown = {"out": str(made.path), "what": made.what, "rows": made.num_rows, "columns": list(made.columns)}
-        return {**shown, "rows_without_class": made.num_without_class, "ranks": self.ranks}
+        return {
+            "out": str(made.path),
+            "what": made.what,
+            "rows": made.num_rows,
+            "columns": list(made.columns),
+            "rows_without_class": made.num_without_class,
+            "ranks": self.ranks,
+        }

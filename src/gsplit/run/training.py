@@ -1,13 +1,19 @@
-"""A training run from settings to a trained model: what ``gsplit train`` does on every rank.
+"""A training run from settings to a trained model: what ``gsplit train`` runs on every rank.
 
-``Trainer`` knows steps; a run is what stands around them: its folder, when it evaluates, saves and ends. A run that is
-resumed builds the same objects, takes its state from the latest checkpoint and goes through the same loop.
+``Trainer`` runs steps. A run adds its folder, the schedules of evaluation and learning rate, checkpoints, early
+stopping and signals. A run that is resumed builds the same objects, restores the latest checkpoint and runs the same
+loop.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -18,8 +24,8 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.inference.metrics import Metric, check_metrics
 from gsplit.loading.loader import NeighborLoader
+from gsplit.loading.plan import stored_checksums
 from gsplit.nn.parallelize import parallelize
-from gsplit.run.checkpoint import check_run, describe_run
 from gsplit.run.choices import (
     check_labels,
     check_metric_labels,
@@ -29,25 +35,58 @@ from gsplit.run.choices import (
     make_loss,
 )
 from gsplit.run.config import TrainSettings
-from gsplit.run.folder import begin_run, check_new_run, continue_run, finish_run, telemetry_path, write_settings
-from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
+from gsplit.run.folder import (
+    begin_run,
+    check_new_run,
+    checkpoint_folder,
+    continue_run,
+    finish_run,
+    finished_folder,
+    latest_checkpoint,
+    lock_run,
+    telemetry_path,
+    training_folder,
+    write_settings,
+)
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
-from gsplit.run.schedule import EvaluationSchedule, has_stalled, learning_rate
-from gsplit.run.stop_signals import stop_on_signals
 from gsplit.store.reader import Store
-from gsplit.training.checkpoints.files import Checkpoint
+from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest
 from gsplit.training.checkpoints.training import read_on_all_ranks
 from gsplit.training.scalar_log import ScalarLog
 from gsplit.training.train_state import Evaluation, History, TrainState, history_of
 from gsplit.training.trainer import Trainer
 
-__all__ = ["train_run"]
+__all__ = ["EvaluationSchedule", "train_run"]
+
+_ADJUSTABLE = frozenset(
+    {
+        "cache",
+        "copies",
+        "deterministic",
+        "device_cache",
+        "epochs",
+        "evaluate_every",
+        "features_on_disk",
+        "keep_checkpoints",
+        "log_dir",
+        "log_every",
+        "metric",
+        "patience",
+        "prefetch",
+        "replicas",
+        "save_every",
+        "steps",
+        "strategy",
+        "tensorboard",
+    }
+)
+"""Settings that a resumed run may change: how long or how fast it is, not what its steps compute."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run is made from. ``out`` is None if nothing is kept."""
+    """The inputs of a run, and what follows from them. ``out`` is None if no files are written."""
 
     settings: TrainSettings
     shape: ModelShape
@@ -58,43 +97,86 @@ class _Run:
 
     @property
     def loss(self) -> str:
-        """What is minimised, chosen when the run began."""
-        assert self.settings.loss is not None
+        assert self.settings.loss is not None  # choose_loss
         return self.settings.loss
 
     @property
     def metrics(self) -> list[Metric]:
-        """What is evaluated; the first decides what is best."""
-        assert self.settings.metric is not None
+        """The metrics of an evaluation; the first one decides which weights are best."""
+        assert self.settings.metric is not None  # choose_loss
         return check_metrics(self.settings.metric.split(","))
 
     @property
     def saves(self) -> bool:
-        """Whether it makes checkpoints."""
+        """Whether the run writes checkpoints."""
         return self.out is not None and self.settings.save_every != 0
 
     @property
     def evaluated(self) -> list[str]:
-        """The targets that are evaluated."""
+        """The names of the targets that are evaluated."""
         stored = [name for name in ("val", "test") if f"targets/{name}" in self.store.names]
         return [name for name in stored if self.store.stored_targets(name)[2]]
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole run, if it does not end earlier."""
+        """Steps of the whole run, unless it stops early."""
         num_targets = self.store.stored_targets(self.settings.targets)[2]
         return self.settings.steps or self.settings.epochs * self.settings.steps_per_epoch(num_targets)
 
     @property
     def description(self) -> dict[str, str]:
-        """What must be equal to go on with it."""
-        return describe_run(self.settings, self.store, self.num_steps)
+        """What a resumed run must have in common with the checkpoint, beside loader, model and optimizer."""
+        settings = self.settings
+        found = {name: str(value) for name, value in settings.model_dump().items() if name not in _ADJUSTABLE}
+        if settings.lr_scheduler != "constant":
+            found["steps of the schedule"] = str(self.num_steps)
+        if settings.metric is not None:
+            found["metric"] = settings.metric.split(",")[0]
+        found["store parts"] = str(len(self.store.part_boundaries) - 1)
+        arrays = ["indptr", "indices", "original_ids", "y"]
+        arrays += [f"features/{name}" for name in settings.feature_names]
+        arrays += [f"targets/{name}" for name in (settings.targets, "val", "test")]
+        arrays += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight)]
+        return found | stored_checksums(self.store, arrays)
 
     def is_over(self, history: History) -> bool:
-        """Whether all steps are done, or no evaluation has been better for too long."""
-        return len(history.losses) >= self.num_steps or has_stalled(
-            history.evaluations, self.settings.patience, self.metrics[0]
-        )
+        """Whether all steps are done, or the last ``patience`` evaluations on val were not better than one before."""
+        if len(history.losses) >= self.num_steps:
+            return True
+        patience = self.settings.patience
+        scores = [evaluation.scores["val"] for evaluation in history.evaluations if "val" in evaluation.scores]
+        if patience is None or len(scores) <= patience:
+            return False
+        metric = self.metrics[0]
+        best = max if metric.higher_is_better else min
+        return not metric.is_better(best(scores[-patience:]), best(scores[:-patience]))
+
+
+@dataclass(frozen=True)
+class EvaluationSchedule:
+    """``every``: epochs between evaluations, 0 for never, None for auto. ``cost``: edges of one evaluation.
+
+    Auto evaluates as often as evaluation costs no more than training. Both costs are counted in edges over all layers
+    and ranks. The counts are the same on every rank, so all ranks decide the same.
+    """
+
+    every: int | None
+    cost: int
+
+    def is_due(self, state: TrainState, *, last: bool) -> bool:
+        """Whether to evaluate at the end of this epoch; unless never, always after the last epoch."""
+        if self.every == 0 or last:
+            return self.every != 0
+        if self.every is not None:
+            return state.epoch % self.every == 0
+        return state.evaluation_edges + self.cost <= state.train_edges
+
+    def describe(self, state: TrainState) -> str:
+        """The interval that auto results in, after the first epoch."""
+        each = max(1, -(-self.cost // max(1, state.train_edges)))
+        when = "after every epoch" if each == 1 else f"after about every {each} epochs, and after the last"
+        why = f"one computes {self.cost:,} edges, an epoch of training {state.train_edges:,}"
+        return f"exact evaluation {when}: {why}" + ("" if each == 1 else " (--evaluate-every N to choose)")
 
 
 def train_run(
@@ -110,8 +192,9 @@ def train_run(
 ) -> TrainResult:
     """Train, evaluate exactly, and keep the weights of the best epoch on the validation targets. A collective.
 
-    Without an evaluation the last weights are kept. ``resume``: go on from the latest checkpoint of ``out``. A run that
-    is told to stop (SIGTERM, Ctrl-C) saves its state and returns, not finished. ``workspace`` is that of evaluation.
+    Without an evaluation the last weights are kept. ``resume``: continue from the latest checkpoint of ``out``. After
+    SIGTERM or Ctrl-C the run saves its state and returns a result with ``finished=False``. ``workspace`` is the folder
+    for activations of an evaluation.
     """
     view = view or RunView()
     settings = choose_loss(settings, store, mesh, view)
@@ -122,25 +205,25 @@ def train_run(
     if schedule.every != 0:
         check_metric_labels(store, run.evaluated, run.metrics, run.loss, mesh)
     checkpoint = None
-    with RunLock(out) if out is not None else nullcontext() as lock:
-        if out is not None and lock is not None and resume:
+    with ExitStack() as lock:  # entered on rank 0
+        if out is not None and resume:
             run_on_rank_zero(mesh.world, "lock run", lambda: _lock_to_resume(out, lock))
             checkpoint = _read_checkpoint(run, out, view)
             if finished_folder(out) == training_folder(out) and run.is_over(history_of(checkpoint.state)):
                 return _result(run, _make_trainer(run, view, checkpoint, writes=False))
-        if out is not None and lock is not None:
+        if out is not None:
             run_on_rank_zero(mesh.world, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
         logs = _open_logs(run)
         trainer = _make_trainer(run, view, checkpoint, logs=logs)
         hint_at_partitioning(store, run.settings, mesh, view)
         view.begin(run.num_steps, trainer.state.num_steps)
-        stopping = stop_on_signals(trainer.request_stop) if run.saves else nullcontext()
+        stopping = _stop_on_signals(trainer.request_stop) if run.saves else nullcontext()
         with ExitStack() as open_files, trainer.state.loader.telemetry, stopping:
             for log in logs:
                 open_files.enter_context(log)
             waits = WaitClock(mesh)
             _train(trainer, run, schedule, view)
-            straggler = waits.name_straggler()  # all ranks: they stop after the same step
+            straggler = waits.name_straggler()  # all ranks: all stop after the same step
             if run.saves:
                 trainer.save()
         if out is not None and not trainer.stopped:
@@ -148,25 +231,26 @@ def train_run(
     return _result(run, trainer, straggler)
 
 
-def _lock_to_resume(out: Path, lock: RunLock) -> None:
-    """Take the lock before a checkpoint is read, or another training could remove it, or have newer ones."""
-    if latest_checkpoint(out) is not None:  # else reading says so, and no folder was made for the lock
-        lock.take()
+def _lock_to_resume(out: Path, lock: ExitStack) -> None:
+    """Lock before the checkpoint is read, because another training could remove it or write newer ones."""
+    if latest_checkpoint(out) is not None:  # otherwise reading raises, and the lock must not make the folder
+        lock.enter_context(lock_run(out))
 
 
 def _read_checkpoint(run: _Run, out: Path, view: RunView) -> Checkpoint:
-    """The latest checkpoint of this training. A collective."""
+    """The latest checkpoint; one of a different training is refused before any file is changed. A collective."""
     checkpoint = read_on_all_ranks(run.mesh.world, checkpoint_folder(training_folder(out)))
-    check_run(checkpoint, run.description)
+    saved = checkpoint.manifest
+    saved.compare(CheckpointManifest({**saved.fixed, **run.description}), checkpoint.path)
     for text in checkpoint.damaged:
         view.note(f"not used: {text}")
     return checkpoint
 
 
 def _train(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
-    """From wherever the state stands to the end of the run, or until it is told to stop."""
+    """Train from the current state to the end of the run, or until a stop is requested."""
     state = trainer.state
-    if state.num_steps and not state.is_evaluated:  # resumed between an epoch and its evaluation, perhaps
+    if state.num_steps and not state.is_evaluated:  # perhaps resumed between an epoch and its evaluation
         _end_epoch(trainer, run, schedule, view)
     while not run.is_over(state.history):
         begun = state.num_steps
@@ -179,38 +263,56 @@ def _train(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunV
 
 
 def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: RunView) -> None:
-    """Evaluate if that is due, and report, where an epoch or the run has ended; elsewhere nothing."""
-    state, steps_per_epoch = trainer.state, trainer.steps_per_epoch
+    """Evaluate if an evaluation is due, and report. Does nothing in the middle of an epoch."""
+    state = trainer.state
+    steps_per_epoch = trainer.steps_per_epoch
     is_over = run.is_over(state.history)
     if state.num_steps % steps_per_epoch and not is_over:
         return
     scores = None
     if schedule.is_due(state, last=is_over):
-        if run.saves:  # who is killed during a long evaluation repeats only that
+        if run.saves:  # a run that is killed during a long evaluation repeats only the evaluation
             trainer.save_in_background()
-        arrays, folder = array_names(run.settings), run.workspace
-        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", workspace=folder, **arrays)
+        scores = trainer.evaluate(
+            run.store, run.evaluated, keep_best="val", workspace=run.workspace, **array_names(run.settings)
+        )
         if "val" not in scores:
-            view.note(f"no {run.metrics[0].name} of val, where it is no finite number: this epoch cannot be the best")
+            view.note(f"{run.metrics[0].name} of val is not a finite number: this epoch cannot be the best")
         if run.saves:
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch
-    losses, seconds = state.history.losses[first:], state.history.step_seconds[first:]
-    view.epoch(EpochReport(state.epoch, sum(losses) / len(losses), sum(seconds), scores, run.metrics[0].name))
+    losses = state.history.losses[first:]
+    view.epoch(
+        EpochReport(
+            epoch=state.epoch,
+            mean_loss=sum(losses) / len(losses),
+            seconds=sum(state.history.step_seconds[first:]),
+            scores=scores,
+            metric=run.metrics[0].name,
+        )
+    )
 
 
 def _result(run: _Run, trainer: Trainer, straggler: str | None = None) -> TrainResult:
-    best, history = trainer.state.best, trainer.state.history
-    kept = None if best is None else Evaluation(best.epoch, best.num_steps, best.scores)
-    how = (run.mesh.size, run.mesh.num_replicas, run.settings.strategy)
-    return TrainResult(*how, history, kept, run.out, run.metrics[0].name, not trainer.stopped, straggler)
+    best = trainer.state.best
+    return TrainResult(
+        ranks=run.mesh.size,
+        replicas=run.mesh.num_replicas,
+        strategy=run.settings.strategy,
+        history=trainer.state.history,
+        best=None if best is None else Evaluation(best.epoch, best.num_steps, best.scores),
+        out=run.out,
+        metric=run.metrics[0].name,
+        finished=not trainer.stopped,
+        straggler=straggler,
+    )
 
 
-def _open_folder(run: _Run, out: Path, lock: RunLock, overwrite: bool, checkpoint: Checkpoint | None) -> None:
-    """Make the folder ready to be written, for a new run or one that goes on. On rank 0."""
+def _open_folder(run: _Run, out: Path, lock: ExitStack, overwrite: bool, checkpoint: Checkpoint | None) -> None:
+    """Prepare the folder of a new or a resumed run. On rank 0."""
     if checkpoint is None:
         check_new_run(out, overwrite=overwrite)
-        lock.take()
+        lock.enter_context(lock_run(out))
         begin_run(out)
     else:
         position = checkpoint.state["loader"]
@@ -224,25 +326,72 @@ def _finish(run: _Run, out: Path, state: TrainState) -> None:
 
 
 def _make_schedule(run: _Run) -> EvaluationSchedule:
-    settings, names = run.settings, run.evaluated
+    settings = run.settings
+    names = run.evaluated
     if (settings.evaluate_every or settings.patience) and "val" not in names:
         key = "evaluate_every" if settings.evaluate_every else "patience"
+        got = f"{run.store.path} with {', '.join(names) or 'neither val nor test'} targets"
         fix = "import the store with val targets, or leave the option out"
-        raise InputError(explain(key, "val targets to evaluate on", "a store without", fix))
+        raise InputError(explain(key, "val targets to evaluate on", got, fix))
     every = settings.evaluate_every if "val" in names else 0
     cost = 0 if every is not None else count_evaluation_edges(run.store, names, run.mesh, settings.num_layers)
     return EvaluationSchedule(every, cost)
 
 
+def _learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
+    """The factor of the learning rate at every step: a linear warm-up, then constant or half a cosine."""
+
+    def factor(step: int) -> float:
+        if step < settings.warmup_steps:
+            return (step + 1) / settings.warmup_steps
+        if settings.lr_scheduler == "constant":
+            return 1.0
+        done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
+
+
+@contextmanager
+def _stop_on_signals(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``request_stop`` on SIGTERM and Ctrl-C: training stops after the current step and saves.
+
+    A process that a user started ends at the second signal. A rank of a launcher gets the signal both from the terminal
+    and from the launcher, so it ignores the second one; the launcher kills ranks that take too long. In a thread other
+    than the main thread, which receives no signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_launched = "RANK" in os.environ
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        request_stop()
+        if not is_launched:
+            restore()
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    try:
+        yield
+    finally:
+        restore()
+
+
 def _open_logs(run: _Run) -> list[ScalarLog]:
-    """The log of a run on rank 0, if it wants one. A collective."""
-    settings, logs = run.settings, list[ScalarLog]()
+    """The scalar log on rank 0, if there is a --log-dir. A collective."""
+    settings = run.settings
+    logs: list[ScalarLog] = []
     if settings.log_dir is not None:
-        folder, every = Path(settings.log_dir), settings.log_every
+        folder = Path(settings.log_dir)
         run_on_rank_zero(
             run.mesh.world,
             "open log",
-            lambda: logs.append(ScalarLog(folder, every=every, tensorboard=settings.tensorboard)),
+            lambda: logs.append(ScalarLog(folder, every=settings.log_every, tensorboard=settings.tensorboard)),
         )
     return logs
 
@@ -255,8 +404,10 @@ def _make_trainer(
     writes: bool = True,
     logs: Sequence[ScalarLog] = (),
 ) -> Trainer:
-    """The trainer of a run, where its checkpoint left it. A collective."""
-    settings, mesh, out = run.settings, run.mesh, run.out if writes else None
+    """The trainer of a run, with the state of the checkpoint. A collective."""
+    settings = run.settings
+    mesh = run.mesh
+    out = run.out if writes else None
     model = parallelize(build_model(settings, run.shape, run.store), mesh)
     loader = NeighborLoader(
         run.store,
@@ -276,7 +427,7 @@ def _make_trainer(
         **array_names(settings),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate(settings, run.num_steps))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate(settings, run.num_steps))
     trainer = Trainer(
         model,
         optimizer,

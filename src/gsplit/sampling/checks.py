@@ -1,4 +1,4 @@
-"""What samplers check before they read: the graph's offsets and ids, and whose vertices they are asked for.
+"""What samplers check before they read: the graph's offsets and ids, and that requested vertices are this rank's.
 
 The host's kernels check as they go. A device sampler copies its range of the graph once, and it is checked then: a
 check during sampling would make the host wait for the device.
@@ -29,7 +29,7 @@ def raise_status(status: int, graph: Graph) -> None:
 
 
 def not_own(smallest: int, largest: int, first: int, stop: int) -> InputError:
-    """What to raise if ids, given by the smallest and the largest, are not all of ``first .. stop - 1``."""
+    """The error if ids, given by the smallest and the largest, are not all of ``first .. stop - 1``."""
     got, fix = f"{smallest}..{largest}", "open the same store on every rank"
     return InputError(explain("ids", f"vertices of this rank, {first}..{stop - 1}", got, fix))
 
@@ -44,7 +44,7 @@ def check_own(ids: npt.NDArray[np.int64], first: int, stop: int) -> None:
 class OwnEdges:
     """In-edges of a range of vertices in arrays of their own: ``indptr`` begins at 0.
 
-    Edge i of ``indices`` stands at place ``first_edge + i`` of the graph that the range was cut from.
+    Edge i of ``indices`` is at place ``first_edge + i`` of the graph that the range was cut from.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -57,5 +57,6 @@ def cut_own_edges(graph: Graph) -> OwnEdges:
     if int(graph.in_degrees().max(initial=0)) >= MAX_DEGREE:
         raise_status(TOO_MANY if graph.indices.size >= int(graph.indptr.max()) else DAMAGED, graph)
     raise_status(OK if graph.describe_damage() is None else DAMAGED, graph)
-    first, stop = int(graph.indptr[0]), int(graph.indptr[-1])
+    first = int(graph.indptr[0])
+    stop = int(graph.indptr[-1])
     return OwnEdges(np.array(graph.indptr) - first, np.array(graph.indices[first:stop]), first)

@@ -112,7 +112,8 @@ class _DrawnFrontier(TensorFrontier):
         graph, ids = self._part.graph, self._ids
         counts, edges = _checked_pair(self._draw_edges(ids, key, fanout), ids)
         rows = torch.repeat_interleave(ids.cpu() - graph.first_vertex, counts.cpu()).numpy()
-        places, indptr = edges.cpu().numpy(), graph.indptr
+        places = edges.cpu().numpy()
+        indptr = graph.indptr
         wrong = (places < indptr[rows]) | (places >= indptr[rows + 1])
         if wrong.any():
             row = int(rows[wrong][0])

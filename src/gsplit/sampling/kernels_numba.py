@@ -28,7 +28,7 @@ __all__ = [
     "copy_sources",
     "count_layer",
     "draw_places",
-    "forget_rows",
+    "clear_rows",
     "place_foreign",
     "relabel_foreign",
     "relabel_own",
@@ -36,7 +36,9 @@ __all__ = [
 
 Rows = npt.NDArray[np.int32]
 
-OK, DAMAGED, TOO_MANY = 0, 1, 2
+OK = 0
+DAMAGED = 1
+TOO_MANY = 2
 MAX_DEGREE = 1 << 32
 _ONE = np.uint64(1)
 
@@ -63,7 +65,7 @@ def _pick(key: np.uint64, degree: int, count: int, picks: npt.NDArray[np.uint64]
     before = np.uint64(degree - count)
     for slot in range(count):
         picks[slot] = bounded(mix(key, np.uint64(slot)), before + np.uint64(slot) + _ONE)
-    if degree <= 64:  # one bit per position says whether it is taken
+    if degree <= 64:  # one bit per position: whether it is taken
         taken = np.uint64(0)
         for slot in range(count):
             if taken & (_ONE << picks[slot]):
@@ -103,7 +105,7 @@ def draw_places(
 
 @kernel
 def copy_sources(indices: npt.NDArray[Any], places: Ids, sources: Ids) -> None:
-    """Write the source ids that stand at some places of the graph; both arrays may be the same."""
+    """Write the source ids at some places of the graph; both arrays may be the same."""
     for i in range(places.size):
         sources[i] = indices[places[i]]
 
@@ -182,7 +184,7 @@ def place_foreign(sources: Ids, rows: Ids) -> None:
 
 
 @kernel
-def forget_rows(ids: Ids, first: int, row_of: Rows) -> None:
+def clear_rows(ids: Ids, first: int, row_of: Rows) -> None:
     """Clear ``row_of`` for the next mini-batch, touching only what this one used."""
     for i in range(ids.size):
         row_of[ids[i] - first] = -1

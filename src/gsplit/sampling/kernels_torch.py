@@ -1,7 +1,7 @@
 """Device kernels of neighbour sampling: the same draws as ``kernels_numba``, bit for bit, in plain torch operations.
 
 Picks are found for all rows at once, slot after slot; rows are found by sorting instead of by a table. Both keep the
-order in which a host kernel would have met each vertex, so blocks are equal to the last index.
+order in which a host kernel would find each vertex, so blocks are equal in every index.
 """
 
 import torch
@@ -21,7 +21,8 @@ def count_layer(indptr: Tensor, rows: Tensor, fanout: int) -> Tensor:
 
 def draw_places(indptr: Tensor, rows: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor) -> Tensor:
     """Where in the graph the drawn in-edges stand, destination after destination, slot after slot."""
-    starts, counts = indptr[rows], out_indptr.diff()
+    starts = indptr[rows]
+    counts = out_indptr.diff()
     degrees = indptr[rows + 1] - starts
     edge_rows = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
     positions = torch.arange(edge_rows.numel(), device=rows.device) - out_indptr[edge_rows]

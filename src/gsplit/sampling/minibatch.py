@@ -47,7 +47,7 @@ class StepKey:
 def epoch_positions(
     list_positions: npt.NDArray[np.int64], num_targets: int, seed: int, epoch: int, *, shuffle: bool
 ) -> npt.NDArray[np.int64]:
-    """Where the targets at some positions of the target list stand in an epoch's order.
+    """Where the targets at some positions of the target list are in an epoch's order.
 
     Mini-batch t holds the targets at positions tB to (t+1)B - 1 of that order, B being the batch size. Without
     ``shuffle`` it is the order of the list.

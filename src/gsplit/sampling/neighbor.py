@@ -128,7 +128,8 @@ class HostFrontier:
         return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign), edge_ids)
 
     def locate(self, ids: Tensor) -> Tensor:
-        sampler, wanted = self._sampler, ids.numpy()
+        sampler = self._sampler
+        wanted = ids.numpy()
         first = sampler._graph.first_vertex
         check_own(wanted, first, sampler._graph.stop_vertex)
         self._reserve(wanted.size)
@@ -142,7 +143,7 @@ class HostFrontier:
 
     def close(self) -> None:
         sampler = self._sampler
-        host.forget_rows(sampler._ids[: self.num_rows], sampler._graph.first_vertex, sampler._row_of)
+        host.clear_rows(sampler._ids[: self.num_rows], sampler._graph.first_vertex, sampler._row_of)
         self.num_rows = 0
         sampler._open = None
 

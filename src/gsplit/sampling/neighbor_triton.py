@@ -77,7 +77,7 @@ class TritonFrontier(TensorFrontier):
             self.locate(targets)
             assert self.num_rows == targets.numel(), "targets are not distinct"
         except BaseException:
-            self._forget_all()
+            self._clear_all()
             raise
 
     def sample_layer(self, key: int, fanout: int) -> SampledLayer:
@@ -116,7 +116,7 @@ class TritonFrontier(TensorFrontier):
         sampler = self._sampler
         found = self._relabel(ids, foreign=False)
         if found is None:  # noticed without a wait of its own
-            self._forget_all()
+            self._clear_all()
             raise not_own(int(ids.min()), int(ids.max()), sampler.first, sampler.stop)
         rows, new_ids, _ = found
         self._ids = torch.cat([self._ids, new_ids])
@@ -133,12 +133,12 @@ class TritonFrontier(TensorFrontier):
     def close(self) -> None:
         sampler = self._sampler
         if self._half_done:
-            self._forget_all()
+            self._clear_all()
         sampler.state.index_fill_(0, self._ids - sampler.first, UNSEEN)
         super().close()
         sampler.end()
 
-    def _forget_all(self) -> None:
+    def _clear_all(self) -> None:
         """After an error, also vertices that were found and have no row yet."""
         self._sampler.state.fill_(UNSEEN)
         self._ids = self._ids[:0]

@@ -1,7 +1,7 @@
 """What a layer sampler is: the first half of every layer of a step, before anything crosses between ranks.
 
 A rank starts a ``Frontier`` from its targets of the step, then for each layer from the top down draws the
-in-edges of all its rows (``sample_layer``) and, after the exchange, finds the rows that others asked for
+in-edges of all its rows (``sample_layer``) and, after the exchange, finds the rows that other ranks request
 (``locate``). Rows are only ever appended, so every local frontier is a prefix of the one below it (law 4).
 What is drawn for a vertex depends on the layer's key, the vertex's original id and its neighbour list alone (law 1).
 """
@@ -26,8 +26,8 @@ class SampledRange:
     """What a sampler is made for: the vertices whose in-edges one rank draws, those it owns or all.
 
     Ids, those in ``graph`` included, are the store's. ``original_ids`` are those of the range, in its order, and empty
-    where the store's ids are original. ``device``: where ids lie and layers are wanted. ``edge_ids``: whether layers
-    have to say which edges they are made of, because values of edges are loaded.
+    where the store's ids are original. ``device``: where ids are and layers must be. ``edge_ids``: whether layers need
+    the positions of their edges, because values of edges are loaded.
     """
 
     graph: Graph
@@ -36,7 +36,7 @@ class SampledRange:
     edge_ids: bool = False
 
     def to_original_ids(self, ids: Tensor) -> Tensor:
-        """Original ids of some vertices of the range: what a draw may depend on, beside the key."""
+        """Original ids of some vertices of the range: what a draw may depend on, with the key."""
         return original_ids_of(ids, self.original_ids, self.graph.first_vertex)
 
 
@@ -46,7 +46,7 @@ class SampledLayer:
 
     ``sources[indptr[i] : indptr[i + 1]]`` are the sources of row i: a row of the local frontier, or ``-1 - slot``
     for the vertex ``foreign_ids[slot]``, which another rank owns. Foreign ids are listed once, in order of
-    first occurrence. ``edge_ids`` are the edges' positions in the graph, from a sampler that was made to tell them.
+    first occurrence. ``edge_ids`` are the edges' positions in the graph, from a sampler made with ``edge_ids``.
     """
 
     indptr: Tensor
@@ -85,7 +85,7 @@ class Frontier(Protocol):
         """The sources of a layer with each foreign slot replaced by its row; may reuse the layer's memory."""
 
     def close(self) -> None:
-        """Forget this mini-batch."""
+        """End this mini-batch."""
 
 
 class LayerSampler(Protocol):

@@ -25,9 +25,12 @@ class LocalTargets:
     """The targets one rank owns. ``list_positions`` are positions in the whole list of ``num_targets``."""
 
     def __init__(self, list_positions: Ids, ids: Ids, num_targets: int) -> None:
-        self._list_positions, self._ids, self.num_targets = list_positions, ids, num_targets
+        self._list_positions = list_positions
+        self._ids = ids
+        self.num_targets = num_targets
         self._epoch: tuple[int, int, bool] | None = None
-        self._epoch_positions, self._epoch_ids = list_positions, ids
+        self._epoch_positions = list_positions
+        self._epoch_ids = ids
 
     @property
     def ids(self) -> Ids:
@@ -36,7 +39,6 @@ class LocalTargets:
 
     @property
     def num_bytes(self) -> int:
-        """Memory held."""
         return sum(array.nbytes for array in self._arrays)
 
     @property
@@ -49,22 +51,24 @@ class LocalTargets:
         return self._list_positions, self._ids, self._epoch_positions, self._epoch_ids
 
     def for_step(
-        self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, cut: tuple[int, int] = (0, 1)
+        self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, stride: tuple[int, int] = (0, 1)
     ) -> Tensor:
         """This rank's targets of a step, in the epoch's order.
 
-        ``cut = (first, stride)`` keeps those whose position in the mini-batch is first, first + stride, and so on.
+        ``stride = (start, step)`` keeps the targets at positions start, start + step, ... of the mini-batch.
         """
         if self._epoch != (seed, epoch, shuffle):
             positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
             order = np.argsort(positions)
-            self._epoch_positions, self._epoch_ids = positions[order], self._ids[order]
-            if (self._epoch_positions[1:] == self._epoch_positions[:-1]).any():  # every vertex, by its original id
+            self._epoch_positions = positions[order]
+            self._epoch_ids = self._ids[order]
+            twice = self._epoch_positions[1:][self._epoch_positions[1:] == self._epoch_positions[:-1]]
+            if twice.size:  # every vertex is a target, by its original id
                 fix = "run gsplit inspect --verify, then restore the store"
-                raise StoreError(explain("original_ids", "every id once", "one that comes twice", fix))
+                raise StoreError(explain("original_ids", "every id once", f"two targets at position {twice[0]}", fix))
             self._epoch = (seed, epoch, shuffle)
         first, stop = np.searchsorted(self._epoch_positions, [step * batch_size, (step + 1) * batch_size])
-        kept = (self._epoch_positions[first:stop] - step * batch_size) % cut[1] == cut[0]
+        kept = (self._epoch_positions[first:stop] - step * batch_size) % stride[1] == stride[0]
         return torch.from_numpy(self._epoch_ids[first:stop][kept])
 
     def size_of_step(self, step: int, batch_size: int) -> int:
@@ -77,7 +81,7 @@ class StoredTargets:
     """A target list as a store keeps it: internal ids of vertices that it holds, ordered by original id.
 
     ``positions`` are those of ``ids`` in the whole list of ``num_targets``; None if this is the whole list. ``held`` is
-    the store's range of vertices. Nobody may have read the whole list before: what is read here is checked.
+    the store's range of vertices. What is read here is checked: the list may not have been read before.
     """
 
     name: str
@@ -97,12 +101,14 @@ class StoredTargets:
 
     def local(self, first: int, stop: int, original_ids: Ids) -> LocalTargets:
         """The part of the vertices ``first .. stop - 1``; ``original_ids`` are theirs, empty where ids are original."""
-        own, ids = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        own = [np.empty(0, np.int64)]
+        ids = [np.empty(0, np.int64)]
         for start, piece in self.pieces():
             mine = start + np.flatnonzero((piece >= first) & (piece < stop))
             own.append(mine if self.positions is None else self.positions[mine])
             ids.append(piece[mine - start])
-        positions, targets = np.concatenate(own), np.concatenate(ids)
+        positions = np.concatenate(own)
+        targets = np.concatenate(ids)
         order = original_ids[targets - first] if original_ids.size else targets
         for what, values in (("every target once, ordered by original id", order), ("rising positions", positions)):
             falls = np.flatnonzero(values[1:] <= values[:-1])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.run.layout import checkpoint_folder
+from gsplit.run.folder import checkpoint_folder
 from gsplit.training.checkpoints.files import checkpoint_path
 
 PROGRAM = """

@@ -8,7 +8,7 @@ from gsplit.cli.ranks import _rank_numbers, run_task
 from gsplit.cli.tasks import InferTask, TrainTask
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
-from gsplit.run.layout import checkpoint_folder
+from gsplit.run.folder import checkpoint_folder
 from gsplit.training.checkpoints.files import checkpoint_path
 
 

@@ -86,7 +86,7 @@ def test_hostile_toml_is_refused(tmp_path: Path, text: str, message: str) -> Non
         ('{"base": "a100", "cores": 1000000000000}', "cores: expected a whole number of cores"),
         ('{"base": "a100", "name": 5}', "name: expected a name"),
         ('{"base": ["a100"]}', "got base"),
-        ('{"base": "a100", "constants": [1]}', "constants that are no table"),
+        ('{"base": "a100", "constants": [1]}', "constants of type list"),
         ("[]", "got a JSON list"),
         ('{"base": "a100", "step_s": Infinity}', "inf in step_s"),
     ],

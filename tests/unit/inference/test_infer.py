@@ -200,7 +200,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             infer(plain, store, out)
     with pytest.raises(InputError, match=r"expected a .npy file .got .csv.*use gsplit.write_predictions"):
         infer(plain, store, tmp_path / "o.csv")
-    with pytest.raises(InputError, match="workspace .*no: expected a folder to write in .got none"):
+    with pytest.raises(InputError, match="workspace .*no: expected a folder to write in .got no folder"):
         infer(plain, store, workspace=tmp_path / "no")
     empty = {**store.arrays, "targets/val": np.empty(0, np.int64)}
     with pytest.raises(InputError, match="targets/val: expected at least one target"):

@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused() -> None:
     refuse("y: expected classes, or 0 and 1, for this metric", "f1_macro", ENTRY_OUT, VALUES_Y)
     refuse("y: expected float labels for this metric .got torch.int64", "rmse", CLASS_OUT, CLASS_Y)
     refuse(r"output: expected .3. values per vertex.*got .2", "mae", ENTRY_OUT[:, :2], VALUES_Y)
-    refuse("roc_auc: expected targets of both kinds .got only one", "roc_auc", ENTRY_OUT, np.ones((40, 3)))
+    refuse("roc_auc: expected targets of both kinds .got targets of one kind", "roc_auc", ENTRY_OUT, np.ones((40, 3)))
     refuse("metric: expected one of accuracy, .*got f1", "f1", ENTRY_OUT, ENTRY_Y)
     with pytest.raises(InputError, match="metric: expected at least one, each once .got mae, mae"):
         check_metrics(["mae", "mae"])

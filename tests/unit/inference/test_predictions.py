@@ -18,7 +18,8 @@ import gsplit
 from gsplit import InputError, write_predictions
 from gsplit.cli.training_view import describe_predictions
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.inference import output_rows, prediction_table
+from gsplit.inference import infer as infer_module
+from gsplit.inference import prediction_table
 from gsplit.inference.prediction_table import PredictionTable, check_request
 from gsplit.run.config import TrainSettings
 from gsplit.run.recipe import choose_what
@@ -213,16 +214,16 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path, monkeypatch: pytest
     store, classes = _store("dense", tmp_path, partitioned=False)
     out, partial = tmp_path / "p.npy", tmp_path / "p.npy.partial"
     partial.write_bytes(b"left by a process that was killed" * 1000)
-    write_rows, refused = output_rows.write_rows, list[bool]()
+    write_rows, refused = infer_module._write_rows, list[bool]()
 
     def second_comes(*words: Any, **options: Any) -> Any:
         if not refused:
             refused.append(True)
-            with pytest.raises(InputError, match="no other process that writes it .got another process is writing it"):
+            with pytest.raises(InputError, match="a file that no other process writes .got p.npy.partial is locked"):
                 gsplit.infer(_model(), store, out)
         return write_rows(*words, **options)
 
-    monkeypatch.setattr(output_rows, "write_rows", second_comes)
+    monkeypatch.setattr(infer_module, "_write_rows", second_comes)
     found = gsplit.infer(_model(), store, out)
     assert refused
     assert np.array_equal(found, np.eye(3, dtype=np.float32)[[classes[vertex] for vertex in range(N)]])
@@ -236,7 +237,7 @@ def _no_locks(*_: object) -> None:
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    for name, got in (("p.xlsx", ".xlsx"), ("p", "a name without one")):
+    for name, got in (("p.xlsx", ".xlsx"), ("p", "a name without a suffix")):
         with pytest.raises(InputError, match=rf"expected a name that ends in .parquet, .csv or .npy .got {got}"):
             check_request(tmp_path / name, None, None)
     with pytest.raises(InputError, match="what: expected one of classes, outputs, both .got logits"):

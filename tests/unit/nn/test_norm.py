@@ -8,6 +8,7 @@ from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm.comm import SoloComm
 from gsplit.errors import InputError
 from gsplit.nn.norm import global_batch_norm
+from gsplit.telemetry import StepTelemetry
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -18,7 +19,9 @@ def test_one_rank_is_torch(affine: bool, momentum: float) -> None:
     bias = torch.rand(6, dtype=torch.float64).requires_grad_() if affine else None
     mean, var = torch.rand(6, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
     theirs = (mean.clone(), var.clone())
-    out = global_batch_norm(x, mean, var, weight, bias, momentum, 1e-5, SoloComm(), 0, DeferredChecks())
+    out = global_batch_norm(
+        x, mean, var, weight, bias, momentum, 1e-5, SoloComm(), 0, DeferredChecks(), StepTelemetry()
+    )
     want = F.batch_norm(x, *theirs, weight, bias, True, momentum, 1e-5)
     assert torch.allclose(out, want, atol=1e-12)
     assert torch.allclose(mean, theirs[0], atol=1e-12) and torch.allclose(var, theirs[1], atol=1e-12)
@@ -31,10 +34,12 @@ def test_one_rank_is_torch(affine: bool, momentum: float) -> None:
 def test_float32_keeps_the_variance_of_rows_far_from_zero() -> None:
     x = torch.randn(5000, 3) + 1000
     var = torch.zeros(3)
-    global_batch_norm(x, torch.zeros(3), var, None, None, 1.0, 0.0, SoloComm(), 0, DeferredChecks())
+    global_batch_norm(x, torch.zeros(3), var, None, None, 1.0, 0.0, SoloComm(), 0, DeferredChecks(), StepTelemetry())
     assert torch.allclose(var, x.double().var(0).float(), rtol=1e-3)
 
 
 def test_a_single_row_is_refused_as_torch_does() -> None:
     with pytest.raises(InputError, match=r"batch norm: expected at least 2 rows .got 1 in the whole mini-batch"):
-        global_batch_norm(torch.ones(1, 2), None, None, None, None, 0.1, 1e-5, SoloComm(), 0, DeferredChecks())
+        global_batch_norm(
+            torch.ones(1, 2), None, None, None, None, 0.1, 1e-5, SoloComm(), 0, DeferredChecks(), StepTelemetry()
+        )

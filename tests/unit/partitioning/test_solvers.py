@@ -135,9 +135,7 @@ def test_a_solver_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest
 def test_a_missing_package_is_named(module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, *_ = _planted(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        MissingDependencyError, match=f"the package {module.partition('.')[0]} .got none.*another solver"
-    ):
+    with pytest.raises(MissingDependencyError, match=f"the package {module.partition('.')[0]} .got .*another solver"):
         run.solver_module(name).solve(graph, 4, 1.05, 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from gsplit.errors import InputError
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.counts import RankCounts, StrategyCounts
-from gsplit.planner.disk_reads import DiskReads
+from gsplit.planner.disk import DiskReads
 from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
 from gsplit.planner.shapes import PlannedModel, layer_work
@@ -32,8 +32,8 @@ def _rank(factor: float = 1.0, crossing: float = 0.0) -> RankCounts:
     return RankCounts(**{name: grown(value) for name, value in asdict(one).items()})  # type: ignore[arg-type]
 
 
-def _counts(name: str, *ranks: RankCounts, slices: int = 1) -> StrategyCounts:
-    return StrategyCounts(parse_strategy(name, 2), 1, ranks, 1, slices=slices)
+def _counts(name: str, *ranks: RankCounts) -> StrategyCounts:
+    return StrategyCounts(parse_strategy(name, 2), 1, ranks, 1)
 
 
 def test_data_parallelism_waits_for_the_slowest_rank_once_and_split_at_every_stage() -> None:
@@ -85,10 +85,11 @@ def test_a_cache_spares_the_disk_which_brings_a_page_once_for_all_ranks() -> Non
     assert alone.wall_s - without.wall_s == pytest.approx(wait)
 
 
-def test_slices_are_read_at_a_lower_rate() -> None:
-    whole = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, HOST, PLACE).ranks[0].load
-    sliced = estimate_step(_counts("data", *(_rank(4.0),) * 4, slices=4), SHAPE, HOST, PLACE).ranks[0].load
-    assert sliced > whole + HOST.row_overhead_bytes * 2 * 2000 / HOST.load_bytes_per_s
+def test_narrow_rows_are_read_at_a_lower_rate() -> None:
+    narrow_place = replace(PLACE, row_bytes=PLACE.row_bytes / 4)
+    wide = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, HOST, PLACE).ranks[0].load
+    narrow = estimate_step(_counts("data", *(_rank(4.0),) * 4), SHAPE, HOST, narrow_place).ranks[0].load
+    assert narrow > wide + HOST.row_overhead_bytes * 2 * 2000 / HOST.load_bytes_per_s
 
 
 def test_work_of_a_mean_layer_is_two_products_each_way() -> None:

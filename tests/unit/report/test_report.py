@@ -1,14 +1,16 @@
 """The report of runs: one page that needs nothing else, and refusals of what is not a run."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from report_samples import PageLinks, save_run
 
 from gsplit.errors import InputError, MissingDependencyError
+from gsplit.report.figures import draw_run
+from gsplit.report.page import run_sections, tabulate_runs, write_report
 from gsplit.report.reading import read_run
-from gsplit.report.write import run_sections, write_report
 
 
 def test_a_run_has_its_sections_and_one_without_spans_no_timeline(tmp_path: Path) -> None:
@@ -73,6 +75,21 @@ def test_a_damaged_line_of_telemetry_is_named(tmp_path: Path) -> None:
 
 def test_a_trace_needs_spans(tmp_path: Path) -> None:
     run = save_run(tmp_path / "run", spans=False)
-    with pytest.raises(InputError, match="--trace: expected a run whose telemetry has spans .got none"):
+    with pytest.raises(InputError, match="--trace: expected a run whose telemetry has spans .got no spans in run"):
         write_report([run], tmp_path / "r.html", trace=tmp_path / "t.json")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_best_score_of_an_error_is_the_smallest(tmp_path: Path) -> None:
+    run = read_run(save_run(tmp_path / "run"))
+    evaluations = [{"epoch": 1.0, "val": 0.5}, {"epoch": 2.0, "val": 0.4}, {"epoch": 3.0, "val": 0.6}, {"epoch": 4.0}]
+    history = run.history.model_copy(update={"evaluations": evaluations})
+    for metric, best in (("rmse,mae", "0.4000"), ("accuracy", "0.6000")):
+        settings = run.settings.model_copy(update={"metric": metric, "loss": "mse"})
+        table = tabulate_runs([replace(run, settings=settings, history=history)])
+        assert table.rows[0][table.columns.index("best val")] == best
+        labels = [
+            (axes.get_ylabel(), axes.get_title(loc="left"))
+            for axes in draw_run(replace(run, settings=settings, history=history)).axes
+        ]
+        assert labels[0][0] == "mse" and labels[1][0] == metric.split(",")[0]

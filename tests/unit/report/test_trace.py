@@ -10,8 +10,8 @@ from report_samples import save_run
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
+from gsplit.report.figures import typical_window
 from gsplit.report.reading import Run, StepLine, read_run
-from gsplit.report.timeline import typical_window
 from gsplit.report.trace import trace_events, write_trace
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source

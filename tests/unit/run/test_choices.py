@@ -103,18 +103,18 @@ def test_what_does_not_fit_is_refused(stores: dict[str, Store]) -> None:
     whole = stores["columns"]
     for y, match in (
         (np.full((NUM, 2), np.nan), "targets/train: expected a label of every target .got 90 without"),
-        (np.full((NUM, 2), np.inf), "y: expected finite values .got an infinite one"),
+        (np.full((NUM, 2), np.inf), "y: expected finite values .got inf"),
         (np.zeros((NUM, 2, 2)), "y: expected columns of floats for --loss l1"),
     ):
         with pytest.raises(InputError, match=match):
             check_labels(Store(whole.path, whole.manifest, {**whole.arrays, "y": y}), "train", "l1")
     classes = stores["classes"]
     none = Store(classes.path, classes.manifest.model_copy(update={"num_classes": 0}), dict(classes.arrays))
-    with pytest.raises(InputError, match="y: expected at least one class .got none"):
+    with pytest.raises(InputError, match="y: expected at least one class .got 0 classes"):
         shape_of(none, TrainSettings())
     bare = Store(whole.path, whole.manifest, {name: array for name, array in whole.arrays.items() if name != "y"})
     for loss in (None, "mse"):
-        with pytest.raises(InputError, match="the store: expected labels to train on .got none"):
+        with pytest.raises(InputError, match="the store: expected labels to train on .got .*indptr"):
             shape_of(bare, TrainSettings(loss=loss))
 
 

@@ -13,14 +13,18 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
     begin_run,
     check_new_run,
+    checkpoint_folder,
     continue_run,
     finish_run,
+    latest_checkpoint,
+    list_trainings,
     load_run,
     load_weights,
+    lock_run,
     telemetry_files,
     telemetry_path,
+    training_folder,
 )
-from gsplit.run.layout import RunLock, checkpoint_folder, latest_checkpoint, list_trainings, training_folder
 from gsplit.run.results import ModelShape
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.training.train_state import History
@@ -159,10 +163,8 @@ def _finish_until(run: Path, number: int) -> None:
 
 
 def test_one_training_at_a_time(tmp_path: Path) -> None:
-    first, second = RunLock(tmp_path), RunLock(tmp_path)
-    first.take()
-    with pytest.raises(InputError, match="expected nobody else writing here .got another training"):
-        second.take()
-    first.__exit__(None, None, None)
-    second.take()
-    second.__exit__(None, None, None)
+    refused = pytest.raises(InputError, match="expected a folder that no other training writes to .got a locked")
+    with lock_run(tmp_path), refused, lock_run(tmp_path):
+        pytest.fail("it is locked twice")
+    with lock_run(tmp_path):
+        pass

@@ -63,7 +63,10 @@ def test_evaluations_need_targets_to_evaluate_on(tmp_path: Path) -> None:
     whole = build_store(synthetic_source(PlantedGraph(200, 900, num_features=4)), tmp_path / "w.gsplit")
     arrays = {name: array for name, array in whole.arrays.items() if name not in ("targets/val", "targets/test")}
     bare = Store(whole.path, whole.manifest, arrays)
-    with pytest.raises(InputError, match=r"evaluate_every: expected val targets to evaluate on .got a store without"):
+    with pytest.raises(
+        InputError,
+        match=r"evaluate_every: expected val targets .*with neither val nor test",
+    ):
         train_run(TrainSettings(fanout=[2], hidden=4, evaluate_every=1), bare, solo_mesh(), None)
 
 

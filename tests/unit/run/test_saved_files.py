@@ -12,8 +12,8 @@ import torch
 from gsplit.errors import InputError
 from gsplit.run import models
 from gsplit.run.config import TrainSettings
+from gsplit.run.folder import read_settings, read_weights
 from gsplit.run.models import make_model
-from gsplit.run.saved_files import read_settings, read_weights
 from gsplit.training.checkpoints.tensor_file import write_tensor_file
 
 USUAL = r"^[^\n]+: expected [^\n]+ \(got [^\n]*\)\. Fix: [^\n]+\.$"

@@ -8,7 +8,7 @@ import pytest
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.inference.evaluate import count_evaluation_edges
-from gsplit.run.schedule import EvaluationSchedule
+from gsplit.run.training import EvaluationSchedule
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.training.train_state import TrainState

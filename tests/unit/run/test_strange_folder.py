@@ -13,13 +13,16 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.folder import (
     begin_run,
     check_new_run,
+    checkpoint_folder,
     continue_run,
     finish_run,
+    latest_checkpoint,
     load_run,
+    lock_run,
     telemetry_path,
+    training_folder,
     write_settings,
 )
-from gsplit.run.layout import RunLock, checkpoint_folder, latest_checkpoint, training_folder
 from gsplit.run.results import ModelShape
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
 from gsplit.training.train_state import History
@@ -82,8 +85,9 @@ def test_telemetry_that_is_no_file_is_refused(run: Path, victim: Path, finished:
 
 def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, victim: Path) -> None:
     (tmp_path / "lock").symlink_to(victim)
-    with RunLock(tmp_path) as lock, pytest.raises(InputError, match="lock: expected a file to lock .got .*remove it"):
-        lock.take()
+    refused = pytest.raises(InputError, match="lock: expected a file to lock .got .*remove it")
+    with refused, lock_run(tmp_path):
+        pytest.fail("it is locked")
 
 
 def test_lines_that_are_no_telemetry_are_dropped(run: Path) -> None:

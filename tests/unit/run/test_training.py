@@ -12,8 +12,16 @@ from safetensors.numpy import load_file
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
-from gsplit.run.folder import load_run, telemetry_files, telemetry_path
-from gsplit.run.layout import RunLock, checkpoint_folder, finished_folder, latest_checkpoint, training_folder
+from gsplit.run.folder import (
+    checkpoint_folder,
+    finished_folder,
+    latest_checkpoint,
+    load_run,
+    lock_run,
+    telemetry_files,
+    telemetry_path,
+    training_folder,
+)
 from gsplit.run.results import EpochReport, RunView, TrainResult
 from gsplit.run.training import train_run
 from gsplit.store.build import build_store
@@ -230,10 +238,8 @@ def test_patience_ends_a_run_and_survives_resuming(store: Store, tmp_path: Path)
 
 def test_two_trainings_do_not_write_into_one_folder(store: Store, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with RunLock(run) as lock:
-        lock.take()
-        with pytest.raises(InputError, match="expected nobody else writing here"):
-            _train(store, run)
+    with lock_run(run), pytest.raises(InputError, match="expected a folder that no other training writes to"):
+        _train(store, run)
     _train(store, run, save_every=0)
     assert latest_checkpoint(run) is None
 
@@ -242,7 +248,5 @@ def test_nothing_is_read_of_a_run_that_another_training_writes(store: Store, tmp
     folder = checkpoint_folder(tmp_path / "1")
     folder.mkdir(parents=True)
     (folder / "step-00000001.safetensors").touch()  # reading it would be refused
-    with RunLock(tmp_path) as lock:
-        lock.take()
-        with pytest.raises(InputError, match="expected nobody else writing here"):
-            _train(store, tmp_path, resume=True)
+    with lock_run(tmp_path), pytest.raises(InputError, match="expected a folder that no other training writes to"):
+        _train(store, tmp_path, resume=True)

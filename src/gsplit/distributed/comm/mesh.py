@@ -200,9 +200,11 @@ class Mesh:
 
     def loading_of_all_ranks(self) -> Comm:
         """A process group of all ranks on ``sample_device``. A collective where one must be made, once per mesh."""
-        if self.connection is None or self.world.device == self.sample_device:
+        if self.world.device == self.sample_device:
             return self.world
-        if not self.world_loading:
+        if not self.world_loading and self.connection is None:
+            self.world_loading.append(SoloComm(self.sample_device))
+        elif not self.world_loading:
             self.world_loading.append(self._share(self.connection.new_comm(self.sample_device, 1)))
         return self.world_loading[0]
 

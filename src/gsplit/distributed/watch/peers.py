@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gsplit.distributed.watch.processes import RankProcess, StackFile, own_process, read_stack
-from gsplit.distributed.watch.remote_status import RemoteStatus, Store
+from gsplit.distributed.watch.remote_status import KeyValueStore, RemoteStatus
 from gsplit.distributed.watch.status_page import StatusPage, Waiting, in_loader_thread, map_page, new_page
 
 __all__ = ["PeerInfo", "Peers", "join_differences"]
@@ -67,7 +67,7 @@ class Peers:
             if page.line("token")[0] == theirs.token:
                 self._pages[rank], self._processes[rank] = page, process
 
-    def follow_remote(self, open_store: Callable[[], Store], num_ranks: int) -> None:
+    def follow_remote(self, open_store: Callable[[], KeyValueStore], num_ranks: int) -> None:
         """Publish this rank's state through the store if some ranks are on other hosts."""
         if len(self._pages) < num_ranks:
             self._remote = RemoteStatus(open_store(), self.rank, self.page, self.group_sizes)

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from gsplit.distributed.watch.status_page import StatusPage
 
-__all__ = ["RemoteRank", "RemoteStatus", "Store"]
+__all__ = ["RemoteRank", "RemoteStatus", "KeyValueStore"]
 
 _BEAT_S = 2.0
 _READ_S = 10.0  # for all keys, twice
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """What is used of torch's stores."""
 
     def set(self, key: str, value: str) -> None:
@@ -45,7 +45,7 @@ class RemoteRank:
 class RemoteStatus:
     """Publishes this rank's state until it is closed, and reads that of the others."""
 
-    def __init__(self, store: Store, rank: int, page: StatusPage, group_sizes: Sequence[int]) -> None:
+    def __init__(self, store: KeyValueStore, rank: int, page: StatusPage, group_sizes: Sequence[int]) -> None:
         self._store, self._rank, self._page, self._group_sizes = store, rank, page, group_sizes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._publish, name="gsplit-status", daemon=True)

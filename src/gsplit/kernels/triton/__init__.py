@@ -1,7 +1,7 @@
 """Device kernels written in Triton: twins of the host's kernels, for devices that Triton compiles for.
 
 The triton library is imported by the files of this folder and by nothing else. ``availability`` and ``launch`` import
-without it: ``kernels.dispatch`` asks the first whether Triton runs, a simulated device replaces the launcher of the
+without it: the first tells ``kernels.dispatch`` whether Triton runs, a simulated device replaces the launcher of the
 second. Callers import the other files inside the branch that ``dispatch`` chose. Each kernel is checked against its
 host twin in Triton's interpreter and compiled without a device (``matrix``); what was proven how is in
 docs/gpu-kernels.md.

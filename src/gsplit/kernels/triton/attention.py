@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gsplit.kernels.attention import AttentionInputs, AttentionOptions
+from gsplit.kernels.attention_types import AttentionInputs, AttentionOptions
 from gsplit.kernels.csr import CsrEdges, destination_rows
 from gsplit.kernels.triton.launch import launch
 from gsplit.kernels.triton.rows import group_rows

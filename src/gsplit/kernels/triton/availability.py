@@ -2,7 +2,7 @@
 
 Imports without the triton library. A GPU needs compute capability 7.0, and Triton a C compiler and Python's headers:
 when the first kernel starts it builds a module that calls the driver (Triton 3.2: one more for every kernel), and would
-fail in the middle of a step. So both are looked for as Triton looks for them: CC if it is set, as one program, else
+fail in the middle of a step. So both are searched for as Triton does: CC if it is set, as one program, else
 gcc, else clang; ``Python.h`` where this Python says. Without them torch operations compute the same, more slowly.
 
 The environment variable GSPLIT_TRITON decides otherwise: 0 leaves Triton alone, 1 takes it without looking (a module
@@ -51,7 +51,7 @@ def _switch() -> str:
 
 
 def is_switched_off() -> bool:
-    """Whether the user wants no Triton."""
+    """Whether GSPLIT_TRITON=0."""
     return _switch() == "0"
 
 
@@ -69,7 +69,7 @@ def _find_build_obstacle(compiler: str | None) -> Obstacle | None:
     """What is missing to build Triton's module; ``compiler`` is the variable CC."""
     fix = "install gcc or clang, or name one by the environment variable CC"
     if compiler is not None and shutil.which(compiler) is None:
-        return Obstacle(f"the C compiler that CC names, {compiler!r}, is no program", fix)
+        return Obstacle(f"the C compiler that CC names, {compiler!r}, is not a program", fix)
     if compiler is None and shutil.which("gcc") is None and shutil.which("clang") is None:
         return Obstacle("it needs a C compiler, and there is no gcc or clang", fix)
     scheme = sysconfig.get_default_scheme()
@@ -80,7 +80,7 @@ def _find_build_obstacle(compiler: str | None) -> Obstacle | None:
 
 
 def find_obstacle(device: torch.device) -> Obstacle | None:
-    """Why an installed Triton that nobody switched off or on cannot run on a device that it compiles for."""
+    """Why an installed Triton, not switched off or on by GSPLIT_TRITON, cannot run on a device that it compiles for."""
     automatic = is_installed() and _switch() not in ("0", "1")
     if device.type not in _COMPILED or not automatic or _is_interpreted():
         return None

@@ -1,8 +1,8 @@
 """Gathering rows from a cache on the device and, where they are not in it, from host memory: one pass, no map.
 
-The store is sorted hottest first, so a cache holds the first rows and ``position < num_cached`` says where a row is.
-Cold rows are read by the same kernel through the address that host memory has on the device, if it was registered with
-the driver. Rows are moved as bits, so any element type will do. Twin: ``kernels.rows.copy_rows``.
+The store is sorted hottest first, so a cache holds the first rows: those at ``position < num_cached``. Cold rows are
+read by the same kernel through the address that host memory has on the device, if it was registered with the driver.
+Rows are moved as bits, so any element type will do. Twin: ``kernels.rows.copy_rows``.
 """
 
 import torch

@@ -1,12 +1,12 @@
-"""Rows for vertices in the order a host loop would have met them, found by a device in three passes over the sources:
+"""Rows for vertices in the order a host loop would find them, found by a device in three passes over the sources:
 
-1. ``meet``: the first source that met each vertex, by an atomic minimum. Own vertices have a place in ``state``,
+1. ``meet``: the first source of each vertex, by an atomic minimum. Own vertices have a place in ``state``,
    foreign ones in a hash table (linear probing by compare and swap) of the size of the layer.
-2. ``flag``: 1 for every source that was first; their running sum numbers the new vertices in the order met.
+2. ``flag``: 1 for every source that was first; their running sum numbers the new vertices in the order found.
 3. ``place``: each source finds the number of its vertex's first source.
 
 Where a vertex lies in the table depends on the order of threads; no number does. ``state`` holds one int32 per own
-vertex: ``UNSEEN``, or the first source that met it (between passes), or ``-1 - row``: a minimum with a source leaves a
+vertex: ``UNSEEN``, or its first source (between passes), or ``-1 - row``: a minimum with a source leaves a
 row as it is.
 """
 
@@ -28,7 +28,7 @@ _BLOCK = 128
 def meet_kernel(
     ids, num_ids, first, stop, state, table, table_mask, met_by, slots, FOREIGN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The first source that met each vertex: in ``state`` for own ones, in ``met_by`` at its ``slots`` for foreign."""
+    """The first source of each vertex: in ``state`` for own ones, in ``met_by`` at its ``slots`` for foreign."""
     source = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = source < num_ids
     vertex = tl.load(ids + source, mask=inside, other=0)
@@ -50,7 +50,7 @@ def meet_kernel(
 
 @triton.jit(do_not_specialize=("first", "stop"))
 def flag_kernel(ids, num_ids, first, stop, state, met_by, slots, flags, FOREIGN: tl.constexpr, BLOCK: tl.constexpr):
-    """1 for a source that met a new own vertex first; 2**32 for a foreign vertex's first, or for any if not FOREIGN."""
+    """1 for the first source of a new own vertex; 2**32 for a foreign vertex's first, or for any if not FOREIGN."""
     source = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = source < num_ids
     vertex = tl.load(ids + source, mask=inside, other=0)
@@ -82,7 +82,7 @@ def place_kernel(
 ):
     """The row of every own source, -1 - number of every foreign one; new vertices are listed.
 
-    A vertex's first source replaces itself in ``state`` by the row while others read it: both say the same row.
+    A vertex's first source replaces itself in ``state`` by the row while others read it: both give the same row.
     """
     source = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = source < num_ids
@@ -108,7 +108,7 @@ def place_kernel(
 def relabel(
     ids: Tensor, first: int, stop: int, num_rows: int, state: Tensor, *, foreign: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Rows of vertices in the order met: the row of each id, the own vertices that are new, the foreign ones met.
+    """Rows of vertices in the order found: the row of each id, the own vertices that are new, the foreign ones.
 
     Own vertices are ``first .. stop - 1``, of which ``num_rows`` have a row; a foreign one gets ``-1 - number``. With
     ``foreign=False`` there may be none: if there are, nothing is changed for good but ``state``, and None is returned.

@@ -1,4 +1,4 @@
-"""The shard that a rank holds, and where it stands among those of the other ranks.
+"""The shard that a rank holds, its place among those of the other ranks, and exchanges of rows between the ranks.
 
 Rank r holds the r-th range of vertices. What the ranks hold must be shards of one store that lie side by side; that is
 checked once, before anything depends on it.
@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
+import numpy as np
+import torch
+
+from gsplit.array_types import Array, Ids
 from gsplit.distributed.comm.comm import Call, Comm, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
@@ -18,7 +22,7 @@ from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.reader import Store
 
-__all__ = ["HeldShard"]
+__all__ = ["HeldShard", "add_up", "largest_of", "owners_of", "send_rows", "send_to_all"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class HeldShard:
         if mesh.num_replicas != 1 or mesh.sample_device.type != "cpu":
             got = f"{mesh.num_replicas} replica(s), samples on {mesh.sample_device}"
             raise InputError(explain("mesh", "ranks of one replica on the host", got, 'use gsplit.init("cpu")'))
-        assert_same_on_all_ranks(mesh.world, "shards", _said_of(store))
+        assert_same_on_all_ranks(mesh.world, "shards", _describe(store))
         texts = mesh.world.gather_text(Call("ranges of shards"), json.dumps(store.vertex_range))
         ranges = [tuple(json.loads(text)) for text in texts]
         ends = [(0, 0), *ranges, (store.num_vertices, store.num_vertices)]
@@ -48,30 +52,26 @@ class HeldShard:
 
     @property
     def comm(self) -> Comm:
-        """The group that the ranks exchange over."""
         return self.mesh.loading
 
     @property
     def graph(self) -> Graph:
-        """The in-edges of the vertices held."""
         return self.store.graph
 
     @property
     def first(self) -> int:
-        """The first vertex held."""
         return self.store.vertex_range[0]
 
     @property
     def num_held(self) -> int:
-        """Vertices held."""
         return self.store.vertex_range[1] - self.first
 
     def targets(self, input_nodes: str | None) -> LocalTargets:
-        """The targets held: of a stored list by name, or every vertex."""
+        """The targets among the vertices held: those of a stored list, or every vertex."""
         return LocalGraph(self.store, self.mesh, self.ownership).targets(input_nodes)
 
 
-def _said_of(store: Store) -> dict[str, object]:
+def _describe(store: Store) -> dict[str, object]:
     """What shards of one store have in common."""
     manifest = store.manifest
     targets = {name: store.stored_targets(name)[2] for name in manifest.names("targets")}
@@ -82,3 +82,45 @@ def _said_of(store: Store) -> dict[str, object]:
         "targets": targets,
         "meanings": manifest.label_metadata,
     }
+
+
+def owners_of(ownership: Ownership, ids: Ids) -> Ids:
+    """The rank of each vertex."""
+    found: Ids = ownership.owners(torch.from_numpy(np.ascontiguousarray(ids))).numpy()
+    return found
+
+
+def send_rows(comm: Comm, call: Call, rows: Array, owners: Ids) -> list[Array]:
+    """Send row i to rank ``owners[i]``; return what arrived from each rank, in that rank's order."""
+    order = np.argsort(owners, kind="stable")
+    counts = tuple(np.bincount(owners, minlength=comm.size).tolist())
+    theirs = comm.all_to_all_counts(call, counts)
+    return _exchange(comm, call, rows[order], counts, theirs)
+
+
+def send_to_all(comm: Comm, call: Call, rows: Array, theirs: tuple[int, ...]) -> list[Array]:
+    """Send the same rows to every rank; return what arrived from each: ``theirs[p]`` rows of rank p."""
+    return _exchange(comm, call, np.concatenate([rows] * comm.size), (rows.shape[0],) * comm.size, theirs)
+
+
+def largest_of(comm: Comm, call: Call, number: int) -> int:
+    """The largest of the ranks' numbers."""
+    return max(comm.all_to_all_counts(call, (number,) * comm.size))
+
+
+def add_up(comm: Comm, call: Call, numbers: Ids) -> Ids:
+    """The sum over the ranks, element by element."""
+    total = torch.from_numpy(numbers.copy())
+    comm.all_reduce(call, total).wait()
+    found: Ids = total.numpy()
+    return found
+
+
+def _exchange(comm: Comm, call: Call, rows: Array, counts: tuple[int, ...], theirs: tuple[int, ...]) -> list[Array]:
+    """Rows of any type are sent as bytes."""
+    row_bytes = rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
+    sent = torch.from_numpy(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, row_bytes))
+    received = torch.empty((sum(theirs), row_bytes), dtype=torch.uint8)
+    comm.all_to_all(call, received, sent, theirs, counts).wait()
+    typed = received.numpy().reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
+    return np.split(typed, np.cumsum(theirs)[:-1])

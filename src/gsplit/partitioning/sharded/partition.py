@@ -7,10 +7,8 @@ from gsplit.distributed.comm.comm import assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
-from gsplit.partitioning.sharded.plan import check_shard_plan, find_parts_by_ranks
-from gsplit.partitioning.sharded.presample import ShardWorkload, presample_shard
-from gsplit.partitioning.sharded.renumber import find_new_order
-from gsplit.partitioning.sharded.write import new_shards, write_new_shard
+from gsplit.partitioning.sharded.plan import ShardWorkload, check_shard_plan, find_parts_by_ranks, presample_shard
+from gsplit.partitioning.sharded.relabel import find_new_order, new_shards, write_new_shard
 from gsplit.progress import Progress, silent
 from gsplit.store.manifest import new_step
 from gsplit.store.reader import Store, open_store

@@ -1,8 +1,8 @@
 """The weighted graph of ``weights`` by ranks: each has the rows of the vertices it holds, as one process would.
 
-A rank knows the in-edges of its vertices. Their out-edges are in-edges of others, who send them: piece after piece of
-their columns, in messages of bounded size, each edge to the owner of its source. What one rank sent goes into one file,
-where it ascends by destination; so going through the files in the order of the ranks is the order of destinations.
+A rank holds the in-edges of its vertices. Their out-edges are in-edges of other ranks, which send them: columns piece
+after piece, in messages of bounded size, each edge to the owner of its source. What one rank sent goes into one file,
+where destinations ascend; so the files in the order of the ranks are in the order of destinations.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gsplit.array_types import Array
+from gsplit.array_types import Array, Ids
 from gsplit.distributed.comm.comm import Call
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.presample import Counts
-from gsplit.partitioning.sharded.exchange import largest_of, owners_of, send_rows
-from gsplit.partitioning.sharded.held_shard import HeldShard
+from gsplit.partitioning.sharded.held_shard import HeldShard, largest_of, owners_of, send_rows
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 from gsplit.partitioning.weights import check_columns, check_objective, merge_directions, weigh_vertices
 
@@ -29,7 +28,7 @@ def weigh_shard(
     objective: str,
     held: HeldShard,
     counts: Counts,
-    targets: npt.NDArray[np.int64],
+    targets: Ids,
     folder: Path,
     c_v: float,
     c_e: float,
@@ -56,8 +55,8 @@ def weigh_shard(
         _scatter_rows(edges, held.first, cursor, ids, weights)
     for file in files:
         file.unlink()
-    merged = merge_directions(held.graph, edge_counts, starts, ids, weights, folder)
-    return WeightedGraph(*merged, vertex_weights)
+    xadj, adjncy, edge_weights = merge_directions(held.graph, edge_counts, starts, ids, weights, folder)
+    return WeightedGraph(xadj, adjncy, edge_weights, vertex_weights)
 
 
 def _receive_out_edges(held: HeldShard, edge_counts: npt.NDArray[np.uint32], folder: Path) -> list[Path]:
@@ -69,7 +68,8 @@ def _receive_out_edges(held: HeldShard, edge_counts: npt.NDArray[np.uint32], fol
     streams = [file.open("wb") for file in files]
     try:
         for turn in range(rounds):  # all ranks: as many as the one with the most columns needs
-            first, stop = cuts[min(turn, len(cuts) - 1)], cuts[min(turn + 1, len(cuts) - 1)]
+            first = cuts[min(turn, len(cuts) - 1)]
+            stop = cuts[min(turn + 1, len(cuts) - 1)]
             rows = _edges_of(graph.indptr, graph.indices, edge_counts, first, stop)
             rows[:, 1] += held.first
             owners = owners_of(held.ownership, rows[:, 0])
@@ -81,7 +81,7 @@ def _receive_out_edges(held: HeldShard, edge_counts: npt.NDArray[np.uint32], fol
     return files
 
 
-def _cut_columns(indptr: npt.NDArray[np.int64]) -> list[int]:
+def _cut_columns(indptr: Ids) -> list[int]:
     """Where pieces of columns begin, each of a bounded number of edges or a single column."""
     cuts, last = [0], indptr.size - 1
     while cuts[-1] < last:
@@ -90,7 +90,7 @@ def _cut_columns(indptr: npt.NDArray[np.int64]) -> list[int]:
     return cuts
 
 
-def _edges_of(indptr: Array, indices: Array, edge_counts: Array, first: int, stop: int) -> npt.NDArray[np.int64]:
+def _edges_of(indptr: Array, indices: Array, edge_counts: Array, first: int, stop: int) -> Ids:
     """Source, row and draws of the edges of some columns, without those that were never drawn."""
     edges = slice(int(indptr[first]), int(indptr[stop]))
     drawn = edge_counts[edges] if edge_counts.size else np.ones(edges.stop - edges.start, np.uint32)
@@ -98,7 +98,7 @@ def _edges_of(indptr: Array, indices: Array, edge_counts: Array, first: int, sto
     return np.stack([indices[edges].astype(np.int64), rows, drawn.astype(np.int64)], axis=1)[drawn > 0]
 
 
-def _pieces(files: list[Path]) -> Iterator[npt.NDArray[np.int64]]:
+def _pieces(files: list[Path]) -> Iterator[Ids]:
     for file in files:
         with file.open("rb") as stream:
             while (edges := np.fromfile(stream, np.int64, 3 * _EDGES_AT_ONCE)).size:
@@ -107,7 +107,7 @@ def _pieces(files: list[Path]) -> Iterator[npt.NDArray[np.int64]]:
 
 @kernel
 def _count_rows(edges: Array, first: int, starts: Array) -> None:
-    """Sources are this rank's: senders have looked them up among ids that they had checked."""
+    """Sources are vertices of this rank: senders have checked the ids."""
     for i in range(edges.shape[0]):
         starts[edges[i, 0] - first + 1] += 1
 

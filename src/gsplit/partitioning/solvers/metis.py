@@ -20,7 +20,8 @@ ORDERED = True
 _NUM_OPTIONS = 40  # METIS_NOPTIONS, the length of the array in every METIS 5
 _TRIES = 4  # bisections tried at each level, the best kept: 3 to 5 % fewer cross edges than one (docs/lab-log.md)
 _ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"}
-_BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 100, 150
+_BYTES_PER_ENTRY = 100
+_BYTES_PER_VERTEX = 150
 
 
 def check(num_constraints: int) -> None:
@@ -38,10 +39,10 @@ def _library() -> Any:
         import pymetis._internal as internal
     except ImportError as error:
         fix = "pip install pymetis, or choose another solver"
-        raise MissingDependencyError(explain("METIS", "the package pymetis", "none", fix)) from error
+        raise MissingDependencyError(explain("METIS", "the package pymetis", error, fix)) from error
     if internal._idx_type_width() != 64:
         fix = "install a pymetis wheel with 64-bit integers, or choose another solver"
-        raise MissingDependencyError(explain("METIS", "64-bit integers", "32", fix))
+        raise MissingDependencyError(explain("METIS", "64-bit integers", internal._idx_type_width(), fix))
     return ctypes.CDLL(internal.__file__)
 
 
@@ -68,7 +69,8 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     # a bisection's error is multiplied by those below it: each level gets its root of the tolerance
     per_level = tolerance ** (1 / max(1.0, np.log2(parts)))
     ubvec = np.full(constraints, per_level, np.float32)
-    result, cut = np.zeros(graph.num_vertices, np.int64), ctypes.c_int64()
+    result = np.zeros(graph.num_vertices, np.int64)
+    cut = ctypes.c_int64()
 
     def number(value: int) -> Any:
         return ctypes.byref(ctypes.c_int64(value))

@@ -17,7 +17,8 @@ from gsplit.partitioning.weighted_graph import WeightedGraph
 __all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
 
 ORDERED = False
-_BYTES_PER_ENTRY, _BYTES_PER_VERTEX = 60, 100
+_BYTES_PER_ENTRY = 60
+_BYTES_PER_VERTEX = 100
 _LARGEST = (1 << 31) - 1
 
 
@@ -34,7 +35,7 @@ def _package() -> Any:
         import mtkahypar
     except ImportError as error:
         fix = "pip install 'gsplit[mtkahypar]', or choose another solver"
-        raise MissingDependencyError(explain("Mt-KaHyPar", "the package mtkahypar", "none", fix)) from error
+        raise MissingDependencyError(explain("Mt-KaHyPar", "the package mtkahypar", error, fix)) from error
     return mtkahypar
 
 

@@ -1,4 +1,4 @@
-"""Random parts: a keyed hash of the vertex, the baseline that knows nothing."""
+"""Random parts: a keyed hash of the vertex, the baseline without any information."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ ORDERED = True  # no order is better than another
 
 
 def check(num_constraints: int) -> None:
-    """It can do everything."""
+    """Refuse nothing."""
 
 
 def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:

@@ -30,12 +30,13 @@ __all__ = [
 Weights = npt.NDArray[np.int64]
 
 ORDERED = False
-PASSES, LAST_PASSES = 10, 10
+PASSES = 10
+LAST_PASSES = 10
 _BLOCK = 1 << 10
 
 
 def check(num_constraints: int) -> None:
-    """It can do everything."""
+    """Refuse nothing."""
 
 
 def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:
@@ -49,7 +50,8 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.
     result = np.full(n, -1, np.int32)
     weights = np.asarray(graph.vertex_weights)
     caps = find_caps(weights.sum(axis=0), weights.max(axis=0, initial=0), parts, tolerance)
-    loads, limits = np.zeros((parts, caps.size), np.int64), np.tile(caps, (parts, 1))
+    loads = np.zeros((parts, caps.size), np.int64)
+    limits = np.tile(caps, (parts, 1))
     for number in range(PASSES + LAST_PASSES):
         order = order_blocks(-(-n // _BLOCK), seed + number)
         stream_blocks(graph, order, _BLOCK, 0, caps, limits, loads, result, strict=number >= PASSES)
@@ -83,8 +85,20 @@ def stream_blocks(
     Row i of the graph is vertex ``first + i``, and ``result`` has the parts of all vertices, -1 where there is none.
     ``limits`` are the loads that parts may reach in this call, ``caps`` what they are measured by.
     """
-    weights = (graph.edge_weights, graph.vertex_weights)
-    _place(graph.xadj, graph.adjncy, *weights, order, block_size, first, caps, limits, loads, result, strict)
+    _place(
+        graph.xadj,
+        graph.adjncy,
+        graph.edge_weights,
+        graph.vertex_weights,
+        order,
+        block_size,
+        first,
+        caps,
+        limits,
+        loads,
+        result,
+        strict,
+    )
 
 
 @kernel

@@ -1,7 +1,7 @@
-"""Running a solver in a process of its own: a crash or a lack of memory is an error message, not the caller's end.
+"""Running a solver in a process of its own, so that a crash or a lack of memory is an error and not the caller's end.
 
-The weighted graph lies in a folder, written by ``weights.weigh``; the process opens it, solves, and leaves the parts
-beside it. How much memory a solver will take is estimated first and compared with what the machine has left.
+The weighted graph lies in a folder, written by ``weights.weigh``; the process opens it, solves, and writes the parts
+into the same folder. The memory that a solver will take is estimated first and compared with what is free.
 """
 
 import ctypes
@@ -27,11 +27,12 @@ from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 __all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "run_solver", "solver_module"]
 
 SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", "random": "random_parts"}
-_PARTS, _ERRORS = "parts.npy", "errors.txt"
+_PARTS = "parts.npy"
+_ERRORS = "errors.txt"
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_SAID_WHY = 3  # exit code of a solver whose last words are the whole message
+_EXPLAINED = 3  # exit code of a solver whose standard error is the whole message
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Solution:
 
 
 class Solver(Protocol):
-    """What a solver's module has."""
+    """The interface of a solver's module."""
 
     ORDERED: bool
     """Whether neighbouring numbers are close parts."""
@@ -80,7 +81,7 @@ def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tole
     started = time.perf_counter()
     code, peak = _run_watched([solver, str(folder), str(parts), str(tolerance), str(seed)], folder / _ERRORS)
     if code != 0:
-        raise InputError(_why(solver, code, (folder / _ERRORS).read_text(errors="replace"), estimate))
+        raise InputError(_explain_failure(solver, code, (folder / _ERRORS).read_text(errors="replace"), estimate))
     result = np.load(folder / _PARTS, allow_pickle=False)
     return Solution(result, bool(module.ORDERED), time.perf_counter() - started, peak, estimate)
 
@@ -112,11 +113,11 @@ def anonymous_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
 
 
-def _why(solver: str, code: int, stderr: str, estimate: int) -> str:
-    """What to say about a solver that has ended."""
-    if code == _SAID_WHY:
+def _explain_failure(solver: str, code: int, stderr: str, estimate: int) -> str:
+    """The message for a solver that failed."""
+    if code == _EXPLAINED:
         return stderr.strip()
-    last = (_COLOURS.sub("", stderr).strip().splitlines() or ["nothing"])[-1]
+    last = (_COLOURS.sub("", stderr).strip().splitlines() or ["no output"])[-1]
     got = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {last}"
     fix = "use another solver"
     if code == -signal.SIGKILL:
@@ -125,16 +126,16 @@ def _why(solver: str, code: int, stderr: str, estimate: int) -> str:
 
 
 def _main(solver: str, folder: str, parts: str, tolerance: str, seed: str) -> None:
-    """The solver's own process; it ends with the one that started it, however that ends."""
+    """The solver's own process; it ends when the one that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     graph = open_weighted(Path(folder))
     try:
         result = solver_module(solver).solve(graph, int(parts), float(tolerance), int(seed))
     except GSplitError as error:
         sys.stderr.write(str(error))
-        sys.exit(_SAID_WHY)
+        sys.exit(_EXPLAINED)
     np.save(Path(folder) / _PARTS, result)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main(sys.argv[1], folder=sys.argv[2], parts=sys.argv[3], tolerance=sys.argv[4], seed=sys.argv[5])

@@ -26,7 +26,7 @@ __all__ = [
     "BATCH_BYTES",
     "IdBounds",
     "LabelType",
-    "Table",
+    "TableFile",
     "TableColumns",
     "explained",
     "guess_column",
@@ -172,7 +172,7 @@ class IdBounds:
         return bool(found.min <= self.high and found.max >= self.low)
 
 
-class Table:
+class TableFile:
     """A Parquet or CSV table in one file or in a folder of files, read a bounded number of rows at a time."""
 
     def __init__(

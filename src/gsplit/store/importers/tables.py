@@ -16,8 +16,8 @@ import numpy as np
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import (
     IdBounds,
-    Table,
     TableColumns,
+    TableFile,
     is_pattern,
     load_arrow,
     match_columns,
@@ -104,10 +104,10 @@ def tables_source(
 
 def _open_tables(
     edges: str | Path, vertices: str | Path | None, columns: TableColumns, ids: IdMode, delimiter: str | None
-) -> tuple[Table, Table | None, TableColumns]:
+) -> tuple[TableFile, TableFile | None, TableColumns]:
     """The tables, which have all required columns, and ``columns`` with the patterns resolved."""
     is_text = ids == IdMode.NAMES
-    edge_table = Table(
+    edge_table = TableFile(
         edges,
         delimiter=delimiter,
         text_columns=(columns.src, columns.dst) if is_text else (),
@@ -120,7 +120,7 @@ def _open_tables(
         _require_no_vertex_columns(columns)
     else:
         columns = _matched(columns, vertices, delimiter)
-        vertex_table = Table(
+        vertex_table = TableFile(
             vertices,
             delimiter=delimiter,
             text_columns=(columns.split, columns.id) if is_text else (columns.split,),
@@ -134,7 +134,7 @@ def _open_tables(
     return edge_table, vertex_table, columns
 
 
-def _used_columns(columns: TableColumns, vertices: Table | None) -> dict[str, object]:
+def _used_columns(columns: TableColumns, vertices: TableFile | None) -> dict[str, object]:
     """The columns that are used, for the provenance and for the comparison with other hosts."""
     edges: dict[str, object] = {"src": columns.src, "dst": columns.dst, "edge_values": list(columns.edge_values)}
     if vertices is None:
@@ -150,7 +150,7 @@ def _matched(columns: TableColumns, vertices: str | Path, delimiter: str | None)
     if not any(map(is_pattern, columns.features)):
         return columns
     others = {columns.id, columns.label, columns.split, columns.feature_list}
-    names = [name for name in Table(vertices, delimiter=delimiter).schema.names if name not in others]
+    names = [name for name in TableFile(vertices, delimiter=delimiter).schema.names if name not in others]
     for pattern in columns.features:
         if not match_columns([pattern], names):
             got = f"columns {', '.join(names)}" if names else "no other columns"
@@ -176,7 +176,7 @@ def _require_no_vertex_columns(columns: TableColumns) -> None:
         raise InputError(explain(", ".join(options), "a vertex table", "edges only", fix))
 
 
-def _require_vertex_columns(table: Table, columns: TableColumns) -> None:
+def _require_vertex_columns(table: TableFile, columns: TableColumns) -> None:
     """Refuse a table without the ids or without a column that was named."""
     default = TableColumns()
     named = {columns.id: "--id-column", **dict.fromkeys(columns.features, "--feature-column")}
@@ -187,7 +187,7 @@ def _require_vertex_columns(table: Table, columns: TableColumns) -> None:
 
 
 def _vertex_ids(
-    edges: Table, vertices: Table | None, columns: TableColumns, ids: IdMode, num_vertices: int | None
+    edges: TableFile, vertices: TableFile | None, columns: TableColumns, ids: IdMode, num_vertices: int | None
 ) -> VertexIds:
     arrow = load_arrow()
     if num_vertices is not None and (vertices is not None or ids in (IdMode.MAP, IdMode.NAMES)):
@@ -218,12 +218,12 @@ def _vertex_ids(
     return collect_ids(str(edges.path), _columns(edges, [columns.src, columns.dst]), unique=False)
 
 
-def _columns(table: Table, names: list[str]) -> Iterator[Any]:
+def _columns(table: TableFile, names: list[str]) -> Iterator[Any]:
     for batch in table.batches(names):
         yield from batch.columns
 
 
-def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
+def _extent(edges: TableFile, columns: TableColumns) -> tuple[int, int, int]:
     """Smallest and largest id, and the number of edges: from the statistics of the file, or in one pass."""
     arrow = load_arrow()
     known = [edges.extent(column) for column in (columns.src, columns.dst)]
@@ -244,7 +244,7 @@ def _extent(edges: Table, columns: TableColumns) -> tuple[int, int, int]:
 
 
 def _edge_chunks(
-    table: Table,
+    table: TableFile,
     columns: TableColumns,
     ids: VertexIds,
     unknown: UnknownIds,
@@ -287,7 +287,7 @@ def _bounds(
     return [bounds for bounds in found if bounds] if all(found) else []
 
 
-def _value_type(table: Table, name: str) -> ValueType:
+def _value_type(table: TableFile, name: str) -> ValueType:
     try:  # not to_pandas_dtype: older versions of pyarrow need pandas for it
         empty = load_arrow().array([], table.schema.field(name).type)
         dtype = dtype_name(empty.to_numpy(zero_copy_only=False).dtype)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
-from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, Table, load_arrow
+from gsplit.store.importers.arrow import BATCH_BYTES, IdBounds, TableFile, load_arrow
 from gsplit.store.source import VertexRange
 
 __all__ = [
@@ -124,7 +124,7 @@ def dense_ids(num_vertices: int) -> VertexIds:
     return VertexIds(num_vertices, None)
 
 
-def check_spelling(table: Table, columns: Sequence[str], delimiter: str | None) -> None:
+def check_spelling(table: TableFile, columns: Sequence[str], delimiter: str | None) -> None:
     """Refuse CSV ids such as 007 and 0x10, which would be read as integers but may be names.
 
     Reads the first rows only.
@@ -133,7 +133,7 @@ def check_spelling(table: Table, columns: Sequence[str], delimiter: str | None) 
     whole = [name for name in columns if arrow.types.is_integer(table.schema.field(name).type)]
     if not table.is_csv or not whole:
         return
-    for batch in islice(Table(table.path, delimiter=delimiter, text_columns=whole).batches(whole, 1), 1):
+    for batch in islice(TableFile(table.path, delimiter=delimiter, text_columns=whole).batches(whole, 1), 1):
         for name, column in zip(whole, batch.columns, strict=True):
             other = column.filter(arrow.compute.match_substring_regex(column, _OTHER_SPELLING))
             if len(other):

@@ -12,8 +12,8 @@ from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import (
     LabelType,
-    Table,
     TableColumns,
+    TableFile,
     explained,
     guess_column,
     list_rows,
@@ -43,7 +43,7 @@ class VertexData:
     notes: tuple[str, ...] = ()
 
 
-def read_vertices(table: Table, columns: TableColumns, ids: VertexIds) -> VertexData:
+def read_vertices(table: TableFile, columns: TableColumns, ids: VertexIds) -> VertexData:
     """Find features, labels and targets in the vertex table."""
     features = _features(table, columns, ids)
     labels = _labels(table, columns, ids)
@@ -60,7 +60,7 @@ def read_vertices(table: Table, columns: TableColumns, ids: VertexIds) -> Vertex
 
 
 def _placed(
-    table: Table, columns: TableColumns, ids: VertexIds, names: list[str], held: VertexRange | None = None
+    table: TableFile, columns: TableColumns, ids: VertexIds, names: list[str], held: VertexRange | None = None
 ) -> Iterator[tuple[Array, Any]]:
     """Batches of some columns with the vertices of their rows, without row groups that have none of ``held``."""
     near = ids.bounds(columns.id, held) if held else None
@@ -77,7 +77,7 @@ def _column_names(columns: TableColumns) -> tuple[str, ...]:
     return tuple(columns.features) if short and len(json.dumps(columns.features)) <= _NAMES_BYTES else ()
 
 
-def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
+def _features(table: TableFile, columns: TableColumns, ids: VertexIds) -> dict[str, RowStream]:
     """The features ``x`` from number columns or from a column of lists; empty without either."""
     name = columns.feature_list
     if columns.features:
@@ -104,7 +104,7 @@ def _features(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, 
     return {"x": RowStream(ValueType(dtype, first.rows.shape[1:]), from_lists, from_lists)}
 
 
-def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | None:
+def _labels(table: TableFile, columns: TableColumns, ids: VertexIds) -> Labels | None:
     """The labels, or None without a label column. Strings become classes in alphabetical order."""
     arrow = load_arrow()
     name = columns.label
@@ -140,7 +140,7 @@ def _labels(table: Table, columns: TableColumns, ids: VertexIds) -> Labels | Non
     return labels
 
 
-def _named_classes(table: Table, columns: TableColumns, ids: VertexIds) -> Labels:
+def _named_classes(table: TableFile, columns: TableColumns, ids: VertexIds) -> Labels:
     arrow = load_arrow()
     name = columns.label
     where = f"{table.path}: {name}"
@@ -189,7 +189,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
         raise InputError(explain(where, f"names of at most {MAX_CLASS_NAME} characters", got, fix))
 
 
-def _targets(table: Table, columns: TableColumns, ids: VertexIds) -> dict[str, Ids]:
+def _targets(table: TableFile, columns: TableColumns, ids: VertexIds) -> dict[str, Ids]:
     """The targets by the words of the split column, ignoring case."""
     if columns.split not in table.schema.names:
         return {}
@@ -233,7 +233,7 @@ def _unknown_split(where: str, word: object, num_rows: int) -> InputError:
     return InputError(explain(where, f"one of {', '.join(_SPLITS)} or nothing", got, fix))
 
 
-def _notes(table: Table, columns: TableColumns) -> tuple[str, ...]:
+def _notes(table: TableFile, columns: TableColumns) -> tuple[str, ...]:
     """Notes on the columns that are not used, and on options that may have been forgotten."""
     names = table.schema.names
     used = {columns.id, columns.label, columns.split, *(columns.features or [columns.feature_list])}

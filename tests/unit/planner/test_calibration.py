@@ -10,9 +10,9 @@ import pytest
 from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Workload
 from gsplit.planner import calibration
-from gsplit.planner.disk_probe import measure_disk
+from gsplit.planner.calibration import measure_kernels, measure_sampling, measure_thread_gain
+from gsplit.planner.disk import measure_disk
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware
-from gsplit.planner.probes import measure_kernels, measure_sampling, measure_thread_gain
 
 
 def test_kernels_have_rates_at_toy_size() -> None:

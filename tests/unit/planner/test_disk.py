@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gsplit.features.disk import GAP_BYTES, READ_BYTES
 from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Workload
-from gsplit.planner.disk_reads import PAGE_BYTES, DiskReads, count_reads, reads_of
+from gsplit.planner.disk import PAGE_BYTES, DiskReads, count_reads, reads_of
 
 
 @given(
