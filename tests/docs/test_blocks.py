@@ -18,6 +18,7 @@ from doc_blocks import ADDED, ROOT, SMALLER, Block, blocks_of, forked_launch, gs
 from forked_scripts import run_ranks_forked
 from typer.testing import CliRunner
 
+import gsplit.distributed.launch.forked_rank
 import gsplit.distributed.launch.launcher
 from gsplit.cli.main import app
 from gsplit.planner import calibration
@@ -60,6 +61,7 @@ def folder(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     write_hardware(
         replace(PRESETS["v100-nvlink"], name="this", cores=2), calibration.cache_file(), calibration._identity()
     )
+    monkeypatch.setattr(gsplit.distributed.launch.forked_rank, "can_fork", lambda device: False)  # by a command
     monkeypatch.setattr(gsplit.distributed.launch.launcher, "launch", forked_launch(tmp_path))
     place = tmp_path / "page"
     place.mkdir()
