@@ -202,10 +202,11 @@ class Mesh:
         """A process group of all ranks on ``sample_device``. A collective where one must be made, once per mesh."""
         if self.world.device == self.sample_device:
             return self.world
-        if not self.world_loading and self.connection is None:
-            self.world_loading.append(SoloComm(self.sample_device))
-        elif not self.world_loading:
-            self.world_loading.append(self._share(self.connection.new_comm(self.sample_device, 1)))
+        if not self.world_loading:
+            if self.connection is None:
+                self.world_loading.append(SoloComm(self.sample_device))
+            else:
+                self.world_loading.append(self._share(self.connection.new_comm(self.sample_device, 1)))
         return self.world_loading[0]
 
     @property
