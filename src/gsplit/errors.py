@@ -1,9 +1,8 @@
-"""The errors a user can see. Each message says what was expected, what was found and how to fix it.
+"""The errors that users see. Each message has what was expected, what was found, and the fix.
 
-All are ``GSplitError``, and each is also the built-in error that fits: ``ValueError`` where what the caller gave cannot
-be used (``InputError``, ``StoreError``), ``RuntimeError`` where ranks lost each other (``CommError``), ``ImportError``
-where a package is missing (``MissingDependencyError``). Our own bugs are assertions. ``explain`` is the one place that
-puts the three parts of a message together.
+All are ``GSplitError``. Each is also the matching built-in error: ``ValueError`` for unusable input (``InputError``,
+``StoreError``), ``RuntimeError`` for failed communication (``CommError``), ``ImportError`` for a missing package
+(``MissingDependencyError``). Bugs of GSplit itself are assertions. ``explain`` formats all messages.
 """
 
 __all__ = [
@@ -20,7 +19,7 @@ __all__ = [
 
 
 class GSplitError(Exception):
-    """Base of every error GSplit raises on purpose."""
+    """Base class of the errors that GSplit raises."""
 
 
 class StoreError(GSplitError, ValueError):
@@ -28,11 +27,11 @@ class StoreError(GSplitError, ValueError):
 
 
 class InputError(GSplitError, ValueError):
-    """Data or options handed to GSplit cannot be used as they are."""
+    """Data or options cannot be used as they are."""
 
 
 class CommError(GSplitError, RuntimeError):
-    """A collective between ranks failed: another rank ended, or the ranks did not do the same."""
+    """A collective failed: a rank ended, or the ranks called different collectives."""
 
 
 class RankFaultError(CommError):
@@ -40,15 +39,15 @@ class RankFaultError(CommError):
 
 
 class MissingDependencyError(GSplitError, ImportError):
-    """An optional package is needed for what was asked."""
+    """An optional package is needed."""
 
 
 class Terminated(BaseException):
-    """SIGTERM, as an exception that unwinds the work."""
+    """SIGTERM as an exception, so that resources are released before the process ends."""
 
 
 def explain(where: object, expected: str, got: object, fix: str) -> str:
-    """One message form for the whole project.
+    """Format the message of an error.
 
     >>> explain("x.npy", "128 columns", 64, "import it again")
     'x.npy: expected 128 columns (got 64). Fix: import it again.'
@@ -57,7 +56,7 @@ def explain(where: object, expected: str, got: object, fix: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text as a terminal may show it: what a file says must not move the cursor or begin a line of its own.
+    """Escape text for a terminal, so that the content of a file cannot move the cursor or start a new line.
 
     >>> printable("two\\nlines, \\x1b[31mred"), printable("fünf ≠ 5")
     ('two\\\\nlines, \\\\x1b[31mred', 'fünf ≠ 5')

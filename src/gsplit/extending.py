@@ -1,8 +1,8 @@
-"""What a program writes to give the loader a sampler, or a source of feature rows, of its own.
+"""The protocols for user-defined samplers and sources of feature rows.
 
 ``NeighborLoader(sampler=f)``: f makes the ``DrawnSampler`` of a ``SampledRange``, from a function that draws in-edges.
-``NeighborLoader(features=source)``: a ``RowSource``, asked for ORIGINAL ids. Both are for every number of ranks: what
-they return may depend on the vertex and the key, and on nothing else.
+``NeighborLoader(features=source)``: a ``RowSource``, which is called with ORIGINAL ids. To be correct on any number of
+ranks, what they return must depend only on the vertex and the key.
 """
 
 from gsplit.features.protocol import RowSource, RowsRead

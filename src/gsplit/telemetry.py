@@ -1,18 +1,18 @@
-"""Count everything, cheaply (law 7): seconds per stage, amounts and high-water marks, per rank and step.
+"""Counters and times of every step, on every rank (law 7): seconds per stage, amounts, and peak sizes.
 
-A ``StepTelemetry`` collects the numbers of one step and travels with its batch, so that stages which run ahead of
-training are recorded in the step they belong to. ``Telemetry`` is the log of a rank: it closes steps into frozen
-records, keeps the newest at hand and writes them to a JSONL file if one is given. Names are stable, because advice and
-results are computed from them. Bytes and collectives are those of the whole step: ids, input rows, hidden rows forward
-and their gradients backward, losses and averaged gradients. Rows are counted once, when they travel forward.
-``forward`` contains ``shuffle``.
+A ``StepTelemetry`` collects the numbers of one step and belongs to its batch, so that stages which run ahead of
+training are counted in their own step. ``Telemetry`` is the log of a rank: it makes a frozen ``StepRecord`` of each
+step, keeps the newest records, and writes them to a JSONL file if one is given. Names are stable, because reports are
+computed from them. Bytes and collectives are those of the whole step: ids, input rows, hidden rows and their gradients,
+batch norms, losses and averaged gradients. Rows are counted once, in the forward pass. ``forward`` contains
+``shuffle``.
 
-When each span began and ended is kept, too, with its thread, so that a step can be drawn (``gsplit report``). These are
-times of the host's monotonic clock, which all processes of one host share; between hosts they cannot be compared.
+The start and end of each span are recorded with its thread, for ``gsplit report``. They are times of the monotonic
+clock of the host, which all its processes share. They cannot be compared between hosts.
 
-On a device times are the device's own, taken by events in its queue, and values such as the loss come from there: both
-are available only when the device has reached that point. The host does not wait for them: a step's record is closed a
-step later. Device spans are placed at their launch time.
+On a device, times come from events on its stream. They and values such as the loss are available when the device has
+reached that point. The host does not wait for them: the record of a step is made one step later. Device spans are
+placed at their launch time.
 """
 
 import json
@@ -75,11 +75,11 @@ _LOADING: frozenset[Span] = frozenset({"sample", "split", "exchange_ids", "load_
 _CPU = torch.device("cpu")
 
 KEPT_RECORDS = 1024
-KEPT_SPANS = 256  # of a step; later ones are in its seconds only. A step of three layers has about 20
+KEPT_SPANS = 256  # per step; further spans are counted in its seconds only. A step of three layers has about 20
 
 
 class TimedSpan(NamedTuple):
-    """A span of a step, on the host's clock: ``time.perf_counter_ns``."""
+    """A span of a step, in times of ``time.perf_counter_ns``."""
 
     name: str
     thread: str
@@ -89,7 +89,7 @@ class TimedSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one rank did in one step. ``cpu_seconds``: of the whole process, all threads, waiting not counted."""
+    """The numbers of one rank in one step. ``cpu_seconds``: CPU time of all threads of the process."""
 
     rank: int
     epoch: int
@@ -103,16 +103,19 @@ class StepRecord:
 
 
 class _Stage:
-    """A block whose time is added to a stage; a class, because a generator would cost more than the clocks."""
+    """A context manager that adds the time of a block to a stage. A generator would cost more than reading clocks."""
 
     __slots__ = ("_clock", "_mark", "_name", "_start_cpu_s", "_start_ns", "_step")
 
     def __init__(self, step: "StepTelemetry", name: Span, clock: StageClock | None) -> None:
-        self._step, self._name, self._clock = step, name, clock
+        self._step = step
+        self._name = name
+        self._clock = clock
 
     def __enter__(self) -> None:
         self._step.begin_stage(self._name)
-        self._start_ns, self._start_cpu_s = time.perf_counter_ns(), time.thread_time()
+        self._start_ns = time.perf_counter_ns()
+        self._start_cpu_s = time.thread_time()
         self._mark = None if self._clock is None else self._clock.mark()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -120,9 +123,10 @@ class _Stage:
 
 
 class StepTelemetry:
-    """Collects one rank's numbers of one step. ``device`` is the model's, ``sample_device`` the loader's.
+    """Collects the numbers of one rank in one step.
 
-    ``on_stage`` is called with every stage that begins.
+    ``device``: that of the model. ``sample_device``: that of the loader. ``on_stage``: called with the name of every
+    stage that starts.
     """
 
     def __init__(
@@ -133,30 +137,35 @@ class StepTelemetry:
         sample_device: torch.device = _CPU,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
-        self.epoch, self.step, self._on_stage = epoch, step, on_stage
-        self._device, self._sample_device = device, sample_device
+        self.epoch = epoch
+        self.step = step
+        self._on_stage = on_stage
+        self._device = device
+        self._sample_device = sample_device
         self._clocks: dict[torch.device, StageClock] = {}
         self._pending_spans: list[tuple[Span, StageClock, Any, Any]] = []
         self._pending_values: dict[Value, AsyncHostCopy] = {}
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
-        """Of the thread that ran a stage on the host; what its helper threads did is not in it."""
+        """CPU time of the thread that ran a stage on the host, without other threads."""
         self.counts: dict[str, int] = {}
         self.peaks: dict[str, int] = {}
         self.values: dict[str, float] = {}
         self.spans: list[TimedSpan] = []
 
     def span(self, name: Span, device: torch.device | None = None) -> "_Stage":
-        """Add the time of a block to a stage, on the clock of a device: by default the one the stage belongs to."""
-        return _Stage(self, name, self._clock(device or (self._sample_device if name in _LOADING else self._device)))
+        """Add the time of a block to a stage, on the clock of a device; by default, on that of the stage."""
+        if device is None:
+            device = self._sample_device if name in _LOADING else self._device
+        return _Stage(self, name, self._clock(device))
 
     def begin_stage(self, name: Span) -> None:
-        """What ``span`` does at the beginning of a block."""
+        """Called by ``span`` at the start of a block."""
         if self._on_stage is not None:
             self._on_stage(f"{name} of epoch {self.epoch}, step {self.step}")
 
     def end_stage(self, name: Span, start_ns: int, start_cpu_s: float, clock: StageClock | None, mark: Any) -> None:
-        """What ``span`` does at the end of a block."""
+        """Called by ``span`` at the end of a block."""
         if clock is None:
             self.add_span(name, start_ns)
             self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start_cpu_s
@@ -165,7 +174,7 @@ class StepTelemetry:
             self._keep_span(name, start_ns, time.perf_counter_ns())
 
     def add_span(self, name: Span, start_ns: int) -> None:
-        """Add to a stage what has passed in this thread since a moment of ``time.perf_counter_ns``."""
+        """Add the time since ``start_ns``, of ``time.perf_counter_ns``, to a stage."""
         end_ns = time.perf_counter_ns()
         self.add_seconds(name, (end_ns - start_ns) * 1e-9)
         self._keep_span(name, start_ns, end_ns)
@@ -175,7 +184,7 @@ class StepTelemetry:
             self.spans.append(TimedSpan(name, threading.current_thread().name, start_ns, end_ns))
 
     def add_seconds(self, name: Span, seconds: float) -> None:
-        """Add to the time of a stage."""
+        """Add seconds to a stage."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def _clock(self, device: torch.device) -> StageClock | None:
@@ -184,15 +193,15 @@ class StepTelemetry:
         return self._clocks.setdefault(device, StageClock(device))
 
     def count(self, name: Counter, amount: int) -> None:
-        """Add to an amount."""
+        """Add to a counter."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def record_max(self, name: Gauge, value: int) -> None:
-        """Raise a high-water mark."""
+        """Record a size; the largest of a step is kept."""
         self.peaks[name] = max(self.peaks.get(name, 0), value)
 
     def record(self, name: Value, value: float | Tensor) -> None:
-        """Keep a value of this step; one on a device is read by ``synchronize``."""
+        """Record a value of this step. A value on a device is read by ``synchronize``."""
         if isinstance(value, Tensor) and value.device.type != "cpu":
             self._pending_values[name] = AsyncHostCopy(value)
         else:
@@ -200,41 +209,42 @@ class StepTelemetry:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something of this step is still on its way from a device."""
+        """Whether times or values of this step have not been read from a device yet."""
         return bool(self._pending_spans or self._pending_values)
 
     def synchronize(self) -> None:
-        """Wait for the device to reach the end of this step, and add its times and values."""
+        """Wait for the device to reach the end of this step, and read its times and values."""
         for name, clock, start, stop in self._pending_spans:
             self.add_seconds(name, clock.seconds(start, stop))
         self.values.update({name: float(value) for name, value in self._pending_values.items()})
-        self._pending_spans, self._pending_values = [], {}
+        self._pending_spans = []
+        self._pending_values = {}
 
 
 class Telemetry:
-    """The log of one rank's steps. Use as a context manager if it writes to a file."""
+    """The log of the steps of one rank. Use it as a context manager if it writes to a file."""
 
     def __init__(self, rank: int = 0, path: str | Path | None = None) -> None:
         self._rank = rank
         self._cpu_mark = time.process_time()
         self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
         self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
-        self._open: deque[tuple[StepTelemetry, float]] = deque()  # with their CPU time
+        self._open: deque[tuple[StepTelemetry, float]] = deque()  # steps without a record, with their CPU time
 
     @property
     def records(self) -> deque[StepRecord]:
-        """The newest records, of all steps that have ended."""
+        """The newest records, of steps that have ended."""
         self._close_steps(0)
         return self._records
 
     def start_clock(self) -> None:
-        """Count CPU time from now on: what this process did before belongs to no step."""
+        """Start counting CPU time, so that earlier work of the process is not counted in a step."""
         self._cpu_mark = time.process_time()
 
     def end_step(self, step: StepTelemetry) -> None:
-        """Close a step into its record, or, if it is pending, the one before.
+        """Make the record of a step, or, if it is pending, of the step before it.
 
-        Its CPU time is what has passed since the step before ended.
+        The CPU time of a step is that since the end of the step before it.
         """
         now = time.process_time()
         self._open.append((step, now - self._cpu_mark))
@@ -243,27 +253,28 @@ class Telemetry:
 
     def _close_steps(self, num_left: int) -> None:
         while len(self._open) > num_left:
-            self._close_step(*self._open.popleft())
+            step, cpu_seconds = self._open.popleft()
+            self._close_step(step, cpu_seconds)
 
     def _close_step(self, step: StepTelemetry, cpu_seconds: float) -> None:
         step.synchronize()
         record = StepRecord(
-            self._rank,
-            step.epoch,
-            step.step,
-            cpu_seconds,
-            dict(step.seconds),
-            dict(step.counts),
-            dict(step.peaks),
-            dict(step.values),
-            tuple(step.spans),
+            rank=self._rank,
+            epoch=step.epoch,
+            step=step.step,
+            cpu_seconds=cpu_seconds,
+            seconds=dict(step.seconds),
+            counts=dict(step.counts),
+            peaks=dict(step.peaks),
+            values=dict(step.values),
+            spans=tuple(step.spans),
         )
         self._records.append(record)
         if self._stream is not None:
             self._write(json.dumps(vars(record)) + "\n")
 
     def _write(self, line: str) -> None:
-        """Add a line to the file. A disk that is full ends the file, not the training."""
+        """Write a line to the file. If the disk is full, the file ends and training continues."""
         assert self._stream is not None
         try:
             self._stream.write(line)
@@ -273,13 +284,14 @@ class Telemetry:
             self._drop_file()
 
     def _drop_file(self) -> None:
-        stream, self._stream = self._stream, None
-        with suppress(OSError):  # what it still holds cannot be written, either
+        stream = self._stream
+        self._stream = None
+        with suppress(OSError):  # buffered text cannot be written to a full disk either
             if stream is not None:
                 stream.close()
 
     def close(self) -> None:
-        """Finish the file."""
+        """Write the records of all steps and close the file."""
         self._close_steps(0)
         self._drop_file()
 

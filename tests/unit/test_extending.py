@@ -65,14 +65,14 @@ def test_what_is_compared_of_samplers_and_sources(store: Store) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"sampler": 3}, "sampler: expected 'uniform', the only one built so far, or a function that makes a sampler"),
+        ({"sampler": 3}, "sampler: expected 'uniform', which is built in, or a function that makes a sampler"),
         ({"sampler": lambda part: None}, "a function that returns a DrawnSampler .got one that returns NoneType"),
         ({"sampler": DictSampler}, "a function that returns a DrawnSampler .got one that returns DictSampler"),
         ({"features": torch.ones(300, 2)}, "features: expected names of stored features, or sources .*got Tensor"),
         ({"features": ["x", 3]}, "or sources of rows: row_shape, dtype and read.ids, out. .got int"),
         ({"features": ComputedRows(), "features_on_disk": True}, "features_on_disk: expected stored features"),
-        ({"features": ComputedRows(), "strategy": "auto"}, "planner counts .*features of the program's own"),
-        ({"sampler": keyed_sampler, "strategy": "auto"}, "planner counts .*sampler of the program's own"),
+        ({"features": ComputedRows(), "strategy": "auto"}, "planner can count .*user-defined features"),
+        ({"sampler": keyed_sampler, "strategy": "auto"}, "planner can count .*user-defined sampler"),
     ],
 )
 def test_what_cannot_be_is_refused(store: Store, options: dict[str, Any], message: str) -> None:

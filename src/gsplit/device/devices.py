@@ -1,9 +1,9 @@
-"""What the host does with a device besides launching work: name it, time it, and read results without stopping it.
+"""Devices: which one a rank uses, how its work is timed, and how results are read without a wait.
 
-A device runs asynchronously: the host launches work and goes on. Reading a result at once makes the host wait, and the
-device then idles. So values that the host needs are copied to pinned memory behind the work that makes them, and read a
-step later (``AsyncHostCopy``), and stages are timed by events in the device's own queue (``StageClock``). On the CPU
-everything is available at once and nothing is deferred.
+A device runs asynchronously: the host launches work and continues. If the host reads a result at once, it waits, and
+then the device is idle. So values that the host needs are copied to pinned memory and read one step later
+(``AsyncHostCopy``), and stages are timed by events on the stream of the device (``StageClock``). On the CPU all values
+are available at once, and nothing is deferred.
 """
 
 import os
@@ -32,12 +32,12 @@ __all__ = [
 
 
 def _module(device: torch.device) -> Any:
-    """torch's module for a kind of device, such as ``torch.cuda``."""
+    """The torch module for a type of device, such as ``torch.cuda``."""
     return torch.get_device_module(device)
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """A device with its number: without one, the rank's own by LOCAL_RANK, among those that this process sees."""
+    """A device with an index. By default LOCAL_RANK chooses one of the devices that are visible to this process."""
     try:
         device = torch.device(device)
     except RuntimeError:
@@ -53,19 +53,20 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if index is None:
         return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")) % count)
     if index >= count:
-        got, fix = f"{device}, of {count}", f"say {device.type!r} alone: the rank's own is found by LOCAL_RANK"
+        got = f"{device}, of {count}"
+        fix = f"use {device.type!r} without an index: LOCAL_RANK chooses the device of a rank"
         raise InputError(explain("device", f"one of the {count} that this process sees", got, fix))
     return device
 
 
 def identify(device: torch.device) -> str:
-    """Which piece of hardware a device is: the same for two ranks of a host only if they share it."""
+    """A name of the hardware of a device. Two ranks of a host have equal names only if they share the device."""
     uuid = getattr(_module(device).get_device_properties(device), "uuid", None)
     return str(uuid) if uuid is not None else f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
 
 
 def random_states(device: torch.device) -> list[Tensor]:
-    """States of torch's generators that a forward on a device may draw from."""
+    """The states of the torch generators that a forward pass on a device may use."""
     states = [torch.get_rng_state()]
     if device.type != "cpu":
         states.append(_module(device).get_rng_state(device).cpu())
@@ -74,7 +75,7 @@ def random_states(device: torch.device) -> list[Tensor]:
 
 @contextmanager
 def fork_random_states(device: torch.device) -> Iterator[None]:
-    """Put the generators back afterwards, that of the CPU and that of a device."""
+    """Restore the states of the generators of the CPU and of a device at the end of the block."""
     with torch.random.fork_rng(devices=[]):
         if device.type == "cpu":
             yield
@@ -88,7 +89,7 @@ def fork_random_states(device: torch.device) -> Iterator[None]:
 
 
 class StreamEvent:
-    """An event behind everything launched on a device's current stream up to now."""
+    """An event after everything that was launched on the current stream of a device."""
 
     def __init__(self, device: torch.device) -> None:
         module = _module(device)
@@ -106,25 +107,26 @@ class StreamEvent:
 
 
 class SideStream:
-    """A second queue of a device, for work that may run beside that of the current one."""
+    """A second stream of a device, for work that may run at the same time as that of the current stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._module = device, _module(device)
+        self._device = device
+        self._module = _module(device)
         self._stream = self._module.Stream(device)
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Launch here, behind what the current stream has been given up to now."""
+        """Launch the work of a block on this stream, after all work that is now on the current stream."""
         self._stream.wait_stream(self._module.current_stream(self._device))
         with self._module.stream(self._stream):
             yield
 
     def mark(self) -> Any:
-        """The end of what has been launched here up to now."""
+        """An event after all work that was launched on this stream."""
         return self._stream.record_event()
 
     def join(self, mark: Any, tensors: list[Tensor]) -> None:
-        """Let the current stream go on behind the mark, with tensors that were made here before it."""
+        """Make the current stream wait for an event, and mark tensors of this stream as used by the current one."""
         current = self._module.current_stream(self._device)
         current.wait_event(mark)
         for tensor in tensors:
@@ -132,33 +134,34 @@ class SideStream:
 
 
 def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object] | None:
-    """Let a device read a host tensor in place, until what is returned is called; None if the driver will not.
+    """Let a device read a host tensor in place. Returns a function that ends it; None if the driver refuses.
 
-    Not ``pin_memory``, which would copy, and round sizes up to powers of two.
+    ``pin_memory`` would copy the tensor and round its size up to a power of two.
     """
     if not tensor.nbytes:
         return lambda: None
-    module, address = _module(device), tensor.data_ptr()
+    module = _module(device)
+    address = tensor.data_ptr()
     driver = module.cudart()
     if int(driver.cudaHostRegister(address, tensor.nbytes, 0)) != 0:
-        with suppress(RuntimeError):  # CUDA reports a failed call once more, at the next launch, whosever that is
+        with suppress(RuntimeError):  # CUDA reports the failed call again at the next launch
             torch.zeros(1, device=device)
         return None
 
     def release() -> None:
-        module.synchronize(device)  # a kernel under way may still read
+        module.synchronize(device)  # a running kernel may still read the memory
         driver.cudaHostUnregister(address)
 
     return release
 
 
 def in_thread(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a device the current one of this thread."""
+    """Make a device the current device of this thread."""
     return nullcontext() if device.type == "cpu" else cast(AbstractContextManager[Any], _module(device).device(device))
 
 
 class AsyncHostCopy:
-    """Values on their way from a device to the host; reading waits for their copy, not for work launched later."""
+    """An asynchronous copy of values to the host. Reading waits for the copy, but not for work launched later."""
 
     def __init__(self, values: Tensor) -> None:
         values = values.detach()
@@ -182,10 +185,10 @@ class AsyncHostCopy:
 
 
 class DeferredChecks:
-    """Conditions on values of a device that are checked without waiting: a violation is raised some steps later.
+    """Checks of values on a device without a wait. A failed check is raised some steps later.
 
-    Deferred checks fire at the same step on every rank, because a rank that raised alone would leave the others
-    waiting: a forward checks what was added before the last forward but one. ``finish`` waits for all.
+    Deferred checks fire at the same step on every rank, because the other ranks would wait for a rank that raises
+    alone: a forward pass runs the checks that were added two forward passes before. ``finish`` runs all checks.
     """
 
     def __init__(self) -> None:
@@ -193,38 +196,41 @@ class DeferredChecks:
         self._old: list[tuple[AsyncHostCopy, Callable[[Tensor], None]]] = []
 
     def add(self, values: Tensor, check: Callable[[Tensor], None]) -> None:
-        """Have ``check`` called with the values on the host; at once if they are there."""
+        """Add a check, which is called with the values on the host; at once for values on the CPU."""
         if values.device.type == "cpu":
             check(values)
         else:
             self._new.append((AsyncHostCopy(values), check))
 
     def begin_forward(self) -> None:
-        """Check what was added before the last forward but one: the device has long reached it."""
-        checked, self._old, self._new = self._old, self._new, []
-        for values, check in checked:
+        """Run the checks that were added before the previous forward pass; their values have been copied by now."""
+        due = self._old
+        self._old = self._new
+        self._new = []
+        for values, check in due:
             check(values.read())
 
     def finish(self) -> None:
-        """Check everything; waits for the device."""
+        """Run all checks. Waits for the device."""
         self.begin_forward()
         self.begin_forward()
 
 
 class StageClock:
-    """Times work on one device by events on its stream; a time is available once the device has reached its end."""
+    """Times work on one device by events on its stream. A time is available when the device has finished the work."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._module = device, _module(device)
+        self._device = device
+        self._module = _module(device)
 
     def mark(self) -> Any:
-        """A moment behind everything launched up to now."""
+        """An event after everything that was launched."""
         event = self._module.Event(enable_timing=True)
         event.record(self._module.current_stream(self._device))
         return event
 
     def seconds(self, start: Any, stop: Any) -> float:
-        """The time between two moments; waits until the second is over."""
+        """The time between two events. Waits for the second."""
         if not stop.query():
             stop.synchronize()
         return float(start.elapsed_time(stop)) / 1000.0

@@ -1,10 +1,9 @@
-"""Everything a batch needs on a device, in one copy: many small host tensors in one pinned buffer.
+"""Copies many small host tensors to a device at once, through one pinned buffer.
 
-A batch is a dozen index tensors of a few hundred kilobytes. Copied one by one from ordinary memory each makes the host
-wait for the device. Here they are laid side by side in a pinned buffer (``PinnedBuffers.pin``), cross the bus in one
-asynchronous copy, and are views of one device tensor on the other side (``PinnedMemory.to``). Pinning is work of the
-host alone and may run in another thread; ``to`` launches the copy. A buffer is written again only when its tensors have
-been moved and the copy is over.
+A batch has a dozen index tensors of a few hundred kilobytes. A copy of each from ordinary memory would make the host
+wait for the device. Here all are written into one pinned buffer (``PinnedBuffers.pin``). One asynchronous copy moves
+them to the device, where they are views of one tensor (``PinnedMemory.to``). ``pin`` uses the host only and may run in
+another thread; ``to`` launches the copy. A buffer is used again only after its tensors have been copied.
 """
 
 from collections import deque
@@ -25,7 +24,7 @@ _SLACK = 1.25
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: P) -> P:
-    """Dataclasses and tuples with every tensor in them changed; all else, such as process groups, as it is."""
+    """Apply a function to every tensor in dataclasses and tuples. Other objects, such as process groups, stay."""
     return _map(change, value)  # type: ignore[no-any-return]
 
 
@@ -43,7 +42,7 @@ def _map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 @dataclass
 class _Buffer:
-    """Pinned memory, and the end of the last copy out of it."""
+    """Pinned memory, and the end of the last copy from it."""
 
     data: Tensor
     copied: StreamEvent | None = None
@@ -51,14 +50,14 @@ class _Buffer:
 
 @dataclass(frozen=True)
 class PinnedMemory:
-    """The first ``num_bytes`` of a pinned buffer, which belong to the tensors in it until they are moved."""
+    """The first ``num_bytes`` of a pinned buffer, which are reserved for some tensors until these are moved."""
 
     buffer: _Buffer
     num_bytes: int
     free: deque[_Buffer]
 
     def to(self, device: torch.device, value: P) -> P:
-        """A value whose tensors lie here with its tensors on the device, in one copy. Does not wait; once only."""
+        """Move all tensors of a value from this memory to a device, in one copy, without a wait. Call it once."""
         memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         memory.copy_(self.buffer.data[: self.num_bytes], non_blocking=True)
         self.buffer.copied = StreamEvent(device)
@@ -72,14 +71,14 @@ class PinnedMemory:
 
 
 class PinnedBuffers:
-    """Pinned buffers, used in turn. ``count`` are made before one is used again; more only if all are taken."""
+    """Pinned buffers that are used in turn. ``count`` are made before one is used again; more if all are in use."""
 
     def __init__(self, count: int) -> None:
         self._num_new = count
         self._free: deque[_Buffer] = deque()
 
     def pin(self, value: P) -> tuple[P, PinnedMemory]:
-        """Copy every tensor of a value, once, into a buffer that is not in use; returns the value with the copies."""
+        """Copy every tensor of a value into a buffer that is not in use. Returns the value with the copies."""
         tensors: dict[int, Tensor] = {}
         map_tensors(lambda tensor: tensors.setdefault(id(tensor), tensor), value)
         sizes = [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors.values()]

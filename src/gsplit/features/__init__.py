@@ -1,3 +1,3 @@
-"""Reading stored rows: features and labels of the vertices a rank owns."""
+"""Sources of rows: features, labels and edge values, with caches and copies."""
 
 __all__: list[str] = []

@@ -1,15 +1,16 @@
-"""The hot cache: a rank's hottest rows in memory, over a slower source.
+"""The hot cache: the hottest rows of a rank in memory, above a slower source.
 
-Partitioning sorts the vertices of a part by how often presampling loaded them. So the hottest rows of a rank are a
-prefix of each of its parts, and "is it cached?" is a comparison: ids are turned into positions in the order [cached
-prefixes | everything else] by a table of a few numbers per part, without a map of the vertices (law 6).
+Partitioning sorts the vertices of a part by hotness: how often presampling loaded them. So the hottest rows of a rank
+are a prefix of each of its parts. A table of a few numbers per part converts ids to positions in the order [cached
+prefixes | all other rows], without a map of the vertices (law 6). A row is cached if its position is smaller than the
+number of cached rows.
 
-Two parts, vertices 0..3 and 4..9, of which 1 and 2 are cached:
+Example: two parts, vertices 0..3 and 4..9. The first row of the first part and two rows of the second are cached.
 
     id         0 | 1 2 3   4 5 | 6 7 8 9
     position   0 | 3 4 5   1 2 | 6 7 8 9
 
-The counts of presampling also give the share of rows that a cache of any size will hold: ``expected_hit_rate``.
+The counts of presampling also predict the share of rows that a cache will have (``expected_hit_rate``).
 """
 
 from bisect import bisect_right
@@ -48,10 +49,12 @@ __all__ = [
 
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_PIECE = 1 << 20
+_FILL_BYTES = 16 << 20
 
 
 def parse_bytes(size: int | str, option: str = "cache") -> int:
-    """A number of bytes, given as such or in words; ``option`` is whose.
+    """Parse a number of bytes, with or without a unit. ``option``: the name of the option, for messages.
 
     >>> parse_bytes(4096), parse_bytes("2GB"), parse_bytes("1.5 MiB")
     (4096, 2000000000, 1572864)
@@ -69,15 +72,12 @@ def parse_bytes(size: int | str, option: str = "cache") -> int:
     return num_bytes
 
 
-_PIECE = 1 << 20
-
-
 @dataclass(frozen=True)
 class HotOrder:
-    """The order of a rank's vertices with the cached ones in front.
+    """The order of a rank's vertices with the cached ones first.
 
-    ``part_boundaries`` are the rank's: its first vertex, where its other parts begin, and one past its last vertex.
-    ``cached_per_part`` is how many of the first vertices of each part are cached.
+    ``part_boundaries``: the first vertex of each of the rank's parts, and one past its last vertex.
+    ``cached_per_part``: how many of the first vertices of each part are cached.
 
     >>> HotOrder((0, 4, 10), (1, 2)).positions(np.array([0, 1, 4, 6])).tolist()
     [0, 3, 1, 6]
@@ -93,32 +93,34 @@ class HotOrder:
 
     @property
     def first_id(self) -> int:
-        """The rank's first vertex."""
+        """The first vertex of the rank."""
         return self.part_boundaries[0]
 
     @property
     def num_vertices(self) -> int:
-        """The rank's vertices."""
+        """The number of vertices of the rank."""
         return self.part_boundaries[-1] - self.part_boundaries[0]
 
     @cached_property
     def num_cached(self) -> int:
-        """Cached vertices: those whose position is smaller."""
+        """The number of cached vertices, which have smaller positions than this."""
         return sum(self.cached_per_part)
 
     @cached_property
     def _tables(self) -> tuple[Ids, Ids, Ids, Ids]:
-        """Per part: where it begins, how many are cached, and what turns an id into a position, cached or not."""
-        starts, cached = np.array(self.part_boundaries[:-1], np.int64), np.array(self.cached_per_part, np.int64)
+        """Per part: first id, number of cached rows, and position minus id for cached and for other rows."""
+        starts = np.array(self.part_boundaries[:-1], np.int64)
+        cached = np.array(self.cached_per_part, np.int64)
         hot = np.cumsum(cached) - cached - starts
         cold = self.num_cached - np.cumsum(cached) - self.first_id
         return starts, cached, hot, cold
 
     def positions(self, ids: Ids) -> Ids:
-        """Where vertices of the rank stand; of a cached one, the row of the cache that holds it."""
+        """The positions of vertices of the rank. That of a cached vertex is its row in the cache."""
         check_ids("vertices", ids, self.first_id, self.num_vertices)
         out = np.empty(ids.size, np.int64)
-        _positions(ids, *self._tables, out)
+        starts, cached, hot, cold = self._tables
+        _positions(ids, starts, cached, hot, cold, out)
         return out
 
     def ids(self, start: int, stop: int) -> Ids:
@@ -129,7 +131,9 @@ class HotOrder:
         """
         _, cached, hot, cold = self._tables
         sizes = np.diff(self.part_boundaries)
-        ends = np.cumsum(np.concatenate([cached, sizes - cached]))  # of every part's cached vertices, then the others
+        ends = np.cumsum(
+            np.concatenate([cached, sizes - cached])
+        )  # of the cached rows of every part, then of the others
         places = np.arange(start, stop)
         pieces = np.searchsorted(ends, places, side="right")
         ids: Ids = places - np.concatenate([hot, cold])[pieces]
@@ -139,8 +143,9 @@ class HotOrder:
 @kernel
 def _positions(ids: Ids, starts: Ids, cached: Ids, hot: Ids, cold: Ids, out: Ids) -> None:
     for i in range(ids.size):
-        low, high = 0, starts.size
-        while high - low > 1:  # the last part that begins at or before the vertex; parts may be empty
+        low = 0
+        high = starts.size
+        while high - low > 1:  # bisection of the last part that starts at or before the vertex; parts may be empty
             middle = (low + high) // 2
             if starts[middle] <= ids[i]:
                 low = middle
@@ -150,7 +155,7 @@ def _positions(ids: Ids, starts: Ids, cached: Ids, hot: Ids, cold: Ids, out: Ids
 
 
 def clip_parts(part_boundaries: Sequence[int], first: int, stop: int) -> tuple[int, ...]:
-    """The boundaries of the parts of a range of vertices, which may begin or end inside a part.
+    """The boundaries of the parts in a range of vertices, which may start or end inside a part.
 
     >>> clip_parts([0, 4, 6, 9], 2, 6), clip_parts([0, 4], 0, 4)
     ((2, 4, 6), (0, 4))
@@ -159,10 +164,10 @@ def clip_parts(part_boundaries: Sequence[int], first: int, stop: int) -> tuple[i
 
 
 def hottest_prefixes(hotness: npt.NDArray[Any], part_boundaries: Sequence[int], num_rows: int) -> tuple[int, ...]:
-    """How many of the first rows of each part to take so that together they are the ``num_rows`` hottest.
+    """The lengths of the prefixes of all parts that together are the ``num_rows`` hottest rows.
 
-    ``hotness`` is that of the vertices from the first boundary to the last, falling inside a part. Among equals,
-    earlier parts come first. Looks at a few elements only, so that a memory map stays on disk.
+    ``hotness`` is that of the vertices from the first boundary to the last; it falls within each part. Among rows of
+    equal hotness those of earlier parts are taken. Reads only a few elements of ``hotness``, which may be a memory map.
 
     >>> hottest_prefixes(np.array([9, 3, 1, 7, 3, 3]), [0, 3, 6], 4)
     (2, 2)
@@ -175,8 +180,9 @@ def hottest_prefixes(hotness: npt.NDArray[Any], part_boundaries: Sequence[int], 
     def at_least(value: int) -> list[int]:
         return [bisect_right(part, -value, key=lambda found: -int(found)) for part in parts]
 
-    low, high = 0, 1 + max((int(part[0]) for part in parts if part.size), default=0)
-    while low < high:  # the least hotness of which not too many rows have as much
+    low = 0
+    high = 1 + max((int(part[0]) for part in parts if part.size), default=0)
+    while low < high:  # bisection of the smallest threshold that not too many rows reach
         middle = (low + high) // 2
         if sum(at_least(middle)) <= num_rows:
             high = middle
@@ -192,12 +198,13 @@ def hottest_prefixes(hotness: npt.NDArray[Any], part_boundaries: Sequence[int], 
 
 
 def expected_hit_rate(hotness: npt.NDArray[Any], order: HotOrder) -> float:
-    """The share of input rows that the cache will answer, as far as presampling foresees; 0 where it loaded none.
+    """The share of input rows that will be in the cache, predicted by presampling; 0 if presampling loaded none.
 
     >>> expected_hit_rate(np.array([6, 1, 2, 1]), HotOrder((0, 2, 4), (1, 1)))
     0.8
     """
-    cached = total = 0
+    cached = 0
+    total = 0
     for (start, stop), taken in zip(pairwise(order.part_boundaries), order.cached_per_part, strict=True):
         part = hotness[start - order.first_id : stop - order.first_id]
         for at in range(0, part.size, _PIECE):
@@ -207,11 +214,8 @@ def expected_hit_rate(hotness: npt.NDArray[Any], order: HotOrder) -> float:
     return cached / total if total else 0.0
 
 
-_FILL_BYTES = 16 << 20
-
-
 def fill_in_order(source: HostSource, order: HotOrder, out: Tensor) -> None:
-    """Read the first rows in an order, as many as ``out`` has, piece by piece."""
+    """Read the first rows of an order, as many as ``out`` has, piece by piece."""
     step = max(1, _FILL_BYTES // max(1, out[:1].nbytes))
     for start in range(0, out.size(0), step):
         stop = min(start + step, out.size(0))
@@ -219,11 +223,13 @@ def fill_in_order(source: HostSource, order: HotOrder, out: Tensor) -> None:
 
 
 class CachedRows:
-    """See ``protocol.HostSource``. ``order`` says which rows are held here; the others come from ``source``."""
+    """A cache of the first rows of ``order`` above ``source``, from which the others are read (``HostSource``)."""
 
     def __init__(self, source: HostSource, order: HotOrder) -> None:
-        self._source, self._order = source, order
-        self.row_shape, self.dtype = source.row_shape, source.dtype
+        self._source = source
+        self._order = order
+        self.row_shape = source.row_shape
+        self.dtype = source.dtype
         held = torch.empty(order.num_cached, *source.row_shape, dtype=source.dtype)
         fill_in_order(source, order, held)
         self._bits = np.dtype(f"u{held.element_size()}")
@@ -233,26 +239,27 @@ class CachedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the cached rows take."""
+        """The memory of the cached rows."""
         return self._held.nbytes
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)
 
     def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
-        positions, missed = self._order.positions(ids), np.empty(ids.size, np.int64)
+        positions = self._order.positions(ids)
+        missed = np.empty(ids.size, np.int64)
         flat, stride = flat_rows(out, self._bits)
         num_missed = copy_cached(self._held, positions, kernel_places(places), flat, stride, missed)
         missed = missed[:num_missed]
         rest = self._source.place(ids[missed], missed if places is None else places[missed], out)
         hits = ids.size - num_missed
-        return RowsRead(ids.size, rest.num_bytes + hits * self._row_bytes, rest.hits + hits)
+        return RowsRead(rows=ids.size, num_bytes=rest.num_bytes + hits * self._row_bytes, hits=rest.hits + hits)
 
 
 def cached_order(
     store: GraphStore, first: int, stop: int, features: Sequence[str | RowSource], cache_bytes: int
 ) -> HotOrder:
-    """Which rows of the vertices ``first .. stop - 1`` a cache of this size holds; reads a few numbers only."""
+    """The order of the vertices ``first .. stop - 1`` for a cache of this size. Reads a few numbers only."""
     boundaries = clip_parts(store.part_boundaries, first, stop)
     num_rows = cache_bytes // max(1, stored_row_bytes(store, features))
     return HotOrder(boundaries, hottest_prefixes(hotness_of(store, first, stop), boundaries, num_rows))
@@ -262,13 +269,14 @@ def hotness_of(store: GraphStore, first: int, stop: int) -> Array:
     """How often presampling loaded the vertices ``first .. stop - 1``."""
     if "hotness" not in store.names:
         fix = "run gsplit partition, or leave the cache out"
-        raise InputError(explain("cache", "a partitioned store, which knows its hottest rows", "another", fix))
+        got = f"a store with {', '.join(sorted(store.names))}"
+        raise InputError(explain("cache", "a partitioned store, which has the hotness of its rows", got, fix))
     low = store.vertex_range[0]
     return store.stored_array("hotness")[first - low : stop - low]
 
 
 def stored_row_bytes(store: GraphStore, features: Sequence[str | RowSource]) -> int:
-    """Bytes of one vertex's rows as they are stored, or as a source of the program's own gives them."""
+    """The bytes of the rows of one vertex, as they are stored or as a user-defined source returns them."""
     own = [found for found in features if not isinstance(found, str)]
     arrays = [store.stored_array(f"features/{name}") for name in features if isinstance(name, str)]
     stored = sum(prod(array.shape[1:]) * array.itemsize for array in arrays)

@@ -1,13 +1,14 @@
-"""Rows for a device: the hottest in its own memory, the rest in the host's, and no wait between the two.
+"""Rows for a device: the hottest ones in its own memory, the others in host memory or on disk.
 
-The host finds out where each wanted row is (``locate``), which may run ahead in another thread; the device puts them
-together (``gather``). Positions are those of ``HotOrder``: a row is in the device's memory if its position is below the
-number of cached rows. Two ways for the rows that are not:
+The host locates rows (``locate``), which may run ahead in another thread. The device gathers them (``gather``). The
+host does not wait for the device. Positions are those of ``HotOrder``: a row is in the memory of the device if its
+position is smaller than the number of cached rows. There are two ways to get the other rows:
 
-- ``RegisteredRows``: all rows lie in host memory that the device can read by itself. One kernel takes hot rows from the
-  device and cold ones over the bus; the host touches none of them. Needs Triton.
-- ``StagedRows``: the host reads cold rows from any source, such as a disk, into the batch's pinned buffer, with which
-  they cross. Plain torch operations.
+- ``RegisteredRows``: all rows are in host memory that the device can read. One kernel gathers hot rows from the memory
+  of the device and cold rows over the bus. The host does not touch them. Needs Triton.
+- ``StagedRows``: the host reads cold rows from any source, such as a disk, into the pinned memory of the batch, which
+is
+  copied to the device. Uses torch operations only.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _HOST = torch.device("cpu")
 
 
 class DeviceRows(Protocol):
-    """Rows of one array, by id, for a device."""
+    """The rows of one array, by id, for a device."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -36,10 +37,10 @@ class DeviceRows(Protocol):
         """The element type of the rows."""
 
     def locate(self, ids: Tensor) -> tuple[Any, RowsRead]:
-        """On the host: where the rows of some ids are, as a dataclass of host tensors, and what crosses the bus."""
+        """On the host: the locations of rows, as a dataclass of host tensors, and the rows and bytes to transfer."""
 
     def gather(self, located: Any, out: Tensor) -> None:
-        """On the device: copy the rows into ``out``, from what ``locate`` gave, its tensors moved to the device."""
+        """On the device: copy the rows to ``out``. ``located``: from ``locate``, with its tensors on the device."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,21 @@ class _Positions:
 
 
 class RegisteredRows:
-    """See the module. ``rows``: all rows in hot order, in registered host memory; ``cached``: the first of them."""
+    """See the module. ``rows``: all rows, in registered host memory; ``cached``: the first of them, on the device."""
 
     def __init__(self, rows: Tensor, cached: Tensor, order: HotOrder) -> None:
-        self._rows, self._cached, self._order = rows.flatten(1), cached.flatten(1), order
-        self.row_shape, self.dtype = tuple(rows.shape[1:]), rows.dtype
+        self._rows = rows.flatten(1)
+        self._cached = cached.flatten(1)
+        self._order = order
+        self.row_shape = tuple(rows.shape[1:])
+        self.dtype = rows.dtype
 
     def locate(self, ids: Tensor) -> tuple[_Positions, RowsRead]:
         positions = torch.from_numpy(self._order.positions(ids.numpy()))
         hits = int((positions < self._order.num_cached).sum())
         row_bytes = self._rows.size(1) * self.dtype.itemsize
-        return _Positions(positions), RowsRead(ids.numel(), (ids.numel() - hits) * row_bytes, hits)
+        read = RowsRead(rows=ids.numel(), num_bytes=(ids.numel() - hits) * row_bytes, hits=hits)
+        return _Positions(positions), read
 
     def gather(self, located: _Positions, out: Tensor) -> None:
         from gsplit.kernels.triton.gather import gather_rows
@@ -68,7 +73,7 @@ class RegisteredRows:
 
 @dataclass(frozen=True)
 class _Staged:
-    """Rows that crossed with the batch, and where they belong; cached ones and where they belong."""
+    """Row ``missed[i]`` goes to ``out[missed_rows[i]]``, cached row ``hit_positions[i]`` to ``out[hit_rows[i]]``."""
 
     missed: Tensor
     missed_rows: Tensor
@@ -82,11 +87,13 @@ class _AllStaged:
 
 
 class StagedRows:
-    """See the module. ``cached``: the first rows in the order, on the device; None: nothing is cached."""
+    """See the module. ``cached``: the first rows of an order, on the device, and the order; None: no cache."""
 
     def __init__(self, source: RowSource, cached: tuple[Tensor, HotOrder] | None = None) -> None:
-        self._source, self._cached = source, cached
-        self.row_shape, self.dtype = source.row_shape, source.dtype
+        self._source = source
+        self._cached = cached
+        self.row_shape = source.row_shape
+        self.dtype = source.dtype
 
     def locate(self, ids: Tensor) -> tuple[_Staged | _AllStaged, RowsRead]:
         if self._cached is None:
@@ -95,10 +102,11 @@ class StagedRows:
         order = self._cached[1]
         positions = torch.from_numpy(order.positions(ids.numpy()))
         is_hit = positions < order.num_cached
-        missed_rows, hit_rows = (~is_hit).nonzero().view(-1), is_hit.nonzero().view(-1)
+        missed_rows = (~is_hit).nonzero().view(-1)
+        hit_rows = is_hit.nonzero().view(-1)
         missed = take_rows(self._source, ids[missed_rows], _HOST)
-        read = RowsRead(ids.numel(), missed.nbytes, hit_rows.numel())
-        return _Staged(missed, missed_rows, positions[hit_rows], hit_rows), read
+        located = _Staged(missed=missed, missed_rows=missed_rows, hit_positions=positions[hit_rows], hit_rows=hit_rows)
+        return located, RowsRead(rows=ids.numel(), num_bytes=missed.nbytes, hits=hit_rows.numel())
 
     def gather(self, located: _Staged | _AllStaged, out: Tensor) -> None:
         if isinstance(located, _AllStaged):

@@ -1,17 +1,19 @@
-"""Rows out of a file, read and not mapped: for features that are larger than memory.
+"""Rows of a file that is read, not mapped, for features that are larger than memory.
 
-Ids are sorted, rows that lie close together become one read, and threads keep many reads in flight: a disk wants a deep
-queue. A row alone goes straight to its place; of several rows read together each is copied there. Reading makes errors
-of what would be SIGBUS in a memory map: a file that was cut off, a disk that fails. The
-defaults below come from ``python -m gsplit_bench disk-reads``, which compares the ways to read.
+Ids are sorted. Rows that are close together are one read. Threads issue many reads at once, because a disk needs a deep
+queue. A single row is read directly to its place; rows that are read together are copied to their places. A truncated
+file or a failing disk is an exception here, where a memory map would raise SIGBUS. The defaults below come from
+``python -m gsplit_bench disk-reads``, which compares ways to read.
 
-The loops run compiled and call ``pread`` of the C library without the interpreter's lock. What it does not read whole
-is read again by ``os.preadv``, which says what is wrong.
+The loops are compiled and call ``pread`` of the C library without the GIL. A row that ``pread`` does not read
+completely is read again by ``os.preadv``, which raises the error.
 """
 
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -28,16 +30,16 @@ from gsplit.kernels.file_rows import read_rows
 __all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows"]
 
 THREADS = 16
-GAP_BYTES = 4096  # a page comes anyway
-READ_BYTES = 256 << 10  # the largest read of several rows: what it passes through stays in a core's cache
+GAP_BYTES = 4096  # the size of a page, which is the smallest read
+READ_BYTES = 256 << 10  # the largest read of several rows: its buffer fits into the cache of a core
 _PIECES_PER_THREAD = 4
 _ROWS_PER_PIECE = 64
 
 
 class DiskRows:
-    """See ``protocol.HostSource``. Row i of the file belongs to id ``first_id + i``. Reads from any thread.
+    """The rows of a file (``protocol.HostSource``). Row i belongs to id ``first_id + i``. Can be read from any thread.
 
-    ``descriptor`` is that of the open file and belongs to this object from now on; rows begin at byte ``offset``.
+    ``descriptor``: the open file, which this object closes. ``offset``: the byte at which the rows start.
     """
 
     def __init__(
@@ -52,15 +54,20 @@ class DiskRows:
         first_id: int = 0,
         threads: int = THREADS,
     ) -> None:
-        self._path, self._file, self._offset, self._num_rows = path, descriptor, offset, num_rows
-        self.row_shape, self.dtype = row_shape, dtype
-        self._first, self._row_bytes = first_id, prod(row_shape) * dtype.itemsize
+        self._path = path
+        self._file = descriptor
+        self._offset = offset
+        self._num_rows = num_rows
+        self.row_shape = row_shape
+        self.dtype = dtype
+        self._first = first_id
+        self._row_bytes = prod(row_shape) * dtype.itemsize
         self._num_pieces = threads * _PIECES_PER_THREAD if threads > 1 else 1
-        self._threads = ThreadPoolExecutor(threads, f"read {path}")  # starts a thread when it is first needed
+        self._threads = ThreadPoolExecutor(threads, f"read {path}")  # starts threads when they are needed
         self._closing = weakref.finalize(self, _close, descriptor, self._threads)
 
     def close(self) -> None:
-        """End the threads and let go of the file; harmless if that has been done. Happens by itself when dropped."""
+        """End the threads and close the file. May be called twice; done automatically when the object is deleted."""
         self._closing()
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
@@ -70,29 +77,34 @@ class DiskRows:
         assert self._closing.alive, f"{self._path} has been closed"
         check_ids(self._path, ids, self._first, self._num_rows)
         if ids.size == 0 or self._row_bytes == 0:
-            return RowsRead(ids.size, 0)
+            return RowsRead(rows=ids.size, num_bytes=0)
         rows, order = _sort(ids - self._first)
         flat, stride = flat_rows(out, np.dtype(np.uint8))
-        read = _Read(rows, order if places is None else places[order], flat, stride)
+        read = _Read(rows=rows, places=order if places is None else places[order], flat=flat, stride=stride)
         num_pieces = max(1, min(self._num_pieces, rows.size // _ROWS_PER_PIECE))
-        cuts = [rows.size * piece // num_pieces for piece in range(num_pieces + 1)]
         if num_pieces == 1:
             self._read_piece(read, 0, rows.size)
-            return RowsRead(ids.size, ids.size * self._row_bytes)
+        else:
+            self._read_pieces(read, num_pieces)
+        return RowsRead(rows=ids.size, num_bytes=ids.size * self._row_bytes)
+
+    def _read_pieces(self, read: "_Read", num_pieces: int) -> None:
+        cuts = [read.rows.size * piece // num_pieces for piece in range(num_pieces + 1)]
         try:
-            pieces = [self._threads.submit(self._read_piece, read, *cuts[k : k + 2]) for k in range(num_pieces)]
-        except RuntimeError:  # the interpreter is ending, and pools before it
-            self._read_piece(read, 0, rows.size)
-            return RowsRead(ids.size, ids.size * self._row_bytes)
+            pieces = [self._threads.submit(self._read_piece, read, first, stop) for first, stop in pairwise(cuts)]
+        except RuntimeError:  # the interpreter is shutting down and has ended the threads
+            self._read_piece(read, 0, read.rows.size)
+            return
         try:
             for piece in pieces:
                 piece.result()
-        finally:  # nobody writes into ``out`` any more when this returns or raises
+        finally:  # no thread writes to ``out`` after this
             wait(pieces)
-        return RowsRead(ids.size, ids.size * self._row_bytes)
 
     def _read_piece(self, read: "_Read", first: int, stop: int) -> None:
-        size, gap, most = self._row_bytes, GAP_BYTES // self._row_bytes, max(1, READ_BYTES // self._row_bytes)
+        size = self._row_bytes
+        gap = GAP_BYTES // size
+        most = max(1, READ_BYTES // size)
         while first < stop:
             first = read_rows(
                 self._file, self._offset, size, gap, most, read.rows, read.places, first, stop, read.flat, read.stride
@@ -102,8 +114,9 @@ class DiskRows:
                 first += 1
 
     def _read_row(self, read: "_Read", at: int) -> None:
-        """Read a row by itself, however many calls of the system it takes, or say what is wrong."""
-        begin, target = self._offset + int(read.rows[at]) * self._row_bytes, int(read.places[at]) * read.stride
+        """Read one row, with as many system calls as it takes, or raise the error."""
+        begin = self._offset + int(read.rows[at]) * self._row_bytes
+        target = int(read.places[at]) * read.stride
         done = 0
         while done < self._row_bytes:
             try:
@@ -119,15 +132,18 @@ class DiskRows:
             done += got
 
 
+@dataclass(frozen=True, slots=True)
 class _Read:
-    """Rows to read, ascending, and where they go."""
+    """Row ``rows[i]`` of the file goes to byte ``places[i] * stride`` of ``flat``. Rows are ascending."""
 
-    def __init__(self, rows: Ids, places: Ids, flat: npt.NDArray[np.uint8], stride: int) -> None:
-        self.rows, self.places, self.flat, self.stride = rows, places, flat, stride
+    rows: Ids
+    places: Ids
+    flat: npt.NDArray[np.uint8]
+    stride: int
 
 
 def _sort(rows: Ids) -> tuple[Ids, Ids]:
-    """Rows in ascending order, and where they stood; packed into one number each, which sorts several times faster."""
+    """Rows in ascending order and their former positions; packed into one number each, which is faster to sort."""
     shift = rows.size.bit_length()
     if int(rows.max()).bit_length() + shift > 63:
         order = np.argsort(rows, kind="stable")

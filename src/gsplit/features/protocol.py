@@ -1,7 +1,7 @@
-"""What a source of rows is: where input features, labels and per-edge values come from.
+"""The protocols of sources of rows, which input features, labels and per-edge values are read from.
 
-Loading goes through this protocol only, so that memory maps, files, caches and devices can stand behind it without
-anybody above knowing. Rows are named by ids of the store: vertices, or edges.
+Memory maps, files, caches and devices implement the same protocol. Rows are numbered by vertex ids or edge ids of the
+store.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["HostSource", "RowSource", "RowsRead", "take_rows"]
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """What one read cost: rows, their size as they are stored, and how many of them came out of a cache."""
+    """The cost of one read: the number of rows, their bytes as stored, and how many were in a cache."""
 
     rows: int
     num_bytes: int
@@ -26,7 +26,7 @@ class RowsRead:
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Rows of one array, by id."""
+    """The rows of one array, by id."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -37,16 +37,16 @@ class RowSource(Protocol):
         """The element type of the rows."""
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
-        """Copy the rows of some ids into ``out``, a tensor on any device with as many rows."""
+        """Copy the row of ``ids[k]`` to ``out[k]``. ``out`` may be on any device."""
 
 
 class HostSource(RowSource, Protocol):
-    """A source that writes to the host's memory, each row where it is wanted; sources are put together of these."""
+    """A source that writes rows to given places in host memory. Sources can be built on top of other such sources."""
 
     def place(self, ids: npt.NDArray[np.int64], places: npt.NDArray[np.int64] | None, out: Tensor) -> RowsRead:
         """Copy the row of ``ids[k]`` to ``out[places[k]]``, or to ``out[k]`` without places.
 
-        ``out`` lies on the host; its rows may be some columns of a wider tensor. Places have been checked.
+        ``out`` is on the host. Its rows may be some columns of a wider tensor. The caller has checked the places.
         """
 
 

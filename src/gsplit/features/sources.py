@@ -1,8 +1,7 @@
-"""Sources of rows in the host's memory: memory maps, scaled and concatenated rows, and sources of the program's own.
+"""Sources of rows: memory maps, scaled and concatenated rows, user-defined sources, and a tensor on a device.
 
-A source reads straight into a given tensor. That is what makes it fast: on the host most of a plain ``array[rows]`` is
-page faults on new memory. Ids are checked before they become addresses, and so is the length of a mapped file.
-``DeviceTensorRows`` alone lies on a device.
+A source writes rows directly into a given tensor. An expression such as ``array[rows]`` allocates new memory instead,
+and most of its time is page faults. Ids and the length of mapped files are checked before rows are read.
 """
 
 import functools
@@ -38,7 +37,7 @@ __all__ = [
 
 
 def read_to_device(source: HostSource, ids: Tensor, out: Tensor) -> RowsRead:
-    """``RowSource.read`` of a host source; rows for another device are copied there."""
+    """Implements ``RowSource.read`` for a host source. Rows for another device are copied there."""
     host = out if out.device.type == "cpu" else torch.empty(out.shape, dtype=out.dtype)
     read = source.place(ids.cpu().numpy(), None, host)
     if host is not out:
@@ -47,21 +46,22 @@ def read_to_device(source: HostSource, ids: Tensor, out: Tensor) -> RowsRead:
 
 
 def check_ids(name: str, ids: Ids, first_id: int, num_rows: int) -> None:
-    """Refuse ids of rows that are not held, before they become addresses."""
+    """Refuse ids of rows that a source does not have."""
     if ids.size and not first_id <= int(ids.min()) <= int(ids.max()) < first_id + num_rows:
         expected = f"ids in {first_id}..{first_id + num_rows - 1}, which are held here"
-        raise InputError(explain(name, expected, f"{ids.min()}..{ids.max()}", "open the store that holds them"))
+        raise InputError(explain(name, expected, f"{ids.min()}..{ids.max()}", "open the store that has them"))
 
 
 def flat_rows(out: Tensor, bits: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
-    """A host tensor's memory as one row of words of type ``bits``, and how many words its rows are apart.
+    """The memory of a host tensor as a flat array of words of type ``bits``, and the stride of its rows in words.
 
     >>> wide = torch.zeros(3, 5)
     >>> flat, stride = flat_rows(wide[:, 1:3], np.dtype(np.uint32))
     >>> flat.shape, stride
     ((12,), 5)
     """
-    rows, columns = out.size(0), prod(out.shape[1:])
+    rows = out.size(0)
+    columns = prod(out.shape[1:])
     assert out.device.type == "cpu" and (rows == 0 or out[0].is_contiguous()), (out.device, out.stride())
     stride = out.stride(0) if rows > 1 and columns else columns
     words = out.view(torch.uint16) if out.dtype == torch.bfloat16 else out  # numpy has no bfloat16
@@ -70,28 +70,28 @@ def flat_rows(out: Tensor, bits: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
 
 
 def kernel_places(places: Ids | None) -> Ids:
-    """Places as kernels take them: none means that row k goes to place k."""
+    """Places in the form that kernels take: an empty array if row k goes to place k."""
     return np.empty(0, np.int64) if places is None else places
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type of a stored element type."""
+    """The torch type for the name of a stored element type."""
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 
 
 class MappedRows:
-    """Rows out of an array in memory or in a memory map (``protocol.HostSource``).
-
-    Row i of the array belongs to id ``first_id + i``.
-    """
+    """The rows of an array in memory or in a memory map (``protocol.HostSource``). Row i is for id ``first_id + i``."""
 
     def __init__(self, name: str, array: npt.NDArray[Any], dtype: torch.dtype, first_id: int) -> None:
-        self._name, self._first, self._files = name, first_id, files_behind(array)
-        self._bits = np.dtype(f"u{array.itemsize}")  # rows are moved as bits: numba knows no float16
+        self._name = name
+        self._first = first_id
+        self._files = files_behind(array)
+        self._bits = np.dtype(f"u{array.itemsize}")  # rows are copied as bits, because numba does not support float16
         self._array = array.view(self._bits).reshape(array.shape[0], prod(array.shape[1:]))
-        self.row_shape, self.dtype = tuple(array.shape[1:]), dtype
+        self.row_shape = tuple(array.shape[1:])
+        self.dtype = dtype
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)
@@ -101,22 +101,26 @@ class MappedRows:
         check_files(self._files)
         flat, stride = flat_rows(out, self._bits)
         copy_rows(self._array, ids - self._first, kernel_places(places), flat, stride)
-        return RowsRead(ids.size, ids.size * self._array.shape[1] * self._array.itemsize)
+        return RowsRead(rows=ids.size, num_bytes=ids.size * self._array.shape[1] * self._array.itemsize)
 
 
 class ScaledRows:
-    """Rows of int8 with one scale per row, as float32: a quarter of the bytes to keep and to read.
+    """Rows of float32 that are stored as int8 with one scale per row, in a quarter of the bytes.
 
-    Row v is ``float32(stored[v]) * scale[v]``, on every rank and in every order. ``scales[i]`` belongs to id
-    ``first_id + i`` of ``source``; the scales of the rows held are in memory, four bytes each.
+    Row v is ``float32(stored[v]) * scale[v]``, on every rank. ``scales[i]`` belongs to id ``first_id + i`` of
+    ``source``.
     """
 
     def __init__(self, name: str, source: HostSource, scales: npt.NDArray[np.float32], first_id: int) -> None:
         assert source.dtype == torch.int8 and scales.dtype == np.float32, (source.dtype, scales.dtype)
-        self._name, self._source, self._scales, self._first = name, source, scales, first_id
+        self._name = name
+        self._source = source
+        self._scales = scales
+        self._first = first_id
         self._files = files_behind(scales)
         self._pool = BufferPool(torch.device("cpu"))
-        self.row_shape, self.dtype = source.row_shape, torch.float32
+        self.row_shape = source.row_shape
+        self.dtype = torch.float32
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)
@@ -132,15 +136,16 @@ class ScaledRows:
 
 
 class ConcatRows:
-    """Rows of several sources side by side, each written straight into its columns.
+    """The concatenated rows of several sources, each of which writes directly to its columns.
 
-    Columns are in the order of the sources; the type is that of ``torch.cat``.
+    Columns are in the order of the sources. The type is that of ``torch.cat``.
     """
 
     def __init__(self, sources: list[HostSource]) -> None:
         if wrong := [source.row_shape for source in sources if len(source.row_shape) != 1]:
-            got, fix = f"rows of {list(wrong[0])}", "flatten them, or load them alone"
-            raise InputError(explain("features", "rows of one dimension to put side by side", got, fix))
+            got = f"rows of {list(wrong[0])}"
+            fix = "flatten them, or load them alone"
+            raise InputError(explain("features", "rows of one dimension to concatenate", got, fix))
         self._sources = sources
         self._pool = BufferPool(torch.device("cpu"))
         self.row_shape = (sum(source.row_shape[0] for source in sources),)
@@ -150,13 +155,16 @@ class ConcatRows:
         return read_to_device(self, ids, out)
 
     def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
-        column, num_bytes, hits = 0, 0, ids.size
+        column = 0
+        num_bytes = 0
+        hits = ids.size
         for source in self._sources:
             columns = out[:, column : column + source.row_shape[0]]
             read = self._place(source, ids, places, columns)
             column += source.row_shape[0]
-            num_bytes, hits = num_bytes + read.num_bytes, min(hits, read.hits)
-        return RowsRead(ids.size, num_bytes, hits)
+            num_bytes += read.num_bytes
+            hits = min(hits, read.hits)
+        return RowsRead(rows=ids.size, num_bytes=num_bytes, hits=hits)
 
     def _place(self, source: HostSource, ids: Ids, places: Ids | None, columns: Tensor) -> RowsRead:
         if source.dtype == self.dtype:
@@ -171,35 +179,39 @@ class ConcatRows:
 
 
 def describe_rows(source: RowSource) -> str:
-    """A source in short, to compare between ranks and with a checkpoint; ``fingerprint`` says more if it has one."""
-    dtype, more = str(source.dtype).removeprefix("torch."), getattr(source, "fingerprint", None)
+    """A short text to compare a source between ranks and with a checkpoint, with its ``fingerprint`` if it has one."""
+    dtype = str(source.dtype).removeprefix("torch.")
+    fingerprint = getattr(source, "fingerprint", None)
     text = f"{type(source).__qualname__} {list(source.row_shape)} {dtype}"
-    return text if more is None else f"{text} {more}"
+    return text if fingerprint is None else f"{text} {fingerprint}"
 
 
 class UserRows:
-    """Rows of a source that the program gave to the loader: a database, an object store, a decoder.
+    """The rows of a user-defined source, such as a database, an object store or a decoder.
 
-    The loader names vertices by the store's ids, which a partition changes; ``to_original_ids`` turns them into
-    original ids, which ``source`` is asked for, with tensors in the host's memory and never with an empty id list.
+    The loader uses ids of the store, which partitioning changes. ``to_original_ids`` converts them to original ids,
+    with which ``source`` is called. Its tensors are in host memory, and the list of ids is never empty.
     """
 
     def __init__(self, source: RowSource, to_original_ids: Callable[[Tensor], Tensor]) -> None:
-        self._source, self._to_original_ids = source, to_original_ids
+        self._source = source
+        self._to_original_ids = to_original_ids
         self._pool = BufferPool(torch.device("cpu"))
-        self.row_shape, self.dtype = tuple(source.row_shape), source.dtype
+        self.row_shape = tuple(source.row_shape)
+        self.dtype = source.dtype
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)
 
     def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
         if not ids.size:
-            return RowsRead(0, 0)
-        straight = places is None and out.is_contiguous()
-        rows = out if straight else self._pool.empty((ids.size, *self.row_shape), self.dtype)
+            return RowsRead(rows=0, num_bytes=0)
+        direct = places is None and out.is_contiguous()
+        rows = out if direct else self._pool.empty((ids.size, *self.row_shape), self.dtype)
         read = self._source.read(self._to_original_ids(torch.from_numpy(ids.copy())), rows)
         if not isinstance(read, RowsRead) or read.rows != ids.size:
-            expected, fix = f"read to return RowsRead({ids.size}, bytes)", "return gsplit.extending.RowsRead"
+            expected = f"read to return RowsRead({ids.size}, bytes)"
+            fix = "return gsplit.extending.RowsRead"
             raise InputError(explain(type(self._source).__qualname__, expected, read, fix))
         if places is not None:
             out[torch.from_numpy(places)] = rows
@@ -209,17 +221,18 @@ class UserRows:
 
 
 class DeviceTensorRows:
-    """Rows in a device's memory (``protocol.RowSource``): small numbers that every step needs, read without a wait.
+    """The rows of a tensor on a device (``protocol.RowSource``). Row i belongs to id ``first_id + i``.
 
-    Row i of the tensor belongs to id ``first_id + i``; ids are those of own vertices.
-
-    Ids lie on the device and are not checked: that would mean waiting for them. They come from a sampler.
+    For small numbers that every step needs, such as degrees. Ids are on the device and are not checked, because the
+    host would have to wait for them. They come from a sampler.
     """
 
     def __init__(self, rows: Tensor, first_id: int) -> None:
-        self._rows, self._first = rows, first_id
-        self.row_shape, self.dtype = tuple(rows.shape[1:]), rows.dtype
+        self._rows = rows
+        self._first = first_id
+        self.row_shape = tuple(rows.shape[1:])
+        self.dtype = rows.dtype
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         torch.index_select(self._rows, 0, ids - self._first, out=out)
-        return RowsRead(ids.numel(), out.nbytes)
+        return RowsRead(rows=ids.numel(), num_bytes=out.nbytes)

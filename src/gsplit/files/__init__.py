@@ -1,3 +1,3 @@
-"""Files on the disk, below everything else: atomic writes, fsync and locks."""
+"""Files: atomic writes, locks, memory maps and safe parsing."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""Blocks: the edges of one layer of a mini-batch on one rank, and the vertices that its rows are.
+"""Blocks: the edges of one layer of a mini-batch on one rank, and the vertices of its rows.
 
-The destinations of layer l are the local frontier of layer l + 1, its sources the mixed frontier of layer l, which a
-``Route`` makes from the local ones. Destinations are a prefix of the mixed frontier (law 4).
+The sources of layer l are the mixed frontier of layer l: [local frontier of layer l | rows of other ranks]. Its
+destinations are the local frontier of layer l + 1, which is a prefix of both (law 4).
 """
 
 from dataclasses import dataclass, replace
@@ -16,11 +16,13 @@ __all__ = ["Block", "FrontierIds", "count_self_loops"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Edges of one layer on one rank, grouped by destination: all sampled in-edges of each destination (law 3).
+    """The edges of one layer on one rank, grouped by destination: all sampled in-edges of each destination (law 3).
 
-    ``src_rows[indptr[i] : indptr[i + 1]]`` are rows of the mixed frontier (``num_src`` of them) that point at
-    destination row i. ``edge_ids`` are the edges' rows in the store's per-edge arrays, where the sampler was asked for
-    them. ``num_self_loops`` is counted in advance for blocks on a device, so that the host need not wait for it later.
+    ``src_rows[indptr[i] : indptr[i + 1]]`` are the sources of destination row i, as rows of the mixed frontier, which
+    has ``num_src`` rows. ``edge_ids``: the rows of the edges in the store's per-edge arrays, if the sampler returns
+    them. ``num_self_loops``: counted ahead for devices, where counting later would make the host wait.
+
+    Destination row 0 has two in-edges, from rows 1 and 2 of three mixed rows:
 
     >>> block = Block(torch.tensor([0, 2]), torch.tensor([1, 2]), num_src=3)
     >>> block.edge_index().tolist()
@@ -35,6 +37,7 @@ class Block:
 
     @property
     def num_dst(self) -> int:
+        """The number of destinations."""
         return self.indptr.numel() - 1
 
     @property
@@ -42,7 +45,7 @@ class Block:
         return self.src_rows.numel()
 
     def edge_index(self) -> Tensor:
-        """The edges in PyG's form: source rows above destination rows."""
+        """The edges as PyG has them: a tensor [2, E] of source rows and destination rows."""
         return torch.stack([self.src_rows, destination_rows(self.indptr, self.num_edges)])
 
     def to(self, device: torch.device) -> "Block":
@@ -52,18 +55,21 @@ class Block:
 
 
 def count_self_loops(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The blocks with their numbers of self-loops; one wait for all of them."""
+    """Count the self-loops of all blocks, with a single wait for the device."""
     edges = [block.edge_index() for block in blocks]
-    counts = torch.stack([(src == dst).sum() for src, dst in edges]).tolist()
+    counts = torch.stack([(src == dst).sum() for src, dst in edges]).tolist()  # device sync
     return tuple(replace(block, num_self_loops=count) for block, count in zip(blocks, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierIds:
-    """The vertices of a rank's local frontiers, each a prefix of the one below it, from level ``level`` up.
+    """The vertices of a rank's local frontiers from level ``level`` up, where level l is the input of layer l.
 
-    Level l is the input of layer l. ``n_id``: original ids. ``ids``: the same in the store's numbering. Local frontiers
-    [7, 8, 6] at level 0 and [7] at level 1 are ``FrontierIds(0, [7, 8, 6], ...)``.
+    Each local frontier is a prefix of the one below it (law 4), so the ids of the lowest one are enough. ``n_id``:
+    original ids; ``ids``: the same vertices in the numbering of the store.
+
+    Local frontiers [7, 8, 6] at level 0 and [7] at level 1 are ``FrontierIds(level=0, n_id=[7, 8, 6], ...)``: the local
+    frontier of level 1 is its first row.
     """
 
     level: int

@@ -1,12 +1,12 @@
-"""GCN's degrees, a property of the whole graph: with them, a block's edges get the weights the full graph would give.
+"""The degrees of GCN, of the whole graph, so that the edges of a block have the same weights as in the whole graph.
 
-PyG's ``gcn_norm`` weighs edge u -> v by ``deg_inv_sqrt[u] * w * deg_inv_sqrt[v]``, where deg is the sum of the weights
-of a vertex's in-edges. A mini-batch has only some of these edges, so the degrees are computed here, once, from all
-in-edges of the vertices this rank holds; ``nn.layer_edges.normalised_edges`` applies them to a block.
+PyG's ``gcn_norm`` weights edge u -> v by ``deg_inv_sqrt[u] * w * deg_inv_sqrt[v]``, where deg is the sum of the weights
+of a vertex's in-edges. A mini-batch has only some of these edges. So the degrees are computed here, once, from all
+in-edges of the rank's vertices, and ``nn.layer_edges.normalised_edges`` applies them to a block.
 
 As in PyG (2.8, on an ``edge_index`` tensor), ``add_self_loops`` gives every vertex exactly one self-loop: with the
-weight of its last stored self-loop, or with ``fill_value`` (1, or 2 for ``improved=True``) where none is stored.
-Without stored weights all edges weigh 1, these self-loops too: ``improved`` then changes nothing.
+weight of its last stored self-loop, or with ``fill_value`` (1, or 2 for ``improved=True``) if it has none. Without
+stored weights all edges have weight 1, also these self-loops, so ``improved`` has no effect.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ __all__ = ["GcnDegrees", "gcn_degrees"]
 
 @dataclass(frozen=True)
 class GcnDegrees:
-    """One number per vertex that the graph holds, in its order.
+    """One number per vertex of a graph, in its order.
 
-    ``deg_inv_sqrt`` is 0 where the degree is 0, and NaN where it is negative, as in PyG. ``loop_weight`` is the weight
-    of the vertex's self-loop before normalisation; None where these all weigh 1, or where no self-loops are added.
+    ``deg_inv_sqrt`` is 0 for a degree of 0 and NaN for a negative degree, as in PyG. ``loop_weight`` is the weight of
+    the vertex's self-loop before normalisation; None if all of them are 1 or no self-loops are added.
     """
 
     deg_inv_sqrt: npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class GcnDegrees:
 def gcn_degrees(
     graph: Graph, weights: npt.NDArray[Any] | None, *, add_self_loops: bool, fill_value: float
 ) -> GcnDegrees:
-    """Degrees of ``gcn_norm`` for every vertex held; ``weights[e]`` is the weight of edge ``graph.indices[e]``.
+    """The degrees of ``gcn_norm`` for every vertex of a graph. ``weights[e]`` belongs to edge ``graph.indices[e]``.
 
     >>> graph = Graph(np.array([0, 2, 3]), np.array([0, 1, 0]), num_vertices=2)  # 0 -> 0, 1 -> 0, 0 -> 1
     >>> gcn_degrees(graph, None, add_self_loops=True, fill_value=2.0)
@@ -61,7 +61,7 @@ def _sum_weights(
     add_self_loops: bool,
     loop_weight: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Weights of all in-edges per vertex; with added self-loops, ``loop_weight`` is filled in and counted once."""
+    """Sum the weights of the in-edges of each vertex. Added self-loops are filled in ``loop_weight`` and added once."""
     degrees = np.zeros(indptr.size - 1)
     for row in range(degrees.size):
         for edge in range(max(indptr[row], 0), min(indptr[row + 1], indices.size)):

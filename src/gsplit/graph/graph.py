@@ -1,8 +1,8 @@
-"""The graph in memory: in-edges of a range of vertices in compressed sparse column form.
+"""The graph in memory: the in-edges of a range of vertices in compressed sparse column form.
 
-Column ``v`` lists the sources of v's in-edges, because a layer gathers from in-neighbours. The order of a
-column is part of the data: by the source's original id, so that a keyed sample depends on nothing else (law 1).
-A graph may hold only the vertices ``[first_vertex, stop_vertex)``; sources are ids of the whole graph.
+Column ``v`` lists the sources of v's in-edges, because a layer aggregates from in-neighbours. The sources of a column
+are ordered by their original ids, so that a keyed sample depends on nothing else (law 1). A graph may have only the
+columns of the vertices ``first_vertex .. stop_vertex - 1``. Sources are ids of the whole graph.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Graph"]
 class Graph:
     """CSC: the sources of vertex v are ``indices[indptr[v - first] : indptr[v - first + 1]]``.
 
-    ``indptr`` need not begin at 0: a restricted graph shares ``indices`` with the one it was cut from.
+    ``indptr`` need not start at 0: a restricted graph shares ``indices`` with the graph that it is a part of.
 
     >>> graph = Graph(np.array([0, 2, 3]), np.array([0, 1, 0], np.int32), num_vertices=2)
     >>> graph.sources(0).tolist(), graph.in_degrees().tolist()
@@ -32,12 +32,12 @@ class Graph:
 
     @property
     def stop_vertex(self) -> int:
-        """One past the last vertex held."""
+        """One past the last vertex of the range."""
         return self.first_vertex + self.indptr.size - 1
 
     @property
     def num_edges(self) -> int:
-        """In-edges of the vertices held."""
+        """The number of in-edges of the vertices of the range."""
         return int(self.indptr[-1]) - int(self.indptr[0])
 
     def restrict(self, first_vertex: int, stop_vertex: int) -> "Graph":
@@ -49,19 +49,20 @@ class Graph:
         return Graph(self.indptr[rows], self.indices, self.num_vertices, first_vertex)
 
     def in_degrees(self) -> npt.NDArray[np.int64]:
-        """Number of in-edges of every vertex held."""
+        """The number of in-edges of every vertex of the range."""
         return np.diff(self.indptr)
 
     def sources(self, vertex: int) -> npt.NDArray[Any]:
         """The in-neighbours of one vertex, in the graph's order."""
         if not self.first_vertex <= vertex < self.stop_vertex:
             raise IndexError(f"vertex: expected {self.first_vertex}..{self.stop_vertex - 1} (got {vertex})")
-        start, stop = (int(p) for p in self.indptr[vertex - self.first_vertex : vertex - self.first_vertex + 2])
-        return self.indices[max(start, 0) : max(stop, 0)]  # a damaged indptr gives a wrong slice, never a foreign one
+        start, stop = self.indptr[vertex - self.first_vertex : vertex - self.first_vertex + 2].tolist()
+        return self.indices[max(start, 0) : max(stop, 0)]  # a negative, damaged offset must not count from the end
 
     def describe_damage(self) -> str | None:
-        """The first offsets, or else the source ids, that are out of range; None if none are. Reads everything."""
-        starts, stops = self.indptr[:-1], self.indptr[1:]
+        """The first offsets, or else the source ids, out of range; None if the graph is valid. Reads all arrays."""
+        starts = self.indptr[:-1]
+        stops = self.indptr[1:]
         wrong = np.flatnonzero((starts < 0) | (starts > stops) | (stops > self.indices.size))
         if wrong.size:
             row = int(wrong[0])

@@ -1,7 +1,7 @@
-"""The owner of a vertex: a table of range boundaries, never a map of the vertices (law 6).
+"""The owners of vertices: a table of range boundaries, not a map of all vertices (law 6).
 
-Rank r owns [boundaries[r], boundaries[r + 1]). A store partitioned into P parts serves any number of ranks up to P,
-each owning a contiguous run of parts; a store with one part is cut into equal ranges.
+Rank r owns the vertices ``boundaries[r] .. boundaries[r + 1] - 1``. A store with P parts can be used by up to P ranks,
+each of which owns consecutive parts. A store with one part is divided into equal ranges.
 """
 
 import functools
@@ -21,7 +21,9 @@ __all__ = ["Ownership", "lightest_runs", "original_ids_of", "own_equally", "own_
 
 @dataclass(frozen=True)
 class Ownership:
-    """Boundaries of the ranks' ranges, ascending from 0 to the number of vertices; ranges may be empty.
+    """The boundaries of the ranks' ranges, ascending from 0 to the number of vertices. Ranges may be empty.
+
+    Of three ranks, rank 0 owns vertices 0..4, rank 1 owns none and rank 2 owns 5..9:
 
     >>> Ownership((0, 5, 5, 10)).owners(torch.tensor([0, 4, 5, 9])).tolist()
     [0, 0, 2, 2]
@@ -37,24 +39,26 @@ class Ownership:
 
     @property
     def num_ranks(self) -> int:
+        """The number of ranks that share the vertices."""
         return len(self.boundaries) - 1
 
     @property
     def num_vertices(self) -> int:
+        """The number of vertices of the whole graph."""
         return self.boundaries[-1]
 
     def range_of(self, rank: int) -> tuple[int, int]:
-        """First vertex of a rank and one past its last."""
+        """The first vertex of a rank, and one past its last."""
         return self.boundaries[rank], self.boundaries[rank + 1]
 
     def owners(self, ids: Tensor) -> Tensor:
-        """The rank of each vertex."""
+        """The rank that owns each vertex."""
         return torch.searchsorted(_inner_boundaries(self.boundaries, ids.dtype, ids.device), ids, right=True)
 
 
 @functools.lru_cache(maxsize=64)
 def _inner_boundaries(boundaries: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Where the second rank's range begins, the third's, and so on; put on a device once."""
+    """The first vertex of every rank but the first, on a device. Cached, so that it is copied once."""
     return torch.tensor(boundaries[1:-1], dtype=dtype, device=device)
 
 
@@ -68,9 +72,9 @@ def own_equally(num_vertices: int, num_ranks: int) -> Ownership:
 
 
 def own_parts(part_boundaries: list[int], num_ranks: int, loads: list[int] | None = None) -> Ownership:
-    """Contiguous runs of parts, the heaviest as light as can be; a rank is never without a part.
+    """Give each rank consecutive parts, at least one, so that the largest load of a rank is as small as possible.
 
-    ``loads`` is the work of every part; without it, its number of vertices. One part is cut into equal ranges.
+    ``loads``: the work of every part; by default its number of vertices. A single part is divided into equal ranges.
 
     >>> own_parts([0, 4, 6, 9, 12], 2).boundaries, own_parts([0, 4, 6, 9, 12], 2, [1, 1, 1, 5]).boundaries
     ((0, 6, 12), (0, 9, 12))
@@ -82,36 +86,39 @@ def own_parts(part_boundaries: list[int], num_ranks: int, loads: list[int] | Non
     if num_ranks > num_parts:
         fix = f"run at most {num_parts} ranks, or partition into more parts"
         raise InputError(explain("ranks", f"at most one per part, {num_parts}", num_ranks, fix))
-    starts = lightest_runs(loads if loads is not None else np.diff(part_boundaries).tolist(), num_ranks)
+    if loads is None:
+        loads = np.diff(part_boundaries).tolist()
+    starts = lightest_runs(loads, num_ranks)
     return Ownership((*(part_boundaries[start] for start in starts), num_vertices))
 
 
 def lightest_runs(loads: list[int], num_runs: int) -> list[int]:
-    """Cut a row of loads into runs so that the heaviest is as light as can be; the first place of every run.
+    """Divide a list of loads into runs so that the largest sum is as small as possible; the start of every run.
 
     >>> lightest_runs([3, 1, 1, 3, 2], 3)
     [0, 2, 4]
     """
     ends = list(accumulate(loads))
-    light = max(loads)
-    heavy = ends[-1]
-    while light < heavy:  # the least that the heaviest run can be, by halving
-        middle = (light + heavy) // 2
+    low = max(loads)
+    high = ends[-1]
+    while low < high:  # bisection of the smallest possible largest sum
+        middle = (low + high) // 2
         if _count_runs(ends, middle) <= num_runs:
-            heavy = middle
+            high = middle
         else:
-            light = middle + 1
+            low = middle + 1
     starts = [0]
     for run in range(1, num_runs):
         done = ends[starts[-1] - 1] if starts[-1] else 0
-        last = len(loads) - (num_runs - run)  # one place is left for each of the others
-        starts.append(max(starts[-1] + 1, min(bisect_right(ends, done + light), last)))
+        last = len(loads) - (num_runs - run)  # leaves one place for each of the others
+        starts.append(max(starts[-1] + 1, min(bisect_right(ends, done + low), last)))
     return starts
 
 
 def _count_runs(ends: list[int], heaviest: int) -> int:
-    """How many runs of at most this load it takes."""
-    runs, done = 0, 0
+    """The number of runs that are needed if no sum may be larger than ``heaviest``."""
+    runs = 0
+    done = 0
     while done < ends[-1]:
         done = ends[bisect_right(ends, done + heaviest) - 1]
         runs += 1
@@ -119,7 +126,7 @@ def _count_runs(ends: list[int], heaviest: int) -> int:
 
 
 def original_ids_of(ids: Tensor, original_ids: npt.NDArray[np.int64], first_vertex: int) -> Tensor:
-    """Original ids of some vertices, where those from ``first_vertex`` on are listed; an empty list changes nothing.
+    """The original ids of some vertices. ``original_ids[i]`` is that of ``first_vertex + i``; empty: ids are original.
 
     >>> original_ids_of(torch.tensor([6, 5]), np.array([40, 50]), first_vertex=5).tolist()
     [50, 40]

@@ -1,8 +1,7 @@
-"""Keyed randomness on the host: numba versions of ``keys.scalar``, bit for bit.
+"""Keyed randomness on the host: numba versions of ``keys.scalar``, equal bit for bit.
 
-``mix`` and ``bounded`` take scalars and are meant to be called inside other kernels; ``mix_array``,
-``permute`` and ``unpermute`` take int64 arrays. Words are uint64 throughout: numba turns a sum of
-int64 and uint64 into a float.
+``mix`` and ``bounded`` take scalars and are called inside other kernels. ``mix_array``, ``permute`` and ``unpermute``
+take int64 arrays. All words are uint64, because numba converts a sum of int64 and uint64 to a float.
 """
 
 import numpy as np
@@ -16,8 +15,8 @@ __all__ = ["bounded", "mix", "mix_array", "permute", "unpermute"]
 GAMMA = np.uint64(scalar.GAMMA)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
-_S30 = np.uint64(30)
 _S27 = np.uint64(27)
+_S30 = np.uint64(30)
 _S31 = np.uint64(31)
 _S32 = np.uint64(32)
 _ONE = np.uint64(1)
@@ -56,13 +55,15 @@ def _walk(
     inverse: bool,
 ) -> npt.NDArray[np.int64]:
     out = np.empty(positions.size, np.int64)
-    left_shift, right_shift = np.uint64(64) - left_bits, np.uint64(64) - right_bits
+    left_shift = np.uint64(64) - left_bits
+    right_shift = np.uint64(64) - right_bits
     right_mask = (_ONE << right_bits) - _ONE
     rounds = keys.size
     for n in range(positions.size):
         value = np.uint64(positions[n])
         while True:
-            left, right = value >> right_bits, value & right_mask
+            left = value >> right_bits
+            right = value & right_mask
             for step in range(rounds):
                 i = rounds - 1 - step if inverse else step
                 if i % 2 == 0:

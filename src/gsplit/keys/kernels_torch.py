@@ -1,7 +1,7 @@
-"""Keyed randomness on any device: torch versions of ``keys.scalar``, bit for bit.
+"""Keyed randomness on any device: torch versions of ``keys.scalar``, equal bit for bit.
 
-A 64-bit word lives in an int64 tensor by its two's complement; products wrap, and a logical right
-shift is an arithmetic one with the copied sign bits masked off. No other assumption about the device.
+A 64-bit word is stored in an int64 tensor as its two's complement. Products wrap. A logical right shift is an
+arithmetic one whose sign bits are masked. Nothing else is assumed about the device.
 """
 
 import torch
@@ -30,7 +30,7 @@ def _shift(words: Tensor, bits: int) -> Tensor:
 def mix(state: Tensor | int, part: Tensor) -> Tensor:
     """A random word of 64 bits for every part of a key (``scalar.mix``), with one state for all parts or one for each.
 
-    ``mix(mix(key, ids), positions)`` is a word for every position of every vertex, the same wherever it is computed.
+    ``mix(mix(key, ids), positions)`` is a word for every position of every vertex, equal on all ranks and devices.
     """
     start = _signed(state) if isinstance(state, int) else state
     z = (part + 1) * _GAMMA + start
@@ -55,7 +55,8 @@ def _permute(positions: Tensor, size: int, key: int, order: list[int]) -> Tensor
     walking = torch.arange(out.numel(), device=out.device)
     while walking.numel():  # device sync: one per walk, a few per epoch
         value = out[walking]
-        left, right = value >> right_bits, value & ((1 << right_bits) - 1)
+        left = value >> right_bits
+        right = value & ((1 << right_bits) - 1)
         for i in order:
             if i % 2 == 0:
                 left = left ^ _shift(mix(keys[i], right), 64 - left_bits)

@@ -1,6 +1,6 @@
 """The definition of keyed randomness, on Python integers.
 
-Used for the few scalar keys of a step, and as the oracle of the two array versions.
+Used for the few scalar keys of a step, and as the reference in tests of the two array versions.
 """
 
 __all__ = ["GAMMA", "MAX_SIZE", "MIN_BITS", "ROUNDS", "bounded", "mix", "permute", "round_keys", "unpermute"]
@@ -8,14 +8,14 @@ __all__ = ["GAMMA", "MAX_SIZE", "MIN_BITS", "ROUNDS", "bounded", "mix", "permute
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
 ROUNDS = 10
-"""Feistel rounds. Eight pass every test here too; ten is what FF1, the NIST standard for small domains, takes."""
+"""Feistel rounds, as many as in FF1, the NIST standard for small domains. Eight pass all tests too."""
 MIN_BITS = 8
-"""Smallest Feistel domain is 2**8: below that a handful of round functions cannot reach all orders evenly."""
+"""The smallest Feistel domain is 2**8: on smaller ones ten rounds do not produce all permutations evenly."""
 MAX_SIZE = 1 << 62
 
 
 def finalise(z: int) -> int:
-    """SplitMix64's output function: a bijection of 64-bit words in which every input bit reaches every output bit."""
+    """The output function of SplitMix64: a bijection of 64-bit words; every input bit affects every output bit."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
@@ -36,15 +36,15 @@ def mix(seed: int, *parts: int) -> int:
 
 
 def bounded(word: int, bound: int) -> int:
-    """An integer in [0, bound) from a random word, by multiply and shift; bound < 2**32.
+    """An integer in [0, bound) from a random word, by multiply and shift. ``bound`` must be below 2**32.
 
-    Some values get one more of the 2**32 upper halves than others: a bias below bound / 2**32.
+    The bias is below bound / 2**32.
     """
     return ((word >> 32) * bound) >> 32
 
 
 def halves(size: int) -> tuple[int, int]:
-    """Bits of the left and right half of the smallest Feistel domain that covers [0, size)."""
+    """The bits of the left and of the right half of the smallest Feistel domain that contains [0, size)."""
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"size: expected 1 to 2**62 (got {size})")
     bits = max(MIN_BITS, (size - 1).bit_length())
@@ -57,11 +57,12 @@ def round_keys(key: int) -> list[int]:
 
 
 def _walk(position: int, size: int, key: int, order: list[int]) -> int:
-    """Apply the rounds in ``order`` until the value falls inside [0, size) again (cycle walking)."""
+    """Apply the rounds in ``order`` until the value is in [0, size) (cycle walking)."""
     left_bits, right_bits = halves(size)
     keys = round_keys(key)
     while True:
-        left, right = position >> right_bits, position & ((1 << right_bits) - 1)
+        left = position >> right_bits
+        right = position & ((1 << right_bits) - 1)
         for i in order:
             if i % 2 == 0:
                 left ^= mix(keys[i], right) >> (64 - left_bits)
@@ -78,5 +79,5 @@ def permute(position: int, size: int, key: int) -> int:
 
 
 def unpermute(position: int, size: int, key: int) -> int:
-    """The inverse of ``permute``: each round undoes itself, so the rounds run backwards."""
+    """The inverse of ``permute``: each round is its own inverse, so the rounds run in reverse order."""
     return _walk(position, size, key, list(reversed(range(ROUNDS))))

@@ -1,8 +1,10 @@
-"""The loader: mini-batches of one graph for any number of ranks, with PyG's argument names.
+"""The loader: iterates over the mini-batches of a graph on any number of ranks, with the argument names of PyG.
 
-``batch_size`` is the size of the GLOBAL mini-batch, shared by all ranks. The number of steps is known before the
-first and the same on every rank. A position in training is (epoch, step) and nothing else: any step can be made
-without the ones before.
+``batch_size`` is the size of the GLOBAL mini-batch, which all ranks share. The number of steps is known before the
+first and equal on all ranks. A position in training is (epoch, step): any step can be made without the steps before it.
+
+A step has three stages: ``Strategy.sample``, ``StepLoader.load`` and ``Batch.to``. With ``prefetch`` the first two run
+ahead in a thread (``pipeline``), and the third is launched one step ahead on a second stream of the device.
 """
 
 import logging
@@ -45,27 +47,30 @@ _LOG = logging.getLogger(__name__)
 class NeighborLoader:
     """Iterates over the mini-batches of an epoch; each ``iter`` is the next epoch.
 
-    ``graph`` is an opened store, or a PyG ``Data`` with a ``partition`` tensor (a rank or part for every vertex).
-    ``num_neighbors[0]`` is the targets' own hop; -1 takes all neighbours. ``input_nodes``: the name of stored targets,
-    a tensor of original ids or a mask, or None for every vertex. ``batch_size``: targets of the GLOBAL mini-batch.
-    ``mesh``: the ranks, from ``gsplit.init()``; a program of one process may leave it out.
+    ``graph``: an opened store, or a PyG ``Data`` with a ``partition`` tensor (a rank or part for every vertex).
+    ``num_neighbors``: the fanout of every layer, that of the targets first; -1 takes all neighbours. ``input_nodes``:
+    the name of stored targets, a tensor of original ids or a mask, or None for every vertex. ``batch_size``: the number
+    of targets of the GLOBAL mini-batch. ``mesh``: the ranks, from ``gsplit.init()``; optional for one process.
 
-    ``strategy``: how the ranks share a mini-batch, "split", "data", "data_cached", "hybrid(k)", or "auto",
-    the fastest by the planner; the result is the same (docs/strategies.md). ``ownership`` overrides who owns which
-    range of vertices. ``sampler``: "uniform", or a function that makes a sampler of your own (docs/minibatch.md).
-    ``features``, ``edge_attr``, ``edge_weight`` name stored arrays; edge values are loaded where the graph has an array
-    of that name. ``features`` may also be a source of rows of your own, which is asked for original ids, or several of
-    both, side by side (docs/loading.md; ``gsplit.extending`` has the protocols). ``cache``: memory of each rank for its
-    hottest rows, such as "2GB", from a partitioned store; ``device_cache``: the same in a device's memory. ``copies``:
-    memory of each rank for copies of the hottest rows of other ranks, which then need not travel.
-    ``features_on_disk``: read features from files instead of mapping them (docs/loading.md).
-    ``deterministic``: on devices, sums of the shuffle in one order. ``telemetry``: a file for one JSON line per step.
-    ``prefetch``: batches that a thread makes ahead of training; what they contain does not depend on it.
+    ``strategy``: how the ranks share a mini-batch: "split", "data", "data_cached", "hybrid(k)", or "auto" for the
+    fastest according to the planner. The result is the same (docs/strategies.md). ``ownership``: the ranges of vertices
+    that the ranks own, in place of those of the store. ``sampler``: "uniform", or a function that makes a user-defined
+    sampler (docs/minibatch.md). ``deterministic``: on devices, the shuffle adds gradients in a fixed order.
+
+    ``features``, ``edge_attr`` and ``edge_weight`` name stored arrays. Edge values are loaded if the graph has an array
+    of that name. ``features`` may also be a user-defined source of rows, which is called with original ids, or several
+    names and sources, whose rows are concatenated (docs/loading.md; the protocols are in ``gsplit.extending``).
+    ``features_on_disk``: read features from files instead of mapping them. ``cache``: memory of each rank for its
+    hottest rows, such as "2GB", from a partitioned store; ``device_cache``: the same in the memory of a device.
+    ``copies``: memory of each rank for copies of the hottest rows of other ranks, which are then not exchanged.
+
+    ``prefetch``: the number of batches that a thread makes ahead; batches do not depend on it. ``telemetry``: a file
+    for one JSON line per step.
     """
 
-    _position = (-1, 0)  # of the newest iterator: epoch, and the step that comes next
-    _start: tuple[int, int] | None = None  # where the next iterator is told to begin
-    _iterators = 0
+    _position = (-1, 0)  # of the newest iterator: its epoch and its next step
+    _start: tuple[int, int] | None = None  # the position at which the next iterator starts, if it was set
+    _num_iterators = 0
     _pipeline: Pipeline[Batch] | None = None  # of the newest iterator
     _side: SideStream | None = None
 
@@ -121,15 +126,18 @@ class NeighborLoader:
             prefetch=prefetch,
             options=options,
         )
-        # refuse ranks that would not make the same mini-batches, before anything else is a collective
+        # all ranks: refuses ranks with other options before the first collective that depends on them
         assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", self.plan.compared)
         self._open(sampler_factory(sampler))
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
     def _open(self, make_sampler: SamplerFactory) -> None:
-        """Open row sources, samplers and groups. A collective: rows are copied between ranks, and groups are made."""
-        plan, graph, mesh, spec = self.plan, self._graph, self.mesh, self.plan.strategy
+        """Open row sources and make samplers and process groups. A collective."""
+        plan = self.plan
+        graph = self._graph
+        mesh = self.mesh
+        spec = plan.strategy
         read = graph.owned if spec.reads_own_rows else graph.sampled
         rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
         groups = mesh.borrow_loading_groups(owner=self) if plan.prefetch else mesh.loading_groups
@@ -138,8 +146,9 @@ class NeighborLoader:
             copies = graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
 
         def sampler_of(view: LocalGraph) -> LayerSampler:
-            part = SampledRange(view.graph, view.original_ids, mesh.sample_device, plan.arrays.has_edge_values)
-            return make_sampler(part)
+            return make_sampler(
+                SampledRange(view.graph, view.original_ids, mesh.sample_device, plan.arrays.has_edge_values)
+            )
 
         self._strategy = Strategy(
             spec,
@@ -164,9 +173,10 @@ class NeighborLoader:
         )
 
     def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
-        """The input rows for a device that the host samples for; own rows may be held there as one copy of all ranks.
+        """The input rows for a device, if the host samples for it.
 
-        Not those of a source of the program's own, which may be slow or large: they are read as they are needed.
+        Own rows in the store may be copied to host memory that the device can read; each row is owned by one rank.
+        Rows of user-defined sources are not copied ahead, because these may be slow or large.
         """
         plan = self.plan
         if not self.mesh.host_samples:
@@ -176,10 +186,11 @@ class NeighborLoader:
         return open_device_rows(read, rows, self.mesh.device, cache=plan.device_cache, held=held)
 
     def _log_start(self, store: GraphStore, *, equal_ranges: bool) -> None:
-        """Log the size of a mini-batch: a DDP script's batch size is that of one rank."""
-        ranks, size = self.mesh.size, self.plan.batch_size
+        """Log the size of a mini-batch. (In a DDP script the batch size is that of one rank.)"""
         if self.mesh.rank != 0:
             return
+        ranks = self.mesh.size
+        size = self.plan.batch_size
         _LOG.info(
             "global mini-batch of %d targets over %d rank(s), %.1f per rank on average; %d steps per epoch",
             size,
@@ -196,7 +207,7 @@ class NeighborLoader:
 
     @property
     def description(self) -> dict[str, str]:
-        """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
+        """Everything that the mini-batches depend on; equal on all ranks, for any number of ranks."""
         return self.plan.description
 
     @property
@@ -206,36 +217,37 @@ class NeighborLoader:
 
     @property
     def strategy(self) -> str:
-        """How the ranks share a mini-batch."""
+        """The name of the strategy; for "auto", of the one that was chosen."""
         return self.plan.strategy.name
 
     @property
     def prefetch(self) -> int:
-        """Batches that are made ahead."""
+        """The number of batches that are made ahead."""
         return self.plan.prefetch
 
     @property
     def num_targets(self) -> int:
-        """Targets of an epoch, over all ranks."""
+        """The number of targets of an epoch, over all ranks."""
         return self.plan.num_targets
 
     def __len__(self) -> int:
         return self.plan.num_steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter`` run this epoch, from its first step."""
+        """Start the next ``iter`` at the first step of this epoch."""
         self.load_state_dict({"epoch": epoch, "step": 0})
 
     def state_dict(self) -> dict[str, int]:
-        """Where training stands: the epoch, and the step that comes next in it."""
+        """The position in training: the epoch and its next step."""
         epoch, step = self._start or self._position
         return {"epoch": max(epoch, 0), "step": step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next ``iter`` go on from there; the end of an epoch is the beginning of the next."""
+        """Start the next ``iter`` at this position; the end of an epoch is the start of the next one."""
         if set(state) != {"epoch", "step"}:
             raise InputError(explain("state", "epoch and step", sorted(state), "pass what state_dict returned"))
-        epoch, step = operator.index(state["epoch"]), operator.index(state["step"])
+        epoch = operator.index(state["epoch"])
+        step = operator.index(state["step"])
         if epoch < 0 or not 0 <= step <= len(self):
             fix = "pass what state_dict returned for the same targets and batch size"
             raise InputError(explain("state", f"an epoch from 0 and a step in 0..{len(self)}", (epoch, step), fix))
@@ -243,12 +255,13 @@ class NeighborLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, step = self._start or (self._position[0] + 1, 0)
-        self._position, self._start = (epoch, step), None
-        self._iterators += 1
-        return self._batches(epoch, step, self._iterators)
+        self._position = (epoch, step)
+        self._start = None
+        self._num_iterators += 1
+        return self._batches(epoch, step, self._num_iterators)
 
     def _batches(self, epoch: int, first: int, number: int) -> Iterator[Batch]:
-        """The steps of one epoch. Only the newest iterator moves the loader's position."""
+        """The steps of one epoch. Only the newest iterator changes the position of the loader."""
         self._check_newest(number)
         self.telemetry.start_clock()
         with closing(self._open_pipeline(epoch, range(first, len(self)))) as pipeline:
@@ -256,23 +269,27 @@ class NeighborLoader:
                 yield from self._take(pipeline, epoch, first, number)
             finally:
                 if self._pipeline is pipeline:
-                    self._pipeline = None  # it knows the loader
+                    self._pipeline = None  # it refers to the loader
 
     def _check_newest(self, number: int) -> None:
-        if number != self._iterators:
-            got, fix = f"iterator {number} of {self._iterators}", "iterate over one epoch at a time, or use make_batch"
+        if number != self._num_iterators:
+            got = f"iterator {number} of {self._num_iterators}"
+            fix = "iterate over one epoch at a time, or use make_batch"
             raise InputError(explain("this iterator", "to be the loader's newest", got, fix))
 
     def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[Batch]:
-        """What makes the steps of an epoch; one at a time, because they share the sampler."""
+        """A pipeline for the steps of an epoch. Only one is open at a time, because all steps share the sampler."""
         if self._pipeline is not None:
             self._pipeline.close()
         self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self.plan.prefetch)
         return self._pipeline
 
     def _take(self, pipeline: Pipeline[Batch], epoch: int, first: int, number: int) -> Iterator[Batch]:
+        """Take finished batches, and record position and telemetry of each step."""
         if self.plan.prefetch and self.mesh.host_samples and self._side is None:
-            self._side = SideStream(self.mesh.device)  # one for all epochs: device memory is kept by stream
+            self._side = SideStream(
+                self.mesh.device
+            )  # one for all epochs, because torch caches device memory per stream
         batches = _finish_batches(pipeline, len(self) - first, self.mesh.device, self._side)
         for step in range(first, len(self)):
             self._check_newest(number)
@@ -284,41 +301,44 @@ class NeighborLoader:
             self._position = (epoch, step + 1)
             try:
                 yield batch
-            finally:  # also when the loop is left or fails: no step's numbers run into the next
+            finally:  # also if the loop ends early or fails, so that no step is counted in the next
                 self.telemetry.end_step(batch.telemetry)
 
     @torch.inference_mode(False)
     def make_batch(self, epoch: int, step: int) -> Batch:
-        """Any step of any epoch, by its name alone. A collective: every rank makes it."""
-        epoch, step = operator.index(epoch), operator.index(step)
+        """Make any step of any epoch. A collective."""
+        epoch = operator.index(epoch)
+        step = operator.index(step)
         if epoch < 0 or not 0 <= step < len(self):
-            got, fix = f"epoch {epoch}, step {step}", "len(loader) says how many steps there are"
+            got = f"epoch {epoch}, step {step}"
+            fix = "choose a step below len(loader)"
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         if self._pipeline is not None:
-            self._pipeline.drain()  # it shares the sampler; all ranks have permitted the same steps
+            self._pipeline.drain()  # it uses the same sampler; all ranks have permitted the same steps
         return self._load(epoch, step).to(self.mesh.device)
 
     @torch.inference_mode(False)
     def _load(self, epoch: int, step: int) -> Batch:
-        """The first two stages of a step; in the pipeline's thread if there is one."""
+        """The first two stages of a step, in the thread of the pipeline if it has one. A collective."""
         mesh = self.mesh
-        follow = mesh.record_stage if mesh.size > 1 else None
-        telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, follow)
+        on_stage = mesh.record_stage if mesh.size > 1 else None
+        telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, on_stage)
         with in_thread(mesh.device):
             return self._step_loader.load(self._sample(StepKey(self.plan.seed, epoch, step), telemetry))
 
     def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
-        """This rank's part of a step. A collective of the loading group."""
-        plan, mesh, targets = self.plan, self.mesh, self._graph.targets
-        stride = (mesh.replica, mesh.num_replicas)  # of the mini-batch's targets: the first that it takes, and the step
+        """Sample this rank's part of a step. A collective of the loading group."""
+        plan = self.plan
+        mesh = self.mesh
+        targets = self._graph.targets
+        stride = (mesh.replica, mesh.num_replicas)  # each replica takes a strided share of the mini-batch
         if plan.strategy.targets == "strided":
-            stride = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)
+            stride = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)  # and so does each of its ranks
         own = targets.for_step(key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, stride=stride)
         telemetry.record_max("targets_bytes", targets.num_bytes)
         if not plan.strategy.needs_whole_graph:
-            telemetry.record_max(
-                "largest_range_array_bytes", max(self._strategy.num_range_bytes, targets.largest_bytes)
-            )
+            largest_bytes = max(self._strategy.num_range_bytes, targets.largest_bytes)
+            telemetry.record_max("largest_range_array_bytes", largest_bytes)
         size = targets.size_of_step(key.step, plan.batch_size)
         return self._strategy.sample(own.to(mesh.sample_device), key, size, telemetry)
 
@@ -326,11 +346,11 @@ class NeighborLoader:
 def _finish_batches(
     pipeline: Pipeline[Batch], num_steps: int, device: torch.device, side: SideStream | None
 ) -> Iterator[Batch]:
-    """The third stage of all steps, in the thread of training; ``side``: launch each batch there, one step ahead.
+    """The third stage of all steps, in the training thread. With ``side``, each batch is launched there one step ahead.
 
-    The copy, gathering and exchange of step t + 1 then run while step t trains. All ranks launch them at the same point
-    of every step: the collectives of a device are issued by one thread in one order. An error in launching a batch is
-    raised in its own turn, after the batch before it.
+    The copy, gather and exchange of step t + 1 then run on the device while step t trains. All ranks launch them at the
+    same point of every step, so the collectives of a device are issued by one thread in one order. An error during a
+    launch is raised when its step is taken, after the step before it.
     """
     if side is None:
         for _ in range(num_steps):
@@ -353,7 +373,7 @@ def _finish_batches(
             raise ahead
         batch, mark = ahead
         ahead = launch() if step + 1 < num_steps else None
-        # as long as the next launch waits for the current stream before it allocates, the allocator need not know of
-        # these; it keeps a batch right that is dropped earlier
+        # The next launch waits for the current stream before it allocates memory. This also protects a batch that is
+        # dropped earlier.
         side.join(mark, [batch.x, batch.blocks[0].indptr])
         yield batch

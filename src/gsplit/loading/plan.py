@@ -1,8 +1,8 @@
-"""The plan of a loader: what the arguments of ``NeighborLoader`` resolve to, checked, and the same on every rank.
+"""The plan of a loader: the checked arguments of ``NeighborLoader``, with names, sizes and the strategy resolved.
 
-It is resolved once, before anything is read. ``LoaderPlan.description`` is all that decides what the mini-batches are,
-for checkpoints; ``compared`` is what ranks compare before their first exchange. Options of PyG's loader that this one
-cannot have are refused with the reason.
+It is made once, before anything is read. ``LoaderPlan.description`` contains everything that the mini-batches depend
+on, for checkpoints. ``LoaderPlan.compared`` contains everything that must be equal on all ranks; they compare it before
+their first exchange. Options of PyG's loader that this loader does not have are refused with the reason.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from gsplit.store.reader import Store
 
 __all__ = ["LoaderPlan", "RankGraph", "resolve_plan", "sampler_factory", "stored_checksums"]
 
-_HASHED_BYTES = 64 << 20  # of an array in memory
+_HASHED_BYTES = 64 << 20  # of an array in memory; larger ones are sampled
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
     "replace": "neighbours are drawn without replacement",
@@ -42,14 +42,14 @@ _REFUSED = {
     "time_attr": "temporal sampling is not built",
     "input_time": "temporal sampling is not built",
     "temporal_strategy": "temporal sampling is not built",
-    "subgraph_type": "blocks hold the sampled edges, in their direction",
-    "directed": "blocks hold the sampled edges, in their direction",
+    "subgraph_type": "blocks have the sampled edges, in their direction",
+    "directed": "blocks have the sampled edges, in their direction",
     "transform": "change the batch in the training loop",
     "transform_sampler_output": "change the batch in the training loop",
     "neighbor_sampler": "sampling is built in, or sampler=FUNCTION; see gsplit.extending",
     "num_workers": "sampling runs compiled in this process; leave it out",
     "persistent_workers": "there are no workers; leave it out",
-    "prefetch_factor": "there are no workers; say prefetch=N to make N batches ahead",
+    "prefetch_factor": "there are no workers; use prefetch=N to make N batches ahead",
     "pin_memory": "batches are made on the mesh's device; leave it out",
     "filter_per_worker": "there are no workers; leave it out",
     "is_sorted": "the store is sorted; leave it out",
@@ -58,10 +58,13 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderPlan:
-    """See the module, and ``NeighborLoader`` for the arguments. Sizes are in bytes.
+    """See the module; the fields have the names of the arguments of ``NeighborLoader``. Sizes are in bytes.
 
-    ``graph`` and ``input_nodes`` are fingerprints. ``sampler``: the name of the program's own, empty for the built-in
-    one. ``boundaries``: of the ranks' ranges of vertices. ``checksums``: of the stored arrays that are read.
+    ``graph`` and ``input_nodes`` are fingerprints. ``sampler``: the name of a user-defined sampler, or empty.
+    ``boundaries``: those of ``Ownership``. ``checksums``: of the stored arrays that are read.
+
+    ``NeighborLoader(graph, [15, 10], "train", batch_size=1024, cache="2GB")`` on two ranks has ``num_neighbors``
+    (15, 10), ``cache`` 2000000000, ``strategy.name`` "split" and ``boundaries`` such as (0, 1220000, 2449029).
     """
 
     graph: str
@@ -87,20 +90,27 @@ class LoaderPlan:
 
     @property
     def description(self) -> dict[str, str]:
-        """All that decides what the mini-batches are; the same on every rank, for any number of ranks."""
+        """Everything that the mini-batches depend on; equal on all ranks, for any number of ranks."""
         found = {name: str(getattr(self, name)) for name in _DESCRIBED}
         found["num_neighbors"] = str(list(self.num_neighbors))
-        return found | ({"sampler": self.sampler} if self.sampler else {}) | dict(self.checksums)
+        if self.sampler:
+            found["sampler"] = self.sampler
+        return found | dict(self.checksums)
 
     @property
     def compared(self) -> dict[str, object]:
-        """What must be the same on every rank."""
-        more = {"prefetch": self.prefetch, "copies": self.copies, "boundaries": self.boundaries}
-        return {**self.description, "strategy": self.strategy.name, **more}
+        """Everything that must be equal on all ranks."""
+        return {
+            **self.description,
+            "strategy": self.strategy.name,
+            "prefetch": self.prefetch,
+            "copies": self.copies,
+            "boundaries": self.boundaries,
+        }
 
     @property
     def num_steps(self) -> int:
-        """Steps of an epoch."""
+        """The number of steps of an epoch, equal on all ranks."""
         whole, rest = divmod(self.num_targets, self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
@@ -126,9 +136,10 @@ _DESCRIBED = (
 
 @dataclass(frozen=True)
 class RankGraph:
-    """A rank's part of the graph: the vertices it may sample, its own or all, those it owns, and its targets.
+    """One rank's part of the graph.
 
-    The two views are often the same object. ``targets`` are the rank's own, or all, of which it takes some in turn.
+    ``sampled``: the vertices that it samples, its own or all. ``owned``: the vertices that it owns; often the same
+    object. ``targets``: those it owns, or all targets, of which it takes a strided share in every step.
     """
 
     sampled: LocalGraph
@@ -164,25 +175,19 @@ def resolve_plan(
     prefetch: int,
     options: Mapping[str, object],
 ) -> tuple[LoaderPlan, RankGraph]:
-    """Check the arguments of a loader and resolve them; returns this rank's part of the graph too.
-
-    A collective for ``strategy="auto"``.
-    """
-    _check_sampling(num_neighbors, sampler, seed, options)
-    fanouts = [operator.index(fanout) for fanout in num_neighbors]
+    """Resolve the arguments of a loader. Also returns this rank's part of the graph. A collective for "auto"."""
+    fanouts = _check_sampling(num_neighbors, sampler, seed, options)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
     depth = _check_prefetch(prefetch, mesh)
+    device_bytes = _check_device_cache(device_cache, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
-    steps = PlannedSteps(
-        input_nodes, fanouts, size, arrays.stored_features, on_disk=features_on_disk, cache=cache, copies=copies
-    )
     if strategy == AUTO:
         _check_auto(sampler, arrays)
+    steps = PlannedSteps(input_nodes, fanouts, size, arrays.stored_features, features_on_disk, cache, copies)
+    # all ranks: for "auto", rank 0 sends its choice to the others
     spec = parse_strategy(resolve_strategy(strategy, store, mesh, steps).strategy, len(fanouts))
-    rows = _check_row_options(spec, mesh, device_cache=device_cache, copies=copies)
+    copied_bytes = _check_copies(copies, spec)
     view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec, input_nodes)
-    names = [f"features/{name}" for name in arrays.stored_features]
-    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight)]
     plan = LoaderPlan(
         graph=store.fingerprint,
         num_vertices=store.num_vertices,
@@ -195,14 +200,15 @@ def resolve_plan(
         seed=operator.index(seed),
         arrays=arrays,
         sampler=_describe_sampler(sampler),
-        checksums=stored_checksums(store, ["y", *names, f"targets/{input_nodes}"]),
+        checksums=_checksums_of(store, arrays, input_nodes),
         strategy=spec,
         boundaries=view.owned.ownership.boundaries,
         prefetch=depth,
+        copies=copied_bytes,
         cache=parse_bytes(cache),
+        device_cache=device_bytes,
         features_on_disk=features_on_disk,
         deterministic=deterministic,
-        **rows,
     )
     return plan, view
 
@@ -210,16 +216,19 @@ def resolve_plan(
 def _view_graph(
     store: GraphStore, mesh: Mesh, ownership: Ownership, spec: StrategySpec, input_nodes: str | Tensor | None
 ) -> RankGraph:
-    """What a rank sees of a graph under a strategy."""
-    owned = None if spec.needs_whole_graph and mesh.num_splits == 1 else LocalGraph(store, mesh, ownership)
-    sampled = LocalGraph(store, mesh, ownership, whole=True) if spec.needs_whole_graph else owned
-    assert sampled is not None
-    owned = owned or sampled
-    return RankGraph(sampled, owned, (owned if spec.targets == "owner" else sampled).targets(input_nodes))
+    """The part of the graph that a rank uses under a strategy."""
+    if not spec.needs_whole_graph:
+        owned = LocalGraph(store, mesh, ownership)
+        sampled = owned
+    else:
+        sampled = LocalGraph(store, mesh, ownership, whole=True)
+        owned = sampled if mesh.num_splits == 1 else LocalGraph(store, mesh, ownership)
+    holder = owned if spec.targets == "owner" else sampled
+    return RankGraph(sampled=sampled, owned=owned, targets=holder.targets(input_nodes))
 
 
 def _whole_number(name: str, value: SupportsIndex, least: int, expected: str, fix: str) -> int:
-    """An integer of any type, numpy's included."""
+    """Check and convert an integer of any type, such as one of numpy's."""
     if not hasattr(value, "__index__") or operator.index(value) < least:
         raise InputError(explain(name, expected, value, fix))
     return operator.index(value)
@@ -227,78 +236,97 @@ def _whole_number(name: str, value: SupportsIndex, least: int, expected: str, fi
 
 def _check_sampling(
     num_neighbors: list[int], sampler: str | SamplerFactory, seed: int, options: Mapping[str, object]
-) -> None:
+) -> list[int]:
+    """Refuse sampling options that are not supported; returns the fanouts."""
     check_fanouts(num_neighbors)
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
     if sampler != "uniform" and not callable(sampler):
         fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
-        expected = "'uniform', the only one built so far, or a function that makes a sampler"
+        expected = "'uniform', which is built in, or a function that makes a sampler"
         raise InputError(explain("sampler", expected, repr(sampler), fix))
     for name, value in options.items():
         fix = _REFUSED.get(name, "see the signature of NeighborLoader")
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
+    return [operator.index(fanout) for fanout in num_neighbors]
 
 
 def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames) -> None:
-    """Refuse to have the planner choose for what it cannot count."""
+    """Refuse samplers and feature sources that the planner cannot run."""
     own = ["sampler"] if callable(sampler) else []
     own += ["features"] if len(arrays.stored_features) < len(arrays.features) else []
     if own:
-        expected = "the sampler that is built in, and stored features: the planner counts with these"
+        expected = "the built-in sampler and stored features, which the planner can count"
         fix = "name a strategy, such as strategy='split'"
-        raise InputError(explain("strategy='auto'", expected, f"{' and '.join(own)} of the program's own", fix))
+        raise InputError(explain("strategy='auto'", expected, f"user-defined {' and '.join(own)}", fix))
 
 
 def _check_prefetch(prefetch: int, mesh: Mesh) -> int:
-    """The number of steps to make ahead, refused where that cannot be done."""
+    """The number of steps to make ahead. Refused if a device samples, which cannot run ahead."""
     fix = "choose 2, or leave it out"
     depth = _whole_number("prefetch", prefetch, 0, "a number of batches, 0 for none", fix)
     if depth and mesh.sample_device.type != "cpu":
-        got, fix = f"prefetch={depth} with sample_device={mesh.sample_device}", "leave sample_device out, or prefetch"
+        got = f"prefetch={depth} with sample_device={mesh.sample_device}"
+        fix = "leave sample_device out, or prefetch"
         raise InputError(explain("prefetch", "mini-batches that are sampled on the CPU", got, fix))
     return depth
 
 
-def _check_row_options(spec: StrategySpec, mesh: Mesh, *, device_cache: int | str, copies: int | str) -> dict[str, int]:
-    """Sizes in bytes, refused where the strategy or the mesh cannot have them."""
-    on_device = parse_bytes(device_cache, "device_cache")
-    if on_device and not mesh.host_samples:
-        got, fix = f"{device_cache} with {mesh}", "use cache= for the host's memory, or leave it out"
+def _check_device_cache(device_cache: int | str, mesh: Mesh) -> int:
+    """The size of the cache in bytes. Refused unless the host samples for a device."""
+    num_bytes = parse_bytes(device_cache, "device_cache")
+    if num_bytes and not mesh.host_samples:
+        got = f"{device_cache} with {mesh}"
+        fix = "use cache= for the host's memory, or leave it out"
         raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))
-    copied = parse_bytes(copies, "copies")
-    if copied and not spec.shuffles_input:
+    return num_bytes
+
+
+def _check_copies(copies: int | str, spec: StrategySpec) -> int:
+    """The size of the copies in bytes. Refused for strategies that do not shuffle input rows."""
+    num_bytes = parse_bytes(copies, "copies")
+    if num_bytes and not spec.shuffles_input:
         expected = "a strategy that shuffles input rows: split or hybrid(k)"
         fix = "leave it out, or change the strategy"
         raise InputError(explain("copies", expected, f"strategy={spec.name!r}", fix))
-    return {"device_cache": on_device, "copies": copied}
+    return num_bytes
 
 
 def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
-    """The function that makes samplers. Samplers of the program's own are checked."""
+    """The function that makes samplers. User-defined samplers are checked."""
     return require_drawn(sampler) if callable(sampler) else uniform_sampler
 
 
 def _describe_sampler(sampler: str | SamplerFactory) -> str:
-    """A sampler of the program's own in short, to compare; nothing for the one that is built in."""
+    """The name and the fingerprint, if any, of a user-defined sampler; empty for the built-in one."""
     if not callable(sampler):
         return ""
-    more, made_by = getattr(sampler, "fingerprint", None), sampler
+    fingerprint = getattr(sampler, "fingerprint", None)
+    made_by = sampler
     while isinstance(made_by, partial):
         made_by = made_by.func
     name = getattr(made_by, "__qualname__", type(made_by).__qualname__)
-    return name if more is None else f"{name} {more}"
+    return name if fingerprint is None else f"{name} {fingerprint}"
 
 
 def _fingerprint(nodes: str | Tensor | None) -> str:
-    """The targets' list in short, to compare between ranks."""
+    """A short text that identifies the list of targets."""
     if nodes is None or isinstance(nodes, str):
         return str(nodes)
     return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
+def _checksums_of(store: GraphStore, arrays: ArrayNames, input_nodes: str | Tensor | None) -> dict[str, str]:
+    """Checksums of the labels, of the loaded arrays and of the stored targets."""
+    names = ["y"]
+    names += [f"features/{name}" for name in arrays.stored_features]
+    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight)]
+    names += [f"targets/{input_nodes}"]
+    return stored_checksums(store, names)
+
+
 def stored_checksums(store: GraphStore, names: Iterable[str]) -> dict[str, str]:
-    """What arrays of a store hold, in short; nothing of shards, which differ between hosts."""
+    """Checksums of the named arrays that a store has. None of shards, because shards differ between hosts."""
     wanted = dict.fromkeys(names)
     if isinstance(store, MemoryStore):
         return {f"graph {name}": _checksum(store.arrays[name]) for name in wanted if name in store.arrays}
@@ -309,7 +337,7 @@ def stored_checksums(store: GraphStore, names: Iterable[str]) -> dict[str, str]:
 
 
 def _checksum(array: Array) -> str:
-    """Of all of an array, or of evenly spaced rows of a large one: every loader that is made pays for it."""
+    """The checksum of an array, or of evenly spaced rows of a large one, because every new loader computes it."""
     rows = array[:: max(1, -(-array.nbytes // _HASHED_BYTES))]
     digest = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
     digest.update(raw_bytes(rows))

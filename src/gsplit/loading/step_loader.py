@@ -1,12 +1,14 @@
-"""The second stage of a step: from a sampled step to a batch with its rows, labels and edge values.
+"""The second stage of a step: from a sampled step to a batch with input rows, labels and edge values.
 
-``load`` reads what the host has to read and may run ahead of training, in the loader's thread. The third stage,
-``Batch.to``, is the training thread's and brings the batch to where the model computes.
+``load`` may run ahead of training, in the thread of the loader. The third stage, ``Batch.to``, runs in the training
+thread.
 
-On the host ``load`` does it all: own input rows are read straight into the mixed tensor of layer 0 and rows of other
-ranks received into its tail, so nothing is copied. If the host samples for a device, ``load`` only finds out where the
-rows are; everything it found crosses in one copy (``packing``), and the device gathers the rows out of its own and the
-host's memory and exchanges them itself. Stored features carry no gradient, so both may run ahead of training.
+If the model is on the host, ``load`` does all the work. It reads the local input rows directly into the mixed tensor of
+layer 0, and receives rows of other ranks into the rest of it, without further copies (law 4: local rows come first).
+
+If the host samples for a device, ``load`` only locates the rows. One copy moves everything that it found to the device
+(``device.packing``). The device gathers the rows from its own memory and from the host's, and exchanges them. Stored
+features have no gradient, so both may run ahead of training.
 """
 
 from dataclasses import replace
@@ -32,10 +34,11 @@ _NO_ROWS = torch.empty(0)
 
 
 class StepLoader:
-    """Reads what the batches of one loader are made of; ``features`` are the input rows of this rank's vertices.
+    """Reads the arrays of the batches of one loader.
 
-    ``comm``: the ranks that input rows cross between. ``device_rows``: the same rows for a device that the host samples
-    for; without, the host reads every row for it. ``num_ahead``: steps that may be loaded and not yet finished.
+    ``features``: the input rows of this rank's vertices. ``comm``: the ranks that exchange input rows. ``device_rows``:
+    the same rows for a device that the host samples for; if None, the host reads all rows for it. ``num_ahead``: the
+    number of steps that may be loaded before the first of them is finished.
     """
 
     def __init__(
@@ -53,8 +56,13 @@ class StepLoader:
         labels: bool = True,
         num_ahead: int = 0,
     ) -> None:
-        self._graph, self._mesh, self._comm, self._arrays = graph, mesh, comm, arrays
-        self._strategy, self._each_vertex_once, self._deterministic = strategy, each_vertex_once, deterministic
+        self._graph = graph
+        self._mesh = mesh
+        self._comm = comm
+        self._arrays = arrays
+        self._strategy = strategy
+        self._each_vertex_once = each_vertex_once
+        self._deterministic = deterministic
         self._number = next(mesh.loader_numbers)
         self._labels = graph.rows("y") if labels and "y" in graph.store.names else None
         self._edge_attr = None if arrays.edge_attr is None else graph.edge_rows(arrays.edge_attr)
@@ -66,14 +74,15 @@ class StepLoader:
 
     def load(self, sampled: SampledStep) -> Batch:
         """Read the rows of a sampled step. A collective of the loading group."""
-        device, telemetry = self._mesh.sample_device, sampled.telemetry
+        device = self._mesh.sample_device
+        telemetry = sampled.telemetry
         blocks = sampled.blocks if self._mesh.device.type == "cpu" else count_self_loops(sampled.blocks)
         layers = [
             BatchLayer(
-                replace(block, edge_ids=None),
-                route,
-                self._edge_values(self._edge_attr, block),
-                _flat(self._edge_values(self._edge_weight, block)),
+                block=replace(block, edge_ids=None),
+                route=route,
+                edge_attr=self._edge_values(self._edge_attr, block),
+                edge_weight=_flat(self._edge_values(self._edge_weight, block)),
             )
             for block, route in zip(blocks, sampled.routes, strict=True)
         ]
@@ -110,8 +119,10 @@ class StepLoader:
         )
 
     def _read_inputs(self, sampled: SampledStep) -> Tensor:
-        """The mixed input rows, on the host or where it samples. A collective of the loading group."""
-        features, route, telemetry = self._features, sampled.input_route, sampled.telemetry
+        """Read the local input rows and exchange them for the mixed ones. A collective of the loading group."""
+        features = self._features
+        route = sampled.input_route
+        telemetry = sampled.telemetry
         num_local = sampled.read_ids.numel()
         num_rows = num_local if route is None else route.num_buffer
         rows = self._pool.empty((num_rows, *features.row_shape), features.dtype)
@@ -121,20 +132,26 @@ class StepLoader:
         return exchange_input_rows(rows, route, self._comm, sampled.key.step, self._pool, telemetry)
 
     def _locate_inputs(self, sampled: SampledStep) -> PendingRows | None:
-        """Where the input rows are, if a device gathers them."""
+        """The locations of the input rows, if a device gathers them."""
         if self._device_rows is None:
             return None
         num_local = sampled.read_ids.numel()
         with sampled.telemetry.span("load_features"):
             located, read = self._device_rows.locate(sampled.read_ids)
         _count_read(read, num_local, sampled.telemetry)
-        return PendingRows(located, num_local, sampled.input_route, self._device_rows, self._comm)
+        return PendingRows(
+            located=located,
+            num_local=num_local,
+            route=sampled.input_route,
+            features=self._device_rows,
+            comm=self._comm,
+        )
 
     def _edge_values(self, source: RowSource | None, block: Block) -> Tensor | None:
-        """Stored values of a block's edges, which are all in-edges of vertices held here."""
+        """The stored values of the edges of a block, all of which are in-edges of vertices that this rank samples."""
         if source is None:
             return None
-        assert block.edge_ids is not None  # the sampler was made with edge_ids, because values are wanted
+        assert block.edge_ids is not None  # the sampler returns edge ids if edge values are loaded
         return take_rows(source, block.edge_ids, self._mesh.sample_device)
 
 
@@ -146,5 +163,5 @@ def _count_read(read: RowsRead, num_local: int, telemetry: StepTelemetry) -> Non
 
 
 def _flat(weights: Tensor | None) -> Tensor | None:
-    """One number per edge, also where they are stored as a column."""
+    """One number per edge, also if they are stored as a column."""
     return None if weights is None else weights.reshape(-1)

@@ -1,14 +1,16 @@
-"""The strategy: how one mini-batch becomes one part per rank, with one number, the layers that are split.
+"""The strategy: how one mini-batch becomes one part per rank. One number decides: the layers that are split.
 
-All strategies compute the same step from the same sample (law 1); they differ in who samples, loads and computes which
-vertex (``spec``). With k split layers of L a rank
+All strategies compute the same step from the same sample (law 1). They differ in which rank samples, loads and computes
+which vertex. With k split layers of L, a rank
 
-- samples the L - k upper layers of its own targets by itself, with all edges at hand (none if k = L: ``split``);
-- asks the owners of the vertices that these layers read (``split.ask_owners``): a boundary;
-- samples and splits the k layers below together with the other ranks (none if k = 0: ``data_cached``).
+1. samples the L - k upper layers of its own targets alone, from the whole graph (no layer for ``split``, where k = L);
+2. requests the vertices that these layers read from their owners (``split.ask_owners``): a boundary;
+3. samples and splits the k lower layers together with the other ranks (no layer for ``data_cached``, where k = 0).
 
-Without a number (``data``) it samples all layers by itself and asks no one. Sampling is the first of a step's stages,
-``sample``, ``load`` and ``finish`` (``loading``); it may run ahead of training in a thread of its own.
+For ``data`` k is None: a rank samples all layers alone and requests nothing.
+
+Sampling is the first of the three stages of a step. ``step_loader`` is the second, ``Batch.to`` the third. Sampling may
+run ahead of training in a thread of its own.
 """
 
 from contextlib import closing
@@ -32,10 +34,11 @@ __all__ = ["SampledStep", "Strategy"]
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """One rank's part of a step after sampling, before anything was loaded; ids are the store's.
+    """One rank's part of a step after sampling, before anything is loaded. Ids are those of the store.
 
-    ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: how they become the mixed input rows,
-    in the loader; ``routes`` are those of the layers, for the forward pass. None: the rank has all rows itself.
+    ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: the route along which the loader
+    exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
+    None if the rank computes all source rows of the layer. ``routes[0]`` is not used in the forward pass.
     """
 
     key: StepKey
@@ -52,8 +55,9 @@ class SampledStep:
 class Strategy:
     """Samples one rank's part of every step. All ranks of a replica call it for the same steps in the same order.
 
-    ``graph``: the vertices that may be sampled here. ``own`` samples the rank's own vertices, ``whole`` all of them;
-    each is needed only where the strategy uses it. ``comm``: the ranks of the replica, for ids.
+    ``graph``: the vertices that this rank samples. ``own`` samples the rank's own vertices and is needed if layers are
+    split or owners read rows; ``whole`` samples all vertices and is needed if layers are not split. ``comm``: the ranks
+    of the replica, for ids. ``copies``: rows of other ranks that this rank has copies of.
     """
 
     def __init__(
@@ -67,24 +71,28 @@ class Strategy:
         whole: LayerSampler | None = None,
         copies: ForeignCopies | None = None,
     ) -> None:
-        self.spec, self._graph, self._comm, self._copies = spec, graph, comm, copies
-        self._own, self._whole = own, whole
+        self.spec = spec
+        self._graph = graph
+        self._comm = comm
+        self._copies = copies
+        self._own = own
+        self._whole = whole
         num_upper = len(num_neighbors) - (spec.split_layers or 0)
         self._upper_fanouts = num_neighbors[:num_upper]
         self._lower_fanouts = num_neighbors[num_upper:]
 
     @property
     def num_sampler_bytes(self) -> int:
-        """Memory that samplers hold between mini-batches."""
+        """Memory of the samplers between mini-batches."""
         return sum(sampler.num_bytes for sampler in (self._own, self._whole) if sampler is not None)
 
     @property
     def num_range_bytes(self) -> int:
-        """The part of it that is of the size of the rank's range of vertices."""
+        """The part of this memory whose size is proportional to the rank's range of vertices."""
         return 0 if self._own is None else self._own.num_range_bytes
 
     def sample(self, targets: Tensor, key: StepKey, global_batch_size: int, telemetry: StepTelemetry) -> SampledStep:
-        """This rank's part of a step, for its targets of the mini-batch. A collective of the replica."""
+        """Sample this rank's part of a step, for its targets of the mini-batch. A collective of the replica."""
         upper: MiniBatch | None = None
         if self._upper_fanouts:
             assert self._whole is not None
@@ -93,7 +101,8 @@ class Strategy:
                 upper = sample_minibatch(self._whole, targets, self._upper_fanouts, key, bottom_layer=level)
         if self.spec.split_layers is None:
             assert upper is not None
-            lower, boundary = Split((), upper.input_ids, 0), None
+            lower = Split(layers=(), input_ids=upper.input_ids, num_targets=0)
+            boundary = None
         else:
             lower, boundary = self._sample_lower(targets, upper, key, telemetry)
         telemetry.record_max("sampler_bytes", self.num_sampler_bytes)
@@ -102,16 +111,17 @@ class Strategy:
     def _sample_lower(
         self, targets: Tensor, upper: MiniBatch | None, key: StepKey, telemetry: StepTelemetry
     ) -> tuple[Split, Route | None]:
-        """The layers that are split, below the targets or below what the micro-batches read. A collective."""
+        """Sample the split layers, below the targets or below the vertices that micro-batches read. A collective."""
         assert self._own is not None
-        ownership, boundary = self._graph.ownership, None
+        ownership = self._graph.ownership
         if upper is None:
             frontier = self._own.start(targets)
+            boundary = None
         else:
             frontier, boundary = ask_owners(
                 upper.input_ids,
-                upper.blocks[0].num_dst,
-                len(self._lower_fanouts),
+                num_dst=upper.blocks[0].num_dst,
+                layer=len(self._lower_fanouts),
                 sampler=self._own,
                 ownership=ownership,
                 comm=self._comm,
@@ -131,16 +141,17 @@ class Strategy:
         global_batch_size: int,
         telemetry: StepTelemetry,
     ) -> SampledStep:
-        """Lower and upper layers as one step, with the routes of their rows."""
+        """Join the lower and upper layers to one step, with the routes of their rows."""
         blocks = tuple(layer.block for layer in lower.layers)
         routes: list[Route | None] = [layer.route for layer in lower.layers]
-        asked = [*(layer.route for layer in lower.layers), *([] if boundary is None else [boundary])]
-        input_route, frontiers = boundary, [(0, lower.input_ids)]
-        if lower.layers:
-            input_route = self._input_route(lower, telemetry)
+        asked = [layer.route for layer in lower.layers]
+        if boundary is not None:
+            asked.append(boundary)
+        input_route = self._input_route(lower, telemetry) if lower.layers else boundary
+        frontiers = [(0, lower.input_ids)]
         if upper is not None:
             blocks += upper.blocks
-            if lower.layers:  # hybrid(k): other vertices above the boundary than below it
+            if lower.layers:  # hybrid(k): the vertices above the boundary are not those below it
                 routes.append(boundary)
                 frontiers.append((len(lower.layers) + 1, upper.input_ids))
             else:
@@ -153,13 +164,16 @@ class Strategy:
             global_batch_size=global_batch_size,
             blocks=blocks,
             read_ids=lower.input_ids,
-            frontiers=tuple(FrontierIds(level, self._graph.to_original_ids(ids), ids) for level, ids in frontiers),
+            frontiers=tuple(
+                FrontierIds(level=level, n_id=self._graph.to_original_ids(ids), ids=ids) for level, ids in frontiers
+            ),
             input_route=input_route,
             routes=tuple(routes),
             telemetry=telemetry,
         )
 
     def _input_route(self, lower: Split, telemetry: StepTelemetry) -> Route:
+        """The route of stored features: that of the bottom layer, without the rows that receivers have copies of."""
         bottom = lower.layers[0]
         if self._copies is None:
             return bottom.route

@@ -1,11 +1,11 @@
-"""The input rows of a rank: which source each feature array has, with a cache above it, on the host or for a device.
+"""Opens the input rows of a rank: the source of each feature array, with a cache above it, on the host or for a device.
 
-A tier never changes a row, so it never changes a result. The order is
+The tiers are
 
-    rows side by side <- int8 to float32 <- cache <- memory map, or file, or a source of the program's own
+    concatenation <- int8 to float32 <- cache <- memory map, file or user-defined source
 
-so that a cache holds rows as they are stored, the most for its bytes. A device keeps its hottest rows; the others it
-reads from registered host memory, or the host reads them for it.
+A cache holds rows in their stored type, so that it holds as many as possible. A device keeps its hottest rows. It reads
+the others from registered host memory, or the host reads them for it. Tiers do not change the values of rows.
 """
 
 import logging
@@ -41,22 +41,25 @@ from gsplit.store.reader import Store
 
 __all__ = ["open_device_rows", "open_features"]
 
+_LOG = logging.getLogger(__name__)
+
 
 def open_features(
     local: LocalGraph, features: Sequence[str | RowSource], *, cache: int | str = 0, on_disk: bool = False
 ) -> HostSource:
-    """The input rows of a rank's vertices: stored features by name, and sources of the program's own, side by side.
+    """Open the input rows of a rank's vertices: stored features by name and user-defined sources, concatenated.
 
-    ``cache``: bytes of memory for the rank's hottest rows, such as "2GB", which needs a partitioned store. ``on_disk``:
-    read files instead of mapping them, for stored features that do not fit into memory.
+    ``cache``: memory for the rank's hottest rows, such as "2GB"; needs a partitioned store. ``on_disk``: read files
+    instead of mapping them, for stored features that do not fit into memory.
     """
-    store, num_bytes = local.store, parse_bytes(cache)
+    store = local.store
+    num_bytes = parse_bytes(cache)
     names = [name for name in features if isinstance(name, str)]
     for name in names:
-        store.stored_array(f"features/{name}")
+        store.stored_array(f"features/{name}")  # refuses names that are not stored
     if on_disk and not names:
-        got, fix = "sources of the program's own", "leave features_on_disk out"
-        raise InputError(explain("features_on_disk", "stored features", got, fix))
+        got = "only user-defined sources"
+        raise InputError(explain("features_on_disk", "stored features", got, "leave features_on_disk out"))
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
     sources = [_open(local, found, order, on_disk=on_disk) for found in features]
     return sources[0] if len(sources) == 1 else ConcatRows(sources)
@@ -65,30 +68,36 @@ def open_features(
 def _open(local: LocalGraph, found: str | RowSource, order: HotOrder | None, *, on_disk: bool) -> HostSource:
     if isinstance(found, str):
         return _open_array(local, found, order, on_disk=on_disk)
-    given = UserRows(found, local.to_original_ids)
-    return given if order is None else CachedRows(given, order)
+    rows = UserRows(found, local.to_original_ids)
+    return rows if order is None else CachedRows(rows, order)
 
 
 def _open_array(local: LocalGraph, name: str, order: HotOrder | None, *, on_disk: bool) -> HostSource:
-    store, full = local.store, f"features/{name}"
-    low, array, dtype = store.vertex_range[0], store.stored_array(full), torch_dtype(store.dtype(full))
-    source: HostSource = _open_file(store, full) if on_disk else MappedRows(full, array, dtype, low)
+    store = local.store
+    full = f"features/{name}"
+    first = store.vertex_range[0]
+    source: HostSource
+    if on_disk:
+        source = _open_file(store, full)
+    else:
+        source = MappedRows(full, store.stored_array(full), torch_dtype(store.dtype(full)), first)
     if order is not None:
         source = CachedRows(source, order)
     if store.dtype(full) != "int8":
         return source
-    scales, first = store.stored_array(f"scales/{name}"), low
-    if on_disk and isinstance(store, Store):  # a map would end the process where a file is cut off
-        with closing(store.open_file(f"scales/{name}")) as file:
-            scales, first = file.read(local.first - low, local.stop - low), local.first
-    return ScaledRows(full, source, scales, first)
+    if not on_disk:
+        return ScaledRows(full, source, store.stored_array(f"scales/{name}"), first)
+    assert isinstance(store, Store)
+    with closing(store.open_file(f"scales/{name}")) as file:  # not mapped: a truncated map would end the process
+        scales = file.read(local.first - first, local.stop - first)
+    return ScaledRows(full, source, scales, local.first)
 
 
 def _open_file(store: GraphStore, name: str) -> DiskRows:
     if not isinstance(store, Store):
         fix = "write it with gsplit.from_pyg(data, path), or leave features_on_disk out"
         raise InputError(explain("features_on_disk", "a store on disk", "a graph in memory", fix))
-    shape, dtype = store.stored_array(name).shape, torch_dtype(store.dtype(name))
+    shape = store.stored_array(name).shape
     descriptor, offset = store.open_file(name).detach()
     return DiskRows(
         str(store.path / f"{name}.npy"),
@@ -96,36 +105,32 @@ def _open_file(store: GraphStore, name: str) -> DiskRows:
         offset=offset,
         num_rows=shape[0],
         row_shape=shape[1:],
-        dtype=dtype,
+        dtype=torch_dtype(store.dtype(name)),
         first_id=store.vertex_range[0],
     )
-
-
-_LOG = logging.getLogger(__name__)
 
 
 def open_device_rows(
     local: LocalGraph, source: HostSource, device: torch.device, *, cache: int | str, held: bool
 ) -> DeviceRows:
-    """The rows of ``source`` for a device that keeps the hottest ones, in ``cache`` bytes of its memory.
+    """Open the rows of ``source`` for a device that keeps the hottest ones, in ``cache`` bytes of its memory.
 
-    ``held``: all rows may be copied into host memory once, where the device reads them by itself; without, and where
-    it cannot, the host reads those that the device lacks.
+    ``held``: all rows may be copied once to host memory that the device reads directly. Otherwise, or if the device
+    cannot read host memory, the host reads the rows that are not on the device.
     """
-    store, boundaries = local.store, clip_parts(local.store.part_boundaries, local.first, local.stop)
+    boundaries = clip_parts(local.store.part_boundaries, local.first, local.stop)
     lengths: tuple[int, ...] = (0,) * (len(boundaries) - 1)
     if num_bytes := parse_bytes(cache, "device_cache"):
-        row_bytes = prod(source.row_shape) * source.dtype.itemsize  # as the device holds them, not as they are stored
-        lengths = hottest_prefixes(
-            hotness_of(store, local.first, local.stop), boundaries, num_bytes // max(1, row_bytes)
-        )
+        row_bytes = prod(source.row_shape) * source.dtype.itemsize  # on the device, not in the store
+        hotness = hotness_of(local.store, local.first, local.stop)
+        lengths = hottest_prefixes(hotness, boundaries, num_bytes // max(1, row_bytes))
     order = HotOrder(boundaries, lengths)
     if held and kernel_for("gather", device) == "triton":
         rows = _read(source, order, order.num_vertices)
         release = register_memory(rows, device)
         if release is not None:
             found = RegisteredRows(rows, rows[: order.num_cached].to(device), order)
-            weakref.finalize(found, release).atexit = False  # before its memory goes; a process that ends need not
+            weakref.finalize(found, release).atexit = False  # before the memory is freed; not needed at exit
             return found
         _LOG.warning("the driver does not let %s read host memory in place: the host reads rows for it", device)
     cached = (_read(source, order, order.num_cached).to(device), order) if order.num_cached else None
@@ -133,12 +138,10 @@ def open_device_rows(
 
 
 def _read(source: HostSource, order: HotOrder, num_rows: int) -> Tensor:
-    """The first rows in the order, in pages of their own, as registering wants them."""
+    """The first rows of an order, in whole memory pages, which registering requires."""
     shape = (num_rows, *source.row_shape)
-    num_bytes, flags = max(1, prod(shape) * source.dtype.itemsize), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    pages = mmap.mmap(-1, num_bytes, flags)
-    rows = (
-        torch.frombuffer(pages, dtype=torch.uint8)[: prod(shape) * source.dtype.itemsize].view(source.dtype).view(shape)
-    )
+    num_bytes = prod(shape) * source.dtype.itemsize
+    pages = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    rows = torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(source.dtype).view(shape)
     fill_in_order(source, order, rows)
     return rows

@@ -1,8 +1,8 @@
-"""Placeholders for edge tensors that a batch gives to a PyG model: objects that refer to the batch.
+"""Placeholders for edge tensors: objects that refer to a batch and are passed to a PyG model as its edges.
 
 A model wrapped by ``gsplit.parallelize`` passes them to its layers, whose forwards replace them by the layer's own
-edges (``nn.split_forward``). Two batches can exist at once, because each handle refers to its own. Any tensor operation
-on a handle is refused: the model would do something to the edges that is not possible on blocks.
+edges (``nn.split_forward``). Two batches can exist at once, because each handle refers to its own. Tensor operations on
+a handle are refused, because blocks do not support them.
 """
 
 from typing import Any, Generic, NoReturn, TypeVar

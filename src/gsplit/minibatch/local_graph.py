@@ -1,8 +1,8 @@
-"""One rank's view of a graph: the vertices it samples, their in-edges, ids, rows and targets.
+"""One rank's view of a graph: a range of vertices, with their in-edges, ids, rows and targets.
 
-Everything here is of the size of the rank's range of vertices, memory-mapped where the store is (law 6). Strategies
-that need the whole graph get a view of all vertices. Rows are named by internal ids, the store's own numbering;
-original ids are what users and keys see (law 1).
+All arrays are as long as the range, and memory-mapped if those of the store are (law 6). Strategies that need the whole
+graph use a view of all vertices. Rows are numbered by internal ids, those of the store. Users and random keys use
+original ids (law 1).
 """
 
 import functools
@@ -32,11 +32,14 @@ from gsplit.store.protocol import GraphStore
 __all__ = ["ArrayNames", "Features", "GcnRows", "LocalGraph", "make_ownership"]
 
 Features = str | RowSource | Sequence[str | RowSource]
-"""The name of stored features or a source of rows of the program's own, or several, whose rows are put side by side."""
+"""The name of stored features or a user-defined source of rows, or several of them, whose rows are concatenated."""
 
 
 class ArrayNames:
-    """Which stored arrays are loaded. A default edge array that is not there is left out, a named one is refused."""
+    """The arrays that are loaded.
+
+    An edge array with the default name is loaded if it is stored. Any other name must be stored.
+    """
 
     def __init__(self, store: GraphStore, features: Features, edge_attr: str | None, edge_weight: str | None) -> None:
         self.features = _list_features(features)
@@ -45,17 +48,18 @@ class ArrayNames:
         if self.edge_weight is not None:
             shape = store.stored_array(f"edges/{self.edge_weight}").shape
             if len(shape) > 1 and shape[1] != 1:
-                got, fix = f"{list(shape)}", "load them as features: edge_attr=NAME, edge_weight=None"
+                got = f"{list(shape)}"
+                fix = "load them as features: edge_attr=NAME, edge_weight=None"
                 raise InputError(explain(f"edges/{self.edge_weight}", "one weight per edge", got, fix))
 
     @property
     def stored_features(self) -> list[str]:
-        """The names among the features; the others are sources of the program's own."""
+        """The names of stored features; the others are user-defined sources."""
         return [name for name in self.features if isinstance(name, str)]
 
     @property
     def has_edge_values(self) -> bool:
-        """Whether the sampler has to say which edges it drew."""
+        """Whether the sampler must return the ids of the edges that it draws."""
         return self.edge_attr is not None or self.edge_weight is not None
 
     def __str__(self) -> str:
@@ -68,7 +72,7 @@ def _list_features(features: Features) -> list[str | RowSource]:
     if isinstance(features, Sequence) and not isinstance(features, str | RowSource):
         found = list(features)
     if not found:
-        raise InputError(explain("features", "at least one name", "none", 'name stored features, such as "x"'))
+        raise InputError(explain("features", "at least one name", found, 'name stored features, such as "x"'))
     for each in found:
         if not isinstance(each, str | RowSource):
             expected = "names of stored features, or sources of rows: row_shape, dtype and read(ids, out)"
@@ -88,9 +92,9 @@ def _find_edge_array(store: GraphStore, name: str | None, default: str) -> str |
 
 @dataclass(frozen=True)
 class GcnRows:
-    """What GCN's normalisation needs of the vertices held: 1 / sqrt(degree), and the weight of the self-loop.
+    """1 / sqrt(degree) and the weight of the self-loop of every vertex of a view, for the normalisation of GCN.
 
-    Without stored weights all self-loops weigh 1, and ``loop_weight`` is None.
+    ``loop_weight`` is None if edges have no stored weights; then all self-loops have weight 1.
     """
 
     deg_inv_sqrt: RowSource
@@ -98,7 +102,7 @@ class GcnRows:
 
 
 def make_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -> Ownership:
-    """Who owns which vertices: the given ranges, checked, or runs of the store's parts."""
+    """The given ownership, checked, or one that gives each rank consecutive parts of the store."""
     if ownership is None:
         return own_parts(store.part_boundaries, mesh.num_splits, store.part_loads)
     if ownership.num_ranks != mesh.num_splits or ownership.num_vertices != store.num_vertices:
@@ -109,55 +113,64 @@ def make_ownership(store: GraphStore, mesh: Mesh, ownership: Ownership | None) -
 
 
 class LocalGraph:
-    """The vertices ``first .. stop - 1`` of a store, as one rank works on them."""
+    """The vertices ``first .. stop - 1`` of a store, on one rank.
+
+    In a store of 10 vertices with ``Ownership((0, 5, 10))``, the view of rank 1 has ``first`` 5 and ``stop`` 10. Its
+    view with ``whole=True`` has ``first`` 0 and ``stop`` 10.
+    """
 
     def __init__(self, store: GraphStore, mesh: Mesh, ownership: Ownership, *, whole: bool = False) -> None:
-        """With ``whole`` the view is of all vertices, not of those the rank owns."""
-        self.store, self.ownership, self._device = store, ownership, mesh.device
+        """``whole``: a view of all vertices, instead of those that the rank owns."""
+        self.store = store
+        self.ownership = ownership
+        self._device = mesh.device
         self.first, self.stop = (0, store.num_vertices) if whole else ownership.range_of(mesh.split_rank)
         low, high = store.vertex_range
         if not low <= self.first <= self.stop <= high:
             fix = "open the whole store" if whole else "give this rank the store that holds its vertices"
-            expected, got = f"vertices {self.first}..{self.stop}", f"a shard {low}..{high}"
-            raise InputError(explain(f"rank {mesh.rank}", expected, got, fix))
+            expected = f"vertices {self.first}..{self.stop}"
+            raise InputError(explain(f"rank {mesh.rank}", expected, f"a shard {low}..{high}", fix))
         self.graph: Graph = store.graph.restrict(self.first, self.stop)
         self._gcn: dict[tuple[bool, float, str | None], GcnRows] = {}
 
     @functools.cached_property
     def original_ids(self) -> Ids:
-        """Original ids of the vertices held; empty where the store's ids are original."""
+        """The original ids of the vertices; empty if the ids of the store are original."""
         if not self.store.is_renumbered:
             return np.empty(0, np.int64)
-        ids, count = np.asarray(self.store.original_ids(self.first, self.stop)), self.store.num_vertices
+        ids = np.asarray(self.store.original_ids(self.first, self.stop))
+        count = self.store.num_vertices
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-            got, fix = f"{ids.min()}..{ids.max()}", "run gsplit inspect --verify, then restore the store"
+            got = f"{ids.min()}..{ids.max()}"
+            fix = "run gsplit inspect --verify, then restore the store"
             raise StoreError(explain("original_ids", f"ids in 0..{count - 1}", got, fix))
         return ids
 
     def rows(self, name: str) -> RowSource:
-        """A per-vertex array by name, rows by vertex."""
+        """A per-vertex array by name; its rows are numbered by vertex."""
         array = self.store.stored_array(name)
         return MappedRows(name, array, torch_dtype(self.store.dtype(name)), self.store.vertex_range[0])
 
     def copy_foreign_rows(self, rows: RowSource, num_bytes: int, comm: Comm) -> ForeignCopies:
-        """Copies of the hottest rows of other ranks, as many as fit into this memory. A collective."""
-        store, low = self.store, self.store.vertex_range[0]
+        """Copy the hottest rows of other ranks, as many as fit into ``num_bytes``. A collective."""
+        store = self.store
+        low = store.vertex_range[0]
         hotness = store.stored_array("hotness")[self.first - low : self.stop - low]
         capacity = num_bytes // max(1, prod(rows.row_shape) * rows.dtype.itemsize)
         prefixes = choose_prefixes(hotness, self.first, store.part_boundaries, self.ownership, capacity, comm)
         return fetch_copies(prefixes, self.ownership, rows, comm)
 
     def edge_rows(self, name: str) -> RowSource:
-        """A per-edge array by name, rows by edge id: the edge's position in ``graph.indices``."""
+        """A per-edge array by name; its rows are numbered by edge id, the position in ``graph.indices``."""
         full = f"edges/{name}"
         return MappedRows(full, self.store.stored_array(full), torch_dtype(self.store.dtype(full)), 0)
 
     def to_original_ids(self, ids: Tensor) -> Tensor:
-        """Original ids of some vertices held."""
+        """The original ids of some vertices of the view."""
         return original_ids_of(ids, self.original_ids, self.first)
 
     def gcn_rows(self, *, add_self_loops: bool, fill_value: float, edge_weight: str | None) -> GcnRows:
-        """GCN's normalisation by the degrees of the whole graph; made once, in a pass over the edges held."""
+        """The normalisation of GCN by the degrees of the whole graph. Computed once, in one pass over the edges."""
         key = (add_self_loops, fill_value, edge_weight)
         if key not in self._gcn:
             weights = None if edge_weight is None else self._weights(edge_weight)
@@ -167,14 +180,15 @@ class LocalGraph:
         return self._gcn[key]
 
     def _small_rows(self, name: str, values: npt.NDArray[np.float64]) -> RowSource:
-        """One number for every vertex held, where the model runs."""
+        """One number for every vertex, on the device of the model."""
         if self._device.type == "cpu":
             return MappedRows(name, values, torch.float64, self.first)
         return DeviceTensorRows(torch.from_numpy(values).to(self._device), self.first)
 
     def _weights(self, name: str) -> npt.NDArray[np.floating[Any]]:
-        """Stored weights as numbers that can be added up; those of another type than float are copied."""
-        array, dtype = self.store.stored_array(f"edges/{name}").reshape(-1), self.store.dtype(f"edges/{name}")
+        """Stored weights in a type that numba can sum; types other than float32 and float64 are converted."""
+        array = self.store.stored_array(f"edges/{name}").reshape(-1)
+        dtype = self.store.dtype(f"edges/{name}")
         if dtype in ("float32", "float64"):
             return array
         stored = torch.from_numpy(np.array(array))
@@ -183,17 +197,19 @@ class LocalGraph:
         return weights
 
     def targets(self, input_nodes: str | Tensor | None) -> LocalTargets:
-        """The targets held: of a stored list by name, of a tensor of original ids or a mask, or every vertex."""
+        """The targets in the view: from a stored list, from a tensor of original ids or a mask, or every vertex."""
         store = self.store
         if isinstance(input_nodes, str):
-            listed = StoredTargets(input_nodes, *store.stored_targets(input_nodes), store.vertex_range)
+            ids, positions, num_targets = store.stored_targets(input_nodes)
+            listed = StoredTargets(input_nodes, ids, positions, num_targets, held=store.vertex_range)
             return listed.local(self.first, self.stop, self.original_ids)
         original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
         if input_nodes is None:
             return all_local_vertices(original, self.first, store.num_vertices)
         wanted = _as_ids(input_nodes, store.num_vertices)
         if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
-            got, fix = f"{wanted.min()}..{wanted.max()}", "give original ids, or a mask over all vertices"
+            got = f"{wanted.min()}..{wanted.max()}"
+            fix = "give original ids, or a mask over all vertices"
             raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", got, fix))
         return local_listed_targets(wanted, original, self.first)
 

@@ -124,7 +124,7 @@ def skip_replicated_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, c
     )
 
 
-def count_sample(asked: Sequence[Route], travelled: Sequence[Route | None], telemetry: StepTelemetry) -> None:
+def count_sample(asked: Sequence[Route], exchanged: Sequence[Route | None], telemetry: StepTelemetry) -> None:
     """Count the exchanges of ids of a step, and the rows that its forward pass exchanges (law 7).
 
     Each route in ``asked`` took one exchange of counts and one of ids. Each row is counted once, for the forward pass;
@@ -135,7 +135,7 @@ def count_sample(asked: Sequence[Route], travelled: Sequence[Route | None], tele
         telemetry.count("bytes_sent", _ID_BYTES * (num_peers + route.num_received))
         telemetry.count("bytes_received", _ID_BYTES * (num_peers + route.num_sent))
         telemetry.count("collectives", 2)
-    rows = [route for route in travelled if route is not None]
+    rows = [route for route in exchanged if route is not None]
     telemetry.count("rows_sent", sum(route.num_sent for route in rows))
     telemetry.count("rows_received", sum(route.num_received for route in rows))
     if any(route.copied is not None for route in rows):

@@ -1,14 +1,15 @@
-"""Strategies by name: for the loader's argument, the command line and the planner.
+"""The names of strategies, for the loader, the command line and the planner.
 
-Every strategy computes the same step. They differ in one number, how many layers nearest the input are split among the
-owners of their vertices, and in who takes which target:
+All strategies compute the same step. They differ in the number of layers, from the input up, that are split among the
+owners of their vertices, and in the rank that takes a target:
 
     split            all layers are split
-    hybrid(k)        the k layers nearest the input are split, the ones above are each rank's own
-    data_cached      no layer is split, but the owner of an input row reads it and sends it: hybrid(0)
-    data             every layer, and every input row, is each rank's own
+    hybrid(k)        the k layers nearest the input are split; each rank computes the layers above alone
+    data_cached      no layer is split, but the owner of an input row reads and sends it; the same as hybrid(0)
+    data             each rank computes all layers and reads all its input rows alone
 
-Targets go to their owner, or to the ranks in turn: data(owner), data_cached(strided).
+A target is taken by its owner, or by the ranks in turn (strided). data(owner) and data_cached(strided) name the way
+that is not the default.
 
 >>> parse_strategy("hybrid(1)", num_layers=3)
 StrategySpec(name='hybrid(1)', num_layers=3, split_layers=1, targets='owner')
@@ -27,7 +28,7 @@ from gsplit.errors import InputError, explain
 __all__ = ["StrategySpec", "TargetPlacement", "all_strategies", "parse_strategy"]
 
 TargetPlacement = Literal["owner", "strided"]
-"""Who takes a target of the mini-batch: its owner, or the ranks in turn."""
+"""The rank that takes a target of the mini-batch: its owner, or the ranks in turn."""
 
 _EXPECTED = "split, data, data_cached or hybrid(k); data(owner), data_cached(strided)"
 
@@ -36,8 +37,8 @@ _EXPECTED = "split, data, data_cached or hybrid(k); data(owner), data_cached(str
 class StrategySpec:
     """A strategy for a model of ``num_layers`` layers.
 
-    ``split_layers``: how many layers, from the input up, are split among the owners of their vertices; input rows are
-    read by their owners. None: no owner is asked for anything.
+    ``split_layers``: the number of layers, from the input up, that are split among the owners of their vertices. Input
+    rows are then read by their owners, also if it is 0. None: a rank reads and computes everything alone.
     """
 
     name: str
@@ -47,22 +48,22 @@ class StrategySpec:
 
     @property
     def needs_whole_graph(self) -> bool:
-        """Whether a rank samples vertices it does not own, and so needs all edges."""
+        """Whether a rank samples vertices that it does not own, so that it needs all edges."""
         return self.split_layers != self.num_layers
 
     @property
     def reads_own_rows(self) -> bool:
-        """Whether a rank reads the features of its own vertices only."""
+        """Whether a rank reads only the features of its own vertices."""
         return self.split_layers is not None
 
     @property
     def shuffles_input(self) -> bool:
-        """Whether input rows are shuffled between owners; replicas of other ranks' rows are for these strategies."""
+        """Whether input rows are shuffled between owners, so that copies of other ranks' rows can be used."""
         return bool(self.split_layers)
 
     @property
     def exchanged_levels(self) -> tuple[int, ...]:
-        """The layers whose source rows cross between ranks; 0: input rows.
+        """The layers whose source rows are exchanged between ranks; 0 for input rows.
 
         >>> parse_strategy("split", 3).exchanged_levels, parse_strategy("data_cached", 3).exchanged_levels
         ((0, 1, 2), (0,))
@@ -72,16 +73,17 @@ class StrategySpec:
         return tuple(range(min(self.split_layers, self.num_layers - 1) + 1))
 
     def computes_each_vertex_once(self, num_ranks: int, num_replicas: int) -> bool:
-        """Whether no vertex of a mini-batch is computed on two ranks, which is what BatchNorm needs."""
+        """Whether each vertex of a mini-batch is computed on one rank only, which BatchNorm requires."""
         return num_ranks == 1 or (not self.needs_whole_graph and num_replicas == 1)
 
 
 def parse_strategy(text: str, num_layers: int) -> StrategySpec:
-    """The strategy of a name; others are refused. ``num_layers``: of the model."""
+    """Parse the name of a strategy. ``num_layers``: of the model."""
     found = re.fullmatch(r"(split|data|data_cached|hybrid)(?:\((\w+)\))?", text) if isinstance(text, str) else None
     if found is None:
         raise InputError(explain("strategy", _EXPECTED, repr(text), "use one of these"))
-    family, argument = found[1], found[2]
+    family = found[1]
+    argument = found[2]
     if family == "hybrid":
         return _parse_hybrid(text, argument, num_layers)
     if argument not in (None, "owner", "strided") or (family == "split" and argument == "strided"):
@@ -96,10 +98,10 @@ def parse_strategy(text: str, num_layers: int) -> StrategySpec:
 
 def _parse_hybrid(text: str, argument: str | None, num_layers: int) -> StrategySpec:
     if argument is None or not argument.isdecimal() or int(argument) > num_layers:
-        expected = "hybrid(k), k being the number of layers nearest the input that are split"
+        expected = "hybrid(k), where k is the number of layers nearest the input that are split"
         raise InputError(explain("strategy", expected, repr(text), f"choose k from 0 to {num_layers}"))
     k = int(argument)
-    name = "data_cached" if k == 0 else "split" if k == num_layers else f"hybrid({k})"
+    name = {0: "data_cached", num_layers: "split"}.get(k, f"hybrid({k})")
     return StrategySpec(name, num_layers, k)
 
 

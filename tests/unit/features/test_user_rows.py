@@ -51,7 +51,7 @@ def test_a_source_must_say_what_it_read() -> None:
 def test_rows_of_several_dimensions_are_not_put_side_by_side() -> None:
     flat, cube = ComputedRows(), ComputedRows()
     cube.row_shape = (2, 3)  # type: ignore[assignment]
-    with pytest.raises(InputError, match=r"rows of one dimension to put side by side .got rows of \[2, 3\]"):
+    with pytest.raises(InputError, match=r"rows of one dimension to concatenate .got rows of \[2, 3\]"):
         ConcatRows([_given(flat), _given(cube)])
 
 

@@ -177,7 +177,7 @@ def test_pyg_data_with_a_partition(store: Store) -> None:
         ({"batch_size": 0}, "batch_size: expected a positive number"),
         ({"seed": -1}, "seed: expected 0 to"),
         ({"strategy": "magic"}, "strategy: expected split, data"),
-        ({"sampler": "labor"}, "sampler: expected 'uniform', the only one built so far, .*got 'labor'.*planned"),
+        ({"sampler": "labor"}, "sampler: expected 'uniform', which is built in, .*got 'labor'.*planned"),
         ({"sampler": "weighted"}, "planned"),
         ({"replace": True}, "option replace.*without replacement"),
         ({"num_workers": 4}, "option num_workers.*leave it out"),
