@@ -43,7 +43,8 @@ from gsplit.files.untrusted import Expected, read_document
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import own_equally
-from gsplit.kernels.attention import AttentionOptions, gat_attention
+from gsplit.kernels.attention import gat_attention
+from gsplit.kernels.attention_types import AttentionOptions
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.csr import make_csr_edges
 from gsplit.minibatch.route import Route

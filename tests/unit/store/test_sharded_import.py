@@ -158,14 +158,14 @@ def test_ids_that_are_no_vertices_are_counted_once_or_refused(tmp_path: Path) ->
 
 def test_sorted_tables_are_read_once_by_all_hosts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edges, read = _edges(tmp_path, "sorted", np.arange(N)), list[int]()
-    batches = arrow.Table._file_batches
+    batches = arrow.TableFile._file_batches
 
-    def counted(self: arrow.Table, *words: Any) -> Iterator[tuple[int, Any]]:
+    def counted(self: arrow.TableFile, *words: Any) -> Iterator[tuple[int, Any]]:
         for skipped, batch in batches(self, *words):
             read.append(batch.num_rows)
             yield skipped, batch
 
-    monkeypatch.setattr(arrow.Table, "_file_batches", counted)
+    monkeypatch.setattr(arrow.TableFile, "_file_batches", counted)
     _import_all(lambda: tables_source(edges), tmp_path / "g.gsplit", 4)
     assert E <= sum(read) <= E + 3 * 2 * 32  # a row group at each end of a range twice
 
