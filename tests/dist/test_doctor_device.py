@@ -70,7 +70,7 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.doctor.device import measure_zero_copy
 from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.kernels.triton.launch import set_launcher
-from gsplit.testing.simulated import simulated_device
+from gsplit_bench.simulated import simulated_device
 
 def record(kernel, grid, args, constants, writes):
     before(kernel, grid, args, constants, writes)

@@ -92,7 +92,7 @@ def _follow_types(model: Module) -> set[str]:
     """The types of the rows that layers are given, filled in while the model runs."""
     types: set[str] = set()
     for layer in model.get_submodule("convs").children():
-        layer.register_forward_pre_hook(lambda _, args: types.add(str(args[0][0].dtype)))
+        layer.register_forward_pre_hook(lambda _, args: types.add(str(args[0].dtype)))
     return types
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 
-from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks, shared_memory
+from gsplit.distributed.comm import shared_memory
+from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import CommError, InputError
 from gsplit.graph.ownership import Ownership

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
-from gsplit import InputError, Verification, verification, verify
+from gsplit import InputError, Verification, verify
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.training import verification
 from gsplit_bench.exactness import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 
 NAN = float("nan")

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import gsplit
 from gsplit.device.devices import resolve_device
-from gsplit.distributed import mesh as mesh_module
-from gsplit.distributed import process_groups
+from gsplit.distributed.comm import mesh as mesh_module
+from gsplit.distributed.comm import process_groups
 from gsplit.distributed.comm.comm import Call, Comm, SoloComm
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh, solo_mesh
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gsplit.distributed import launch as launch_module
+from gsplit.distributed.launch import launcher as launch_module
 from gsplit.distributed.launch.launcher import DIFFERS, REQUEUE, GroupFailedError, launch
 
 RANK = """
