@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gsplit import packing
+from gsplit.device import packing
 from gsplit.device.packing import PinnedBuffers, map_tensors
 
 CPU = torch.device("cpu")

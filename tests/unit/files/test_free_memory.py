@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gsplit import free_memory
+from gsplit.files import free_memory
 from gsplit.files.free_memory import free_bytes
 
 
