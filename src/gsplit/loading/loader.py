@@ -327,7 +327,7 @@ class NeighborLoader:
             return self._step_loader.load(self._sample(StepKey(self.plan.seed, epoch, step), telemetry))
 
     def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
-        """Sample this rank's part of a step. A collective of the loading group."""
+        """Sample this rank's part of a step. A collective of the replica."""
         plan = self.plan
         mesh = self.mesh
         targets = self._graph.targets

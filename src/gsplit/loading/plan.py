@@ -1,8 +1,9 @@
 """The plan of a loader: the checked arguments of ``NeighborLoader``, with names, sizes and the strategy resolved.
 
-It is made once, before anything is read. ``LoaderPlan.description`` contains everything that the mini-batches depend
-on, for checkpoints. ``LoaderPlan.compared`` contains everything that must be equal on all ranks; they compare it before
-their first exchange. Options of PyG's loader that this loader does not have are refused with the reason.
+It is made once, before features are opened or samplers are made. ``LoaderPlan.description`` contains everything that
+the mini-batches depend on, for checkpoints. ``LoaderPlan.compared`` contains everything that must be equal on all
+ranks; they compare it before the first exchange that depends on it. Options of PyG's loader that this loader does not
+have are refused with the reason.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ _HASHED_BYTES = 64 << 20  # of an array in memory; larger ones are sampled
 _PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
     "replace": "neighbours are drawn without replacement",
-    "weight_attr": "weighted sampling is not built yet",
+    "weight_attr": "weighted sampling is not built in; give sampler=FUNCTION, see docs/add-a-sampler.md",
     "disjoint": "a mini-batch is one graph, shared by all targets",
     "time_attr": "temporal sampling is not built",
     "input_time": "temporal sampling is not built",
@@ -50,7 +51,7 @@ _REFUSED = {
     "num_workers": "sampling runs compiled in this process; leave it out",
     "persistent_workers": "there are no workers; leave it out",
     "prefetch_factor": "there are no workers; use prefetch=N to make N batches ahead",
-    "pin_memory": "batches are made on the mesh's device; leave it out",
+    "pin_memory": "batches for a device are pinned already; leave it out",
     "filter_per_worker": "there are no workers; leave it out",
     "is_sorted": "the store is sorted; leave it out",
 }
@@ -242,7 +243,8 @@ def _check_sampling(
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
     if sampler != "uniform" and not callable(sampler):
-        fix = "use sampler='uniform'" + ("; this one is planned" if sampler in _PLANNED_SAMPLERS else "")
+        is_planned = sampler in _PLANNED_SAMPLERS
+        fix = "use sampler='uniform'" + (", or give a function: docs/add-a-sampler.md" if is_planned else "")
         expected = "'uniform', which is built in, or a function that makes a sampler"
         raise InputError(explain("sampler", expected, repr(sampler), fix))
     for name, value in options.items():

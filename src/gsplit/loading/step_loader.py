@@ -3,12 +3,13 @@
 ``load`` may run ahead of training, in the thread of the loader. The third stage, ``Batch.to``, runs in the training
 thread.
 
-If the model is on the host, ``load`` does all the work. It reads the local input rows directly into the mixed tensor of
-layer 0, and receives rows of other ranks into the rest of it, without further copies (law 4: local rows come first).
+If rows are sampled where the model is, ``load`` does all the work. It reads the local input rows directly into the
+mixed tensor of layer 0, and receives rows of other ranks into the rest of it, without further copies (law 4: local rows
+come first).
 
-If the host samples for a device, ``load`` only locates the rows. One copy moves everything that it found to the device
-(``device.packing``). The device gathers the rows from its own memory and from the host's, and exchanges them. Stored
-features have no gradient, so both may run ahead of training.
+If the host samples for a device, ``load`` locates the rows, and reads those that the device cannot reach
+(``features.device``). One copy moves everything to the device (``device.packing``), which gathers the rows and
+exchanges them. Stored features have no gradient, so this may be launched one step ahead, on a second stream.
 """
 
 from dataclasses import replace
@@ -73,7 +74,7 @@ class StepLoader:
         self._device_rows = (device_rows or StagedRows(features)) if mesh.host_samples else None
 
     def load(self, sampled: SampledStep) -> Batch:
-        """Read the rows of a sampled step. A collective of the loading group."""
+        """Read the rows of a sampled step. A collective, unless the host samples for a device."""
         device = self._mesh.sample_device
         telemetry = sampled.telemetry
         blocks = sampled.blocks if self._mesh.device.type == "cpu" else count_self_loops(sampled.blocks)

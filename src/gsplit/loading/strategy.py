@@ -22,7 +22,7 @@ from gsplit.distributed.comm.comm import Comm
 from gsplit.features.copies import ForeignCopies
 from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.minibatch.local_graph import LocalGraph
-from gsplit.minibatch.route import Route, count_sample, skip_replicated_rows
+from gsplit.minibatch.route import Route, count_sample, skip_copied_rows
 from gsplit.minibatch.split import Split, ask_owners, split_below
 from gsplit.minibatch.strategy_names import StrategySpec
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
@@ -38,7 +38,8 @@ class SampledStep:
 
     ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: the route along which the loader
     exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
-    None if the rank computes all source rows of the layer. ``routes[0]`` is not used in the forward pass.
+    None if nothing is exchanged at this layer. Input rows take ``input_route``; degrees and ids of
+    layer 0 take ``routes[0]``.
     """
 
     key: StepKey
@@ -53,7 +54,8 @@ class SampledStep:
 
 
 class Strategy:
-    """Samples one rank's part of every step. All ranks of a replica call it for the same steps in the same order.
+    """Samples one rank's part of every step. All ranks of a replica, the group of ranks
+    that splits its share of the mini-batch, call it for the same steps in the same order.
 
     ``graph``: the vertices that this rank samples. ``own`` samples the rank's own vertices and is needed if layers are
     split or owners read rows; ``whole`` samples all vertices and is needed if layers are not split. ``comm``: the ranks
@@ -92,7 +94,7 @@ class Strategy:
         return 0 if self._own is None else self._own.num_range_bytes
 
     def sample(self, targets: Tensor, key: StepKey, global_batch_size: int, telemetry: StepTelemetry) -> SampledStep:
-        """Sample this rank's part of a step, for its targets of the mini-batch. A collective of the replica."""
+        """Sample this rank's part of a step, for its targets of the mini-batch. A collective over ``comm``."""
         upper: MiniBatch | None = None
         if self._upper_fanouts:
             assert self._whole is not None
@@ -178,4 +180,4 @@ class Strategy:
         if self._copies is None:
             return bottom.route
         with telemetry.span("split"):
-            return skip_replicated_rows(bottom.route, lower.input_ids, bottom.foreign_ids, self._copies)
+            return skip_copied_rows(bottom.route, lower.input_ids, bottom.foreign_ids, self._copies)

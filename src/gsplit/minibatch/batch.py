@@ -116,7 +116,8 @@ class PendingRows:
 class BatchLayer:
     """One layer of a batch: its edges, the route of its source rows, and the stored values of its edges.
 
-    ``route`` is None if this rank computes or reads all source rows itself.
+    ``route`` is None if nothing is exchanged at this layer in the forward pass: this rank computed or read all source
+    rows, or the loader has received them already (layer 0 of ``data_cached``).
     """
 
     block: Block
@@ -126,7 +127,7 @@ class BatchLayer:
 
     @property
     def num_local(self) -> int:
-        """Rows of the local frontier: the source rows that this rank computed or read."""
+        """Rows of the local frontier: all source rows where nothing is exchanged."""
         return self.block.num_src if self.route is None else self.route.num_local
 
     @property

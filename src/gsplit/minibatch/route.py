@@ -27,7 +27,7 @@ from torch import Tensor
 from gsplit.features.copies import ForeignCopies
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["CopiedRows", "Route", "count_exchange", "count_reduction", "count_sample", "skip_replicated_rows"]
+__all__ = ["CopiedRows", "Route", "count_exchange", "count_reduction", "count_sample", "skip_copied_rows"]
 
 _ID_BYTES = 8
 
@@ -104,7 +104,7 @@ class Route:
         return self.own_places is None
 
 
-def skip_replicated_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, copies: ForeignCopies) -> Route:
+def skip_copied_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, copies: ForeignCopies) -> Route:
     """The same route for stored features, without the rows that the receiver has a copy of.
 
     ``input_ids`` are the vertices of the local frontier, ``foreign_ids`` those of the received rows. Only the array

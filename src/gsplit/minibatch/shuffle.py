@@ -15,7 +15,7 @@ In the example of ``split``, rank 1 has h = [h7, h8, h6]. It sends h6 to rank 0 
 At a boundary, own and received rows have explicit places:
 
     h_mixed[own_places] = h[:num_own];  h_mixed[recv_places] = rows received
-    g_mixed[:num_dst] += g_dst;  g[:num_own] = g_mixed[own_places];  g[send_rows] += gradients returned
+    t = g_mixed + [g_dst | 0];  g = [t[own_places] | 0];  g[send_rows] += gradients returned
 
 Only the route is saved for backward. Incoming gradients are not modified, because they may belong to another branch of
 the graph too. A deterministic shuffle adds returned rows one receiver after the other, and ``send_rows`` are unique per

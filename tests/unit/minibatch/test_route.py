@@ -9,7 +9,7 @@ from gsplit.distributed.comm.comm import Call, SoloComm
 from gsplit.features.copies import CopiedPrefixes, ForeignCopies
 from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
-from gsplit.minibatch.route import Route, count_exchange, count_reduction, count_sample, skip_replicated_rows
+from gsplit.minibatch.route import Route, count_exchange, count_reduction, count_sample, skip_copied_rows
 from gsplit.minibatch.shuffle import exchange_rows, exchange_stored
 from gsplit.minibatch.split import ask_owners
 from gsplit.sampling.minibatch import StepKey
@@ -128,7 +128,7 @@ def test_replicated_rows_do_not_travel() -> None:
     ownership = Ownership((0, 4, 8))
     copies = ForeignCopies(CopiedPrefixes((0, 4, 8), (1, 1)), ownership, 0, torch.tensor([[40.0]]))
     route = Route(torch.tensor([0, 2]), (0, 2), (0, 2), num_local=3, num_dst=1)
-    kept = skip_replicated_rows(route, torch.tensor([0, 3, 2]), torch.tensor([5, 4]), copies)
+    kept = skip_copied_rows(route, torch.tensor([0, 3, 2]), torch.tensor([5, 4]), copies)
     assert (kept.num_sent, kept.num_received, kept.num_copied, kept.num_mixed) == (1, 1, 1, route.num_mixed)
     buffer = _filled(kept, torch.tensor([[1.0], [2.0], [3.0]]))
     mixed = exchange_stored(buffer, kept, EchoComm(), CALL, POOL, StepTelemetry())
