@@ -137,7 +137,7 @@ def test_layers_hold_and_a_broken_layer_is_noticed(tmp_path: Path) -> None:
         check=False,
     )
     assert broken.returncode == 1
-    assert "gsplit.graph.graph is not allowed to import gsplit.store" in broken.stdout
+    assert "gsplit.graph is not allowed to import gsplit.store" in broken.stdout
     assert "gsplit is not allowed to import gsplit_bench" in broken.stdout
 
 
