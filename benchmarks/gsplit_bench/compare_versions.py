@@ -44,7 +44,7 @@ def work(kind: str) -> None:
         edge_index=torch.from_numpy(np.stack([src, dst])),
     )
     mesh = gsplit.init("cpu")
-    parts = torch.from_numpy(rng.integers(0, 2, n))
+    parts = torch.from_numpy(rng.integers(0, max(2, mesh.size), n))
     loader = gsplit.NeighborLoader(data, [15, 10, 5], None, batch_size=1024, mesh=mesh, partition=parts)
     torch.manual_seed(0)
     plain = GraphSAGE(128, 256, 3, 16, dropout=0.5) if kind == "sage" else GAT(128, 128, 3, 16, heads=4, dropout=0.5)
