@@ -54,55 +54,59 @@ def _normalise(scores: Floats) -> None:
 
 
 @kernel
-def _score_gat(operands: _Operands, i: int, e: int, scores: Floats) -> None:
-    """The scores [H] of edge e of destination i."""
-    src_term, dst_term = operands.src_terms[operands.src_rows[e]], operands.dst_terms[i]
-    for h in range(scores.size):
-        raw = src_term[h] + dst_term[h]
-        if operands.edge_terms.size:
-            raw += operands.edge_terms[e, h]
-        scores[h] = raw if raw > 0 else raw * operands.slope
+def _score_gat(operands: _Operands, i: int, scores: Floats) -> None:
+    """The scores [E, H] of the edges of destination i; the rows of other edges are left alone."""
+    src_rows, src_terms, edge_terms = operands.src_rows, operands.src_terms, operands.edge_terms
+    slope, dst_term = operands.slope, operands.dst_terms[i]
+    for e in range(operands.indptr[i], operands.indptr[i + 1]):
+        src_term, score = src_terms[src_rows[e]], scores[e]
+        for h in range(score.size):
+            raw = src_term[h] + dst_term[h]
+            if edge_terms.size:
+                raw += edge_terms[e, h]
+            score[h] = raw if raw > 0 else raw * slope
 
 
 @kernel
-def _score_gatv2(operands: _Operands, att: Floats, i: int, e: int, active: Floats, scores: Floats) -> None:
-    """The scores [H] of edge e of destination i; ``active`` [H * C] is scratch memory for leaky_relu(z)."""
-    width, slope = att.shape[1], operands.slope
-    src_term, dst_term = operands.src_terms[operands.src_rows[e]], operands.dst_terms[i]
-    if operands.edge_terms.size:
-        edge_term = operands.edge_terms[e]
-        for c in range(active.size):
-            z = src_term[c] + dst_term[c] + edge_term[c]
-            active[c] = z if z > 0 else z * slope
-    else:
-        for c in range(active.size):
-            z = src_term[c] + dst_term[c]
-            active[c] = z if z > 0 else z * slope
-    for h in range(scores.size):
-        scores[h] = dot(att[h], active[h * width : (h + 1) * width])
+def _score_gatv2(operands: _Operands, att: Floats, i: int, active: Floats, scores: Floats) -> None:
+    """The same for GATv2; ``active`` [H * C] is scratch memory for leaky_relu(z)."""
+    src_rows, src_terms, edge_terms = operands.src_rows, operands.src_terms, operands.edge_terms
+    width, slope, dst_term = att.shape[1], operands.slope, operands.dst_terms[i]
+    for e in range(operands.indptr[i], operands.indptr[i + 1]):
+        src_term = src_terms[src_rows[e]]
+        if edge_terms.size:
+            edge_term = edge_terms[e]
+            for c in range(active.size):
+                z = src_term[c] + dst_term[c] + edge_term[c]
+                active[c] = z if z > 0 else z * slope
+        else:
+            for c in range(active.size):
+                z = src_term[c] + dst_term[c]
+                active[c] = z if z > 0 else z * slope
+        for h in range(scores.shape[1]):
+            scores[e, h] = dot(att[h], active[h * width : (h + 1) * width])
 
 
 @kernel
 def _forward(operands: _Operands, att: Floats | None, alpha: Floats, out: Floats) -> None:
     """Compiled twice: for GAT, without ``att``, and for GATv2; the branch of the other one is left out."""
     indptr, src_rows, values, keep = operands.indptr, operands.src_rows, operands.values, operands.keep
-    num_heads, one_for_all = alpha.shape[1], values.shape[1] == 1
+    num_heads, one_for_all, scale = alpha.shape[1], values.shape[1] == 1, operands.scale
     active = np.empty(operands.dst_terms.shape[1], values.dtype)
     for i in range(indptr.size - 1):
         first, last = indptr[i], indptr[i + 1]
         out[i] = 0
         if first == last:
             continue
-        for e in range(first, last):
-            if att is None:
-                _score_gat(operands, i, e, alpha[e])
-            else:
-                _score_gatv2(operands, att, i, e, active, alpha[e])
+        if att is None:
+            _score_gat(operands, i, alpha)
+        else:
+            _score_gatv2(operands, att, i, active, alpha)
         _normalise(alpha[first:last])
         for e in range(first, last):
             rows = values[src_rows[e]]
             for h in range(num_heads):
-                weight = alpha[e, h] * operands.scale
+                weight = alpha[e, h] * scale
                 if keep.size and not keep[e, h]:
                     continue
                 add_scaled(out[i, h], weight, rows[0 if one_for_all else h])
