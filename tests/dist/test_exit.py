@@ -57,6 +57,30 @@ def test_a_rank_leaves_by_itself_and_never_waits_when_it_failed(
     assert done.stdout.splitlines() == said
 
 
+# collectives of one rank end by themselves, here while the program does
+ENDS_WHILE_GLOO_WORKS = """
+import sys, torch, torch.distributed as dist
+from gsplit.distributed.comm.process_groups import Connection
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+connection = Connection(True, 60)
+group = connection.new_comm(torch.device("cpu"))._group
+rows = torch.ones(1_000_000)
+for _ in range(20):
+    dist.all_to_all_single(torch.empty_like(rows), rows, group=group, async_op=True)
+if sys.argv[1] == "fails":
+    raise RuntimeError("on purpose")
+connection.abandon()
+"""
+
+
+@pytest.mark.parametrize("how, code", [("fails", 1), ("catches", 0)])
+def test_a_failed_rank_is_not_aborted_by_a_collective_that_ends_with_it(how: str, code: int) -> None:
+    command = [sys.executable, "-c", ENDS_WHILE_GLOO_WORKS, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == code, done.stderr
+    assert "terminate called" not in done.stderr
+
+
 @pytest.mark.parametrize("nproc", ["1", "2"])
 def test_the_command_ends_without_reports_of_leaks(nproc: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")  # its bindings report objects that are left when the interpreter ends

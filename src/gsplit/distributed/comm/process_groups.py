@@ -10,8 +10,10 @@ import ctypes
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,12 +86,39 @@ class Connection:
         self._stop_watching()
         for group in self._groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # or the interpreter would destroy it at its end
+        atexit.register(_wait_for_gloo)
 
     def _end(self) -> None:
         if hasattr(sys, "last_type"):  # set where an exception ended the program
             self.abandon()
+            _wait_for_gloo()
         else:
             self.leave()
+
+
+def _wait_for_gloo(timeout_s: float = 1.0) -> None:
+    """Wait until gloo's threads have released the tensors of the collectives that are done.
+
+    Releasing a tensor takes the interpreter lock. A thread that waits for the lock when the interpreter ends is ended
+    inside C++ code, and that aborts the process.
+    """
+    give_up = time.monotonic() + timeout_s
+    idle = 0
+    while idle < 2 and time.monotonic() < give_up:
+        time.sleep(0.01)  # without the interpreter lock
+        idle = 0 if _gloo_runs() else idle + 1
+
+
+def _gloo_runs() -> bool:
+    """Whether a thread of gloo runs or waits for a core; False where /proc does not tell."""
+    for path in Path("/proc/self/task").glob("*/stat"):
+        try:
+            _, _, rest = path.read_text().partition("(pt_gloo_runloop) ")
+        except OSError:  # the thread has ended
+            continue
+        if rest.startswith("R"):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
