@@ -11,7 +11,7 @@ import torch
 
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership
-from gsplit.minibatch.split import LayerSplit, answer, ask
+from gsplit.minibatch.split import LayerSplit, add_requested, group_by_owner
 from gsplit.sampling.neighbor import TorchNeighborSampler
 
 OWNED, INKS = ("#cfe3f5", "#fbe0b8"), ("#1b6ca8", "#b5651d")
@@ -29,8 +29,11 @@ def split_example() -> tuple[list[list[int]], list[LayerSplit]]:
     ]
     targets = [torch.tensor([1]), torch.tensor([7])]
     frontiers = [TorchNeighborSampler(g, same, cpu).start(t) for g, t in zip(graphs, targets, strict=True)]
-    asks = [ask(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
-    layers = [answer(frontiers[0], asks[0], asks[1].ids, (0, 1)), answer(frontiers[1], asks[1], asks[0].ids, (1, 0))]
+    asks = [group_by_owner(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
+    layers = [
+        add_requested(frontiers[0], asks[0], asks[1].ids, (0, 1)),
+        add_requested(frontiers[1], asks[1], asks[0].ids, (1, 0)),
+    ]
     return [frontier.ids(frontier.num_rows).tolist() for frontier in frontiers], layers
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
-from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit_bench.train_command import train
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any
 
 from gsplit.features.cache import stored_row_bytes
 from gsplit.graph.ownership import own_parts
-from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.presample import Workload
+from gsplit.partitioning.settings import C_E, C_V
 from gsplit.planner.counts import RankCounts, StrategyCounts, count_strategies
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store

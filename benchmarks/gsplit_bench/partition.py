@@ -9,12 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.plan import PartitionPlan, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import Quality, expect, measure
-from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
 from gsplit.progress import Progress, silent
 from gsplit.report.figures import load_figure
 

@@ -26,13 +26,12 @@ from typing import Any
 import numpy as np
 
 from gsplit.graph.ownership import lightest_runs
-from gsplit.partitioning.defaults import C_E, C_V
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition
 from gsplit.partitioning.plan import PartitionPlan, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, measure
-from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.settings import C_E, C_V, PartitionSettings
 from gsplit.partitioning.solvers.run import anonymous_bytes
 from gsplit.partitioning.weights import vertex_work
 from gsplit.store.build import build_store

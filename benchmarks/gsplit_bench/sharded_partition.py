@@ -15,10 +15,10 @@ import numpy as np
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit.partitioning.defaults import C_E, C_V, TOLERANCE
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.presample import Counts, Workload, presample
 from gsplit.partitioning.quotient import count_links
+from gsplit.partitioning.settings import C_E, C_V, TOLERANCE
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.plan import ShardWorkload, presample_shard, restream_shards
 from gsplit.partitioning.sharded.weigh import weigh_shard

@@ -48,7 +48,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "parts.gsplit")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
+# every change: one rank, and exchanges of rows on devices in test_simulated_device
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.weekly)])
 def test_tiers_and_depths_train_as_on_the_host(store: str, num_ranks: int) -> None:
     host = run_ranks(train_tiers, num_ranks, store, TIERS[:1])
     assert len(host[0][0][0]) > 4

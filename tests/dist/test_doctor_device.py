@@ -32,7 +32,8 @@ def _run_simulated(
         raise CommError(str(error).replace("exit code -9", "SIGKILL")) from None
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim"])
+# every change: the same checks on the simulated device, and a program of the doctor on real ranks below
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.weekly), "sim"])
 def test_everything_is_right_here(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "sim" and (why := why_not_supported()):
         pytest.skip(why)

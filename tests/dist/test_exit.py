@@ -81,7 +81,7 @@ def test_a_failed_rank_is_not_aborted_by_a_collective_that_ends_with_it(how: str
     assert "terminate called" not in done.stderr
 
 
-@pytest.mark.parametrize("nproc", ["1", "2"])
+@pytest.mark.parametrize("nproc", [pytest.param("1", marks=pytest.mark.weekly), "2"])  # the launcher is alone too
 def test_the_command_ends_without_reports_of_leaks(nproc: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")  # its bindings report objects that are left when the interpreter ends
     build_store(synthetic_source(PlantedGraph(1000, 6000, num_features=8)), tmp_path / "demo.gsplit")

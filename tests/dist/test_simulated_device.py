@@ -80,7 +80,7 @@ def test_every_other_strategy_on_devices_equals_itself_on_the_host() -> None:
             assert compare(host[rank][place], [there[rank][place]]).largest == 0.0, (case, rank)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.weekly), 2])
 def test_trainer_infer_evaluate_and_verify_equal_those_of_the_host(num_ranks: int, tmp_path: Path) -> None:
     host = run_ranks(use_everything, num_ranks, str(tmp_path))[0]
     there = run_ranks(use_everything, num_ranks, str(tmp_path), device="sim:0")[0]

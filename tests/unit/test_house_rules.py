@@ -55,6 +55,25 @@ def test_a_class_name_exists_once() -> None:
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
+def test_a_small_module_has_several_importers_or_is_a_concept() -> None:
+    """A few lines that one module uses belong into that module."""
+    concepts = {
+        "gsplit.extending": "public names",
+        "gsplit.cli.main": "the command line",
+        "gsplit.cli.report_command": "one file per command",
+        "gsplit.distributed.watch.stragglers": "the name a reader searches for",
+        "gsplit.kernels.file_rows": "a kernel",
+    }
+    graph = grimp.build_graph("gsplit")
+    small = [
+        module
+        for module in graph.modules
+        if (path := ROOT / "src" / f"{module.replace('.', '/')}.py").is_file()
+        if len(path.read_text().splitlines()) < 60 and len(graph.find_modules_that_directly_import(module)) == 1
+    ]
+    assert sorted(small) == sorted(concepts)
+
+
 def test_only_documents_are_dictionaries_of_anything() -> None:
     """Dataclasses go between our own layers; free-form documents are made at the edges: JSON, settings, records."""
     edges = (

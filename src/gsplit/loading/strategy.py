@@ -4,7 +4,7 @@ All strategies compute the same step from the same sample (law 1). They differ i
 which vertex. With k split layers of L, a rank
 
 1. samples the L - k upper layers of its own targets alone, from the whole graph (no layer for ``split``, where k = L);
-2. requests the vertices that these layers read from their owners (``split.ask_owners``): a boundary;
+2. requests the vertices that these layers read from their owners (``split.request_from_owners``): a boundary;
 3. samples and splits the k lower layers together with the other ranks (no layer for ``data_cached``, where k = 0).
 
 For ``data`` k is None: a rank samples all layers alone and requests nothing.
@@ -23,7 +23,7 @@ from gsplit.features.copies import ForeignCopies
 from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.route import Route, count_sample, skip_copied_rows
-from gsplit.minibatch.split import Split, ask_owners, split_below
+from gsplit.minibatch.split import Split, request_from_owners, split_below
 from gsplit.minibatch.strategy_names import StrategySpec
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.protocol import LayerSampler
@@ -120,7 +120,7 @@ class Strategy:
             frontier = self._own.start(targets)
             boundary = None
         else:
-            frontier, boundary = ask_owners(
+            frontier, boundary = request_from_owners(
                 upper.input_ids,
                 num_dst=upper.blocks[0].num_dst,
                 layer=len(self._lower_fanouts),

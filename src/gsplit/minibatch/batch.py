@@ -41,7 +41,7 @@ class LossGuard:
 
     def __init__(self) -> None:
         self._backward = -1
-        self.model = ""
+        self.model_mode = ""
         """Train/eval mode of the model that was called with the batch; it must be equal on all ranks."""
 
     def reduced(self) -> None:
@@ -364,8 +364,8 @@ class Batch:
         self._refuse_input_gradients()
         context = self.context
         detail = f"epoch {context.key.epoch} of loader {context.loader}"
-        if context.guard.model:
-            detail += f", model: {context.guard.model}"
+        if context.guard.model_mode:
+            detail += f", model: {context.guard.model_mode}"
         call = Call(name, context.key.step, detail=detail)
         count_reduction(prod(rows.shape[1:]) * rows.element_size(), context.mesh.size, self.telemetry)
         total: Tensor = _GlobalSum.apply(rows, context.mesh.world, call, context.guard)  # type: ignore[no-untyped-call]

@@ -25,15 +25,15 @@ samples 1 <- {3, 6}, rank 1 samples 7 <- {3, 8}.
 
 Each rank groups its foreign sources by owner: rank 0 needs 6 from rank 1, and rank 1 needs 3 from rank 0.
 
->>> requests = [ask(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
+>>> requests = [group_by_owner(frontier.sample_layer(0, 2), ownership) for frontier in frontiers]
 >>> [(request.ids.tolist(), request.counts) for request in requests]
 [([6], (0, 1)), ([3], (1, 0))]
 
 After the exchange each owner adds the requested vertices. Local frontiers are [destinations, own sources, requested by
 others]; 3 is already in the frontier of rank 0.
 
->>> layers = [answer(frontiers[0], requests[0], asked_ids=requests[1].ids, asked_counts=(0, 1)),
-...           answer(frontiers[1], requests[1], asked_ids=requests[0].ids, asked_counts=(1, 0))]
+>>> layers = [add_requested(frontiers[0], requests[0], requested_ids=requests[1].ids, requested_counts=(0, 1)),
+...           add_requested(frontiers[1], requests[1], requested_ids=requests[0].ids, requested_counts=(1, 0))]
 >>> [frontier.ids(frontier.num_rows).tolist() for frontier in frontiers]
 [[1, 3], [7, 8, 6]]
 
@@ -45,8 +45,8 @@ rows of the local frontier that are sent: rank 0 sends row 1 (vertex 3), rank 1 
 >>> [(layer.route.send_rows.tolist(), layer.route.send_counts) for layer in layers]
 [([1], (0, 1)), ([2], (1, 0))]
 
-``ask_owners`` does the same for the micro-batches of ``hybrid(k)`` and ``data_cached``, above the layers that are
-split.
+``request_from_owners`` does the same for the micro-batches of ``hybrid(k)`` and ``data_cached``, above the layers that
+are split.
 """
 
 from collections.abc import Sequence
@@ -68,9 +68,9 @@ __all__ = [
     "LayerSplit",
     "Request",
     "Split",
-    "answer",
-    "ask",
-    "ask_owners",
+    "add_requested",
+    "group_by_owner",
+    "request_from_owners",
     "exchange_ids",
     "split_below",
     "split_in_one_process",
@@ -111,7 +111,7 @@ class Split:
     num_targets: int
 
 
-def ask(drawn: SampledLayer, ownership: Ownership) -> Request:
+def group_by_owner(drawn: SampledLayer, ownership: Ownership) -> Request:
     """Group the foreign sources of a layer by owner; within an owner, in the order in which they were drawn."""
     owners = ownership.owners(drawn.foreign_ids)
     order = torch.argsort(owners, stable=True)
@@ -121,19 +121,21 @@ def ask(drawn: SampledLayer, ownership: Ownership) -> Request:
     return Request(drawn=drawn, ids=drawn.foreign_ids[order], counts=counts, places=places)
 
 
-def answer(frontier: Frontier, request: Request, asked_ids: Tensor, asked_counts: tuple[int, ...]) -> LayerSplit:
+def add_requested(
+    frontier: Frontier, request: Request, requested_ids: Tensor, requested_counts: tuple[int, ...]
+) -> LayerSplit:
     """Append the requested vertices to the local frontier, then compute the rows of the layer's edges and its route.
 
-    ``asked_ids`` are vertices of this rank, grouped by the rank that needs them, ``asked_counts[p]`` of them for rank
-    p.
+    ``requested_ids`` are vertices of this rank, grouped by the rank that needs them, ``requested_counts[p]`` of them
+    for rank p.
     """
     drawn = request.drawn
-    send_rows = frontier.locate(asked_ids)  # appends those that are not in the frontier yet
+    send_rows = frontier.locate(requested_ids)  # appends those that are not in the frontier yet
     num_local = frontier.num_rows
     src_rows = frontier.resolve(drawn, request.places + num_local)  # received rows are behind the local ones (law 4)
     route = Route(
         send_rows=send_rows,
-        send_counts=asked_counts,
+        send_counts=requested_counts,
         recv_counts=request.counts,
         num_local=num_local,
         num_dst=drawn.num_dst,
@@ -172,15 +174,15 @@ def split_below(
         with telemetry.span("sample"):
             drawn = frontier.sample_layer(key.layer(layer), fanout)
         with telemetry.span("split"):
-            request = ask(drawn, ownership)
+            request = group_by_owner(drawn, ownership)
         with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
-            asked_ids, asked_counts = exchange_ids(comm, key, layer, request.ids, request.counts)
+            requested_ids, requested_counts = exchange_ids(comm, key, layer, request.ids, request.counts)
         with telemetry.span("split"):
-            layers.insert(0, answer(frontier, request, asked_ids, asked_counts))
+            layers.insert(0, add_requested(frontier, request, requested_ids, requested_counts))
     return Split(layers=tuple(layers), input_ids=frontier.ids(frontier.num_rows), num_targets=num_targets)
 
 
-def ask_owners(
+def request_from_owners(
     ids: Tensor,
     num_dst: int,
     layer: int,
@@ -208,13 +210,13 @@ def ask_owners(
         counts = tuple(torch.bincount(owners[others], minlength=ownership.num_ranks).tolist())  # device sync
         foreign = ids[recv_places]
     with telemetry.span("exchange_ids"):  # all ranks: once per step, empty or not
-        asked_ids, asked_counts = exchange_ids(comm, key, layer, foreign, counts)
+        requested_ids, requested_counts = exchange_ids(comm, key, layer, foreign, counts)
     with telemetry.span("split"):
         frontier = sampler.start(ids[own_places])
-        send_rows = frontier.locate(asked_ids)
+        send_rows = frontier.locate(requested_ids)
     route = Route(
         send_rows=send_rows,
-        send_counts=asked_counts,
+        send_counts=requested_counts,
         recv_counts=counts,
         num_local=frontier.num_rows,
         num_dst=num_dst,
@@ -229,10 +231,10 @@ def exchange_ids(
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Send ids to their owners, ``counts[p]`` of them to rank p. Returns the ids and counts received. A collective."""
     detail = f"epoch {key.epoch}, seed {key.seed}"
-    asked_counts = comm.all_to_all_counts(Call("count ids", key.step, layer, detail), counts)
-    asked_ids = ids.new_empty(sum(asked_counts))
-    comm.all_to_all(Call("exchange ids", key.step, layer, detail), asked_ids, ids, asked_counts, counts).wait()
-    return asked_ids, asked_counts
+    requested_counts = comm.all_to_all_counts(Call("count ids", key.step, layer, detail), counts)
+    requested_ids = ids.new_empty(sum(requested_counts))
+    comm.all_to_all(Call("exchange ids", key.step, layer, detail), requested_ids, ids, requested_counts, counts).wait()
+    return requested_ids, requested_counts
 
 
 def split_in_one_process(
@@ -250,12 +252,12 @@ def split_in_one_process(
     try:
         for hop, fanout in enumerate(num_neighbors):
             layer_key = key.layer(len(num_neighbors) - 1 - hop)
-            requests = [ask(frontier.sample_layer(layer_key, fanout), ownership) for frontier in frontiers]
+            requests = [group_by_owner(frontier.sample_layer(layer_key, fanout), ownership) for frontier in frontiers]
             pieces = [request.ids.split(request.counts) for request in requests]
             for rank in ranks:
-                asked_ids = torch.cat([pieces[peer][rank] for peer in ranks])
-                asked_counts = tuple(requests[peer].counts[rank] for peer in ranks)
-                layers[rank].insert(0, answer(frontiers[rank], requests[rank], asked_ids, asked_counts))
+                requested_ids = torch.cat([pieces[peer][rank] for peer in ranks])
+                requested_counts = tuple(requests[peer].counts[rank] for peer in ranks)
+                layers[rank].insert(0, add_requested(frontiers[rank], requests[rank], requested_ids, requested_counts))
         ids = [frontier.ids(frontier.num_rows) for frontier in frontiers]
         return [Split(layers=tuple(layers[rank]), input_ids=ids[rank], num_targets=num_targets[rank]) for rank in ranks]
     finally:

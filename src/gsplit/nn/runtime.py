@@ -132,8 +132,8 @@ class Runtime:
     def _attach_status(self, model: Module, batch: Batch, mesh: Mesh) -> None:
         """Attach train/eval state to the loss collective, where ranks compare it."""
         if mesh.size > 1:
-            batch.context.guard.model = self._status.describe(model)
-            mesh.record_model(batch.context.guard.model)
+            batch.context.guard.model_mode = self._status.describe(model)
+            mesh.record_model(batch.context.guard.model_mode)
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
         """Refuse a batch of other ranks: gradients would be averaged over ranks that do not share it."""

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit.partitioning.plan import check_plan, find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.relabel import write_renumbered
-from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
 from gsplit.partitioning.weights import vertex_work
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import check_fanouts

@@ -27,7 +27,7 @@ from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
 from gsplit.kernels.jit import kernel
-from gsplit.partitioning.defaults import EPOCHS
+from gsplit.partitioning.settings import EPOCHS
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts

@@ -8,9 +8,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field
 
-from gsplit.partitioning.defaults import C_E, C_V, EPOCHS, TOLERANCE
+__all__ = ["C_E", "C_V", "EPOCHS", "TOLERANCE", "PartitionSettings"]
 
-__all__ = ["PartitionSettings"]
+C_V = 8.0
+C_E = 1.0
+"""Work of computing a vertex and of one of its edges: layers on one core take 4 to 15 to 1 (docs/decisions/0005)."""
+
+EPOCHS = 10
+"""Presampled epochs, as in the paper."""
+
+TOLERANCE = 1.05
+"""Largest allowed work of a part, over the mean."""
 
 
 @dataclass(frozen=True)

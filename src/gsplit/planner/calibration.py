@@ -49,7 +49,7 @@ from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.csr import make_csr_edges
 from gsplit.minibatch.route import Route
 from gsplit.minibatch.shuffle import exchange_stored
-from gsplit.minibatch.split import ask
+from gsplit.minibatch.split import group_by_owner
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.disk import measure_disk
 from gsplit.planner.hardware import Hardware, read_hardware, write_hardware
@@ -353,7 +353,7 @@ def _probe_split(graph: Graph, num_vertices: int, num_targets: int, repeats: int
     asked = torch.randint(stop, drawn.foreign_ids.shape, generator=torch.Generator().manual_seed(3))
 
     def run() -> None:
-        ask(drawn, ownership)
+        group_by_owner(drawn, ownership)
         frontier.locate(asked)
 
     seconds = _least_cpu_s(run, repeats)

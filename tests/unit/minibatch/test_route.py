@@ -11,7 +11,7 @@ from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.route import Route, count_exchange, count_reduction, count_sample, skip_copied_rows
 from gsplit.minibatch.shuffle import exchange_rows, exchange_stored
-from gsplit.minibatch.split import ask_owners
+from gsplit.minibatch.split import request_from_owners
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.telemetry import StepTelemetry
@@ -107,7 +107,7 @@ def test_the_gradient_of_a_boundary() -> None:
 def test_an_own_frontier_begins_with_what_its_micro_batch_reads() -> None:
     graph = small_store("original order", 1)[0].graph
     wanted = torch.tensor([7, 3, 12, 0])
-    frontier, route = ask_owners(
+    frontier, route = request_from_owners(
         wanted,
         2,
         1,

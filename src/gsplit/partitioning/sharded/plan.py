@@ -25,11 +25,10 @@ from gsplit.array_types import Ids
 from gsplit.distributed.comm.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.split import split_minibatch
-from gsplit.partitioning.defaults import EPOCHS
 from gsplit.partitioning.plan import check_settings, renumber_parts, spread_unreached
 from gsplit.partitioning.presample import Counts, PresampleCounter, check_batches, check_epochs, drawn_by
 from gsplit.partitioning.quotient import bisection_order, count_links
-from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.settings import EPOCHS, PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard, add_up, send_to_all
 from gsplit.partitioning.sharded.weigh import weigh_shard
 from gsplit.partitioning.solvers.restream import LAST_PASSES, PASSES, find_caps, order_blocks, stream_blocks
