@@ -381,6 +381,8 @@ def _describe(document: dict[str, Any], title: str) -> str:
     rows: list[dict[str, Any]] = document["rows"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     num_plain = len({row["model"] for row in rows if not row["edge_values"]})
+    edge_models = len({row["model"] for row in rows if row["edge_values"]})
+    strategies = ", ".join(f"`{name}`" for name in dict.fromkeys(row["strategy"] for row in rows))
     worst = {name: f"{value:.1e}" for name, value in document["worst"].items()}
     installed = installed_versions()
     versions = ", ".join(f"{name} {installed.get(name)}" for name in ("python", "torch", "torch_geometric"))
@@ -389,10 +391,9 @@ def _describe(document: dict[str, Any], title: str) -> str:
             f"# Same answer everywhere, {title}\n",
             f"Command: `python -m gsplit_bench exactness`. Commit {current_commit()}, {versions}, two cores. Rows in the `.json` beside this file.\n",
             f"{_summarize(document)}.\n",
-            f"{num_plain} kinds of models x dropout x jumping knowledge x BatchNorm x `split` and `data`, with vertices owned at random, all by rank 0, and no targets on rank 1; and",
-            "with values of edges: GAT, GATv2, Transformer and PNA with `edge_dim`, GINE, GraphConv and GCN with stored weights x dropout x `split` and `data` x three ownerships (renumbered",
-            "at random, no targets on rank 1, original order). On 1, 2, 3 and 4 ranks and 2 replicas x 2. Graphs have duplicate edges with values of their own, self-loops and isolated",
-            "vertices. 3 layers, fanouts 4, 3 and all, float64, 5 steps of Adam 1e-3, real gloo ranks against one process. BatchNorm only under `split` with one replica; elsewhere it is refused.\n",
+            f"{num_plain} kinds of models x dropout x jumping knowledge x BatchNorm, and {edge_models} with features or weights of edges, x the strategies {strategies}.",
+            "Vertices owned at random, all by rank 0, no targets on rank 1, and in original order. On 1, 2, 3 and 4 ranks and 2 replicas x 2. Graphs have duplicate edges with values of their own,",
+            "self-loops and isolated vertices. 3 layers, fanouts 4, 3 and all, float64, 5 steps of Adam 1e-3, real gloo ranks against one process. BatchNorm only under `split` with one replica; elsewhere it is refused.\n",
             f"Largest difference of all cases: outputs {worst['output']}, losses {worst['loss']}, gradients {worst['gradient']}, weights after 5 steps {worst['weights']} (asked for: {document['tolerance']:.0e}).\n",
             "| model | cases | outputs | gradients | weights | with BatchNorm: cases | outputs | gradients | weights | with edge values: cases | outputs | gradients | weights |",
             f"|{'---|' * 13}",
@@ -405,5 +406,7 @@ def _describe(document: dict[str, Any], title: str) -> str:
 def write_record(report: ExactnessReport, out: Path) -> None:
     """Write the cases to OUT.json, and a table with a line per kind of model to OUT.md."""
     document = report.as_dict()
-    out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(row) for row in document["rows"])
+    head = json.dumps({name: value for name, value in document.items() if name != "rows"})
+    out.with_suffix(".json").write_text(f'{head[:-1]}, "rows": [\n{lines}\n]}}\n')
     out.with_suffix(".md").write_text(_describe(document, "-".join(out.name.split("-")[:3])))
