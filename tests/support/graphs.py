@@ -12,7 +12,7 @@ from gsplit.array_types import Array
 from gsplit.graph.graph import Graph
 from gsplit.store.build import build_store
 from gsplit.store.reader import Store
-from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, ValueType, stream_rows
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, PairList, ValueType, stream_rows
 
 
 @st.composite
@@ -74,6 +74,12 @@ def stored_edges(store: Store) -> tuple[Array, Array]:
     return np.asarray(graph.indices, np.int64), dst
 
 
+def _sample_pairs(n: int) -> PairList:
+    rng = np.random.default_rng(n)
+    pairs = rng.integers(0, n, (n // 4, 2))
+    return PairList(pairs, labels=rng.random(n // 4, np.float32), negatives=rng.integers(0, n, (n // 4, 3)))
+
+
 def sample_store(path: Path, n: int = 300, e: int = 3000, seed: int = 0) -> Store:
     """A small store that has one of everything."""
     rng = np.random.default_rng(seed)
@@ -88,6 +94,7 @@ def sample_store(path: Path, n: int = 300, e: int = 3000, seed: int = 0) -> Stor
         features={"x": stream_rows(rng.random((n, 5), np.float32), "float32")},
         y=stream_rows(rng.integers(0, 4, n), "int64"),
         targets={"train": np.arange(0, n, 2), "test": np.arange(1, n, 4)},
+        pairs={"links": _sample_pairs(n)},
         vertex_names=(np.cumsum([0, *map(len, names)]), np.frombuffer(b"".join(names), np.uint8)),
     )
     return build_store(source, path)

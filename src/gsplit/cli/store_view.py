@@ -44,6 +44,7 @@ def describe(store: Store) -> dict[str, Any]:
         },
         "edge_arrays": {n: _array(entries[f"edges/{n}"]) for n in manifest.names("edges")},
         "targets": {n: entries[f"targets/{n}"].shape[0] for n in manifest.names("targets")},
+        "pairs": {n: _pair_list(store, n) for n in store.pair_names},
         "has_labels": "y" in entries,
         "num_unlabelled_vertices": counts.get(UNLABELLED),
         "ids": "names" if "name_bytes" in entries else "mapped" if "vertex_ids" in entries else "dense",
@@ -94,6 +95,18 @@ def show_partition(document: dict[str, Any], console: Console) -> None:
 
 def _array(entry: Any) -> dict[str, Any]:
     return {"dtype": entry.dtype, "shape": list(entry.shape)}
+
+
+def _pair_list(store: Store, name: str) -> dict[str, Any]:
+    """Number of pairs, type of their labels (None without) and number of negatives of each."""
+    entries = store.manifest.arrays
+    labels = entries.get(f"pair_labels/{name}")
+    negatives = entries.get(f"pair_negatives/{name}")
+    return {
+        "num_pairs": entries[f"pairs/{name}"].shape[0],
+        "labels": labels.dtype if labels else None,
+        "num_negatives": negatives.shape[1] if negatives else 0,
+    }
 
 
 def show(document: dict[str, Any], console: Console) -> None:
@@ -158,6 +171,10 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
             lines.append((f"{word} {name}", f"{array['dtype']} {size}{columns}{scaled}{warning}"))
     lines.append(("classes", _classes(document)))
     lines += [(f"targets {name}", f"{count:,}") for name, count in document["targets"].items()]
+    for name, found in document["pairs"].items():
+        labels = f", labels {found['labels']}" if found["labels"] else ""
+        negatives = f", {found['num_negatives']:,} negatives each" if found["num_negatives"] else ""
+        lines.append((f"pairs {name}", f"{found['num_pairs']:,}{labels}{negatives}"))
     lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))
     lines.append(("size", f"{human(document['num_bytes'])}B"))
     for step in document["provenance"]:

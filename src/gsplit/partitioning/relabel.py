@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gsplit.array_types import Array, Ids
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
-from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, role_of
+from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, index_type, role_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.writer import StoreWriter
@@ -51,13 +51,17 @@ def write_renumbered(
     new_id[order] = np.arange(order.size)
     _move_columns(writer, store, order, new_id, progress)
     for name in store.names:
-        if role_of(name).rows == "vertex":
+        role = role_of(name)
+        if role.rows == "vertex":
             _move_rows(writer, store, name, order, progress)
+        elif role.is_whole:  # pairs, by original ids
+            writer.copy(name, store.dtype(name), store.stored_array(name), progress)
     if "name_offsets" in store.names:
         _move_names(writer, store, order, progress)
     for name in store.manifest.names("targets"):
         writer.write(f"targets/{name}", "int64", new_id[store.stored_array(f"targets/{name}")])
     writer.write("original_ids", "int64", order)
+    writer.write("internal_ids", index_type(order.size), new_id)
     writer.write("hotness", "int64", hotness[order])
     sizes = np.bincount(parts, minlength=len(statistics.loads))
     progress("flush to disk", 0, None)

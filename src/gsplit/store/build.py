@@ -5,7 +5,7 @@ the number of edges. The order in which the edges arrive does not change the sto
 range each, their counts add up to those of one host that builds everything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,18 @@ from gsplit.files.free_memory import free_bytes
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.edge_sort import EdgeSorter
-from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, Manifest, Shard, new_step, role_of
+from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, Manifest, Shard, index_type, new_step, role_of
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, RowStream, VertexRange
+from gsplit.store.source import (
+    EdgeChunk,
+    EdgeRules,
+    GraphSource,
+    PairList,
+    RowChunk,
+    RowStream,
+    VertexRange,
+    dtype_name,
+)
 from gsplit.store.statistics import (
     UNLABELLED,
     Statistics,
@@ -93,7 +102,12 @@ def check_source(source: GraphSource, held: VertexRange) -> None:
         fix = "use a larger machine, or correct the number of vertices"
         expected = f"at most {free}: a byte of free memory each"
         raise InputError(explain("num_vertices", expected, f"{held.size} vertices", fix))
-    folders = {"features": source.features, "edges": source.edge_values, "targets": source.targets}
+    folders: dict[str, Iterable[str]] = {
+        "features": source.features,
+        "edges": source.edge_values,
+        "targets": source.targets,
+        "pairs": source.pairs,
+    }
     try:
         for folder, words in folders.items():
             for word in words:
@@ -109,6 +123,25 @@ def check_source(source: GraphSource, held: VertexRange) -> None:
         if found.size != ids.size:
             got = f"{ids.size - found.size} repeated, such as {found[times.argmax()]}"
             raise InputError(explain(f"targets {name}", "every id once", got, "remove the duplicates"))
+    for name, pair_list in source.pairs.items():
+        _check_pairs(name, pair_list, source.num_vertices)
+
+
+def _check_pairs(name: str, found: PairList, num_vertices: int) -> None:
+    """Refuse pairs of other shapes or types than a store has, and ids that are not vertices."""
+    shapes = {"pairs": "n, 2", "pair_labels": "n", "pair_negatives": "n, K"}
+    for full, array in found.arrays(name).items():
+        folder = full.partition("/")[0]
+        role = role_of(full)
+        fits = array.ndim in role.dimensions and array.shape[0] == found.pairs.shape[0]
+        if not fits or dtype_name(array.dtype) not in role.dtypes or (folder == "pairs" and array.shape[1] != 2):
+            expected = f"{' or '.join(role.dtypes)} of shape [{shapes[folder]}], n = {found.pairs.shape[0]}"
+            got = f"{array.dtype} {list(array.shape)}"
+            raise InputError(explain(full, expected, got, "give one row per pair, and convert the type"))
+        if folder != "pair_labels" and array.size and not 0 <= int(array.min()) <= int(array.max()) < num_vertices:
+            row = int(np.flatnonzero(((array < 0) | (array >= num_vertices)).any(axis=1))[0])
+            got = f"{array[row].tolist()} in row {row}"
+            raise InputError(explain(full, f"ids in 0..{num_vertices - 1}", got, "remove or correct these pairs"))
 
 
 @kernel
@@ -205,9 +238,9 @@ def _write_csc(
 ) -> tuple[int, int, Statistics]:
     """Write the sorted edges. Returns the number of edges kept, the number of duplicates, and the statistics."""
     drop = rules.symmetrise or rules.drop_duplicates
-    index_type = "int32" if source.num_vertices <= 1 << 31 else "int64"
+    source_type = index_type(source.num_vertices)
     indptr = writer.append("indptr", "int64")
-    indices = writer.append("indices", index_type)
+    indices = writer.append("indices", source_type)
     columns = {n: writer.append(f"edges/{n}", t.dtype, t.row_shape) for n, t in source.edge_values.items()}
     indptr.append(np.zeros(1, np.int64))
     seen = np.zeros(held.size, np.uint8)
@@ -221,7 +254,7 @@ def _write_csc(
         in_degrees = np.zeros(bucket.stop_vertex - bucket.first_vertex, np.int64)
         before = num_kept
         for run in bucket.runs():
-            sources = np.empty(run.keys.size, index_type)
+            sources = np.empty(run.keys.size, source_type)
             rows = np.empty(run.keys.size if columns else 0, np.int64)
             kept, loops, twice = _take_sorted(
                 run.keys, bucket.first_vertex, held.first, sorter.source_bits, drop, sources, rows, in_degrees, seen
@@ -269,6 +302,9 @@ def _write_vertices(
         writer.write(f"targets/{name}", "int64", ordered[begin:end])
         if positions:
             writer.write(f"target_positions/{name}", "int64", np.arange(begin, end))
+    for name, pair_list in source.pairs.items():
+        for full, array in pair_list.arrays(name).items():
+            writer.write(full, array.dtype.name, array)
     if source.vertex_ids is not None:
         writer.write("vertex_ids", "int64", source.vertex_ids[held.first : held.stop])
     if source.vertex_names is not None:

@@ -37,13 +37,16 @@ __all__ = [
     "Role",
     "Shard",
     "file_of",
+    "index_type",
     "graph_fingerprint",
     "new_step",
     "parse_manifest",
     "role_of",
 ]
 
-VERSION = 2
+VERSION = 3
+"""The newest version of the format. A store is written in the oldest version that has all its arrays."""
+_OLDEST_VERSION = 2
 MAX_VERTICES = 1 << 35
 MAX_EDGES = 1 << 40
 MAX_COLUMNS = 1 << 24
@@ -62,8 +65,13 @@ class Role:
     """Requirements of an array: its types, what one row belongs to, and the number of dimensions."""
 
     dtypes: tuple[str, ...]
-    rows: Literal["vertex", "vertex + 1", "edge", "any"]
+    rows: Literal["vertex", "vertex + 1", "edge", "any", "vertex of the graph", "pair"]
     dimensions: tuple[int, ...] = (1,)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a shard has the whole array: its rows do not belong to the vertices or edges held."""
+        return self.rows in ("vertex of the graph", "pair")
 
 
 ROLES = {
@@ -71,6 +79,7 @@ ROLES = {
     "indices": Role(("int32", "int64"), "edge"),
     "y": Role(_ANY, "vertex", (1, 2)),
     "original_ids": Role(("int64",), "vertex"),
+    "internal_ids": Role(("int32", "int64"), "vertex of the graph"),
     "hotness": Role(("int64",), "vertex"),
     "vertex_ids": Role(("int64",), "vertex"),
     "name_offsets": Role(("int64",), "vertex + 1"),
@@ -82,6 +91,9 @@ FOLDERS = {
     "edges": Role(_ANY, "edge", (1, 2)),
     "targets": Role(("int64",), "any"),
     "target_positions": Role(("int64",), "any"),
+    "pairs": Role(("int64",), "pair", (2,)),
+    "pair_labels": Role(("bool", *_INTEGERS, "float32", "float64"), "pair"),
+    "pair_negatives": Role(("int64",), "pair", (2,)),
 }
 INPUT_POSITION = "input_position"
 """The per-edge array of positions in the input. It is not a value of the edges."""
@@ -97,6 +109,11 @@ def role_of(name: str) -> Role:
         return FOLDERS[folder]
     known = ", ".join([*ROLES, *(f"{folder}/NAME" for folder in FOLDERS)])
     raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -)")
+
+
+def index_type(num_vertices: int) -> str:
+    """The type of ids of vertices in ``indices`` and ``internal_ids``."""
+    return "int32" if num_vertices <= 1 << 31 else "int64"
 
 
 def file_of(name: str) -> str:
@@ -204,8 +221,9 @@ class Manifest(_Strict):
     @field_validator("version")
     @classmethod
     def _known_version(cls, version: int) -> int:
-        if version != VERSION:
-            raise ValueError(f"this gsplit reads stores of version {VERSION}, this one has version {version}")
+        if not _OLDEST_VERSION <= version <= VERSION:
+            known = f"{_OLDEST_VERSION} to {VERSION}"
+            raise ValueError(f"this gsplit reads stores of versions {known}, this one has version {version}")
         return version
 
     @model_validator(mode="after")
@@ -225,10 +243,13 @@ class Manifest(_Strict):
             self._check_entry(name, entry)
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(f"class_names: {len(self.class_names)} for {self.num_classes} classes")
+        if self.version < self.needed_version:
+            raise ValueError(f"version {self.version} does not have internal_ids and pairs, version {VERSION} does")
         self._check_columns()
         self._check_scales()
         self._check_part_statistics()
         self._check_shard()
+        self._check_pairs()
         return self
 
     def _check_columns(self) -> None:
@@ -266,6 +287,21 @@ class Manifest(_Strict):
             if whole < num_targets:
                 raise ValueError(f"shard.num_targets.{name}: {num_targets} or more, as many as are here")
 
+    def _check_pairs(self) -> None:
+        """Pairs have two columns; their labels and negatives have a row for each."""
+        if "internal_ids" in self.arrays and "original_ids" not in self.arrays:
+            raise ValueError("internal_ids go with original_ids")
+        for name in self.names("pairs"):
+            if (columns := self.arrays[f"pairs/{name}"].shape[1]) != 2:
+                raise ValueError(f"pairs/{name}: {columns} columns instead of 2, source and destination")
+        for folder in ("pair_labels", "pair_negatives"):
+            for name in self.names(folder):
+                pairs = self.arrays.get(f"pairs/{name}")
+                rows = self.arrays[f"{folder}/{name}"].shape[0]
+                if pairs is None or pairs.shape[0] != rows:
+                    num_pairs = "no" if pairs is None else pairs.shape[0]
+                    raise ValueError(f"{folder}/{name}: {rows} rows for {num_pairs} pairs")
+
     def _check_entry(self, name: str, entry: ArrayEntry) -> None:
         role = role_of(name)
         if entry.dtype not in role.dtypes:
@@ -275,9 +311,20 @@ class Manifest(_Strict):
         if len(entry.shape) not in role.dimensions:
             raise ValueError(f"{name}: {len(entry.shape)} dimensions instead of {role.dimensions}")
         local = self.vertex_range[1] - self.vertex_range[0]
-        rows = {"vertex": local, "vertex + 1": local + 1, "edge": self.num_edges}.get(role.rows, entry.shape[0])
+        num_rows = {
+            "vertex": local,
+            "vertex + 1": local + 1,
+            "edge": self.num_edges,
+            "vertex of the graph": self.num_vertices,
+        }
+        rows = num_rows.get(role.rows, entry.shape[0])
         if entry.shape[0] != rows:
             raise ValueError(f"{name}: {entry.shape[0]} rows instead of {rows} (one per {role.rows})")
+
+    @property
+    def needed_version(self) -> int:
+        """The oldest version of the format that has all these arrays."""
+        return VERSION if any(role_of(name).is_whole for name in self.arrays) else _OLDEST_VERSION
 
     @property
     def label_metadata(self) -> LabelMetadata:

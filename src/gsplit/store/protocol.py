@@ -93,6 +93,23 @@ class GraphStore(Protocol):
     def stored_targets(self, name: str) -> tuple[Array, Array | None, int]:
         """Targets held here (internal ids), their positions in the whole list (None if whole), and its length."""
 
+    @property
+    def internal_ids(self) -> Array:
+        """The internal id of every vertex of the graph, by original id."""
+
+    @property
+    def pair_names(self) -> tuple[str, ...]:
+        """Names of the stored lists of pairs, sorted."""
+
+    def pairs(self, name: str) -> Array:
+        """A list of vertex pairs [n, 2], source and destination, by original id. Whole also in a shard."""
+
+    def pair_labels(self, name: str) -> Array | None:
+        """The label of each pair of a list [n]; None without labels."""
+
+    def pair_negatives(self, name: str) -> Array | None:
+        """Negative destinations of each pair of a list [n, K], by original id; None if the list has none."""
+
 
 class ArrayStore(ABC):
     """Base of the implementations: all that follows from named arrays, ``num_vertices`` and ``vertex_range``."""
@@ -170,6 +187,51 @@ class ArrayStore(ABC):
             return np.arange(first, stop)
         return self.arrays["original_ids"][first - low : stop - low]
 
+    @cached_property
+    def internal_ids(self) -> Array:
+        """The internal id of every vertex of the graph, by original id: ``internal_ids[original_ids()]`` ascends by 1.
+
+        A memory map if stored, as in every store that this version partitions. Otherwise it is made on first use, 8
+        bytes per vertex: 0 .. n-1 for the original numbering, and by sorting ``original_ids`` for graphs in memory and
+        stores that an older version partitioned. Such a store's shards do not have what this takes, and are refused.
+        """
+        if "internal_ids" in self.arrays:
+            return self.arrays["internal_ids"]
+        if not self.is_renumbered:
+            ids: Ids = np.arange(self.num_vertices)
+        elif self.vertex_range == (0, self.num_vertices):
+            ids = np.argsort(self.original_ids())
+        else:
+            first, stop = self.vertex_range
+            got = f"a shard with vertices {first}..{stop - 1} of {self.num_vertices}, of a store without internal_ids"
+            fix = "partition the graph with this version of gsplit, then cut the shards again"
+            raise InputError(explain(self.where, "internal_ids, for ids of other shards", got, fix))
+        ids.flags.writeable = False
+        return ids
+
+    @property
+    def pair_names(self) -> tuple[str, ...]:
+        """Names of the stored lists of pairs, sorted."""
+        return tuple(sorted(name.removeprefix("pairs/") for name in self.arrays if name.startswith("pairs/")))
+
+    def pairs(self, name: str) -> Array:
+        """A stored list of vertex pairs [n, 2], source and destination, by ORIGINAL id; read-only.
+
+        >>> store.pairs("train")[:2].tolist()  # doctest: +SKIP
+        [[4, 0], [1, 3]]
+        """
+        return self.stored_array(f"pairs/{name}")
+
+    def pair_labels(self, name: str) -> Array | None:
+        """The label of each pair of a list [n]; None without labels."""
+        self.pairs(name)
+        return self.arrays.get(f"pair_labels/{name}")
+
+    def pair_negatives(self, name: str) -> Array | None:
+        """Fixed negative destinations of each pair of a list [n, K], by original id; None if the list has none."""
+        self.pairs(name)
+        return self.arrays.get(f"pair_negatives/{name}")
+
 
 class OriginalOrder:
     """Access to the arrays of a store by original id. ``where`` names the store in messages.
@@ -194,6 +256,8 @@ class OriginalOrder:
         """A whole array: rows by original id, targets as ascending original ids. A map or a copy, read-only or not."""
         store = self._store
         stored = store.stored_array(name)
+        if role_of(name).is_whole:
+            return stored
         self._require_whole(f"array({name!r})", f"rows({name!r}, ids), or stored_array({name!r}) in internal order")
         if not store.is_renumbered:
             return stored
@@ -283,6 +347,9 @@ _FOLDERS = {
     "targets": ("targets", "import the graph with a train, val or test split, or pass a tensor of ids"),
     "edges": ("per-edge values", "import the graph with per-edge values"),
     "target_positions": ("target positions", "cut a shard: a whole store needs none"),
+    "pairs": ("pairs", "import the graph with pairs, or pass a tensor of them"),
+    "pair_labels": ("labels of pairs", "import the pairs with labels"),
+    "pair_negatives": ("negatives of pairs", "import the pairs with negatives"),
 }
 _SINGLE = {
     "y": ("labels", "import the graph with labels"),
@@ -290,6 +357,7 @@ _SINGLE = {
     "name_bytes": ("string ids", "use original ids, or vertex_ids if the store has them: its ids are numbers"),
     "vertex_ids": ("mapped integer ids", "use original ids (0 .. n-1), or vertex_names if ids were strings"),
     "original_ids": ("a renumbered graph", "use original_ids(), which works for every store"),
+    "internal_ids": ("stored internal ids", "use store.internal_ids, which works for every whole store"),
     "hotness": ("a partitioned store", "run gsplit partition first"),
 }
 

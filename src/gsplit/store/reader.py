@@ -169,7 +169,7 @@ def _check_samples(manifest: Manifest, files: dict[str, ArrayFile]) -> None:
             _check_ids(name, file, first, stop)
         elif name.startswith("target_positions/") and manifest.shard is not None:
             _check_ids(name, file, 0, manifest.shard.num_targets[name.partition("/")[2]])
-        elif name in ("indices", "original_ids"):
+        elif name in ("indices", "original_ids", "internal_ids") or name.startswith(("pairs/", "pair_negatives/")):
             _check_ids(name, file, 0, manifest.num_vertices)
         elif name == "indptr":
             _check_offsets(name, file, manifest.num_edges)

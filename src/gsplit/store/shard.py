@@ -45,9 +45,9 @@ def write_shard(
         statistics = scan_edges(graph, np.asarray(original), progress)
         writer.copy("indptr", "int64", graph.indptr - graph.indptr[0], progress)
         for name in store.names:
-            rows = role_of(name).rows
-            if rows in ("vertex", "edge"):
-                held = slice(first, stop) if rows == "vertex" else edges
+            role = role_of(name)
+            if role.rows in ("vertex", "edge") or role.is_whole:
+                held = {"vertex": slice(first, stop), "edge": edges}.get(role.rows, slice(None))
                 writer.copy(name, store.dtype(name), store.stored_array(name)[held], progress)
         if "name_offsets" in store.names:
             offsets = store.stored_array("name_offsets")[first : stop + 1]

@@ -18,6 +18,7 @@ __all__ = [
     "EdgeChunk",
     "EdgeRules",
     "GraphSource",
+    "PairList",
     "RowChunk",
     "RowStream",
     "ValueType",
@@ -121,6 +122,24 @@ class RowStream:
 
 
 @dataclass(frozen=True)
+class PairList:
+    """Vertex pairs [n, 2], source and destination, optionally with labels [n] and negative destinations [n, K].
+
+    All ids are those of the source, 0 .. n-1.
+    """
+
+    pairs: Ids
+    labels: Array | None = None
+    negatives: Ids | None = None
+
+    def arrays(self, name: str) -> dict[str, Array]:
+        """The arrays of this list in a store, by name."""
+        found = {f"pairs/{name}": self.pairs, f"pair_labels/{name}": self.labels}
+        found |= {f"pair_negatives/{name}": self.negatives}
+        return {array_name: array for array_name, array in found.items() if array is not None}
+
+
+@dataclass(frozen=True)
 class GraphSource:
     """A graph to import. ``num_edges`` is an estimate for the number of buckets and the progress bar.
 
@@ -140,6 +159,7 @@ class GraphSource:
     y: RowStream | None = None
     class_names: tuple[str, ...] = ()
     targets: Mapping[str, Ids] = field(default_factory=dict)
+    pairs: Mapping[str, PairList] = field(default_factory=dict)
     vertex_ids: Ids | None = None
     vertex_names: tuple[Ids, npt.NDArray[np.uint8]] | None = None
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -176,6 +176,41 @@ def _verify_ids(store: Store) -> None:
         if repeated.size:
             num_rows = np.count_nonzero(ordered == repeated[0])
             raise _fail("original_ids", "every id once", f"{repeated[0]} in {num_rows} rows")
+    _verify_internal_ids(store)
+    for name in store.names:
+        if name.startswith(("pairs/", "pair_negatives/")):
+            _verify_range(name, store.stored_array(name).reshape(-1), store.num_vertices)
+
+
+def _verify_range(name: str, ids: Array, num_vertices: int) -> None:
+    for start, part in _pieces(ids):
+        outside = np.flatnonzero((part < 0) | (part >= num_vertices))
+        if outside.size:
+            got = f"{part[outside[0]]} as element {start + outside[0]}"
+            raise _fail(name, f"ids in 0..{num_vertices - 1}", got)
+
+
+def _verify_internal_ids(store: Store) -> None:
+    """Check that internal ids invert the original ids, which have been checked.
+
+    A shard has the original ids of its own vertices only: there, other vertices must have ids outside its range.
+    """
+    if "internal_ids" not in store.names:
+        return
+    internal = store.stored_array("internal_ids")
+    _verify_range("internal_ids", internal, store.num_vertices)
+    first, stop = store.vertex_range
+    for start, original in _pieces(store.stored_array("original_ids")):
+        found = internal[original]
+        wrong = np.flatnonzero(found != first + start + np.arange(original.size))
+        if wrong.size:
+            at = int(wrong[0])
+            expected = f"{first + start + at} for original id {original[at]}, as in original_ids"
+            raise _fail("internal_ids", expected, found[at])
+    num_held = sum(int(np.count_nonzero((part >= first) & (part < stop))) for _, part in _pieces(internal))
+    if num_held != stop - first:
+        expected = f"every id once: {stop - first} in {first}..{stop - 1}"
+        raise _fail("internal_ids", expected, num_held)
 
 
 def _verify_hotness(store: Store) -> None:

@@ -160,7 +160,7 @@ class StoreWriter:
         """Write the manifest, flush all files and rename the store into place."""
         shutil.rmtree(self._work / SPILL, ignore_errors=True)
         with (self._work / "manifest.json").open("x", encoding="utf-8") as stream:
-            stream.write(manifest.model_dump_json(indent=1))
+            stream.write(manifest.model_copy(update={"version": manifest.needed_version}).model_dump_json(indent=1))
             stream.flush()
             os.fsync(stream.fileno())
         for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:

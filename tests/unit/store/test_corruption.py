@@ -34,8 +34,11 @@ ARRAYS = {
     "edges/weight": ("float32", (E,)),
     "targets/train": ("int64", (N // 2,)),
     "targets/test": ("int64", (N // 4,)),
+    "pairs/links": ("int64", (N // 4, 2)),
+    "pair_labels/links": ("float32", (N // 4,)),
+    "pair_negatives/links": ("int64", (N // 4, 3)),
 }
-UNSAMPLED = ("y", "name_bytes", "features/x", "edges/weight")
+UNSAMPLED = ("y", "name_bytes", "features/x", "edges/weight", "pair_labels/links")
 REFUSAL = re.compile(r"(\S+\.npy|manifest\.json|\S+\.gsplit): expected .+ \(got .*\)\. Fix: .+", re.S)
 
 
@@ -178,7 +181,7 @@ def _file_damages() -> Iterator[Damage]:
         for name, apply in damages.items():
             yield Damage(f"{file} {name}", apply, "open", file)
         yield Damage(f"{file} one bit", _flip(array, -3, 1), "verify" if array in UNSAMPLED else "open", file)
-    for folder in ("features", "edges", "targets"):
+    for folder in ("features", "edges", "targets", "pairs"):
         yield Damage(f"{folder} a link out", _link_out(folder), "open", f"{folder}/")
 
 
@@ -200,6 +203,11 @@ def _value_damages() -> Iterator[Damage]:
             "verify",
             f"{array}.npy",
         )
+    for array in ("pairs/links", "pair_negatives/links"):
+        for value in (N, -1, 2**62, -(2**63)):
+            for at in (0, N // 8, -1):
+                change = _edit_values(array, put(at, value))
+                yield Damage(f"{array}[{at}] = {value}", change, "open", f"{array}.npy")
     for array, end in (("indptr", E), ("name_offsets", 12 * N)):
         for at, value in (
             (0, 1),
@@ -305,6 +313,11 @@ def _manifest_damages() -> Iterator[Damage]:
     yield Damage("manifest forgets y", _edit_manifest(_delete("arrays", "y")), "verify", "manifest.json")
     yield damage("absurd columns", _set("arrays", "features/x", "shape", value=[N, 2**61]))
     yield damage("negative counts", _set("provenance", 0, "counts", value={"edges_read": -5}))
+    yield damage("pairs with a third column", _set("arrays", "pairs/links", "shape", value=[N // 4, 3]))
+    yield damage("labels without pairs", _delete("arrays", "pairs/links"))
+    yield damage("too few labels", _set("arrays", "pair_labels/links", "shape", value=[N // 4 - 1]))
+    yield damage("too few negatives", _set("arrays", "pair_negatives/links", "shape", value=[N // 4 - 1, 3]))
+    yield damage("internal ids alone", _rename_array("y", "internal_ids"))
     digest_of_nothing = _edit_manifest(_set("arrays", "y", "sha256", value="0" * 64))
     yield Damage("manifest wrong checksum", digest_of_nothing, "verify", "y.npy")
 

@@ -95,6 +95,8 @@ def _shard_of_a_large_graph(folder: Path, num_vertices: int) -> Path:
     np.save(shard.path / "original_ids.npy", ids)
     manifest = json.loads((shard.path / "manifest.json").read_text())
     manifest["num_vertices"] = manifest["part_boundaries"][-1] = num_vertices
+    del manifest["arrays"]["internal_ids"]  # a row per vertex of the graph: a gigabyte
+    (shard.path / "internal_ids.npy").unlink()
     manifest["arrays"]["original_ids"]["sha256"] = hashlib.sha256(ids.tobytes()).hexdigest()
     (shard.path / "manifest.json").write_text(json.dumps(manifest))
     return shard.path

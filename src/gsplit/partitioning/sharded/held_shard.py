@@ -20,6 +20,7 @@ from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.sampling.targets import LocalTargets
+from gsplit.store.manifest import role_of
 from gsplit.store.reader import Store
 
 __all__ = ["HeldShard", "add_up", "largest_of", "owners_of", "send_rows", "send_to_all"]
@@ -80,6 +81,7 @@ def _describe(store: Store) -> dict[str, object]:
         "fingerprint of the whole": store.fingerprint,
         "arrays": {name: (entry.dtype, entry.shape[1:]) for name, entry in sorted(manifest.arrays.items())},
         "targets": targets,
+        "whole arrays": {name: entry.sha256 for name, entry in manifest.arrays.items() if role_of(name).is_whole},
         "meanings": manifest.label_metadata,
     }
 
