@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gsplit.nn.parallelize import parallelize
     from gsplit.partitioning.partition import partition
     from gsplit.store.importers.pyg import from_pyg, to_pyg
+    from gsplit.store.pairs import add_pairs
     from gsplit.store.reader import Store
     from gsplit.store.reader import open_store as open
     from gsplit.training import callbacks, losses
@@ -44,6 +45,7 @@ _HOME = {
     "Verification": ("gsplit.training.verification", "Verification"),
     "partition": ("gsplit.partitioning.partition", "partition"),
     "Ownership": ("gsplit.graph.ownership", "Ownership"),
+    "add_pairs": ("gsplit.store.pairs", "add_pairs"),
     "from_pyg": ("gsplit.store.importers.pyg", "from_pyg"),
     "to_pyg": ("gsplit.store.importers.pyg", "to_pyg"),
     "GSplitError": ("gsplit.errors", "GSplitError"),
@@ -78,6 +80,7 @@ __all__ = [
     "Verification",
     "partition",
     "Ownership",
+    "add_pairs",
     "from_pyg",
     "to_pyg",
     "GSplitError",

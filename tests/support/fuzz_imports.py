@@ -119,7 +119,8 @@ def _tables() -> dict[str, Any]:
     edges = pa.table({"src": _EDGES[0], "dst": _EDGES[1], "w": _WEIGHT})
     words = [("train", "val", "test", None)[i % 4] for i in range(N)]
     columns = {"id": np.arange(N), "y": _Y, "split": words, "f0": _X[:, 0], "f1": _X[:, 1]}
-    return {"edges": edges, "vertices": pa.table(columns)}
+    pairs = {"src": _EDGES[0, :9], "dst": _EDGES[1, :9], "label": _Y[:9]}
+    return {"edges": edges, "vertices": pa.table(columns), "pairs": pa.table(pairs)}
 
 
 class Csv(_Files):
@@ -128,18 +129,20 @@ class Csv(_Files):
     def __init__(self, folder: Path) -> None:
         for name, table in _tables().items():
             pyarrow.csv.write_csv(table, folder / f"{name}.csv")
-        edges, vertices = folder / "edges.csv", folder / "vertices.csv"
-        super().__init__(folder, lambda: tables_source(edges, vertices, columns=_COLUMNS))
+        edges, vertices, pairs = (folder / f"{name}.csv" for name in ("edges", "vertices", "pairs"))
+        super().__init__(folder, lambda: tables_source(edges, vertices, columns=_COLUMNS, pairs={"train": pairs}))
 
 
 class Parquet(_Files):
     """``gsplit import tables`` from Parquet."""
 
     def __init__(self, folder: Path) -> None:
-        for name, table in _tables().items():
+        tables = _tables()
+        tables["pairs"] = tables["pairs"].append_column("negatives", [_EDGES[:, :9].T.tolist()])
+        for name, table in tables.items():
             pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
-        edges, vertices = folder / "edges.parquet", folder / "vertices.parquet"
-        super().__init__(folder, lambda: tables_source(edges, vertices, columns=_COLUMNS))
+        edges, vertices, pairs = (folder / f"{name}.parquet" for name in tables)
+        super().__init__(folder, lambda: tables_source(edges, vertices, columns=_COLUMNS, pairs={"train": pairs}))
 
 
 def _write_csv(path: Path, rows: Any) -> None:

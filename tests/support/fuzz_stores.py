@@ -79,8 +79,29 @@ def _read(store: Store) -> None:
                 np.asarray(act(name)).sum()
             except GSplitError:
                 continue
+    _read_pairs(store)
     if "name_bytes" in store.names:
         assert len(store.vertex_names()) == store.num_vertices
+
+
+def _read_pairs(store: Store) -> None:
+    """Everything that link prediction reads, all of which has a row per pair or per vertex of the graph."""
+    assert store.internal_ids.shape == (store.num_vertices,)
+    for name in store.pair_names:
+        pairs = store.pairs(name)
+        assert pairs.shape[1] == 2
+        for array in (store.pair_labels(name), store.pair_negatives(name)):
+            assert array is None or array.shape[0] == pairs.shape[0]
+
+
+def _add_pairs(store: Store) -> None:
+    """Add a list to a copy of the store."""
+    path = store.path.with_name("copied.gsplit")
+    try:
+        shutil.copytree(store.path, path, symlinks=True)
+        gsplit.add_pairs(open_store(path), "added", np.array([[0, 1], [2, 3]]))
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write(store: Store, act: Callable[[Path], object]) -> None:
@@ -109,6 +130,7 @@ USES: tuple[Callable[[Store], object], ...] = (
     _read,
     to_pyg,
     _presample,
+    _add_pairs,
     lambda store: _write(store, lambda path: write_shard(store, path, 0, 20)),
     lambda store: _write(store, lambda path: write_with_features(store, path, "float16")),
 )
@@ -208,13 +230,15 @@ class Shards(Stores):
     def __init__(self, folder: Path) -> None:
         (folder / "whole").mkdir()
         plain = sample_store(folder / "whole" / "plain.gsplit", 40, 200)
+        whole = folder / "whole" / "partitioned.gsplit"
+        parts = gsplit.partition(plain, whole, 2, [2], batch_size=8, solver="random", objective="random", epochs=1)
         shard = folder / "shard.gsplit"
-        write_shard(plain, shard, 0, 20)
+        write_shard(parts, shard, 0, 20)
         self.begin(folder, shard)
 
     def uses(self) -> tuple[Callable[[Store], object], ...]:
         """What can be done to a shard."""
-        return (verify_store, _inspect, _use_shard, _use_shard)
+        return (verify_store, _inspect, _use_shard, _use_shard, _read_pairs)
 
 
 def _use_shard(store: Store) -> None:

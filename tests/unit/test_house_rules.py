@@ -117,6 +117,7 @@ def test_public_names() -> None:
         "Verification",
         "partition",
         "Ownership",
+        "add_pairs",
         "from_pyg",
         "to_pyg",
         "GSplitError",

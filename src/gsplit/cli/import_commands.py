@@ -125,6 +125,11 @@ class _TableSettings(_ImportSettings):
         description="delimiter of CSV files [default: the one of , ; tab | in their first line]",
         json_schema_extra={"metavar": "SIGN"},
     )
+    pairs: tuple[str, ...] = Field(
+        (),
+        description="table of vertex pairs to keep under a name: src, dst, label, negatives; repeatable",
+        json_schema_extra={"metavar": "NAME=TABLE"},
+    )
     host: int | None = Field(None, ge=0, description="number of this host, from 0; builds its shard only")
     hosts: int | None = Field(None, ge=1, description="number of hosts that build shards")
     ranges: list[int] | None = Field(None, description="where hosts' vertices begin and end [default: equal]")
@@ -151,7 +156,18 @@ class _TableSettings(_ImportSettings):
             num_vertices=self.num_vertices,
             unknown_ids=self.unknown_ids,
             delimiter=self.delimiter,
+            pairs=self._pair_tables(),
         )
+
+    def _pair_tables(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for text in self.pairs:
+            name, sign, file = text.partition("=")
+            if not sign or not file or name in found:
+                fix = "give every list of pairs a name of its own: --pairs train=train.csv"
+                raise InputError(explain("--pairs", "NAME=TABLE, every name once", text, fix))
+            found[name] = Path(file)
+        return found
 
 
 @import_app.command()

@@ -5,7 +5,7 @@ the number of edges. The order in which the edges arrive does not change the sto
 range each, their counts add up to those of one host that builds everything.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,9 @@ from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.manifest import MAX_EDGES, MAX_VERTICES, Manifest, Shard, index_type, new_step, role_of
+from gsplit.store.pairs import check_pairs
 from gsplit.store.reader import Store, open_store
-from gsplit.store.source import (
-    EdgeChunk,
-    EdgeRules,
-    GraphSource,
-    PairList,
-    RowChunk,
-    RowStream,
-    VertexRange,
-    dtype_name,
-)
+from gsplit.store.source import EdgeChunk, EdgeRules, GraphSource, RowChunk, RowStream, VertexRange
 from gsplit.store.statistics import (
     UNLABELLED,
     Statistics,
@@ -102,12 +94,7 @@ def check_source(source: GraphSource, held: VertexRange) -> None:
         fix = "use a larger machine, or correct the number of vertices"
         expected = f"at most {free}: a byte of free memory each"
         raise InputError(explain("num_vertices", expected, f"{held.size} vertices", fix))
-    folders: dict[str, Iterable[str]] = {
-        "features": source.features,
-        "edges": source.edge_values,
-        "targets": source.targets,
-        "pairs": source.pairs,
-    }
+    folders = {"features": source.features, "edges": source.edge_values, "targets": source.targets}
     try:
         for folder, words in folders.items():
             for word in words:
@@ -124,24 +111,7 @@ def check_source(source: GraphSource, held: VertexRange) -> None:
             got = f"{ids.size - found.size} repeated, such as {found[times.argmax()]}"
             raise InputError(explain(f"targets {name}", "every id once", got, "remove the duplicates"))
     for name, pair_list in source.pairs.items():
-        _check_pairs(name, pair_list, source.num_vertices)
-
-
-def _check_pairs(name: str, found: PairList, num_vertices: int) -> None:
-    """Refuse pairs of other shapes or types than a store has, and ids that are not vertices."""
-    shapes = {"pairs": "n, 2", "pair_labels": "n", "pair_negatives": "n, K"}
-    for full, array in found.arrays(name).items():
-        folder = full.partition("/")[0]
-        role = role_of(full)
-        fits = array.ndim in role.dimensions and array.shape[0] == found.pairs.shape[0]
-        if not fits or dtype_name(array.dtype) not in role.dtypes or (folder == "pairs" and array.shape[1] != 2):
-            expected = f"{' or '.join(role.dtypes)} of shape [{shapes[folder]}], n = {found.pairs.shape[0]}"
-            got = f"{array.dtype} {list(array.shape)}"
-            raise InputError(explain(full, expected, got, "give one row per pair, and convert the type"))
-        if folder != "pair_labels" and array.size and not 0 <= int(array.min()) <= int(array.max()) < num_vertices:
-            row = int(np.flatnonzero(((array < 0) | (array >= num_vertices)).any(axis=1))[0])
-            got = f"{array[row].tolist()} in row {row}"
-            raise InputError(explain(full, f"ids in 0..{num_vertices - 1}", got, "remove or correct these pairs"))
+        check_pairs(name, pair_list, source.num_vertices)
 
 
 @kernel

@@ -74,6 +74,7 @@ class StoreWriter:
         self._overwrite = overwrite
         self._appenders: dict[str, ArrayAppender] = {}
         self._placed: dict[str, tuple[str, Array]] = {}
+        self._linked: dict[str, ArrayEntry] = {}
 
     def __enter__(self) -> Self:
         check_output(self.path, overwrite=self._overwrite)
@@ -119,7 +120,7 @@ class StoreWriter:
         return directory
 
     def _file(self, name: str) -> Path:
-        assert name not in self._appenders and name not in self._placed, name
+        assert name not in self._appenders and name not in self._placed and name not in self._linked, name
         file = self._work / file_of(name)
         file.parent.mkdir(exist_ok=True)
         return file
@@ -141,6 +142,18 @@ class StoreWriter:
             appender.append(rows[piece])
             progress(f"copy {name}", piece.stop, rows.shape[0])
 
+    def link(self, name: str, entry: ArrayEntry, store: Path) -> None:
+        """Take the file of an array from another store as it is, without a copy where the file system has links."""
+        file = self._file(name)
+        source = store / file_of(name)
+        try:
+            os.link(source, file, follow_symlinks=False)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, file, follow_symlinks=False)
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        self._linked[name] = entry
+
     def place(self, name: str, dtype: str, shape: tuple[int, ...]) -> Array:
         """Start an array of known shape that is written in any order, through a memory map of zeros."""
         mapped = create_mapped(self._file(name), storage_dtype(dtype), shape, npy_header(dtype, shape))
@@ -149,7 +162,7 @@ class StoreWriter:
 
     def finish_arrays(self) -> dict[str, ArrayEntry]:
         """Complete all arrays. Returns their entries for the manifest."""
-        entries = {name: appender.finish() for name, appender in self._appenders.items()}
+        entries = self._linked | {name: appender.finish() for name, appender in self._appenders.items()}
         for name, (dtype, mapped) in self._placed.items():
             flush(mapped)
             digest = hashlib.sha256(raw_bytes(mapped)).hexdigest()

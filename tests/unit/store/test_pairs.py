@@ -3,12 +3,18 @@
 import hashlib
 import io
 import json
+import os
+import re
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from graphs import source_of
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from torch_geometric.data import Data
 
@@ -17,6 +23,7 @@ from gsplit.cli.store_view import describe, show
 from gsplit.errors import InputError, StoreError
 from gsplit.store.build import build_store
 from gsplit.store.importers.pyg import memory_store
+from gsplit.store.pairs import check_pairs
 from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import host_range, write_shard
 from gsplit.store.source import PairList
@@ -199,7 +206,8 @@ def test_ids_between_the_places_that_opening_reads_are_found_by_verify(tmp_path:
     n = 40_000
     plain = build_store(source_of(n, np.array([0]), np.array([1]), pairs={"many": many}), tmp_path / "g.gsplit")
     if name == "internal_ids":
-        plain = gsplit.partition(plain, tmp_path / "p.gsplit", 2, [1], None, objective="random", solver="random")
+        options = {"objective": "random", "solver": "random", "batch_size": n, "epochs": 1}
+        plain = gsplit.partition(plain, tmp_path / "p.gsplit", 2, [1], None, **options)
     damaged = _edit(plain, name, 100, n)
     with pytest.raises(StoreError, match=rf"{name}.npy: expected ids in 0..39999 .got 40000 as element 100"):
         verify_store(damaged)
@@ -213,3 +221,88 @@ def test_inspect_shows_pairs(tmp_path: Path) -> None:
     show(document, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "9, labels int16, 4 negatives each" in text
+
+
+def _data() -> Data:
+    rng = np.random.default_rng(5)
+    return Data(edge_index=torch.from_numpy(rng.integers(0, N, (2, E))), num_nodes=N)
+
+
+def test_pairs_of_a_data_object(tmp_path: Path) -> None:
+    ends = torch.tensor([[4, 1, 59], [0, 3, 59]], dtype=torch.int32)
+    store = gsplit.from_pyg(
+        _data(),
+        tmp_path / "g.gsplit",
+        pairs={"train": ends, "test": ends[:, :1]},
+        pair_labels={"train": torch.tensor([0.5, 1.0, 2.0])},
+        pair_negatives={"test": torch.tensor([[7, 8]])},
+    )
+    verify_store(store)
+    assert store.pairs("train").tolist() == [[4, 0], [1, 3], [59, 59]]
+    labels = store.pair_labels("train")
+    negatives = store.pair_negatives("test")
+    assert labels is not None and labels.tolist() == [0.5, 1.0, 2.0]
+    assert negatives is not None and negatives.tolist() == [[7, 8]]
+    assert store.pair_labels("test") is None
+    assert gsplit.to_pyg(store).edge_index.tolist() == _data().edge_index.tolist()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"pairs": {"a b": torch.zeros(2, 3, dtype=torch.long)}}, "names: expected plain words .got array name"),
+        ({"pairs": {"p": torch.zeros(3, 2, dtype=torch.long)}}, r"pairs p: expected integers of shape \[2, E\]"),
+        ({"pairs": {"p": torch.zeros(2, 3)}}, r"pairs p: .*got float32 \[2, 3\]"),
+        ({"pairs": {"p": torch.tensor([[0], [N]])}}, rf"pairs/p: expected ids in 0..{N - 1} .got \[0, {N}\] in row 0"),
+        ({"pair_labels": {"p": torch.zeros(3)}}, "pair_labels: expected names of pairs: none are given .got p"),
+    ],
+)
+def test_pairs_of_a_data_object_that_do_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gsplit.from_pyg(_data(), tmp_path / "g.gsplit", **options)
+    assert not (tmp_path / "g.gsplit").exists()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_pairs_are_added_to_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
+    before = gsplit.from_pyg(_data(), tmp_path / "g.gsplit")
+    assert before.manifest.version == 2
+    if not has_links:
+        monkeypatch.setattr(os, "link", _refuse_links)
+    ends = np.array([[1, 2, 3], [4, 5, 6]])
+    gsplit.add_pairs(before, "val", ends, labels=np.array([1, 0, 1]))
+    store = gsplit.add_pairs(before, "train", ends[:, :2], negatives=np.zeros((2, 1), np.int32))
+    verify_store(store)
+    assert (store.manifest.version, store.fingerprint) == (3, before.fingerprint)
+    assert store.pair_names == ("train", "val")
+    assert store.pairs("val").tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert before.graph.num_edges == store.graph.num_edges  # still open, as it was
+    assert np.array_equal(before.graph.indices, store.graph.indices)
+    with pytest.raises(InputError, match="expected other pairs than train, val .got train"):
+        gsplit.add_pairs(store, "train", ends)
+    replaced = gsplit.add_pairs(store, "train", ends, replace=True)
+    verify_store(replaced)
+    assert replaced.pairs("train").shape == (3, 2)
+    assert replaced.pair_negatives("train") is None  # of the list that was replaced
+    assert [path.name for path in tmp_path.iterdir()] == ["g.gsplit"]
+
+
+def _refuse_links(*args: object, **options: object) -> None:
+    raise OSError("no links here")
+
+
+def test_pairs_that_cannot_be_added_leave_the_store(tmp_path: Path) -> None:
+    store = gsplit.from_pyg(_data(), tmp_path / "g.gsplit")
+    with pytest.raises(InputError, match="pairs/p: expected ids in"):
+        gsplit.add_pairs(store, "p", np.array([[0], [N]]))
+    with pytest.raises(InputError, match="names: expected plain words"):
+        gsplit.add_pairs(store, "../p", np.array([[0], [1]]))
+    assert open_store(store.path).manifest == store.manifest
+
+
+@given(name=st.text(max_size=70) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_\-]{0,70}", fullmatch=True))
+def test_names_of_pairs_are_those_of_targets(name: str) -> None:
+    ends = PairList(np.zeros((1, 2), np.int64))
+    is_word = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}", name) is not None
+    with nullcontext() if is_word else pytest.raises(InputError, match="names: expected plain words"):
+        check_pairs(name, ends, 1)

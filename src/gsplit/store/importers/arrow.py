@@ -29,6 +29,7 @@ __all__ = [
     "TableFile",
     "TableColumns",
     "explained",
+    "flat_lists",
     "guess_column",
     "is_pattern",
     "list_rows",
@@ -350,22 +351,28 @@ def number_column(where: str, column: Any) -> Array:
 
 def list_rows(where: str, column: Any) -> Array:
     """A column of equally long lists of numbers as a matrix."""
+    flat, width = flat_lists(where, column)
+    return number_column(where, flat).reshape(len(column), width)
+
+
+def flat_lists(where: str, column: Any) -> tuple[Any, int]:
+    """The elements of a column of equally long lists, and that length."""
     arrow = load_arrow()
     if not (
         arrow.types.is_list(column.type)
         or arrow.types.is_large_list(column.type)
         or arrow.types.is_fixed_size_list(column.type)
     ):
-        fix = "make it a column of lists, or name number columns with --feature-column"
-        raise InputError(explain(where, "lists of numbers", column.type, fix))
-    flat = number_column(where, column.flatten())
+        fix = "make it a column of lists; number columns become features with --feature-column"
+        raise InputError(explain(where, "lists of numbers or ids", column.type, fix))
+    flat = column.flatten()
     if arrow.types.is_fixed_size_list(column.type):
         width = column.type.list_size
     else:
         lengths = arrow.compute.unique(arrow.compute.list_value_length(column))
         width = lengths[0].as_py() if len(lengths) == 1 else None
-    if width is None or column.null_count or flat.size != width * len(column):
+    if width is None or column.null_count or len(flat) != width * len(column):
         ends = arrow.compute.min_max(arrow.compute.list_value_length(column)).as_py()
         got = f"{column.null_count} missing, lengths {ends['min']}..{ends['max']} in {len(column)} rows"
         raise InputError(explain(where, "lists of one length without nulls", got, "pad or fill the lists"))
-    return flat.reshape(len(column), width)
+    return flat, width

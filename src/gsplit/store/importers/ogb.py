@@ -62,6 +62,10 @@ def _targets(folder: Path, split: str | None) -> dict[str, Ids]:
     if not choices:
         return {}
     where = folder / "split" / (split or choices[0])
+    if (where / "train.pt").exists():
+        got = f"{where / 'train.pt'}, a pickle, which could run any program"
+        fix = "load the set with the ogb package, then use gsplit.from_pyg(data, path, pairs=...)"
+        raise InputError(explain(folder, "an OGB set for node property prediction", got, fix))
     return {name: _csv_integers(where / f"{file}.csv.gz") for file, name in _SPLITS.items()}
 
 

@@ -6,7 +6,8 @@
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +24,14 @@ from gsplit.store.feature_types import feature_values
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.store.manifest import INPUT_POSITION
+from gsplit.store.pairs import pair_list
 from gsplit.store.reader import Store
 from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
     EdgeRules,
     GraphSource,
+    PairList,
     RowStream,
     ValueType,
     check_edge_index,
@@ -52,15 +55,37 @@ def from_pyg(
     drop_self_loops: bool = False,
     drop_duplicates: bool = False,
     ignore: Iterable[str] = (),
+    pairs: Mapping[str, Tensor] | None = None,
+    pair_labels: Mapping[str, Tensor] | None = None,
+    pair_negatives: Mapping[str, Tensor] | None = None,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
-    """Write a PyG ``Data`` object as a store. ``ignore`` names attributes to leave out."""
+    """Write a PyG ``Data`` object as a store. ``ignore`` names attributes to leave out.
+
+    ``pairs`` are lists of vertex pairs for link prediction by name, such as ``{"train": edge_label_index}``, each
+    [2, n]. ``pair_labels`` [n] and ``pair_negatives`` [n, K], negative destinations, belong to lists of these names.
+    """
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
     source = pyg_source(data, ignore=ignore, keep_positions=rules == EdgeRules())
+    source = replace(source, pairs=_pair_lists(pairs or {}, pair_labels or {}, pair_negatives or {}))
     for note in source.notes:
         _log.info("%s", note)
     return build_store(source, path, rules=rules, overwrite=overwrite, progress=progress)
+
+
+def _pair_lists(
+    pairs: Mapping[str, Tensor], labels: Mapping[str, Tensor], negatives: Mapping[str, Tensor]
+) -> dict[str, PairList]:
+    for argument, given in (("pair_labels", labels), ("pair_negatives", negatives)):
+        unknown = sorted(set(given) - set(pairs))
+        if unknown:
+            expected = f"names of pairs: {', '.join(pairs) or 'none are given'}"
+            raise InputError(explain(argument, expected, ", ".join(unknown), "give the pairs, too"))
+    ends, labelled, wrong = (
+        {name: _host(tensor) for name, tensor in tensors.items()} for tensors in (pairs, labels, negatives)
+    )
+    return {name: pair_list(name, ends[name], labelled.get(name), wrong.get(name)) for name in pairs}
 
 
 def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool = True) -> GraphSource:
@@ -211,7 +236,10 @@ def _loaded(store: Store, name: str) -> Tensor:
 
 
 def to_pyg(store: Store) -> Data:
-    """The whole store as a PyG ``Data`` object in original ids. The store is verified and copied into memory."""
+    """The whole store as a PyG ``Data`` object in original ids. The store is verified and copied into memory.
+
+    Pairs are not part of it: ``torch.tensor(store.pairs(name).T)`` is what ``from_pyg`` received.
+    """
     if store.vertex_range != (0, store.num_vertices):
         got = f"a shard, {store.vertex_range}"
         raise InputError(explain(store.path, "all vertices", got, "open the whole store"))

@@ -6,18 +6,20 @@ lists named ``x``, or number columns given by name. Tables are read in several p
 if they have to be mapped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
 from gsplit.store.importers.arrow import (
     IdBounds,
     TableColumns,
     TableFile,
+    flat_lists,
     is_pattern,
     load_arrow,
     match_columns,
@@ -38,6 +40,7 @@ from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
     GraphSource,
+    PairList,
     ValueType,
     VertexRange,
     dtype_name,
@@ -45,6 +48,9 @@ from gsplit.store.source import (
 )
 
 __all__ = ["tables_source"]
+
+_PAIR_LABEL = "label"
+_PAIR_NEGATIVES = "negatives"
 
 
 def tables_source(
@@ -56,6 +62,7 @@ def tables_source(
     num_vertices: int | None = None,
     unknown_ids: UnknownIds | str = UnknownIds.REFUSE,
     delimiter: str | None = None,
+    pairs: Mapping[str, str | Path] | None = None,
 ) -> GraphSource:
     """The graph in an edge table and, if given, a vertex table.
 
@@ -63,7 +70,9 @@ def tables_source(
     as text and maps them. ``auto`` maps, unless ids are integers, there is no vertex table, and the largest id is below
     twice the number of edges: then it uses them unchanged. ``unknown_ids``: edges with an endpoint that is not a vertex
     (by the vertex table or ``num_vertices``) are refused, or dropped and counted. ``delimiter`` of CSV files: the
-    separator of the names in their first line by default.
+    separator of the names in their first line by default. ``pairs`` are tables of vertex pairs by name, with the source
+    and destination columns of the edge table and, optionally, a column ``label`` of numbers and (Parquet) a column
+    ``negatives`` of lists of ids. They are read into memory.
     """
     ids = IdMode(ids)
     unknown = UnknownIds(unknown_ids)
@@ -74,6 +83,8 @@ def tables_source(
     edge_table, vertex_table, columns = _open_tables(edges, vertices, columns or TableColumns(), ids, delimiter)
     vertex_ids = _vertex_ids(edge_table, vertex_table, columns, ids, num_vertices)
     found = read_vertices(vertex_table, columns, vertex_ids) if vertex_table else VertexData()
+    pair_tables = {name: _open_pairs(file, columns, ids, delimiter) for name, file in (pairs or {}).items()}
+    tables = [edge_table, *([vertex_table] if vertex_table else []), *pair_tables.values()]
     return GraphSource(
         kind="tables",
         num_vertices=vertex_ids.num_vertices,
@@ -86,6 +97,7 @@ def tables_source(
         y=found.labels.rows if found.labels else None,
         class_names=found.labels.class_names if found.labels else (),
         targets=found.targets,
+        pairs={name: _read_pairs(table, columns, vertex_ids) for name, table in pair_tables.items()},
         vertex_ids=vertex_ids.as_integers(),
         vertex_names=vertex_ids.as_names(),
         settings={
@@ -95,10 +107,11 @@ def tables_source(
             "unknown_ids": unknown,
             "delimiter": delimiter,
             "columns": _used_columns(columns, vertex_table),
+            **({"pairs": {name: plain_name(Path(file)) for name, file in pairs.items()}} if pairs else {}),
         },
         notes=found.notes,
-        identity=" ".join(table.identity() for table in (edge_table, vertex_table) if table),
-        modified=max(table.modified() for table in (edge_table, vertex_table) if table),
+        identity=" ".join(table.identity() for table in tables),
+        modified=max(table.modified() for table in tables),
     )
 
 
@@ -132,6 +145,54 @@ def _open_tables(
         if vertex_table is not None:
             check_spelling(vertex_table, [columns.id], delimiter)
     return edge_table, vertex_table, columns
+
+
+def _open_pairs(file: str | Path, columns: TableColumns, ids: IdMode, delimiter: str | None) -> TableFile:
+    ends = (columns.src, columns.dst)
+    table = TableFile(file, delimiter=delimiter, text_columns=ends if ids == IdMode.NAMES else ())
+    table.require({columns.src: "--src", columns.dst: "--dst"})
+    if ids in (IdMode.AUTO, IdMode.MAP):
+        check_spelling(table, ends, delimiter)
+    return table
+
+
+def _read_pairs(table: TableFile, columns: TableColumns, ids: VertexIds) -> PairList:
+    """The pairs of a table as vertices, in the order of the rows."""
+    optional = [name for name in (_PAIR_LABEL, _PAIR_NEGATIVES) if name in table.schema.names]
+    ends = [np.empty((0, 2), np.int64)]
+    labels = [np.empty(0, _value_type(table, _PAIR_LABEL).dtype)] if _PAIR_LABEL in optional else []
+    negatives: list[Ids] = []
+    for first_row, batch in table.numbered_batches([columns.src, columns.dst, *optional], CHUNK_EDGES):
+        found = [_pair_ids(table, name, batch[name], ids, first_row) for name in (columns.src, columns.dst)]
+        ends.append(np.stack(found, axis=1))
+        if _PAIR_LABEL in optional:
+            labels.append(number_column(f"{table.path}: {_PAIR_LABEL}", batch[_PAIR_LABEL]))
+        if _PAIR_NEGATIVES in optional:
+            flat, width = flat_lists(f"{table.path}: {_PAIR_NEGATIVES}", batch[_PAIR_NEGATIVES])
+            vertices = _pair_ids(table, _PAIR_NEGATIVES, flat, ids, first_row, per_row=width)
+            negatives.append(vertices.reshape(-1, width))
+    if len({array.shape[1] for array in negatives}) > 1:
+        got = ", ".join(sorted({str(array.shape[1]) for array in negatives}))
+        raise InputError(
+            explain(f"{table.path}: {_PAIR_NEGATIVES}", "lists of one length", got, "pad or cut the lists")
+        )
+    return PairList(
+        np.concatenate(ends),
+        np.concatenate(labels) if labels else None,
+        np.concatenate(negatives) if negatives else None,
+    )
+
+
+def _pair_ids(table: TableFile, name: str, column: Any, ids: VertexIds, first_row: int, per_row: int = 1) -> Ids:
+    """The vertices of a column of pairs. Ids that are not vertices are refused, whatever happens to such edges."""
+    vertices = ids.lookup(str(table.path), column)
+    unknown = np.flatnonzero(vertices < 0)
+    if unknown.size:
+        at = int(unknown[0])
+        got = f"{column[at].as_py()!r} in row {first_row + at // max(1, per_row)}"
+        fix = "remove these pairs, or add the ids to the vertex table (--num-vertices for dense ids)"
+        raise InputError(explain(f"{table.path}: {name}", f"ids among the {ids.num_vertices} vertices", got, fix))
+    return vertices
 
 
 def _used_columns(columns: TableColumns, vertices: TableFile | None) -> dict[str, object]:

@@ -113,3 +113,12 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     (empty / "raw" / "edge.csv.gz").write_bytes(b"not gzip")
     with pytest.raises(InputError, match="expected a readable table"):
         build_store(ogb_source(empty), tmp_path / "g.gsplit")
+
+
+def test_splits_of_links_are_refused_because_they_are_pickles(tmp_path: Path) -> None:
+    folder = _csv_layout(tmp_path / "ogbl_collab")
+    for split in ("train", "valid", "test"):
+        (folder / "split" / "time" / f"{split}.csv.gz").unlink(missing_ok=True)
+        (folder / "split" / "time" / f"{split}.pt").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(InputError, match=r"node property prediction .got .*train.pt, a pickle.*pairs=\.\.\."):
+        ogb_source(folder)
