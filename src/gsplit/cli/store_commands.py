@@ -12,6 +12,7 @@ from gsplit.cli.options import Flags, Json, Output, Overwrite, StoreArgument, se
 from gsplit.cli.ranks import rank_of_environment, run_task
 from gsplit.cli.store_view import describe, describe_memory, show, show_memory, show_partition
 from gsplit.cli.tasks import PartitionTask
+from gsplit.errors import InputError, explain
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store, open_store
@@ -94,8 +95,12 @@ def convert(
     store: StoreArgument,
     output: Output,
     features: Annotated[
-        str, typer.Option(metavar="TYPE", help="float32, float16, bfloat16, or int8 with a scale for every row")
-    ],
+        str | None, typer.Option(metavar="TYPE", help="float32, float16, bfloat16, or int8 with a scale for every row")
+    ] = None,
+    add: Annotated[
+        str | None,
+        typer.Option(metavar="internal_ids", help="add this array to a store that an older version partitioned"),
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -104,12 +109,18 @@ def convert(
     Smaller types take less disk, memory and cache; training then uses the rounded values.
     """
     with command(as_json):
-        from gsplit.store.feature_types import write_with_features  # numba, only when used
+        from gsplit.store.feature_types import write_with_features, write_with_internal_ids  # numba, only when used
 
+        if (features is None) == (add is None) or add not in (None, "internal_ids"):
+            got = f"--features {features}, --add {add}"
+            raise InputError(explain("convert", "--features TYPE or --add internal_ids", got, "give one of them"))
         check_output(output, overwrite=overwrite)
         opened = open_store(store)
         with progress_bars(as_json) as progress:
-            made = write_with_features(opened, output, features, overwrite=overwrite, progress=progress)
+            if features is None:
+                made = write_with_internal_ids(opened, output, overwrite=overwrite, progress=progress)
+            else:
+                made = write_with_features(opened, output, features, overwrite=overwrite, progress=progress)
         _print_store(made, as_json=as_json)
 
 

@@ -1,5 +1,7 @@
 """``gsplit convert``: write a store again with its features in another type, to store, read and cache fewer bytes.
 
+Or with ``internal_ids``, which older versions of gsplit did not write.
+
 float16 and bfloat16 take half of float32, int8 a quarter and one float32 scale per row: the largest absolute value of a
 row becomes 127. Every rank and strategy then trains on the same rounded values. All other arrays are copied. Arrays are
 converted in pieces.
@@ -13,13 +15,13 @@ import numpy.typing as npt
 from gsplit.array_types import Array
 from gsplit.errors import InputError, explain
 from gsplit.progress import Progress, silent
-from gsplit.store.manifest import new_step
+from gsplit.store.manifest import index_type, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import row_slices
 from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
 
-__all__ = ["FEATURE_TYPES", "feature_values", "write_with_features"]
+__all__ = ["FEATURE_TYPES", "feature_values", "write_with_features", "write_with_internal_ids"]
 
 FEATURE_TYPES = ("float32", "float16", "bfloat16", "int8")
 _BFLOAT16_ROUNDING = np.uint32(0x7FFF)
@@ -44,6 +46,28 @@ def write_with_features(
         for name in names:
             _convert(writer, store, name, dtype, progress)
         step = new_step("convert", {"features": dtype}, {})
+        progress("flush to disk", 0, None)
+        changes = {"arrays": writer.finish_arrays(), "provenance": [*store.manifest.provenance, step]}
+        writer.commit(store.manifest.model_copy(update=changes))
+    return open_store(path)
+
+
+def write_with_internal_ids(
+    store: Store, path: str | Path, *, overwrite: bool = False, progress: Progress = silent
+) -> Store:
+    """Write a store that an older version partitioned with the array ``internal_ids``, and open the result."""
+    is_shard = store.manifest.shard is not None
+    if is_shard or not store.is_renumbered or "internal_ids" in store.names:
+        has_them = "a store that has them" if "internal_ids" in store.names else "a store that is not partitioned"
+        fix = "give the whole store that gsplit partition wrote" if is_shard else "use the store as it is"
+        got = "a shard" if is_shard else has_them
+        raise InputError(explain(store.path, "a whole partitioned store without internal_ids", got, fix))
+    with StoreWriter(Path(path), overwrite=overwrite) as writer:
+        verify_store(store, progress)  # damage would get new checksums
+        for name in store.names:
+            writer.copy(name, store.dtype(name), store.stored_array(name), progress)
+        writer.write("internal_ids", index_type(store.num_vertices), store.internal_ids)
+        step = new_step("convert", {"add": "internal_ids"}, {})
         progress("flush to disk", 0, None)
         changes = {"arrays": writer.finish_arrays(), "provenance": [*store.manifest.provenance, step]}
         writer.commit(store.manifest.model_copy(update=changes))

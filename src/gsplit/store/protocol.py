@@ -204,7 +204,7 @@ class ArrayStore(ABC):
         else:
             first, stop = self.vertex_range
             got = f"a shard with vertices {first}..{stop - 1} of {self.num_vertices}, of a store without internal_ids"
-            fix = "partition the graph with this version of gsplit, then cut the shards again"
+            fix = "run gsplit convert --add internal_ids on the whole store, then cut the shards again"
             raise InputError(explain(self.where, "internal_ids, for ids of other shards", got, fix))
         ids.flags.writeable = False
         return ids

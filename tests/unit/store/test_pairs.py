@@ -17,11 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from torch_geometric.data import Data
+from typer.testing import CliRunner
 
 import gsplit
+from gsplit.cli.main import app
 from gsplit.cli.store_view import describe, show
 from gsplit.errors import InputError, StoreError
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import write_with_internal_ids
 from gsplit.store.importers.pyg import memory_store
 from gsplit.store.pairs import check_pairs
 from gsplit.store.reader import Store, open_store
@@ -132,9 +135,10 @@ def _partitioned(tmp_path: Path) -> Store:
 
 
 def _drop_internal_ids(store: Store) -> Store:
-    """The store as an older version wrote it."""
+    """A store without pairs as an older version wrote it."""
     manifest = json.loads((store.path / "manifest.json").read_text())
     del manifest["arrays"]["internal_ids"]
+    manifest["version"] = 2
     (store.path / "manifest.json").write_text(json.dumps(manifest))
     (store.path / "internal_ids.npy").unlink()
     return open_store(store.path)
@@ -155,7 +159,8 @@ def test_partitioning_and_shards_keep_pairs_and_write_internal_ids(tmp_path: Pat
 
 
 def test_older_partitioned_stores_compute_internal_ids(tmp_path: Path) -> None:
-    store = _partitioned(tmp_path)
+    store = gsplit.partition(_data(), tmp_path / "p.gsplit", 3, [3], None, batch_size=16, epochs=1)
+    assert store.manifest.version == 3
     shard = write_shard(store, tmp_path / "s.gsplit", *host_range(store, 0, 2))
     stored = np.array(store.internal_ids)
     fingerprint = store.fingerprint
@@ -164,8 +169,31 @@ def test_older_partitioned_stores_compute_internal_ids(tmp_path: Path) -> None:
     assert older.fingerprint == fingerprint
     assert np.array_equal(older.internal_ids, stored)
     assert not older.internal_ids.flags.writeable
-    with pytest.raises(InputError, match="a shard with vertices .* without internal_ids"):
-        _ = _drop_internal_ids(shard).internal_ids
+    converted = write_with_internal_ids(older, tmp_path / "c.gsplit")
+    verify_store(converted)
+    assert np.array_equal(converted.stored_array("internal_ids"), stored)
+    assert (converted.manifest.version, converted.fingerprint) == (3, fingerprint)
+    older_shard = _drop_internal_ids(shard)
+    with pytest.raises(InputError, match="a shard with vertices .* without internal_ids.*--add internal_ids"):
+        _ = older_shard.internal_ids
+    for unfit, got in ((older_shard, "a shard"), (converted, "a store that has them")):
+        with pytest.raises(InputError, match=f"partitioned store without internal_ids .got {got}"):
+            write_with_internal_ids(unfit, tmp_path / "d.gsplit")
+    assert not (tmp_path / "d.gsplit").exists()
+
+
+def test_convert_adds_internal_ids(tmp_path: Path) -> None:
+    store = gsplit.partition(_data(), tmp_path / "p.gsplit", 3, [3], None, batch_size=16, epochs=1)
+    expected = np.array(store.internal_ids)
+    path = str(_drop_internal_ids(store).path)
+    output = str(tmp_path / "c.gsplit")
+    result = CliRunner().invoke(app, ["convert", path, output, "--add", "internal_ids", "--json"])
+    assert result.exit_code == 0, result.output
+    assert np.array_equal(open_store(output).stored_array("internal_ids"), expected)
+    for wrong in ([], ["--add", "y"], ["--add", "internal_ids", "--features", "float16"]):
+        refused = CliRunner().invoke(app, ["convert", path, str(tmp_path / "d.gsplit"), *wrong])
+        assert refused.exit_code != 0
+        assert "expected --features TYPE or --add internal_ids" in refused.output
 
 
 def test_a_shard_of_the_original_numbering_has_internal_ids(tmp_path: Path) -> None:
@@ -206,8 +234,8 @@ def test_ids_between_the_places_that_opening_reads_are_found_by_verify(tmp_path:
     n = 40_000
     plain = build_store(source_of(n, np.array([0]), np.array([1]), pairs={"many": many}), tmp_path / "g.gsplit")
     if name == "internal_ids":
-        options = {"objective": "random", "solver": "random", "batch_size": n, "epochs": 1}
-        plain = gsplit.partition(plain, tmp_path / "p.gsplit", 2, [1], None, **options)
+        path = tmp_path / "p.gsplit"
+        plain = gsplit.partition(plain, path, 2, [1], None, objective="random", solver="random", batch_size=n, epochs=1)
     damaged = _edit(plain, name, 100, n)
     with pytest.raises(StoreError, match=rf"{name}.npy: expected ids in 0..39999 .got 40000 as element 100"):
         verify_store(damaged)
