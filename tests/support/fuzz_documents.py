@@ -45,6 +45,8 @@ class Manifests:
         sample_store(folder / "s.gsplit", 40, 200)
         document = json.loads((folder / "s.gsplit" / "manifest.json").read_text())
         document["part_boundaries"] = [0, 20, 40]
+        for name, dtype in (("original_ids", "int64"), ("internal_ids", "int32")):
+            document["arrays"][name] = {"dtype": dtype, "shape": [40], "sha256": "0" * 64}
         document["part_statistics"] = {"num_batches": 2, "loads": [3, 4], "links": [[1, 2], [3, 4]]}
         self._text = json.dumps(document)
         parse_manifest(self._text.encode())
