@@ -18,6 +18,7 @@ from gsplit.kernels.triton import dropout, gather, rows, words
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.keys import scalar
 from gsplit.nn.dropout import keyed_dropout
+from gsplit.sampling.draws import Draw, DrawOptions
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.neighbor_triton import TritonNeighborSampler
 
@@ -131,14 +132,17 @@ def check_sampling(
     renumbered: bool,
     edge_ids: bool,
     seed: int,
+    options: DrawOptions | None = None,
 ) -> int:
     """Two mini-batches layer by layer on both samplers, with rows that others ask for; returns the edges compared."""
     rng = np.random.default_rng(seed)
     (first, stop), num_edges = owned, 0
     graph = random_graph(*shape, seed).restrict(first, stop)
     original = rng.permutation(shape[0])[first:stop] if renumbered else np.empty(0, np.int64)
-    host = HostNeighborSampler(graph, original, edge_ids=edge_ids)
-    device = TritonNeighborSampler(graph, original, CPU, edge_ids=edge_ids)
+    weights = np.random.default_rng(seed).exponential(1.0, graph.indices.size)
+    draw = Draw(options or DrawOptions(), np.arange(shape[0])[::-1] if renumbered else np.arange(0), weights)
+    host = HostNeighborSampler(graph, original, edge_ids=edge_ids, draw=draw)
+    device = TritonNeighborSampler(graph, original, CPU, edge_ids=edge_ids, draw=draw)
     assert device.indices.numel() == graph.num_edges
     for step in range(2):
         targets = torch.from_numpy(first + rng.permutation(stop - first)[: max(1, (stop - first) // 7)])

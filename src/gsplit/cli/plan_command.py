@@ -23,7 +23,21 @@ __all__ = ["plan"]
 
 
 @settings_options(
-    only=("model", "hidden", "heads", "fanout", "batch_size", "targets", "features", "cache", "features_on_disk")
+    only=(
+        "model",
+        "hidden",
+        "heads",
+        "fanout",
+        "sampler",
+        "weight_attr",
+        "replace",
+        "layer_dependency",
+        "batch_size",
+        "targets",
+        "features",
+        "cache",
+        "features_on_disk",
+    )
 )
 def plan(
     *,
@@ -53,6 +67,7 @@ def plan(
         from gsplit.partitioning.presample import Workload
         from gsplit.planner.plan import make_plan
         from gsplit.planner.shapes import PlannedModel
+        from gsplit.sampling.draws import DrawOptions
 
         settings = flags.parse()
         opened = open_store(store)
@@ -67,7 +82,8 @@ def plan(
             heads=settings.heads,
         )
         targets = None if settings.targets == "all" else settings.targets
-        workload = Workload.of_store(opened, targets, fanouts, settings.batch_size)
+        options = DrawOptions(**settings.sampler_options)
+        workload = Workload.of_store(opened, targets, fanouts, settings.batch_size, options=options)
         with progress_bars(as_json) as progress:
             machine = _hardware(hardware, workload, progress, again=recalibrate)
             made = make_plan(

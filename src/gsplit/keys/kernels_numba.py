@@ -1,8 +1,10 @@
 """Keyed randomness on the host: numba versions of ``keys.scalar``, equal bit for bit.
 
-``mix`` and ``bounded`` take scalars and are called inside other kernels. ``mix_array``, ``permute`` and ``unpermute``
-take int64 arrays. All words are uint64, because numba converts a sum of int64 and uint64 to a float.
+``mix``, ``bounded`` and ``neg_log2`` take scalars and are called inside other kernels. ``mix_array``, ``permute`` and
+``unpermute`` take int64 arrays. All words are uint64, because numba converts a sum of int64 and uint64 to a float.
 """
+
+import functools
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +12,12 @@ import numpy.typing as npt
 from gsplit.kernels.jit import kernel
 from gsplit.keys import scalar
 
-__all__ = ["bounded", "mix", "mix_array", "permute", "unpermute"]
+__all__ = ["bounded", "log2_table", "mix", "mix_array", "neg_log2", "permute", "unpermute"]
 
 GAMMA = np.uint64(scalar.GAMMA)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
+_S11 = np.uint64(11)
 _S27 = np.uint64(27)
 _S30 = np.uint64(30)
 _S31 = np.uint64(31)
@@ -35,6 +38,25 @@ def mix(state: np.uint64, part: np.uint64) -> np.uint64:
 def bounded(word: np.uint64, bound: np.uint64) -> np.uint64:
     """See ``scalar.bounded``."""
     return ((word >> _S32) * bound) >> _S32  # type: ignore[no-any-return, unused-ignore]
+
+
+@functools.cache
+def log2_table() -> npt.NDArray[np.int64]:
+    """See ``scalar.log2_table``: an argument of ``neg_log2``."""
+    return np.array(scalar.log2_table(), np.int64)
+
+
+@kernel
+def neg_log2(word: np.uint64, table: npt.NDArray[np.int64]) -> np.int64:
+    """See ``scalar.neg_log2``. The exponent of a float64 is that of the integer: integers up to 2**53 are exact."""
+    x = np.int64(word >> _S11) + 1
+    bits = np.float64(x).view(np.int64)
+    exponent = (bits >> 52) - 1023
+    mantissa = (bits & ((1 << 52) - 1)) << 1
+    i = mantissa >> 41
+    between = (mantissa >> 13) & ((1 << 28) - 1)
+    low = table[i]
+    return ((53 - exponent) << 40) - (low + (((table[i + 1] - low) * between) >> 28))  # type: ignore[no-any-return, unused-ignore]
 
 
 @kernel

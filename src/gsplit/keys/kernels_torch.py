@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gsplit.keys import scalar
 
-__all__ = ["bounded", "mix", "permute", "unpermute"]
+__all__ = ["bounded", "mix", "neg_log2", "permute", "unpermute"]
 
 
 def _signed(word: int) -> int:
@@ -42,6 +42,18 @@ def mix(state: Tensor | int, part: Tensor) -> Tensor:
 def bounded(word: Tensor, bound: Tensor | int) -> Tensor:
     """See ``scalar.bounded``; elementwise."""
     return _shift(_shift(word, 32) * bound, 32)
+
+
+def neg_log2(words: Tensor) -> Tensor:
+    """See ``scalar.neg_log2``; elementwise."""
+    x = _shift(words, 11) + 1
+    exponent = torch.frexp(x.double()).exponent.long() - 1  # exact: x is at most 2**53
+    mantissa = (x << (53 - exponent)) & ((1 << 53) - 1)
+    i = mantissa >> (53 - scalar.LOG_BITS)
+    between = (mantissa >> (53 - scalar.LOG_BITS - 28)) & ((1 << 28) - 1)
+    table = torch.tensor(scalar.log2_table(), dtype=torch.int64, device=words.device)
+    low = table[i]
+    return ((53 - exponent) << 40) - (low + (((table[i + 1] - low) * between) >> 28))
 
 
 def _permute(positions: Tensor, size: int, key: int, order: list[int]) -> Tensor:

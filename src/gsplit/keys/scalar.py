@@ -3,7 +3,22 @@
 Used for the few scalar keys of a step, and as the reference in tests of the two array versions.
 """
 
-__all__ = ["GAMMA", "MAX_SIZE", "MIN_BITS", "ROUNDS", "bounded", "mix", "permute", "round_keys", "unpermute"]
+import functools
+
+__all__ = [
+    "GAMMA",
+    "LOG_BITS",
+    "MAX_SIZE",
+    "MIN_BITS",
+    "ROUNDS",
+    "bounded",
+    "log2_table",
+    "mix",
+    "neg_log2",
+    "permute",
+    "round_keys",
+    "unpermute",
+]
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -12,6 +27,8 @@ ROUNDS = 10
 MIN_BITS = 8
 """The smallest Feistel domain is 2**8: on smaller ones ten rounds do not produce all permutations evenly."""
 MAX_SIZE = 1 << 62
+LOG_BITS = 12
+"""``neg_log2`` interpolates between 2**12 points."""
 
 
 def finalise(z: int) -> int:
@@ -41,6 +58,45 @@ def bounded(word: int, bound: int) -> int:
     The bias is below bound / 2**32.
     """
     return ((word >> 32) * bound) >> 32
+
+
+@functools.cache
+def log2_table() -> tuple[int, ...]:
+    """log2(1 + i / 2**12) for i = 0 .. 2**12, in units of 2**-40.
+
+    By squaring in integers, one bit of the result at a time: the logarithm of a math library may differ in its last bit
+    between machines, and then ranks would draw different edges.
+    """
+    fraction_bits = 80
+    table = []
+    for i in range(1 << LOG_BITS):
+        power = ((1 << LOG_BITS) + i) << (fraction_bits - LOG_BITS)  # in [1, 2)
+        bits = 0
+        for _ in range(41):
+            power = (power * power) >> fraction_bits
+            bits <<= 1
+            if power >> (fraction_bits + 1):
+                power >>= 1
+                bits |= 1
+        table.append((bits + 1) >> 1)
+    return (*table, 1 << 40)
+
+
+def neg_log2(word: int) -> int:
+    """-log2(u) of u = ((word >> 11) + 1) / 2**53, a uniform number in (0, 1], in units of 2**-40. Below 2**46.
+
+    -log2(u) / w is an exponential variate of rate w, times a constant. Integers: equal on all machines and devices.
+
+    >>> neg_log2((1 << 64) - 1), neg_log2((1 << 63) - 1) / 2**40  # u = 1 and u = 1/2
+    (0, 1.0)
+    """
+    x = (word >> 11) + 1
+    exponent = x.bit_length() - 1
+    mantissa = (x << (53 - exponent)) & ((1 << 53) - 1)  # the 53 bits below the leading one
+    i = mantissa >> (53 - LOG_BITS)
+    between = (mantissa >> (53 - LOG_BITS - 28)) & ((1 << 28) - 1)
+    table = log2_table()
+    return ((53 - exponent) << 40) - (table[i] + (((table[i + 1] - table[i]) * between) >> 28))
 
 
 def halves(size: int) -> tuple[int, int]:

@@ -27,13 +27,15 @@ from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource
 from gsplit.graph.ownership import Ownership
 from gsplit.loading.pipeline import Pipeline
-from gsplit.loading.plan import resolve_plan, sampler_factory
+from gsplit.loading.plan import resolve_plan
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep, Strategy
 from gsplit.loading.tiers import open_device_rows, open_features
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
+from gsplit.sampling.drawn import require_drawn
 from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.neighbor import make_sampler
 from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
@@ -54,8 +56,12 @@ class NeighborLoader:
 
     ``strategy``: how the ranks share a mini-batch: "split", "data", "data_cached", "hybrid(k)", or "auto" for the
     fastest according to the planner. The result is the same (docs/strategies.md). ``ownership``: the ranges of vertices
-    that the ranks own, in place of those of the store. ``sampler``: "uniform", or a function that makes a user-defined
-    sampler (docs/minibatch.md). ``deterministic``: on devices, the shuffle adds gradients in a fixed order.
+    that the ranks own, in place of those of the store. ``deterministic``: on devices, the shuffle
+    adds gradients in a fixed order.
+
+    ``sampler``: "uniform", "labor" for fewer distinct vertices, or a function that makes a user-defined sampler.
+    ``weight_attr``: the name of stored weights; edges are drawn by weight. ``replace``: draw with replacement.
+    ``layer_dependency``: a vertex draws by the same random numbers at every layer (docs/samplers.md).
 
     ``features``, ``edge_attr`` and ``edge_weight`` name stored arrays. Edge values are loaded if the graph has an array
     of that name. ``features`` may also be a user-defined source of rows, which is called with original ids, or several
@@ -85,6 +91,9 @@ class NeighborLoader:
         drop_last: bool = False,
         strategy: str = "split",
         sampler: str | SamplerFactory = "uniform",
+        weight_attr: str | None = None,
+        replace: bool = False,
+        layer_dependency: bool = False,
         seed: int = 0,
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
@@ -113,6 +122,9 @@ class NeighborLoader:
             drop_last=drop_last,
             strategy=strategy,
             sampler=sampler,
+            weight_attr=weight_attr,
+            replace=replace,
+            layer_dependency=layer_dependency,
             seed=seed,
             ownership=ownership,
             features=features,
@@ -128,11 +140,11 @@ class NeighborLoader:
         )
         # all ranks: refuses ranks with other options before the first collective that depends on them
         assert_same_on_all_ranks(self.mesh.world, "NeighborLoader", self.plan.compared)
-        self._open(sampler_factory(sampler))
+        self._open(require_drawn(sampler) if callable(sampler) else None)
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(store, equal_ranges=ownership is None and len(store.part_boundaries) == 2)
 
-    def _open(self, make_sampler: SamplerFactory) -> None:
+    def _open(self, user_sampler: SamplerFactory | None) -> None:
         """Open row sources and make samplers and process groups. A collective."""
         plan = self.plan
         graph = self._graph
@@ -146,9 +158,11 @@ class NeighborLoader:
             copies = graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
 
         def sampler_of(view: LocalGraph) -> LayerSampler:
-            return make_sampler(
-                SampledRange(view.graph, view.original_ids, mesh.sample_device, plan.arrays.has_edge_values)
-            )
+            with_ids = plan.arrays.has_edge_values
+            if user_sampler is not None:
+                return user_sampler(SampledRange(view.graph, view.original_ids, mesh.sample_device, with_ids))
+            draw = view.open_draw(plan.draw)
+            return make_sampler(view.graph, view.original_ids, mesh.sample_device, edge_ids=with_ids, draw=draw)
 
         self._strategy = Strategy(
             spec,
@@ -324,7 +338,10 @@ class NeighborLoader:
         on_stage = mesh.record_stage if mesh.size > 1 else None
         telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, on_stage)
         with in_thread(mesh.device):
-            return self._step_loader.load(self._sample(StepKey(self.plan.seed, epoch, step), telemetry))
+            return self._step_loader.load(self._sample(self._key(epoch, step), telemetry))
+
+    def _key(self, epoch: int, step: int) -> StepKey:
+        return StepKey(self.plan.seed, epoch, step, self.plan.draw.layer_dependency)
 
     def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         """Sample this rank's part of a step. A collective of the replica."""

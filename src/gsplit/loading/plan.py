@@ -23,8 +23,8 @@ from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
-from gsplit.sampling.drawn import require_drawn
-from gsplit.sampling.neighbor import check_fanouts, uniform_sampler
+from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.neighbor import check_fanouts
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.files import raw_bytes
@@ -32,13 +32,10 @@ from gsplit.store.in_memory import MemoryStore
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["LoaderPlan", "RankGraph", "resolve_plan", "sampler_factory", "stored_checksums"]
+__all__ = ["LoaderPlan", "RankGraph", "resolve_plan", "stored_checksums"]
 
 _HASHED_BYTES = 64 << 20  # of an array in memory; larger ones are sampled
-_PLANNED_SAMPLERS = ("weighted", "labor", "replace")
 _REFUSED = {
-    "replace": "neighbours are drawn without replacement",
-    "weight_attr": "weighted sampling is not built in; give sampler=FUNCTION, see docs/add-a-sampler.md",
     "disjoint": "a mini-batch is one graph, shared by all targets",
     "time_attr": "temporal sampling is not built",
     "input_time": "temporal sampling is not built",
@@ -61,8 +58,9 @@ _REFUSED = {
 class LoaderPlan:
     """See the module; the fields have the names of the arguments of ``NeighborLoader``. Sizes are in bytes.
 
-    ``graph`` and ``input_nodes`` are fingerprints. ``sampler``: the name of a user-defined sampler, or empty.
-    ``boundaries``: those of ``Ownership``. ``checksums``: of the stored arrays that are read.
+    ``graph`` and ``input_nodes`` are fingerprints. ``draw``: the options of the built-in sampler. ``sampler``: those of
+    them that differ from the default, or the name of a user-defined sampler. ``boundaries``: those of ``Ownership``.
+    ``checksums``: of the stored arrays that are read.
 
     ``NeighborLoader(graph, [15, 10], "train", batch_size=1024, cache="2GB")`` on two ranks has ``num_neighbors``
     (15, 10), ``cache`` 2000000000, ``strategy.name`` "split" and ``boundaries`` such as (0, 1220000, 2449029).
@@ -78,6 +76,7 @@ class LoaderPlan:
     drop_last: bool
     seed: int
     arrays: ArrayNames
+    draw: DrawOptions
     sampler: str
     checksums: Mapping[str, str]
     strategy: StrategySpec
@@ -163,6 +162,9 @@ def resolve_plan(
     drop_last: bool,
     strategy: str,
     sampler: str | SamplerFactory,
+    weight_attr: str | None,
+    replace: bool,
+    layer_dependency: bool,
     seed: int,
     ownership: Ownership | None,
     features: Features,
@@ -177,14 +179,15 @@ def resolve_plan(
     options: Mapping[str, object],
 ) -> tuple[LoaderPlan, RankGraph]:
     """Resolve the arguments of a loader. Also returns this rank's part of the graph. A collective for "auto"."""
-    fanouts = _check_sampling(num_neighbors, sampler, seed, options)
+    fanouts = _check_sampling(num_neighbors, seed, options)
+    draw = _resolve_draw(sampler, weight_attr, replace=replace, layer_dependency=layer_dependency)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
     depth = _check_prefetch(prefetch, mesh)
     device_bytes = _check_device_cache(device_cache, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     if strategy == AUTO:
         _check_auto(sampler, arrays)
-    steps = PlannedSteps(input_nodes, fanouts, size, arrays.stored_features, features_on_disk, cache, copies)
+    steps = PlannedSteps(input_nodes, fanouts, size, arrays.stored_features, features_on_disk, cache, copies, draw=draw)
     # all ranks: for "auto", rank 0 sends its choice to the others
     spec = parse_strategy(resolve_strategy(strategy, store, mesh, steps).strategy, len(fanouts))
     copied_bytes = _check_copies(copies, spec)
@@ -200,8 +203,9 @@ def resolve_plan(
         drop_last=drop_last,
         seed=operator.index(seed),
         arrays=arrays,
-        sampler=_describe_sampler(sampler),
-        checksums=_checksums_of(store, arrays, input_nodes),
+        draw=draw,
+        sampler=_describe_sampler(sampler) if callable(sampler) else str(draw),
+        checksums=_checksums_of(store, arrays, draw, input_nodes),
         strategy=spec,
         boundaries=view.owned.ownership.boundaries,
         prefetch=depth,
@@ -235,22 +239,28 @@ def _whole_number(name: str, value: SupportsIndex, least: int, expected: str, fi
     return operator.index(value)
 
 
-def _check_sampling(
-    num_neighbors: list[int], sampler: str | SamplerFactory, seed: int, options: Mapping[str, object]
-) -> list[int]:
+def _check_sampling(num_neighbors: list[int], seed: int, options: Mapping[str, object]) -> list[int]:
     """Refuse sampling options that are not supported; returns the fanouts."""
     check_fanouts(num_neighbors)
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
-    if sampler != "uniform" and not callable(sampler):
-        is_planned = sampler in _PLANNED_SAMPLERS
-        fix = "use sampler='uniform'" + (", or give a function: docs/add-a-sampler.md" if is_planned else "")
-        expected = "'uniform', which is built in, or a function that makes a sampler"
-        raise InputError(explain("sampler", expected, repr(sampler), fix))
     for name, value in options.items():
         fix = _REFUSED.get(name, "see the signature of NeighborLoader")
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
     return [operator.index(fanout) for fanout in num_neighbors]
+
+
+def _resolve_draw(
+    sampler: str | SamplerFactory, weight_attr: str | None, *, replace: bool, layer_dependency: bool
+) -> DrawOptions:
+    """The options of the built-in sampler. They are refused with a user-defined one, which draws as it does."""
+    if not callable(sampler):
+        return DrawOptions(sampler=sampler, weight_attr=weight_attr, replace=replace, layer_dependency=layer_dependency)
+    given = DrawOptions(weight_attr=weight_attr, replace=replace, layer_dependency=layer_dependency)
+    if str(given):
+        fix = "leave them out, or use sampler='uniform' or sampler='labor'"
+        raise InputError(explain("sampler", "a built-in sampler for these options", f"a function and {given}", fix))
+    return given
 
 
 def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames) -> None:
@@ -294,17 +304,10 @@ def _check_copies(copies: int | str, spec: StrategySpec) -> int:
     return num_bytes
 
 
-def sampler_factory(sampler: str | SamplerFactory) -> SamplerFactory:
-    """The function that makes samplers. User-defined samplers are checked."""
-    return require_drawn(sampler) if callable(sampler) else uniform_sampler
-
-
-def _describe_sampler(sampler: str | SamplerFactory) -> str:
-    """The name and the fingerprint, if any, of a user-defined sampler; empty for the built-in one."""
-    if not callable(sampler):
-        return ""
+def _describe_sampler(sampler: SamplerFactory) -> str:
+    """The name and the fingerprint, if any, of a user-defined sampler."""
     fingerprint = getattr(sampler, "fingerprint", None)
-    made_by = sampler
+    made_by: object = sampler
     while isinstance(made_by, partial):
         made_by = made_by.func
     name = getattr(made_by, "__qualname__", type(made_by).__qualname__)
@@ -318,11 +321,13 @@ def _fingerprint(nodes: str | Tensor | None) -> str:
     return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _checksums_of(store: GraphStore, arrays: ArrayNames, input_nodes: str | Tensor | None) -> dict[str, str]:
+def _checksums_of(
+    store: GraphStore, arrays: ArrayNames, draw: DrawOptions, input_nodes: str | Tensor | None
+) -> dict[str, str]:
     """Checksums of the labels, of the loaded arrays and of the stored targets."""
     names = ["y"]
     names += [f"features/{name}" for name in arrays.stored_features]
-    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight)]
+    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight, draw.weight_attr)]
     names += [f"targets/{input_nodes}"]
     return stored_checksums(store, names)
 

@@ -26,6 +26,7 @@ from gsplit.features.sources import DeviceTensorRows, MappedRows, describe_rows,
 from gsplit.graph.degrees import gcn_degrees
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, original_ids_of, own_parts
+from gsplit.sampling.draws import Draw, DrawOptions, open_draw
 from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore
 
@@ -168,6 +169,10 @@ class LocalGraph:
     def to_original_ids(self, ids: Tensor) -> Tensor:
         """The original ids of some vertices of the view."""
         return original_ids_of(ids, self.original_ids, self.first)
+
+    def open_draw(self, options: DrawOptions) -> Draw:
+        """The draw of a built-in sampler for the vertices of the view."""
+        return open_draw(options, self.store, self.graph)
 
     def gcn_rows(self, *, add_self_loops: bool, fill_value: float, edge_weight: str | None) -> GcnRows:
         """The normalisation of GCN by the degrees of the whole graph. Computed once, in one pass over the edges."""

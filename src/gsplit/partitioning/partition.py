@@ -15,6 +15,7 @@ from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
 from gsplit.partitioning.weights import vertex_work
 from gsplit.progress import Progress, silent
+from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
 from gsplit.store.manifest import PartStatistics, new_step
 from gsplit.store.reader import Store, open_store
@@ -39,6 +40,10 @@ def partition(
     c_e: float = C_E,
     epochs: int = EPOCHS,
     seed: int = 0,
+    sampler: str = "uniform",
+    weight_attr: str | None = None,
+    replace: bool = False,
+    layer_dependency: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
@@ -49,6 +54,7 @@ def partition(
     balanced, expected traffic cut), or the baselines "node", "edge", "random". ``solver``: "metis" (the default),
     "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random" (with the objective of that name). A part's
     work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times the mean.
+    ``sampler``, ``weight_attr``, ``replace`` and ``layer_dependency``: as in training; what training draws is counted.
     """
     check_fanouts(num_neighbors)
     settings = PartitionSettings(
@@ -63,6 +69,10 @@ def partition(
         c_e=c_e,
         epochs=epochs,
         seed=seed,
+        sampler=sampler,
+        weight_attr=weight_attr,
+        replace=replace,
+        layer_dependency=layer_dependency,
     )
     with _as_store(graph, Path(path), progress) as store:
         partition_store(store, Path(path), settings, overwrite=overwrite, progress=progress)
@@ -86,7 +96,14 @@ def partition_store(
 ) -> None:
     """Partition an opened store; see ``partition``."""
     settings = settings.with_solver()
-    workload = Workload.of_store(graph, settings.targets, list(settings.fanout), settings.batch_size, settings.seed)
+    workload = Workload.of_store(
+        graph,
+        settings.targets,
+        list(settings.fanout),
+        settings.batch_size,
+        settings.seed,
+        DrawOptions(**settings.sampler_options),
+    )
     check_plan(workload, settings)
     with StoreWriter(path, overwrite=overwrite) as writer:
         begun = time.perf_counter()

@@ -29,6 +29,7 @@ from gsplit.graph.graph import Graph
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.settings import EPOCHS
 from gsplit.progress import Progress, silent
+from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.store.reader import Store
@@ -74,6 +75,7 @@ class Workload:
     num_neighbors: list[int]
     batch_size: int
     seed: int = 0
+    draw: Draw = UNIFORM
 
     def __post_init__(self) -> None:
         check_batches(self.num_neighbors, self.batch_size, self.seed, self.targets.size)
@@ -90,7 +92,13 @@ class Workload:
 
     @classmethod
     def of_store(
-        cls, store: Store, input_nodes: str | None, num_neighbors: list[int], batch_size: int, seed: int = 0
+        cls,
+        store: Store,
+        input_nodes: str | None,
+        num_neighbors: list[int],
+        batch_size: int,
+        seed: int = 0,
+        options: DrawOptions | None = None,
     ) -> Self:
         """``input_nodes``: the name of stored targets, or None for every vertex."""
         if store.vertex_range != (0, store.num_vertices):
@@ -103,11 +111,16 @@ class Workload:
             targets = np.asarray(store.stored_array(f"targets/{input_nodes}"))
         check_fanouts(num_neighbors)
         fanouts = [operator.index(fanout) for fanout in num_neighbors]
-        return cls(store.graph, original, targets, fanouts, batch_size, seed)
+        draw = open_draw(options or DrawOptions(), store, store.graph)
+        return cls(store.graph, original, targets, fanouts, batch_size, seed, draw)
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.targets.size // self.batch_size)
+
+    def key(self, epoch: int, step: int) -> StepKey:
+        """The key of a step."""
+        return StepKey(self.seed, epoch, step, self.draw.options.layer_dependency)
 
 
 @dataclass(frozen=True)
@@ -177,7 +190,7 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
     positions = np.arange(targets.size)
     idle: SimpleQueue[HostNeighborSampler] = SimpleQueue()
     for _ in range(threads):
-        idle.put(HostNeighborSampler(workload.graph, workload.original_ids, edge_ids=True))
+        idle.put(HostNeighborSampler(workload.graph, workload.original_ids, edge_ids=True, draw=workload.draw))
 
     def draw(batch: Ids, key: StepKey) -> Drawn:
         sampler = idle.get()
@@ -191,7 +204,7 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
         for epoch in epochs:
             order = targets[np.argsort(epoch_positions(positions, targets.size, seed, epoch, shuffle=True))]
             for step, first in enumerate(range(0, order.size, size)):
-                yield order[first : first + size], StepKey(seed, epoch, step)
+                yield order[first : first + size], workload.key(epoch, step)
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Drawn]] = deque()

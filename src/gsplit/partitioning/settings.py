@@ -4,11 +4,11 @@ This module imports neither torch nor numba, so that ``gsplit --help`` is fast.
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypedDict
 
 from pydantic import BeforeValidator, Field
 
-__all__ = ["C_E", "C_V", "EPOCHS", "TOLERANCE", "PartitionSettings"]
+__all__ = ["C_E", "C_V", "EPOCHS", "TOLERANCE", "PartitionSettings", "SamplerOptions"]
 
 C_V = 8.0
 C_E = 1.0
@@ -19,6 +19,15 @@ EPOCHS = 10
 
 TOLERANCE = 1.05
 """Largest allowed work of a part, over the mean."""
+
+
+class SamplerOptions(TypedDict):
+    """The settings of the built-in samplers, by the names of ``NeighborLoader``."""
+
+    sampler: str
+    weight_attr: str | None
+    replace: bool
+    layer_dependency: bool
 
 
 @dataclass(frozen=True)
@@ -40,10 +49,23 @@ class PartitionSettings:
     c_e: Annotated[float, Field(description="work per sampled edge")] = C_E
     epochs: Annotated[int, Field(ge=1, description="epochs to presample")] = EPOCHS
     seed: Annotated[int, Field(ge=0, description="seed of the presampled mini-batches and of the solver")] = 0
+    sampler: Annotated[str, Field(description="how neighbours are drawn, as in training: uniform or labor")] = "uniform"
+    weight_attr: Annotated[str | None, Field(description="stored per-edge weights to draw by, as in training")] = None
+    replace: Annotated[bool, Field(description="draw neighbours with replacement, as in training")] = False
+    layer_dependency: Annotated[bool, Field(description="same random numbers at every layer, as in training")] = False
 
     def with_solver(self, default: str = "metis") -> Self:
         """The settings with a solver: the one that was chosen, that of random parts, or ``default``."""
         return replace(self, solver=self.solver or ("random" if self.objective == "random" else default))
+
+    @property
+    def sampler_options(self) -> SamplerOptions:
+        return {
+            "sampler": self.sampler,
+            "weight_attr": self.weight_attr,
+            "replace": self.replace,
+            "layer_dependency": self.layer_dependency,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as a store's manifest keeps them."""

@@ -21,6 +21,7 @@ from gsplit.planner.calibration import cache_file, known_machine, measure_sampli
 from gsplit.planner.hardware import PRESETS, Hardware
 from gsplit.planner.plan import Choice, choose
 from gsplit.planner.shapes import PlannedModel
+from gsplit.sampling.draws import DrawOptions
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
@@ -41,7 +42,7 @@ class PlannedSteps:
     """The training to plan for. The fields have the names of the arguments of ``NeighborLoader``.
 
     ``shape``: the model, if it is known. ``strategies``: the strategies that can run the model; None for all.
-    ``copies`` allows only strategies that shuffle input rows.
+    ``copies`` allows only strategies that shuffle input rows. ``draw``: the built-in sampler; None for the default.
     """
 
     input_nodes: str | Tensor | None
@@ -53,6 +54,7 @@ class PlannedSteps:
     copies: int | str = 0
     shape: PlannedModel | None = None
     strategies: tuple[str, ...] | None = None
+    draw: DrawOptions | None = None
 
 
 def resolve_strategy(name: str, store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
@@ -84,7 +86,7 @@ def _run_planner(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         got = "a tensor of targets" if isinstance(store, Store) else "a graph in memory"
         raise InputError(explain("strategy='auto'", expected, got, fix))
     hardware = _find_hardware(mesh.device)
-    workload = Workload.of_store(store, targets, steps.num_neighbors, steps.batch_size)
+    workload = Workload.of_store(store, targets, steps.num_neighbors, steps.batch_size, options=steps.draw)
     if hardware.cores is not None:
         hardware = fit_to_graph(hardware, workload)
     return choose(

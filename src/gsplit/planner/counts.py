@@ -102,7 +102,7 @@ def count_strategies(
     samplers = _Samplers(workload, ownership)
     found: list[list[list[RankCounts]]] = [[] for _ in specs]  # by strategy, step and rank
     for number in range(steps):
-        key = StepKey(workload.seed, epoch, number)
+        key = workload.key(epoch, number)
         parts = [_Part(samplers, _targets(workload, key, replica, replicas), key) for replica in range(replicas)]
         for spec, of_spec in zip(specs, found, strict=True):
             of_spec.append([rank for part in parts for rank in part.count(spec)])
@@ -127,9 +127,11 @@ class _Samplers:
         original = workload.original_ids
         self.ownership = ownership
         self.num_neighbors = workload.num_neighbors
-        self.whole = HostNeighborSampler(graph, original)
+        self.whole = HostNeighborSampler(graph, original, draw=workload.draw)
         self.own = [
-            HostNeighborSampler(graph.restrict(first, stop), original[first:stop] if original.size else _NO_IDS)
+            HostNeighborSampler(
+                graph.restrict(first, stop), original[first:stop] if original.size else _NO_IDS, draw=workload.draw
+            )
             for first, stop in map(ownership.range_of, range(ownership.num_ranks))
         ]
 

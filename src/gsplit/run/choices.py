@@ -24,6 +24,7 @@ from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.planner.shapes import PlannedModel
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape, RunView
+from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.reader import Store
 from gsplit.training.losses import LossFunction, named_loss, weighted_cross_entropy
@@ -286,6 +287,7 @@ def choose_strategy(
         cache=settings.cache,
         copies=settings.copies,
         shape=model,
+        draw=DrawOptions(**settings.sampler_options),
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
     choice = resolve_strategy(AUTO, store, mesh, steps)
@@ -301,6 +303,12 @@ def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view
     fanout = ",".join(map(str, settings.fanout))
     made = store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
     options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
+    if settings.sampler != "uniform":
+        options += f" --sampler {settings.sampler}"
+    if settings.weight_attr is not None:
+        options += f" --weight-attr {settings.weight_attr}"
+    options += " --replace" if settings.replace else ""
+    options += " --layer-dependency" if settings.layer_dependency else ""
     view.note(
         "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
         f"  gsplit partition {store.path} {made} {options}"

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from gsplit.errors import InputError
 from gsplit.files.untrusted import Expected, read_document
+from gsplit.partitioning.settings import SamplerOptions
 
 __all__ = [
     "MAX_LAYERS",
@@ -56,6 +57,10 @@ class TrainSettings(BaseModel):
         max_length=MAX_LAYERS,
         description="neighbours per layer, the targets' own first; -1: all",
     )
+    sampler: str = Field("uniform", description="how neighbours are drawn: uniform, or labor for fewer distinct ones")
+    weight_attr: str | None = Field(None, description="stored per-edge weights to draw neighbours by")
+    replace: bool = Field(False, description="draw neighbours with replacement")
+    layer_dependency: bool = Field(False, description="draw by the same random numbers at every layer")
     batch_size: int = Field(1024, ge=1, le=_MOST, description="targets of the GLOBAL mini-batch, over all ranks")
     accumulate: int = Field(
         1,
@@ -196,6 +201,15 @@ class TrainSettings(BaseModel):
     def feature_names(self) -> list[str]:
         """The names of the feature arrays."""
         return self.features.split(",")
+
+    @property
+    def sampler_options(self) -> SamplerOptions:
+        return {
+            "sampler": self.sampler,
+            "weight_attr": self.weight_attr,
+            "replace": self.replace,
+            "layer_dependency": self.layer_dependency,
+        }
 
     def steps_per_epoch(self, num_targets: int) -> int:
         """Steps of the optimizer in an epoch of so many targets."""

@@ -183,5 +183,6 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
         steps=steps,
         lr=settings.lr,
         loss_fn=make_loss(settings, store, mesh),
+        **settings.sampler_options,
         **array_names(settings),
     )

@@ -424,6 +424,7 @@ def _make_trainer(
         copies=settings.copies,
         features_on_disk=settings.features_on_disk,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
+        **settings.sampler_options,
         **array_names(settings),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)

@@ -7,15 +7,20 @@ order in which a host kernel would find each vertex, so blocks are equal in ever
 import torch
 from torch import Tensor
 
-from gsplit.keys.kernels_torch import bounded, mix
+from gsplit.keys.kernels_torch import bounded, mix, neg_log2
 
-__all__ = ["count_layer", "draw_places", "first_seen", "place_foreign"]
+__all__ = ["count_layer", "draw_places", "draw_replace", "draw_smallest", "first_seen", "place_foreign"]
+
+_SIGN = -(1 << 63)
 
 
 def count_layer(indptr: Tensor, rows: Tensor, fanout: int) -> Tensor:
     """Offsets of the in-edges each row will draw; fanout -1 takes them all."""
     degrees = indptr[rows + 1] - indptr[rows]
-    counts = degrees if fanout < 0 else degrees.clamp(max=fanout)
+    return _offsets(degrees if fanout < 0 else degrees.clamp(max=fanout))
+
+
+def _offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
@@ -44,6 +49,54 @@ def _floyd(keys: Tensor, degrees: Tensor, count: int) -> Tensor:
         taken = (picks[:, :slot] == pick.unsqueeze(1)).any(dim=1)
         picks[:, slot] = torch.where(taken, last, pick)
     return picks
+
+
+def draw_replace(indptr: Tensor, rows: Tensor, original_ids: Tensor, key: int, fanout: int) -> tuple[Tensor, Tensor]:
+    """Offsets and places of ``fanout`` in-edges of every row that has any, with replacement."""
+    starts = indptr[rows]
+    degrees = indptr[rows + 1] - starts
+    slots = torch.arange(fanout, device=rows.device)
+    picks = bounded(mix(mix(key, original_ids).unsqueeze(1), slots), degrees.unsqueeze(1))
+    filled = degrees > 0
+    return _offsets(filled * fanout), (starts.unsqueeze(1) + picks)[filled].reshape(-1)  # device sync
+
+
+def draw_smallest(
+    indptr: Tensor,
+    rows: Tensor,
+    original_ids: Tensor,
+    key: int,
+    fanout: int,
+    source_ids: Tensor | None,
+    weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Offsets and places of the in-edges of every row that have the smallest numbers, in order of position.
+
+    Numbers belong to sources if ``source_ids`` are given (LABOR), otherwise to positions. Sorting is stable: of equal
+    numbers, those at the earlier positions come first. Memory: some words for every in-edge of the rows.
+    """
+    starts = indptr[rows]
+    edge_rows = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), indptr[rows + 1] - starts)
+    places = starts[edge_rows] + torch.arange(edge_rows.numel(), device=rows.device)
+    places -= _offsets(indptr[rows + 1] - starts)[edge_rows]
+    if weights is not None:
+        positive = weights[places] > 0
+        edge_rows = edge_rows[positive]
+        places = places[positive]
+    candidates = torch.bincount(edge_rows, minlength=rows.numel())
+    if fanout < 0:
+        return _offsets(candidates), places
+    if source_ids is not None:
+        words = mix(key, source_ids[places])
+    else:
+        words = mix(mix(key, original_ids)[edge_rows], places - starts[edge_rows])
+    numbers = words ^ _SIGN if weights is None else neg_log2(words).double() / weights[places]
+    order = torch.argsort(numbers, stable=True)
+    order = order[torch.argsort(edge_rows[order], stable=True)]
+    in_order = edge_rows[order]
+    rank = torch.arange(order.numel(), device=rows.device) - _offsets(candidates)[in_order]
+    kept = order[rank < fanout].sort().values
+    return _offsets(candidates.clamp(max=fanout)), places[kept]
 
 
 def first_seen(ids: Tensor, num_known: int) -> tuple[Tensor, Tensor]:

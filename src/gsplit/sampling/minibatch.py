@@ -29,15 +29,20 @@ class _Domain(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
-    """The name of one training step; all its randomness is a hash of it."""
+    """The name of one training step; all its randomness is a hash of it.
+
+    ``layer_dependency``: one key for the neighbours of all layers.
+    """
 
     seed: int
     epoch: int
     step: int
+    layer_dependency: bool = False
 
     def layer(self, layer: int) -> int:
         """The key of the neighbours drawn at one layer."""
-        return scalar.mix(self.seed, _Domain.NEIGHBORS, self.epoch, self.step, layer)
+        of_step = scalar.mix(self.seed, _Domain.NEIGHBORS, self.epoch, self.step)
+        return of_step if self.layer_dependency else scalar.mix(of_step, layer)
 
     def dropout(self, call: int) -> int:
         """The key of the masks of one dropout call within the step."""

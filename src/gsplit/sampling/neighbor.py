@@ -1,4 +1,4 @@
-"""Uniform neighbour sampling without replacement, and all neighbours (fanout -1), as a layer sampler.
+"""Neighbour sampling as a layer sampler: the in-edges that a draw takes, or all of them (fanout -1).
 
 Three implementations of one protocol: ``HostNeighborSampler`` runs numba kernels on arrays, memory-mapped or not;
 ``TorchNeighborSampler`` runs torch operations on whatever device its tensors lie, and ``neighbor_triton`` kernels of
@@ -16,12 +16,12 @@ from gsplit.files.mapped_files import check_files, files_behind
 from gsplit.graph.graph import Graph
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.sampling import kernels_numba as host
-from gsplit.sampling import kernels_torch as device
 from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
 from gsplit.sampling.drawn import TensorFrontier
-from gsplit.sampling.protocol import LayerSampler, SampledLayer, SampledRange
+from gsplit.sampling.draws import UNIFORM, Draw
+from gsplit.sampling.protocol import LayerSampler, SampledLayer
 
-__all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler", "uniform_sampler"]
+__all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler"]
 
 MAX_FANOUT = 1 << 16
 
@@ -39,32 +39,35 @@ def check_fanouts(num_neighbors: list[int]) -> None:
 
 
 def make_sampler(
-    graph: Graph, original_ids: npt.NDArray[np.int64], torch_device: torch.device, *, edge_ids: bool = False
+    graph: Graph,
+    original_ids: npt.NDArray[np.int64],
+    torch_device: torch.device,
+    *,
+    edge_ids: bool = False,
+    draw: Draw = UNIFORM,
 ) -> LayerSampler:
     """The sampler for a device. With ``edge_ids`` sampled layers have the positions of their edges."""
     chosen = kernel_for("sample", torch_device)
     if chosen == "numba":
-        return HostNeighborSampler(graph, original_ids, edge_ids=edge_ids)
+        return HostNeighborSampler(graph, original_ids, edge_ids=edge_ids, draw=draw)
     if chosen == "triton":
         from gsplit.sampling.neighbor_triton import TritonNeighborSampler
 
-        return TritonNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
-    return TorchNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids)
-
-
-def uniform_sampler(part: SampledRange) -> LayerSampler:
-    """See ``SamplerFactory``: the built-in sampler."""
-    return make_sampler(part.graph, part.original_ids, part.device, edge_ids=part.edge_ids)
+        return TritonNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids, draw=draw)
+    return TorchNeighborSampler(graph, original_ids, torch_device, edge_ids=edge_ids, draw=draw)
 
 
 class HostNeighborSampler:
     """Samples in one rank's range with compiled kernels. ``original_ids`` is empty where ids are original."""
 
-    def __init__(self, graph: Graph, original_ids: npt.NDArray[np.int64], *, edge_ids: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, original_ids: npt.NDArray[np.int64], *, edge_ids: bool = False, draw: Draw = UNIFORM
+    ) -> None:
         self._graph = graph
         self._original = original_ids
         self._edge_ids = edge_ids
-        self._files = files_behind(graph.indptr, graph.indices, original_ids)
+        self._draw = draw
+        self._files = files_behind(graph.indptr, graph.indices, original_ids, draw.source_ids, draw.weights)
         self._row_of = np.full(graph.stop_vertex - graph.first_vertex, -1, np.int32)
         self._ids = np.empty(1 << 10, np.int64)
         self._open: HostFrontier | None = None
@@ -110,22 +113,33 @@ class HostFrontier:
 
     def sample_layer(self, key: int, fanout: int) -> SampledLayer:
         sampler, graph = self._sampler, self._sampler._graph
-        first = graph.first_vertex
-        indptr = np.empty(self.num_rows + 1, np.int64)
-        frontier = sampler._ids[: self.num_rows]
-        raise_status(host.count_layer(graph.indptr, graph.indices.size, first, frontier, fanout, indptr), graph)
-        places = np.empty(int(indptr[-1]), np.int64)
+        indptr, places = self._draw_places(key, fanout)
         self._reserve(min(places.size, sampler._row_of.size))
-        host.draw_places(graph.indptr, first, sampler._original, np.uint64(key), frontier, indptr, places)
         sources = np.empty_like(places) if sampler._edge_ids else places
         host.copy_sources(graph.indices, places, sources)
         status, self.num_rows, num_foreign = host.relabel_own(
-            sources, first, graph.stop_vertex, graph.num_vertices, sampler._ids, self.num_rows, sampler._row_of
+            sources,
+            graph.first_vertex,
+            graph.stop_vertex,
+            graph.num_vertices,
+            sampler._ids,
+            self.num_rows,
+            sampler._row_of,
         )
         raise_status(status, graph)
         foreign = host.relabel_foreign(sources, num_foreign) if num_foreign else np.empty(0, np.int64)
         edge_ids = torch.from_numpy(places) if sampler._edge_ids else None
         return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign), edge_ids)
+
+    def _draw_places(self, key: int, fanout: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Offsets of the in-edges drawn for every row, and where they are in the graph."""
+        sampler = self._sampler
+        frontier = sampler._ids[: self.num_rows]
+        indptr = np.empty(self.num_rows + 1, np.int64)
+        sampler._draw.count(sampler._graph, frontier, fanout, indptr)
+        places = np.empty(int(indptr[-1]), np.int64)
+        sampler._draw.write_places(sampler._graph, sampler._original, key, frontier, fanout, indptr, places)
+        return indptr, places
 
     def locate(self, ids: Tensor) -> Tensor:
         sampler = self._sampler
@@ -158,8 +172,10 @@ class TorchNeighborSampler:
         torch_device: torch.device,
         *,
         edge_ids: bool = False,
+        draw: Draw = UNIFORM,
     ) -> None:
         own = cut_own_edges(graph)
+        self.draw = draw.copy_to(own, torch_device)
         self.first = graph.first_vertex
         self.stop = graph.stop_vertex
         self.edge_ids = edge_ids
@@ -172,12 +188,12 @@ class TorchNeighborSampler:
     @property
     def num_bytes(self) -> int:
         """Memory held between mini-batches, the graph apart."""
-        return self.original_ids.nbytes
+        return self.original_ids.nbytes + self.draw.num_bytes
 
     @property
     def num_range_bytes(self) -> int:
         """The part of it that is of the size of the range."""
-        return self.original_ids.nbytes
+        return self.num_bytes
 
     def start(self, targets: Tensor) -> TensorFrontier:
         """Begin a mini-batch from distinct own vertices."""
@@ -192,7 +208,6 @@ class _TorchFrontier(TensorFrontier):
     def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
         sampler = self._sampler
         rows = self._ids - sampler.first
-        indptr = device.count_layer(sampler.indptr, rows, fanout)
-        places = device.draw_places(sampler.indptr, rows, sampler.original_ids[rows], key, indptr)
+        indptr, places = sampler.draw.draw(sampler.indptr, rows, sampler.original_ids[rows], key, fanout)
         vertices = sampler.indices[places].to(torch.int64)
         return indptr, vertices, places + sampler.first_edge if sampler.edge_ids else None

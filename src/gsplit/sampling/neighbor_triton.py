@@ -1,6 +1,7 @@
 """Neighbour sampling on a device with Triton kernels: the third implementation of ``protocol.LayerSampler``.
 
-Its layers are those of the host's sampler, index by index. Device memory: the rank's own edges, their offsets, original
+Its layers are those of the host's sampler, index by index. Kernels draw uniformly; other draws are those of torch
+operations. Device memory: the rank's own edges, their offsets, original
 ids where they differ, and four bytes per vertex of the range; during a layer a hash table of up to 48 bytes per edge
 drawn. The host waits twice for a layer (how many edges, how many vertices are new) and once for ``locate``.
 """
@@ -13,9 +14,9 @@ from torch import Tensor
 from gsplit.graph.graph import Graph
 from gsplit.kernels.triton.relabelling import UNSEEN, relabel
 from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
-from gsplit.sampling import kernels_torch
 from gsplit.sampling.checks import cut_own_edges, not_own
 from gsplit.sampling.drawn import TensorFrontier
+from gsplit.sampling.draws import UNIFORM, Draw
 from gsplit.sampling.protocol import SampledLayer
 
 __all__ = ["TritonFrontier", "TritonNeighborSampler"]
@@ -31,8 +32,10 @@ class TritonNeighborSampler:
         torch_device: torch.device,
         *,
         edge_ids: bool = False,
+        draw: Draw = UNIFORM,
     ) -> None:
         own = cut_own_edges(graph)
+        self.draw = draw.copy_to(own, torch_device)
         self.first = graph.first_vertex
         self.stop = graph.stop_vertex
         self.first_edge = own.first_edge
@@ -47,7 +50,7 @@ class TritonNeighborSampler:
     @property
     def num_bytes(self) -> int:
         """Memory held between mini-batches, the graph apart."""
-        return self.state.nbytes + self.original_ids.nbytes
+        return self.state.nbytes + self.original_ids.nbytes + self.draw.num_bytes
 
     @property
     def num_range_bytes(self) -> int:
@@ -90,9 +93,9 @@ class TritonFrontier(TensorFrontier):
 
     def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
         sampler, ids = self._sampler, self._ids
-        indptr = count_layer(sampler.indptr, sampler.first, ids, fanout)
         first_edge = sampler.first_edge if sampler.edge_ids else None
-        if fanout <= MAX_FANOUT:
+        if sampler.draw.is_uniform and fanout <= MAX_FANOUT:
+            indptr = count_layer(sampler.indptr, sampler.first, ids, fanout)
             sources, edge_ids = draw_sources(
                 sampler.indptr,
                 sampler.indices,
@@ -108,7 +111,7 @@ class TritonFrontier(TensorFrontier):
             return indptr, sources, edge_ids
         rows = ids - sampler.first
         names = sampler.original_ids[rows] if sampler.original_ids.numel() else ids
-        places = kernels_torch.draw_places(sampler.indptr, rows, names, key, indptr)
+        indptr, places = sampler.draw.draw(sampler.indptr, rows, names, key, fanout)
         sources = sampler.indices[places].to(torch.int64)
         return indptr, sources, None if first_edge is None else places + first_edge
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2
 
+from gsplit.kernels.jit import kernel
 from gsplit.keys import kernels_numba, kernels_torch, scalar
 
 WORDS = st.integers(0, 2**64 - 1)
@@ -52,6 +53,29 @@ def test_bounded_is_the_same_three_times_and_in_range(words: list[int], bound: i
     tensor = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
     assert kernels_torch.bounded(tensor, bound).tolist() == expected
     assert kernels_torch.bounded(tensor, torch.full_like(tensor, bound)).tolist() == expected
+
+
+@kernel
+def _neg_log2_array(words: np.ndarray, table: np.ndarray) -> np.ndarray:
+    out = np.empty(words.size, np.int64)
+    for i in range(words.size):
+        out[i] = kernels_numba.neg_log2(words[i], table)
+    return out
+
+
+def test_the_logarithm_is_the_same_three_times_and_close() -> None:
+    words = kernels_numba.mix_array(7, np.arange(200_000))
+    powers = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    words = np.concatenate([words, powers, powers - np.uint64(1), np.array([2**64 - 1, 2**64 - 2049], np.uint64)])
+    found = _neg_log2_array(words, kernels_numba.log2_table())
+    assert np.array_equal(found, kernels_torch.neg_log2(torch.from_numpy(words.view(np.int64))).numpy())
+    assert found[-10_000:].tolist() == [scalar.neg_log2(int(word)) for word in words[-10_000:]]
+    u = ((words >> np.uint64(11)).astype(np.float64) + 1) / 2**53
+    assert np.abs(found / 2.0**40 + np.log2(u)).max() < 1.1e-8
+    assert found.min() == 0 and found.max() == 53 << 40
+    assert (found >= 1.44 * (1 - u) * 2**40 - 2).all()  # the bound by which weighted draws skip edges
+    table = [math.log2(1 + i / 4096) * 2**40 for i in range(4097)]
+    assert np.abs(np.array(scalar.log2_table()) - table).max() < 0.51
 
 
 @given(st.integers(1, 2**62), WORDS, st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -10,6 +10,7 @@ from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.plan import ShardWorkload, check_shard_plan, find_parts_by_ranks, presample_shard
 from gsplit.partitioning.sharded.relabel import find_new_order, new_shards, write_new_shard
 from gsplit.progress import Progress, silent
+from gsplit.sampling.draws import DrawOptions
 from gsplit.store.manifest import new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.sharded_import import shard_paths
@@ -37,7 +38,14 @@ def partition_shards(
     settings = settings.with_solver("restream")
     held = HeldShard.join(shard, mesh)
     check_shard_plan(held, settings)
-    workload = ShardWorkload.of_shard(held, settings.targets, list(settings.fanout), settings.batch_size, settings.seed)
+    workload = ShardWorkload.of_shard(
+        held,
+        settings.targets,
+        list(settings.fanout),
+        settings.batch_size,
+        settings.seed,
+        DrawOptions(**settings.sampler_options),
+    )
     record = settings.as_dict() | {"num_neighbors": workload.num_neighbors}
     assert_same_on_all_ranks(mesh.world, "partition", {**record, "name": path.name, "overwrite": overwrite})
     with new_shards(held, path, overwrite=overwrite, progress=progress) as writer:

@@ -35,6 +35,7 @@ from gsplit.partitioning.solvers.restream import LAST_PASSES, PASSES, find_caps,
 from gsplit.partitioning.weighted_graph import WeightedGraph
 from gsplit.partitioning.weights import check_total_work, vertex_work
 from gsplit.progress import Progress, silent
+from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.sampling.targets import LocalTargets
@@ -65,18 +66,26 @@ class ShardWorkload:
     num_neighbors: list[int]
     batch_size: int
     seed: int = 0
+    draw: Draw = UNIFORM
 
     def __post_init__(self) -> None:
         check_batches(self.num_neighbors, self.batch_size, self.seed, self.targets.num_targets)
 
     @classmethod
     def of_shard(
-        cls, held: HeldShard, input_nodes: str | None, num_neighbors: list[int], batch_size: int, seed: int = 0
+        cls,
+        held: HeldShard,
+        input_nodes: str | None,
+        num_neighbors: list[int],
+        batch_size: int,
+        seed: int = 0,
+        options: DrawOptions | None = None,
     ) -> Self:
         """``input_nodes``: the name of stored targets, or None for every vertex."""
         check_fanouts(num_neighbors)
         fanouts = [operator.index(fanout) for fanout in num_neighbors]
-        return cls(held, held.targets(input_nodes), fanouts, batch_size, seed)
+        draw = open_draw(options or DrawOptions(), held.store, held.graph)
+        return cls(held, held.targets(input_nodes), fanouts, batch_size, seed, draw)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -87,13 +96,13 @@ def presample_shard(workload: ShardWorkload, *, epochs: int = EPOCHS, progress: 
     """Count for the vertices held and their in-edges over the mini-batches of ``epochs`` epochs. A collective."""
     check_epochs(epochs)
     held, size, seed = workload.held, workload.batch_size, workload.seed
-    sampler = HostNeighborSampler(held.graph, held.store.original_ids()[:0], edge_ids=True)
+    sampler = HostNeighborSampler(held.graph, held.store.original_ids()[:0], edge_ids=True, draw=workload.draw)
     counter = PresampleCounter(held.graph)
     steps = workload.steps_per_epoch
     for epoch in range(epochs):
         for step in range(steps):
             targets = workload.targets.for_step(seed, epoch, step, size, shuffle=True)
-            key = StepKey(seed, epoch, step)
+            key = StepKey(seed, epoch, step, workload.draw.options.layer_dependency)
             telemetry = StepTelemetry(epoch, step)
             split = split_minibatch(sampler, targets, workload.num_neighbors, key, held.ownership, held.comm, telemetry)
             counter.add(drawn_by([layer.block for layer in split.layers], split.input_ids.numpy()))
