@@ -177,7 +177,10 @@ def test_pyg_data_with_a_partition(store: Store) -> None:
         ({"batch_size": 0}, "batch_size: expected a positive number"),
         ({"seed": -1}, "seed: expected 0 to"),
         ({"strategy": "magic"}, "strategy: expected split, data"),
-        ({"sampler": "walk"}, "sampler: expected 'uniform' or 'labor', which are built in, .*got 'walk'.*add-a-sampler"),
+        (
+            {"sampler": "walk"},
+            "sampler: expected 'uniform' or 'labor', which are built in, .*got 'walk'.*add-a-sampler",
+        ),
         ({"sampler": "labor-*"}, "labor-. looks at all vertices of the layer, .*use sampler='labor'"),
         ({"sampler": "labor", "replace": True}, "replace: expected the uniform sampler without weights .got .*labor"),
         ({"weight_attr": "z"}, "weight_attr: expected the name of a stored per-edge array .got 'z'; stored are none"),

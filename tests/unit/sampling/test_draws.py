@@ -159,7 +159,7 @@ def test_ranks_and_numbering_do_not_change_the_mini_batch(options: DrawOptions, 
         replace=options.replace,
         layer_dependency=layer_dependency,
     )
-    want = None
+    want: Any = None
     for numbering in range(3):
         parts = np.random.default_rng(numbering).permutation(n) if numbering else np.zeros(n, np.int64)
         store = _store(src, dst, weights, parts)
@@ -317,7 +317,7 @@ def test_options_that_contradict_or_do_not_exist_are_refused() -> None:
         ({"sampler": 3}, "expected 'uniform' or 'labor', .* .got 3"),
     ):
         with pytest.raises(InputError, match=message):
-            DrawOptions(**arguments)  # type: ignore[arg-type]
+            DrawOptions(**arguments)
 
 
 def test_a_damaged_graph_is_a_message_not_a_stray_read() -> None:

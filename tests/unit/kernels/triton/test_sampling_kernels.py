@@ -1,8 +1,12 @@
 """The sampler on Triton kernels gives the host's layers index by index, holds its own edges, and refuses what the host
 does."""
 
+from typing import Any
+
 import pytest
 from triton_process import Run
+
+from gsplit.sampling.draws import DrawOptions
 
 CASES = {
     "renumbered range, edge ids": ((120, 900, 2.0), (20, 90), [4, 3, -1], True, True),
@@ -18,6 +22,14 @@ CASES = {
 def test_layers_are_the_hosts(interpreter: Run, case: str) -> None:
     num_edges = interpreter("triton_programs.check_sampling", *CASES[case], 1)
     assert (num_edges == 0) == (case == "no edges")
+
+
+@pytest.mark.parametrize(
+    "options", [{"sampler": "labor"}, {"weight_attr": "w"}, {"sampler": "labor", "weight_attr": "w"}, {"replace": True}]
+)
+def test_other_draws_are_the_hosts(interpreter: Run, options: dict[str, Any]) -> None:
+    case = CASES["renumbered range, edge ids"]
+    assert interpreter("triton_programs.check_sampling", *case, 1, DrawOptions(**options)) > 0
 
 
 @pytest.mark.parametrize("at_start", [True, False])
