@@ -1,11 +1,17 @@
 """Host kernels of the other draws: LABOR and weighted, which take the k smallest numbers of a column, and replacement.
 
-A column of d in-edges is scanned once; a heap holds the k smallest (number, position) so far, the largest first. Equal
-numbers, as those of parallel edges in LABOR, are ordered by position. Picks are written in order of position, so the
-blocks do not depend on how the k smallest were found. Hashes are computed ahead for a chunk of a column: that loop is
-vectorised. As in ``kernels_numba``, nothing read from a file is used as an index before it was checked.
+Equal numbers, as those of parallel edges in LABOR, are ordered by position. Picks are written in order of position, so
+blocks do not depend on how the k smallest are found:
+
+1. One pass over the column collects the numbers below a bound that somewhat more than k are expected to pass.
+2. The bound is moved down, by interpolation, until exactly k of the collected are below it.
+
+If too few pass, or equal numbers straddle k, a heap finds them, at two to three times the cost. Hashes are computed
+ahead for a chunk of a column, and loops have few branches. As in ``kernels_numba``, nothing read from a file is used as
+an index before it was checked.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +27,9 @@ __all__ = ["count_replace", "count_weighted", "draw_labor", "draw_replace", "dra
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[Any]
 _CHUNK = 256
+_ROUNDS = 40
+"""Counts after which the bound is given up: interpolation takes three or four."""
+_LARGEST = np.uint64(2**64 - 1)
 _U_BITS = np.uint64(11)
 _SCALE = 1.44 * 2.0**-13
 """-log2(u) is at least 1.44 (1 - u): from units of 2**-53 of u to units of ``neg_log2``."""
@@ -115,17 +124,15 @@ def _write_sorted(start: int, positions: Ids, places: Ids, begin: int, count: in
 @kernel
 def _source_words(key: np.uint64, indices: Numbers, start: int, count: int, source_ids: Numbers, words: Words) -> bool:
     """Hash the original ids of some sources; False if a source is not a vertex."""
+    sources = indices[start : start + count]  # a slice of its own: numba then need not wrap negative indices
     if source_ids.size == 0:
-        for j in range(count):
-            words[j] = mix(key, np.uint64(indices[start + j]))
+        for j in range(sources.size):
+            words[j] = mix(key, np.uint64(sources[j]))
         return True
-    valid = True
-    for j in range(count):
-        valid &= 0 <= indices[start + j] < source_ids.size
-    if not valid:
-        return False
-    for j in range(count):
-        words[j] = mix(key, np.uint64(source_ids[indices[start + j]]))
+    for j in range(sources.size):
+        if not 0 <= sources[j] < source_ids.size:
+            return False
+        words[j] = mix(key, np.uint64(source_ids[np.uint64(sources[j])]))
     return True
 
 
@@ -135,6 +142,100 @@ def _largest(out_indptr: Ids) -> int:
     for i in range(out_indptr.size - 1):
         largest = max(largest, out_indptr[i + 1] - out_indptr[i])
     return largest
+
+
+@kernel
+def _num_expected(count: int) -> float:
+    """Numbers to collect, so that in most columns there are at least ``count``."""
+    return count + 2.5 * math.sqrt(count) + 2.0
+
+
+@kernel
+def _count_below(values: Numbers, bound: Any) -> int:
+    count = 0
+    for i in range(values.size):
+        count += 1 if values[i] < bound else 0
+    return count
+
+
+@kernel
+def _write_smallest(values: Numbers, positions: Ids, bound: Any, start: int, places: Ids, count: int) -> bool:
+    """Write the ``count`` smallest of the collected numbers; False if no bound below ``bound`` has just as many."""
+    low, high = values.dtype.type(0), bound
+    below_low, below_high = 0, values.size
+    for _ in range(_ROUNDS):
+        if below_high == count:
+            break
+        share = np.float64(count - below_low) / (below_high - below_low)
+        middle = low + values.dtype.type((high - low) * share)
+        if not low < middle < high:
+            return False
+        below = _count_below(values, middle)
+        if below >= count:
+            high, below_high = middle, below
+        else:
+            low, below_low = middle, below
+    if below_high != count:
+        return False
+    at = 0
+    for i in range(values.size):
+        if values[i] < high:
+            places[at] = start + positions[i]
+            at += 1
+    return True
+
+
+@kernel
+def _collect_labor(
+    key: np.uint64,
+    indices: Numbers,
+    start: int,
+    degree: int,
+    source_ids: Numbers,
+    bound: np.uint64,
+    words: Words,
+    values: Words,
+    positions: Ids,
+) -> int:
+    """Collect the hashes of sources below a bound; how many, or -1 if there are too many or a source is no vertex."""
+    found = 0
+    for chunk in range(0, degree, _CHUNK):
+        size = min(_CHUNK, degree - chunk)
+        if found + size > values.size or not _source_words(key, indices, start + chunk, size, source_ids, words):
+            return -1
+        for j in range(size):
+            values[found] = words[j]
+            positions[found] = chunk + j
+            found += 1 if words[j] < bound else 0
+    return found
+
+
+@kernel
+def _heap_labor(
+    key: np.uint64,
+    indices: Numbers,
+    start: int,
+    degree: int,
+    source_ids: Numbers,
+    words: Words,
+    values: Words,
+    positions: Ids,
+) -> bool:
+    """Find the positions of the ``values.size`` smallest hashes of sources; False if a source is not a vertex."""
+    count = values.size
+    for chunk in range(0, degree, _CHUNK):
+        size = min(_CHUNK, degree - chunk)
+        if not _source_words(key, indices, start + chunk, size, source_ids, words):
+            return False
+        filled = min(max(count - chunk, 0), size)
+        for j in range(filled):
+            values[chunk + j], positions[chunk + j] = words[j], chunk + j
+            _append(values, positions, chunk + j)
+        for j in range(filled, size):
+            if words[j] < values[0]:  # equal: the earlier position stays
+                values[0], positions[0] = words[j], chunk + j
+                _sink(values, positions, count)
+    return True
 
 
 @kernel
@@ -150,8 +251,8 @@ def draw_labor(
 ) -> int:
     """The k in-edges of every row whose sources have the smallest hashes. ``count_layer`` has checked the columns."""
     largest = _largest(out_indptr)
-    values = np.empty(largest, np.uint64)
-    positions = np.empty(largest, np.int64)
+    values = np.empty(2 * largest + 2 * _CHUNK, np.uint64)
+    positions = np.empty(values.size, np.int64)
     words = np.empty(_CHUNK, np.uint64)
     for i in range(frontier.size):
         local = frontier[i] - first
@@ -162,18 +263,15 @@ def draw_labor(
             for j in range(count):
                 places[begin + j] = start + j
             continue
-        for chunk in range(0, degree, _CHUNK):
-            size = min(_CHUNK, degree - chunk)
-            if not _source_words(key, indices, start + chunk, size, source_ids, words):
-                return DAMAGED
-            filled = min(max(count - chunk, 0), size)
-            for j in range(filled):
-                values[chunk + j], positions[chunk + j] = words[j], chunk + j
-                _append(values, positions, chunk + j)
-            for j in range(filled, size):
-                if words[j] < values[0]:  # equal: the earlier position stays
-                    values[0], positions[0] = words[j], chunk + j
-                    _sink(values, positions, count)
+        share = _num_expected(count) / degree
+        bound = np.uint64(share * 2.0**64) if share < 0.99 else _LARGEST
+        found = _collect_labor(key, indices, start, degree, source_ids, bound, words, values, positions)
+        if found >= count and _write_smallest(
+            values[:found], positions, bound, start, places[begin : begin + count], count
+        ):
+            continue
+        if not _heap_labor(key, indices, start, degree, source_ids, words, values[:count], positions):
+            return DAMAGED
         _write_sorted(start, positions, places, begin, count)
     return OK
 
@@ -202,6 +300,101 @@ def count_weighted(
 
 
 @kernel
+def _column_words(
+    by_source: bool,
+    key: np.uint64,
+    row_key: np.uint64,
+    indices: Numbers,
+    start: int,
+    first: int,
+    count: int,
+    source_ids: Numbers,
+    words: Words,
+) -> bool:
+    """Hash ``count`` in-edges of a row from position ``first`` on: their sources, or their positions."""
+    if by_source:
+        return _source_words(key, indices, start + first, count, source_ids, words)
+    for j in range(count):
+        words[j] = mix(row_key, np.uint64(first + j))
+    return True
+
+
+@kernel
+def _weighted_bound(weights: Numbers, count: int) -> float:
+    """A bound that somewhat more than ``count`` edges of a column are expected to pass."""
+    total = 0.0
+    for j in range(weights.size):
+        total += weights[j]
+    share = min(_num_expected(count) / weights.size, 0.95)
+    return -math.log2(1.0 - share) * 2.0**40 * weights.size / total
+
+
+@kernel
+def _collect_weighted(
+    weights: Numbers,
+    first: int,
+    bound: float,
+    table: Ids,
+    words: Words,
+    values: npt.NDArray[np.float64],
+    positions: Ids,
+    found: int,
+) -> int:
+    """Add the numbers of a chunk that are below a bound to the ``found`` ones; how many there are now.
+
+    -log2(u) is at least 1.44 (1 - u), so most logarithms of a long column need not be taken.
+    """
+    begin = found
+    for j in range(weights.size):
+        below_one = np.float64((1 << 53) - 1 - np.int64(words[j] >> _U_BITS))
+        words[found - begin] = words[j]
+        values[found] = weights[j]
+        positions[found] = first + j
+        found += 1 if below_one * _SCALE <= bound * weights[j] + _SLACK and weights[j] > 0 else 0
+    kept = begin
+    for i in range(begin, found):
+        value = np.float64(neg_log2(words[i - begin], table)) / values[i]
+        values[kept], positions[kept] = value, positions[i]
+        kept += 1 if value < bound else 0
+    return kept
+
+
+@kernel
+def _add_to_heap(
+    weights: Numbers,
+    first: int,
+    table: Ids,
+    words: Words,
+    values: npt.NDArray[np.float64],
+    positions: Ids,
+    held: int,
+) -> int:
+    """Add a chunk of a column to a heap of ``held`` numbers, of at most ``values.size``; how many it holds now."""
+    for j in range(weights.size):
+        if not weights[j] > 0:
+            continue
+        value = np.float64(neg_log2(words[j], table)) / np.float64(weights[j])
+        if held < values.size:
+            values[held], positions[held] = value, first + j
+            _append(values, positions, held)
+            held += 1
+        elif value < values[0]:  # equal: the earlier position stays
+            values[0], positions[0] = value, first + j
+            _sink(values, positions, held)
+    return held
+
+
+@kernel
+def _write_positive(weights: Numbers, start: int, places: Ids) -> None:
+    """Write all edges of positive weight."""
+    at = 0
+    for j in range(weights.size if places.size else 0):
+        if weights[j] > 0:
+            places[at] = start + j
+            at += 1
+
+
+@kernel
 def draw_weighted(
     indptr: Ids,
     indices: Numbers,
@@ -220,52 +413,41 @@ def draw_weighted(
 ) -> int:
     """The k in-edges of every row with the smallest -log2(u) / weight; u by source (LABOR), or by (row, position).
 
-    ``count_weighted`` has checked the columns. A number that is clearly too large is not divided, nor its logarithm
-    taken: most numbers of a long column are.
+    ``count_weighted`` has checked the columns.
     """
-    largest = _largest(out_indptr)
-    values = np.empty(largest, np.float64)
-    positions = np.empty(largest, np.int64)
-    words = np.empty(_CHUNK, np.uint64)
+    most = 2 * _largest(out_indptr) + 2 * _CHUNK
+    values = np.empty(most, np.float64)
+    positions = np.empty(most, np.int64)
+    words = np.empty(_CHUNK + 1, np.uint64)
     for i in range(frontier.size):
         local = frontier[i] - first
         start, degree = indptr[local], indptr[local + 1] - indptr[local]
         begin = out_indptr[i]
         count = out_indptr[i + 1] - begin
-        own = start - first_edge
-        if count != fanout:  # all edges of positive weight
-            at = begin
-            for j in range(degree if count else 0):
-                if weights[own + j] > 0:
-                    places[at] = start + j
-                    at += 1
+        column = weights[start - first_edge : start - first_edge + degree]
+        if count != fanout:
+            _write_positive(column, start, places[begin : begin + count])
             continue
         row_key = mix(key, np.uint64(original[local] if original.size else frontier[i]))
-        held = 0
+        bound = _weighted_bound(column, count)
+        found = 0
         for chunk in range(0, degree, _CHUNK):
             size = min(_CHUNK, degree - chunk)
-            if by_source:
-                if not _source_words(key, indices, start + chunk, size, source_ids, words):
-                    return DAMAGED
-            else:
-                for j in range(size):
-                    words[j] = mix(row_key, np.uint64(chunk + j))
-            for j in range(size):
-                weight = np.float64(weights[own + chunk + j])
-                if not weight > 0:
-                    continue
-                if held < count:
-                    values[held] = np.float64(neg_log2(words[j], table)) / weight
-                    positions[held] = chunk + j
-                    _append(values, positions, held)
-                    held += 1
-                    continue
-                below_one = np.float64((1 << 53) - 1 - np.int64(words[j] >> _U_BITS))
-                if below_one * _SCALE > values[0] * weight + _SLACK:
-                    continue
-                value = np.float64(neg_log2(words[j], table)) / weight
-                if value < values[0]:
-                    values[0], positions[0] = value, chunk + j
-                    _sink(values, positions, count)
+            if not _column_words(by_source, key, row_key, indices, start, chunk, size, source_ids, words):
+                return DAMAGED
+            part = column[chunk : chunk + size]
+            found = _collect_weighted(part, chunk, bound, table, words, values, positions, found)
+            if found + _CHUNK >= most:
+                break
+        if count <= found < most - _CHUNK and _write_smallest(
+            values[:found], positions, bound, start, places[begin : begin + count], count
+        ):
+            continue
+        found = 0
+        for chunk in range(0, degree, _CHUNK):
+            size = min(_CHUNK, degree - chunk)
+            _column_words(by_source, key, row_key, indices, start, chunk, size, source_ids, words)
+            part = column[chunk : chunk + size]
+            found = _add_to_heap(part, chunk, table, words, values[:count], positions, found)
         _write_sorted(start, positions, places, begin, count)
     return OK
