@@ -42,12 +42,15 @@ def sampling(
     layers: Annotated[int, typer.Option(help="number of layers")] = 3,
     batch_size: Annotated[int, typer.Option(help="targets per mini-batch")] = 1024,
     steps: Annotated[int, typer.Option(help="mini-batches to measure")] = 20,
+    store: Annotated[Path | None, typer.Option(help="draw from this store instead of a synthetic graph")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure sampling on one core, against DGL if it is installed."""
+    """Measure all built-in samplers on one core, against DGL if it is installed."""
     with command(as_json):
+        from gsplit.store.reader import open_store
         from gsplit_bench.sampling import bench_sampling
 
+        opened = None if store is None else open_store(store)
         with progress_bars(as_json) as progress:
             report = bench_sampling(
                 num_vertices=vertices,
@@ -55,6 +58,7 @@ def sampling(
                 num_neighbors=(fanout,) * layers,
                 batch_size=batch_size,
                 steps=steps,
+                store=opened,
                 progress=progress,
             )
         if as_json:
@@ -63,6 +67,9 @@ def sampling(
         table = _table("", "edges/s", "ratio")
         table.add_row("gsplit", human(report.edges_per_s), "")
         table.add_row("gsplit, split path", human(report.split_edges_per_s), f"{report.split_to_plain:.2f} of plain")
+        for draw in report.draws:
+            ratio = f"{draw.time_per_edge:.2f} x the time per edge, {draw.edges:.2f} of edges, {draw.rows:.2f} of rows"
+            table.add_row(draw.name, human(draw.edges_per_s), ratio)
         if report.peer is not None:
             table.add_row(report.peer.name, human(report.peer.edges_per_s), f"gsplit is {report.peer.ratio:.2f} x")
         Console().print(table)

@@ -77,6 +77,9 @@ def test_commands_print_their_keys() -> None:
     sampling = json.loads(_run("sampling", *small, "--json").stdout)
     assert {"edges_per_s", "peer_edges_per_s", "ratio", "split_to_plain"} <= sampling.keys()
     assert sampling["edges_per_s"] > 0
+    draws = {draw["name"]: draw for draw in sampling["draws"]}
+    assert set(draws) == {"labor", "weighted", "labor, weighted", "replace"}
+    assert all(draw["time_per_edge"] > 0 for draw in draws.values()) and draws["labor"]["rows"] < 1
     assert (sampling["peer"] is None) == (sampling["ratio"] is None)
     assert "gsplit, split path" in _run("sampling", *small).stdout
     shuffle = json.loads(_run("shuffle", "--ranks", "2", "--rows", "200", "--repeats", "2", "--json").stdout)
