@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gsplit.errors import InputError, explain
 from gsplit.sampling.checks import check_own, raise_status
+from gsplit.sampling.excluded import ExcludedEdges, keep_included
 from gsplit.sampling.kernels_numba import DAMAGED
 from gsplit.sampling.kernels_torch import first_seen, place_foreign
 from gsplit.sampling.protocol import LayerSampler, SampledLayer, SampledRange, SamplerFactory
@@ -30,11 +31,12 @@ class TensorFrontier:
     Own vertices are those from ``first`` to below ``stop``.
     """
 
-    def __init__(self, targets: Tensor, first: int, stop: int) -> None:
+    def __init__(self, targets: Tensor, first: int, stop: int, excluded: ExcludedEdges | None = None) -> None:
         self._first = first
         self._stop = stop
         self._check(targets)
         self._ids = targets
+        self._excluded = excluded
 
     @property
     def num_rows(self) -> int:
@@ -44,7 +46,7 @@ class TensorFrontier:
         return self._ids[:num_rows]  # rows are appended to a new tensor, so this one does not change
 
     def sample_layer(self, key: int, fanout: int) -> SampledLayer:
-        indptr, vertices, edge_ids = self._draw(key, fanout)
+        indptr, vertices, edge_ids = self._draw_included(key, fanout)
         own = (vertices >= self._first) & (vertices < self._stop)
         foreign_ids, slots = first_seen(vertices[~own], 0)
         sources = torch.empty_like(vertices)
@@ -65,6 +67,14 @@ class TensorFrontier:
     def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Offsets of the in-edges drawn for every row, their source vertices and, if wanted, the edges' positions."""
         raise NotImplementedError
+
+    def _draw_included(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What ``_draw`` draws, without excluded edges."""
+        indptr, vertices, edge_ids = self._draw(key, fanout)
+        if self._excluded is None:
+            return indptr, vertices, edge_ids
+        indptr, kept = keep_included(self._ids, indptr, vertices, self._excluded)
+        return indptr, vertices[kept], None if edge_ids is None else edge_ids[kept]
 
     def _check(self, ids: Tensor) -> None:
         """Ids on a device are trusted: reading them would make the host wait, and their sender chose this rank."""
@@ -92,6 +102,7 @@ class DrawnSampler:
     """
 
     num_bytes = num_range_bytes = 0
+    excluded: ExcludedEdges | None = None
 
     def __init__(self, part: SampledRange, draw: EdgeDraw) -> None:
         self._part = part
@@ -99,12 +110,12 @@ class DrawnSampler:
 
     def start(self, targets: Tensor) -> "TensorFrontier":
         """Begin a mini-batch from distinct own vertices."""
-        return _DrawnFrontier(self._part, self._draw, targets)
+        return _DrawnFrontier(self._part, self._draw, targets, self.excluded)
 
 
 class _DrawnFrontier(TensorFrontier):
-    def __init__(self, part: SampledRange, draw: EdgeDraw, targets: Tensor) -> None:
-        super().__init__(targets, part.graph.first_vertex, part.graph.stop_vertex)
+    def __init__(self, part: SampledRange, draw: EdgeDraw, targets: Tensor, excluded: ExcludedEdges | None) -> None:
+        super().__init__(targets, part.graph.first_vertex, part.graph.stop_vertex, excluded)
         self._part = part
         self._draw_edges = draw
 

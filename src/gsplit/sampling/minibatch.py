@@ -25,6 +25,7 @@ class _Domain(IntEnum):
     TARGETS = 0
     NEIGHBORS = 1
     DROPOUT = 2
+    NEGATIVES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,14 @@ class StepKey:
     epoch: int
     step: int
     layer_dependency: bool = False
+
+    def targets(self) -> int:
+        """The key of the epoch's order of targets, or of pairs."""
+        return scalar.mix(self.seed, _Domain.TARGETS, self.epoch)
+
+    def negatives(self) -> int:
+        """The key of the epoch's negatives."""
+        return scalar.mix(self.seed, _Domain.NEGATIVES, self.epoch)
 
     def layer(self, layer: int) -> int:
         """The key of the neighbours drawn at one layer."""

@@ -19,6 +19,7 @@ from gsplit.sampling import kernels_numba as host
 from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
 from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.draws import UNIFORM, Draw
+from gsplit.sampling.excluded import ExcludedEdges, drop_excluded
 from gsplit.sampling.protocol import LayerSampler, SampledLayer
 
 __all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler"]
@@ -59,6 +60,8 @@ def make_sampler(
 
 class HostNeighborSampler:
     """Samples in one rank's range with compiled kernels. ``original_ids`` is empty where ids are original."""
+
+    excluded: ExcludedEdges | None = None
 
     def __init__(
         self, graph: Graph, original_ids: npt.NDArray[np.int64], *, edge_ids: bool = False, draw: Draw = UNIFORM
@@ -117,6 +120,12 @@ class HostFrontier:
         self._reserve(min(places.size, sampler._row_of.size))
         sources = np.empty_like(places) if sampler._edge_ids else places
         host.copy_sources(graph.indices, places, sources)
+        if sampler.excluded is not None:
+            excluded = sampler.excluded
+            frontier = sampler._ids[: self.num_rows]
+            drop_excluded(frontier, indptr, sources, places, excluded.src.numpy(), excluded.dst.numpy())
+            sources = sources[: indptr[-1]]
+            places = places[: indptr[-1]]
         status, self.num_rows, num_foreign = host.relabel_own(
             sources,
             graph.first_vertex,
@@ -165,6 +174,8 @@ class HostFrontier:
 class TorchNeighborSampler:
     """Samples in one rank's range with torch operations; its own edges are copied to the device, and checked then."""
 
+    excluded: ExcludedEdges | None = None
+
     def __init__(
         self,
         graph: Graph,
@@ -202,7 +213,7 @@ class TorchNeighborSampler:
 
 class _TorchFrontier(TensorFrontier):
     def __init__(self, sampler: TorchNeighborSampler, targets: Tensor) -> None:
-        super().__init__(targets, sampler.first, sampler.stop)
+        super().__init__(targets, sampler.first, sampler.stop, sampler.excluded)
         self._sampler = sampler
 
     def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -17,6 +17,7 @@ from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
 from gsplit.sampling.checks import cut_own_edges, not_own
 from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.draws import UNIFORM, Draw
+from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.protocol import SampledLayer
 
 __all__ = ["TritonFrontier", "TritonNeighborSampler"]
@@ -24,6 +25,8 @@ __all__ = ["TritonFrontier", "TritonNeighborSampler"]
 
 class TritonNeighborSampler:
     """Samples in one rank's range with Triton kernels. ``original_ids`` is empty where ids are original."""
+
+    excluded: ExcludedEdges | None = None
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class TritonFrontier(TensorFrontier):
     """See ``protocol.Frontier``."""
 
     def __init__(self, sampler: TritonNeighborSampler, targets: Tensor) -> None:
-        super().__init__(targets[:0], sampler.first, sampler.stop)
+        super().__init__(targets[:0], sampler.first, sampler.stop, sampler.excluded)
         self._sampler = sampler
         self._half_done = False
         try:
@@ -84,7 +87,7 @@ class TritonFrontier(TensorFrontier):
             raise
 
     def sample_layer(self, key: int, fanout: int) -> SampledLayer:
-        indptr, vertices, edge_ids = self._draw(key, fanout)
+        indptr, vertices, edge_ids = self._draw_included(key, fanout)
         found = self._relabel(vertices, foreign=not self._sampler.is_whole)
         assert found is not None, "ids were checked when the graph was copied"
         rows, new_ids, foreign_ids = found

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import original_ids_of
+from gsplit.sampling.excluded import ExcludedEdges
 
 __all__ = ["Frontier", "LayerSampler", "SampledLayer", "SampledRange", "SamplerFactory"]
 
@@ -89,7 +90,12 @@ class Frontier(Protocol):
 
 
 class LayerSampler(Protocol):
-    """Draws neighbours in one rank's range of vertices. One frontier is open at a time."""
+    """Draws neighbours in one rank's range of vertices. One frontier is open at a time.
+
+    ``excluded``: edges that are left out of the next mini-batches, after the draw.
+    """
+
+    excluded: ExcludedEdges | None
 
     @property
     def num_bytes(self) -> int:
