@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gsplit.graph.ownership import Ownership
     from gsplit.inference.evaluate import evaluate
     from gsplit.inference.infer import Predictions, infer, write_predictions
+    from gsplit.loading.link_loader import LinkNeighborLoader
     from gsplit.loading.loader import NeighborLoader
     from gsplit.nn.parallelize import parallelize
     from gsplit.partitioning.partition import partition
@@ -34,6 +35,7 @@ _HOME = {
     "open": ("gsplit.store.reader", "open_store"),
     "Store": ("gsplit.store.reader", "Store"),
     "NeighborLoader": ("gsplit.loading.loader", "NeighborLoader"),
+    "LinkNeighborLoader": ("gsplit.loading.link_loader", "LinkNeighborLoader"),
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.training.trainer", "Trainer"),
     "ScalarLog": ("gsplit.training.scalar_log", "ScalarLog"),
@@ -66,6 +68,7 @@ __all__ = [
     "open",
     "Store",
     "NeighborLoader",
+    "LinkNeighborLoader",
     "parallelize",
     "Trainer",
     "losses",

@@ -9,7 +9,7 @@ have are refused with the reason.
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import SupportsIndex
 
@@ -32,7 +32,7 @@ from gsplit.store.in_memory import MemoryStore
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["LoaderPlan", "RankGraph", "resolve_plan", "stored_checksums"]
+__all__ = ["LoaderPlan", "PairSeeds", "RankGraph", "fingerprint_of", "resolve_plan", "stored_checksums"]
 
 _HASHED_BYTES = 64 << 20  # of an array in memory; larger ones are sampled
 _REFUSED = {
@@ -51,6 +51,8 @@ _REFUSED = {
     "pin_memory": "batches for a device are pinned already; leave it out",
     "filter_per_worker": "there are no workers; leave it out",
     "is_sorted": "the store is sorted; leave it out",
+    "edge_label_time": "temporal sampling is not built",
+    "neg_sampling_ratio": "use neg_sampling=dict(mode='binary', amount=RATIO)",
 }
 
 
@@ -60,7 +62,8 @@ class LoaderPlan:
 
     ``graph`` and ``input_nodes`` are fingerprints. ``draw``: the options of the built-in sampler. ``sampler``: those of
     them that differ from the default, or the name of a user-defined sampler. ``boundaries``: those of ``Ownership``.
-    ``checksums``: of the stored arrays that are read.
+    ``checksums``: of the stored arrays that are read. ``negatives``: how a loader of pairs draws negatives and excludes
+    edges, or empty.
 
     ``NeighborLoader(graph, [15, 10], "train", batch_size=1024, cache="2GB")`` on two ranks has ``num_neighbors``
     (15, 10), ``cache`` 2000000000, ``strategy.name`` "split" and ``boundaries`` such as (0, 1220000, 2449029).
@@ -78,6 +81,7 @@ class LoaderPlan:
     arrays: ArrayNames
     draw: DrawOptions
     sampler: str
+    negatives: str
     checksums: Mapping[str, str]
     strategy: StrategySpec
     boundaries: tuple[int, ...]
@@ -95,6 +99,8 @@ class LoaderPlan:
         found["num_neighbors"] = str(list(self.num_neighbors))
         if self.sampler:
             found["sampler"] = self.sampler
+        if self.negatives:
+            found["negatives"] = self.negatives
         return found | dict(self.checksums)
 
     @property
@@ -139,16 +145,38 @@ class RankGraph:
     """One rank's part of the graph.
 
     ``sampled``: the vertices that it samples, its own or all. ``owned``: the vertices that it owns; often the same
-    object. ``targets``: those it owns, or all targets, of which it takes a strided share in every step.
+    object. ``targets``: those it owns, or all targets, of which it takes a strided share in every step; None for pairs.
     """
 
     sampled: LocalGraph
     owned: LocalGraph
-    targets: LocalTargets
+    targets: LocalTargets | None = None
 
     @property
     def store(self) -> GraphStore:
         return self.owned.store
+
+    @property
+    def num_targets(self) -> int:
+        return 0 if self.targets is None else self.targets.num_targets
+
+    def with_targets(self, spec: StrategySpec, input_nodes: str | Tensor | None) -> "RankGraph":
+        """The same with the targets that this rank needs under a strategy."""
+        holder = self.owned if spec.targets == "owner" else self.sampled
+        return replace(self, targets=holder.targets(input_nodes))
+
+
+@dataclass(frozen=True)
+class PairSeeds:
+    """What a plan has of pairs, in place of targets: the name or checksum of the list and its length.
+
+    ``negatives``: how negatives are drawn and edges are excluded. ``arrays``: the stored arrays of the list.
+    """
+
+    name: str
+    num_pairs: int
+    negatives: str
+    arrays: tuple[str, ...]
 
 
 def resolve_plan(
@@ -158,27 +186,31 @@ def resolve_plan(
     num_neighbors: list[int],
     input_nodes: str | Tensor | None,
     batch_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    strategy: str,
-    sampler: str | SamplerFactory,
-    weight_attr: str | None,
-    replace: bool,
-    layer_dependency: bool,
-    seed: int,
-    ownership: Ownership | None,
-    features: Features,
-    features_on_disk: bool,
-    cache: int | str,
-    device_cache: int | str,
-    copies: int | str,
-    edge_attr: str | None,
-    edge_weight: str | None,
-    deterministic: bool,
-    prefetch: int,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    strategy: str = "split",
+    sampler: str | SamplerFactory = "uniform",
+    weight_attr: str | None = None,
+    replace: bool = False,
+    layer_dependency: bool = False,
+    seed: int = 0,
+    ownership: Ownership | None = None,
+    features: Features = "x",
+    features_on_disk: bool = False,
+    cache: int | str = 0,
+    device_cache: int | str = 0,
+    copies: int | str = 0,
+    edge_attr: str | None = "edge_attr",
+    edge_weight: str | None = "edge_weight",
+    deterministic: bool = False,
+    prefetch: int = 0,
     options: Mapping[str, object],
+    pairs: PairSeeds | None = None,
 ) -> tuple[LoaderPlan, RankGraph]:
-    """Resolve the arguments of a loader. Also returns this rank's part of the graph. A collective for "auto"."""
+    """Resolve the arguments of a loader. Also returns this rank's part of the graph. A collective for "auto".
+
+    ``pairs``: the targets are the endpoints of pairs, in place of ``input_nodes``.
+    """
     fanouts = _check_sampling(num_neighbors, seed, options)
     draw = _resolve_draw(sampler, weight_attr, replace=replace, layer_dependency=layer_dependency)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
@@ -186,17 +218,19 @@ def resolve_plan(
     device_bytes = _check_device_cache(device_cache, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     if strategy == AUTO:
-        _check_auto(sampler, arrays)
+        _check_auto(sampler, arrays, pairs)
     steps = PlannedSteps(input_nodes, fanouts, size, arrays.stored_features, features_on_disk, cache, copies, draw=draw)
     # all ranks: for "auto", rank 0 sends its choice to the others
     spec = parse_strategy(resolve_strategy(strategy, store, mesh, steps).strategy, len(fanouts))
     copied_bytes = _check_copies(copies, spec)
-    view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec, input_nodes)
+    view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec)
+    if pairs is None:
+        view = view.with_targets(spec, input_nodes)
     plan = LoaderPlan(
         graph=store.fingerprint,
         num_vertices=store.num_vertices,
-        input_nodes=_fingerprint(input_nodes),
-        num_targets=view.targets.num_targets,
+        input_nodes=fingerprint_of(input_nodes) if pairs is None else pairs.name,
+        num_targets=view.num_targets if pairs is None else pairs.num_pairs,
         num_neighbors=tuple(fanouts),
         batch_size=size,
         shuffle=shuffle,
@@ -205,7 +239,8 @@ def resolve_plan(
         arrays=arrays,
         draw=draw,
         sampler=_describe_sampler(sampler) if callable(sampler) else str(draw),
-        checksums=_checksums_of(store, arrays, draw, input_nodes),
+        negatives="" if pairs is None else pairs.negatives,
+        checksums=_checksums_of(store, arrays, draw, (f"targets/{input_nodes}",) if pairs is None else pairs.arrays),
         strategy=spec,
         boundaries=view.owned.ownership.boundaries,
         prefetch=depth,
@@ -218,9 +253,7 @@ def resolve_plan(
     return plan, view
 
 
-def _view_graph(
-    store: GraphStore, mesh: Mesh, ownership: Ownership, spec: StrategySpec, input_nodes: str | Tensor | None
-) -> RankGraph:
+def _view_graph(store: GraphStore, mesh: Mesh, ownership: Ownership, spec: StrategySpec) -> RankGraph:
     """The part of the graph that a rank uses under a strategy."""
     if not spec.needs_whole_graph:
         owned = LocalGraph(store, mesh, ownership)
@@ -228,8 +261,7 @@ def _view_graph(
     else:
         sampled = LocalGraph(store, mesh, ownership, whole=True)
         owned = sampled if mesh.num_splits == 1 else LocalGraph(store, mesh, ownership)
-    holder = owned if spec.targets == "owner" else sampled
-    return RankGraph(sampled=sampled, owned=owned, targets=holder.targets(input_nodes))
+    return RankGraph(sampled=sampled, owned=owned)
 
 
 def _whole_number(name: str, value: SupportsIndex, least: int, expected: str, fix: str) -> int:
@@ -263,8 +295,12 @@ def _resolve_draw(
     return given
 
 
-def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames) -> None:
-    """Refuse samplers and feature sources that the planner cannot run."""
+def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSeeds | None) -> None:
+    """Refuse samplers, feature sources and targets that the planner cannot run."""
+    if pairs is not None:
+        fix = "name a strategy, such as strategy='split'"
+        got = f"{pairs.num_pairs} pairs"
+        raise InputError(explain("strategy='auto'", "vertices as targets, which the planner can count", got, fix))
     own = ["sampler"] if callable(sampler) else []
     own += ["features"] if len(arrays.stored_features) < len(arrays.features) else []
     if own:
@@ -314,21 +350,19 @@ def _describe_sampler(sampler: SamplerFactory) -> str:
     return name if fingerprint is None else f"{name} {fingerprint}"
 
 
-def _fingerprint(nodes: str | Tensor | None) -> str:
-    """A short text that identifies the list of targets."""
+def fingerprint_of(nodes: str | Tensor | None) -> str:
+    """A short text that identifies a list of targets or pairs."""
     if nodes is None or isinstance(nodes, str):
         return str(nodes)
     return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _checksums_of(
-    store: GraphStore, arrays: ArrayNames, draw: DrawOptions, input_nodes: str | Tensor | None
-) -> dict[str, str]:
-    """Checksums of the labels, of the loaded arrays and of the stored targets."""
+def _checksums_of(store: GraphStore, arrays: ArrayNames, draw: DrawOptions, seeds: tuple[str, ...]) -> dict[str, str]:
+    """Checksums of the labels, of the loaded arrays and of the stored targets or pairs."""
     names = ["y"]
     names += [f"features/{name}" for name in arrays.stored_features]
     names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight, draw.weight_attr)]
-    names += [f"targets/{input_nodes}"]
+    names += seeds
     return stored_checksums(store, names)
 
 

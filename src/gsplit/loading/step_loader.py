@@ -26,6 +26,7 @@ from gsplit.graph.blocks import Block, count_self_loops
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer, PendingRows, exchange_input_rows
+from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.telemetry import StepTelemetry
 
@@ -88,7 +89,8 @@ class StepLoader:
             for block, route in zip(blocks, sampled.routes, strict=True)
         ]
         pending = self._locate_inputs(sampled)
-        batch = Batch(
+        kind = Batch if sampled.pairs is None else LinkBatch
+        batch = kind(
             x=_NO_ROWS if pending is not None else self._read_inputs(sampled),
             labels=None if self._labels is None else take_rows(self._labels, sampled.targets, device),
             frontiers=sampled.frontiers,
@@ -96,6 +98,7 @@ class StepLoader:
             num_targets=sampled.targets.numel(),
             global_batch_size=sampled.global_batch_size,
             context=self._context(sampled),
+            pairs=sampled.pairs,
             pending=pending,
         )
         telemetry.count("targets", batch.num_targets)

@@ -9,12 +9,15 @@ which vertex. With k split layers of L, a rank
 
 For ``data`` k is None: a rank samples all layers alone and requests nothing.
 
+The targets of a step of link prediction are the endpoints of a rank's pairs, of any owner. Only ``split`` needs more
+than the above: its boundary is above the last layer, and the targets that it computes are those that any rank requests.
+
 Sampling is the first of the three stages of a step. ``step_loader`` is the second, ``Batch.to`` the third. Sampling may
 run ahead of training in a thread of its own.
 """
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -22,9 +25,11 @@ from gsplit.distributed.comm.comm import Comm
 from gsplit.features.copies import ForeignCopies
 from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route, count_sample, skip_copied_rows
 from gsplit.minibatch.split import Split, request_from_owners, split_below
 from gsplit.minibatch.strategy_names import StrategySpec
+from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.protocol import LayerSampler
 from gsplit.telemetry import StepTelemetry
@@ -39,7 +44,7 @@ class SampledStep:
     ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: the route along which the loader
     exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
     None if nothing is exchanged at this layer. Input rows take ``input_route``; degrees and ids of
-    layer 0 take ``routes[0]``.
+    layer 0 take ``routes[0]``. ``pairs``: of a step of link prediction, with the route above the last layer.
     """
 
     key: StepKey
@@ -51,6 +56,7 @@ class SampledStep:
     input_route: Route | None
     routes: tuple[Route | None, ...]
     telemetry: StepTelemetry
+    pairs: PairRows | None = None
 
 
 class Strategy:
@@ -93,8 +99,23 @@ class Strategy:
         """The part of this memory whose size is proportional to the rank's range of vertices."""
         return 0 if self._own is None else self._own.num_range_bytes
 
-    def sample(self, targets: Tensor, key: StepKey, global_batch_size: int, telemetry: StepTelemetry) -> SampledStep:
-        """Sample this rank's part of a step, for its targets of the mini-batch. A collective over ``comm``."""
+    def sample(
+        self,
+        targets: Tensor,
+        key: StepKey,
+        global_batch_size: int,
+        telemetry: StepTelemetry,
+        *,
+        pairs: PairRows | None = None,
+        excluded: ExcludedEdges | None = None,
+    ) -> SampledStep:
+        """Sample this rank's part of a step, for its targets of the mini-batch. A collective over ``comm``.
+
+        ``pairs``: the targets are the endpoints of these. ``excluded``: edges that the mini-batch must not have.
+        """
+        for sampler in (self._own, self._whole):
+            if sampler is not None:
+                sampler.excluded = excluded
         upper: MiniBatch | None = None
         if self._upper_fanouts:
             assert self._whole is not None
@@ -106,23 +127,29 @@ class Strategy:
             lower = Split(layers=(), input_ids=upper.input_ids, num_targets=0)
             boundary = None
         else:
-            lower, boundary = self._sample_lower(targets, upper, key, telemetry)
+            lower, boundary = self._sample_lower(targets, upper, key, telemetry, requests_targets=pairs is not None)
         telemetry.record_max("sampler_bytes", self.num_sampler_bytes)
-        return self._join(lower, boundary, upper, targets, key, global_batch_size, telemetry)
+        return self._join(lower, boundary, upper, targets, pairs, key, global_batch_size, telemetry)
 
     def _sample_lower(
-        self, targets: Tensor, upper: MiniBatch | None, key: StepKey, telemetry: StepTelemetry
+        self,
+        targets: Tensor,
+        upper: MiniBatch | None,
+        key: StepKey,
+        telemetry: StepTelemetry,
+        *,
+        requests_targets: bool,
     ) -> tuple[Split, Route | None]:
         """Sample the split layers, below the targets or below the vertices that micro-batches read. A collective."""
         assert self._own is not None
         ownership = self._graph.ownership
-        if upper is None:
+        if upper is None and not requests_targets:
             frontier = self._own.start(targets)
             boundary = None
         else:
             frontier, boundary = request_from_owners(
-                upper.input_ids,
-                num_dst=upper.blocks[0].num_dst,
+                targets if upper is None else upper.input_ids,
+                num_dst=0 if upper is None else upper.blocks[0].num_dst,
                 layer=len(self._lower_fanouts),
                 sampler=self._own,
                 ownership=ownership,
@@ -139,6 +166,7 @@ class Strategy:
         boundary: Route | None,
         upper: MiniBatch | None,
         targets: Tensor,
+        pairs: PairRows | None,
         key: StepKey,
         global_batch_size: int,
         telemetry: StepTelemetry,
@@ -159,7 +187,12 @@ class Strategy:
             else:
                 frontiers = [(0, upper.input_ids)]
         routes += [None] * (len(blocks) - len(routes))
-        count_sample(asked, [input_route, *routes[1:]], telemetry)
+        top: Route | None = None
+        if pairs is not None and upper is None:  # split: the boundary is above the last layer
+            top = boundary
+            targets = lower.input_ids[: lower.num_targets]
+            pairs = replace(pairs, route=top)
+        count_sample(asked, [input_route, *routes[1:], top], telemetry)
         return SampledStep(
             key=key,
             targets=targets,
@@ -172,6 +205,7 @@ class Strategy:
             input_route=input_route,
             routes=tuple(routes),
             telemetry=telemetry,
+            pairs=pairs,
         )
 
     def _input_route(self, lower: Split, telemetry: StepTelemetry) -> Route:

@@ -28,6 +28,7 @@ from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route, count_reduction
 from gsplit.minibatch.shuffle import exchange_rows, exchange_stored, keep_prefix
 from gsplit.sampling.minibatch import StepKey
@@ -43,6 +44,8 @@ class LossGuard:
         self._backward = -1
         self.model_mode = ""
         """Train/eval mode of the model that was called with the batch; it must be equal on all ranks."""
+        self.has_endpoints = False
+        """Whether the running forward has called ``LinkBatch.endpoints``."""
 
     def reduced(self) -> None:
         """Called when the backward pass reaches the global sum of this batch."""
@@ -164,7 +167,7 @@ class Batch:
 
     ``x``: the mixed input rows. ``frontiers``: the vertices of the rows of every level, as two ``FrontierIds`` for
     hybrid(k), one below and one above the boundary, and as one otherwise. ``num_targets``: the targets of this rank;
-    ``global_batch_size``: the targets of all ranks.
+    ``global_batch_size``: the targets of all ranks. ``pairs``: those of a ``LinkBatch``.
 
     A batch that the host loads for a device is first in pinned memory (``pin``), with the locations of its input rows
     (``pending``) in place of ``x``. The training thread moves it to the device with ``to``.
@@ -177,6 +180,7 @@ class Batch:
     num_targets: int
     global_batch_size: int
     context: BatchContext
+    pairs: PairRows | None = None
     pending: PendingRows | None = None
     pinned: PinnedMemory | None = None
 
@@ -193,6 +197,16 @@ class Batch:
     def batch_size(self) -> int:
         """The targets of this rank; the name is PyG's."""
         return self.num_targets
+
+    @property
+    def num_values(self) -> int:
+        """The number of values of this rank's loss: one per target."""
+        return self.num_targets
+
+    @property
+    def global_num_values(self) -> int:
+        """``num_values`` over all ranks: the divisor of ``mean``."""
+        return self.global_batch_size
 
     @property
     def n_id(self) -> Tensor:
@@ -356,9 +370,9 @@ class Batch:
             raise InputError(explain("batch.x", "requires_grad=False", f"requires_grad={self.x.requires_grad}", fix))
 
     def _check_per_target(self, values: Tensor, name: str) -> None:
-        if values.dim() != 1 or values.size(0) != self.num_targets:
+        if values.dim() != 1 or values.size(0) != self.num_values:
             fix = 'give one value per target of this rank, for example cross_entropy(..., reduction="none")'
-            raise InputError(explain(name, f"shape [{self.num_targets}]", list(values.shape), fix))
+            raise InputError(explain(name, f"shape [{self.num_values}]", list(values.shape), fix))
 
     def _global_sum(self, rows: Tensor, name: str) -> Tensor:
         self._refuse_input_gradients()
@@ -393,7 +407,7 @@ class Batch:
         self._check_per_target(values, "values")
         values = values.to(torch.promote_types(values.dtype, torch.float32))  # 2048 + 1 is 2048 in half precision
         if weight is None:
-            return self._global_sum(values, "mean"), self.global_batch_size
+            return self._global_sum(values, "mean"), self.global_num_values
         self._check_per_target(weight, "weight")
         weight = weight.detach().to(values.dtype)
         total, weights = self._global_sum(torch.stack([weight * values, weight], dim=1), "weighted mean").unbind()
@@ -405,9 +419,11 @@ class Batch:
 
     def pin(self, buffers: PinnedBuffers) -> "Batch":
         """The batch with its tensors in pinned memory, from which one copy moves them to a device."""
-        data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pending))
-        labels, frontiers, layers, pending = data
-        return replace(self, labels=labels, frontiers=frontiers, layers=layers, pending=pending, pinned=pinned)
+        data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pairs, self.pending))
+        labels, frontiers, layers, pairs, pending = data
+        return replace(
+            self, labels=labels, frontiers=frontiers, layers=layers, pairs=pairs, pending=pending, pinned=pinned
+        )
 
     def to(self, device: torch.device | str) -> "Batch":
         """Move the batch to the device of the mesh. Other devices are refused. A collective for a pinned batch."""
@@ -419,11 +435,13 @@ class Batch:
         if self.pinned is None:
             return self
         with self.telemetry.span("copy", own):
-            data = self.pinned.to(own, (self.labels, self.frontiers, self.layers, self.pending))
-        labels, frontiers, layers, pending = data
+            data = self.pinned.to(own, (self.labels, self.frontiers, self.layers, self.pairs, self.pending))
+        labels, frontiers, layers, pairs, pending = data
         assert pending is not None  # a batch is pinned with its rows located
         x = pending.gather(own, self.key.step, self.context.pool, self.telemetry)
-        moved = replace(self, x=x, labels=labels, frontiers=frontiers, layers=layers, pending=None, pinned=None)
+        moved = replace(
+            self, x=x, labels=labels, frontiers=frontiers, layers=layers, pairs=pairs, pending=None, pinned=None
+        )
         moved.record_bytes()
         return moved
 

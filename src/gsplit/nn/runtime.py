@@ -2,12 +2,14 @@
 
 A pre-forward hook on the model opens a ``ForwardPass`` when the model is called with a batch or with its handles; the
 layers' forwards (``nn.split_forward``) run in it. A forward hook closes it and registers a check on the outputs that
-the loss goes through ``batch.mean`` or ``batch.sum``.
+the loss goes through ``batch.mean`` or ``batch.sum``. For a batch of pairs it also exchanges the output, so that its
+rows are the endpoints of the rank's pairs, unless the model has called ``batch.endpoints`` itself.
 """
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 from torch_geometric.nn import JumpingKnowledge
 
@@ -16,6 +18,7 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.edge_handles import Handle
+from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.nn.calls import CallTemplate, LayerCall, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_batch
@@ -111,6 +114,7 @@ class Runtime:
         if batch is None:
             return
         check_callers()
+        batch.context.guard.has_endpoints = False
         if self.override is not None:
             forward_pass: ForwardPass = self.override
         elif self.plan is None or self.mesh is None:
@@ -207,14 +211,28 @@ class _EnterModel(_RuntimeHook):
 
 
 class _LeaveModel(_RuntimeHook):
-    def __call__(self, module: Module, args: tuple[Any, ...], out: Any) -> None:
+    def __call__(self, module: Module, args: tuple[Any, ...], out: Any) -> Any:
         forward_pass = self.runtime.current()
         self.runtime.close()
-        if forward_pass is not None and torch.is_grad_enabled():
-            guard = forward_pass.batch.context.guard
+        if forward_pass is None or out is None:  # plain tensors, or a forward that failed
+            return None
+        batch = forward_pass.batch
+        if isinstance(batch, LinkBatch) and not batch.context.guard.has_endpoints:
+            out = _exchange_output(batch, out)
+        if torch.is_grad_enabled():
             for tensor in tensors_of(out):
                 if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(guard.check)
+                    tensor.register_hook(batch.context.guard.check)
+        return out
+
+
+def _exchange_output(batch: LinkBatch, out: Any) -> Tensor:
+    """The endpoints' rows from the output of a model that does not decode pairs itself. A collective."""
+    if not isinstance(out, Tensor) or out.dim() == 0 or out.size(0) != batch.num_targets:
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        fix = "return the rows of the last layer, or call batch.endpoints(h) in forward before decoding pairs"
+        raise InputError(explain("the model's output", f"a tensor [{batch.num_targets}, ...]", got, fix))
+    return batch.endpoints(out)
 
 
 class _TrimToTargets(_RuntimeHook):

@@ -1,10 +1,10 @@
 """The pairs of vertices of each step, for link prediction: which pairs, their negatives and their labels.
 
-Pairs are listed by original id, and a step has the pairs at B positions of the list, by a keyed permutation of it. Every
-rank computes these positions and reads the B pairs, because exclusion of edges and negatives need all of them: nothing
-is exchanged, and nothing of the size of the list is held. A negative is a hash of (seed, epoch, list position, slot) to
-an original id, uniform over all vertices. It does not depend on the numbering or on the ranks (law 1). A negative may be
-an edge of the graph, as in PyG.
+Pairs are listed by original id, and a step has the pairs at B positions of the list, by a keyed permutation of it.
+Every rank computes these positions and reads the B pairs, because exclusion of edges and negatives need all of them:
+nothing is exchanged, and nothing of the size of the list is held. A negative is a hash of (seed, epoch, list position,
+slot) to an original id, uniform over all vertices. It does not depend on the numbering or on the ranks (law 1). A
+negative may be an edge of the graph, as in PyG.
 
 >>> pairs = PairList.listed(np.array([[0, 1], [2, 3], [4, 5]]))
 >>> step = pairs.for_step(StepKey(seed=0, epoch=0, step=0), 2, Negatives("triplet", 2), num_vertices=6)

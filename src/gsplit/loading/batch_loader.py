@@ -1,0 +1,316 @@
+"""What all loaders share: from a plan to an iterator over mini-batches, on any number of ranks.
+
+The number of steps is known before the first and equal on all ranks. A position in training is (epoch, step): any step
+can be made without the steps before it.
+
+A step has three stages: ``Strategy.sample``, ``StepLoader.load`` and ``Batch.to``. With ``prefetch`` the first two run
+ahead in a thread (``pipeline``), and the third is launched one step ahead on a second stream of the device.
+"""
+
+import logging
+import operator
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from gsplit.device.devices import SideStream, in_thread
+from gsplit.distributed.comm.comm import assert_same_on_all_ranks
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.errors import InputError, explain
+from gsplit.features.copies import ForeignCopies
+from gsplit.features.device import DeviceRows
+from gsplit.features.protocol import HostSource
+from gsplit.loading.pipeline import Pipeline
+from gsplit.loading.plan import LoaderPlan, RankGraph
+from gsplit.loading.step_loader import StepLoader
+from gsplit.loading.strategy import SampledStep, Strategy
+from gsplit.loading.tiers import open_device_rows, open_features
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.sampling.drawn import require_drawn
+from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.neighbor import make_sampler
+from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
+from gsplit.telemetry import StepTelemetry, Telemetry
+
+__all__ = ["BatchLoader"]
+
+_LOG = logging.getLogger(__name__)
+B = TypeVar("B", bound=Batch)
+
+
+class BatchLoader(ABC, Generic[B]):
+    """See the module. Subclasses resolve their arguments to a plan, and sample a step."""
+
+    _counted = "targets"  # what a mini-batch has ``batch_size`` of
+    _position = (-1, 0)  # of the newest iterator: its epoch and its next step
+    _start: tuple[int, int] | None = None  # the position at which the next iterator starts, if it was set
+    _num_iterators = 0
+    _pipeline: Pipeline[B] | None = None  # of the newest iterator
+    _side: SideStream | None = None
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        plan: LoaderPlan,
+        graph: RankGraph,
+        sampler: str | SamplerFactory,
+        telemetry: str | Path | None,
+        *,
+        equal_ranges: bool,
+    ) -> None:
+        """``equal_ranges``: the graph is not partitioned, and ranks own equal ranges. A collective."""
+        self.mesh = mesh
+        self.plan = plan
+        self._graph = graph
+        # all ranks: refuses ranks with other options before the first collective that depends on them
+        assert_same_on_all_ranks(self.mesh.world, type(self).__name__, self.plan.compared)
+        self._open(require_drawn(sampler) if callable(sampler) else None)
+        self.telemetry = Telemetry(self.mesh.rank, telemetry)
+        self._log_start(equal_ranges=equal_ranges)
+
+    def _open(self, user_sampler: SamplerFactory | None) -> None:
+        """Open row sources and make samplers and process groups. A collective."""
+        plan = self.plan
+        graph = self._graph
+        mesh = self.mesh
+        spec = plan.strategy
+        read = graph.owned if spec.reads_own_rows else graph.sampled
+        rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
+        groups = mesh.borrow_loading_groups(owner=self) if plan.prefetch else mesh.loading_groups
+        copies: ForeignCopies | None = None
+        if plan.copies:
+            copies = graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
+
+        def sampler_of(view: LocalGraph) -> LayerSampler:
+            with_ids = plan.arrays.has_edge_values
+            if user_sampler is not None:
+                return user_sampler(SampledRange(view.graph, view.original_ids, mesh.sample_device, with_ids))
+            draw = view.open_draw(plan.draw)
+            return make_sampler(view.graph, view.original_ids, mesh.sample_device, edge_ids=with_ids, draw=draw)
+
+        self._strategy = Strategy(
+            spec,
+            list(plan.num_neighbors),
+            graph.sampled,
+            groups.ids,
+            whole=sampler_of(graph.sampled) if spec.needs_whole_graph else None,
+            own=sampler_of(graph.owned) if spec.reads_own_rows else None,
+            copies=copies,
+        )
+        self._step_loader = StepLoader(
+            graph.sampled,
+            mesh,
+            groups.inputs,
+            rows,
+            plan.arrays,
+            strategy=spec.name,
+            each_vertex_once=spec.computes_each_vertex_once(mesh.size, mesh.num_replicas),
+            deterministic=plan.deterministic,
+            device_rows=self._open_device_rows(read, rows),
+            labels=self._graph.targets is not None,
+            num_ahead=plan.prefetch,
+        )
+
+    def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
+        """The input rows for a device, if the host samples for it.
+
+        Own rows in the store may be copied to host memory that the device can read; each row is owned by one rank.
+        Rows of user-defined sources are not copied ahead, because these may be slow or large.
+        """
+        plan = self.plan
+        if not self.mesh.host_samples:
+            return None
+        in_store = len(plan.arrays.stored_features) == len(plan.arrays.features)
+        held = in_store and plan.strategy.reads_own_rows and not plan.features_on_disk and not plan.cache
+        return open_device_rows(read, rows, self.mesh.device, cache=plan.device_cache, held=held)
+
+    def _log_start(self, *, equal_ranges: bool) -> None:
+        """Log the size of a mini-batch. (In a DDP script the batch size is that of one rank.)"""
+        if self.mesh.rank != 0:
+            return
+        ranks = self.mesh.size
+        size = self.plan.batch_size
+        _LOG.info(
+            "global mini-batch of %d %s over %d rank(s), %.1f per rank on average; %d steps per epoch",
+            size,
+            self._counted,
+            ranks,
+            size / ranks,
+            len(self),
+        )
+        if self._graph.store.unused:
+            _LOG.warning("not in the mini-batches: %s", ", ".join(self._graph.store.unused))
+        if equal_ranges and self.mesh.num_splits > 1 and self.plan.strategy.reads_own_rows:
+            _LOG.warning(
+                "the graph is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)"
+            )
+
+    @property
+    def description(self) -> dict[str, str]:
+        """Everything that the mini-batches depend on; equal on all ranks, for any number of ranks."""
+        return self.plan.description
+
+    @property
+    def arrays(self) -> ArrayNames:
+        """The stored arrays that are loaded."""
+        return self.plan.arrays
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy; for "auto", of the one that was chosen."""
+        return self.plan.strategy.name
+
+    @property
+    def prefetch(self) -> int:
+        """The number of batches that are made ahead."""
+        return self.plan.prefetch
+
+    @property
+    def num_targets(self) -> int:
+        """The number of targets of an epoch, over all ranks."""
+        return self.plan.num_targets
+
+    def __len__(self) -> int:
+        return self.plan.num_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next ``iter`` at the first step of this epoch."""
+        self.load_state_dict({"epoch": epoch, "step": 0})
+
+    def state_dict(self) -> dict[str, int]:
+        """The position in training: the epoch and its next step."""
+        epoch, step = self._start or self._position
+        return {"epoch": max(epoch, 0), "step": step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Start the next ``iter`` at this position; the end of an epoch is the start of the next one."""
+        if set(state) != {"epoch", "step"}:
+            raise InputError(explain("state", "epoch and step", sorted(state), "pass what state_dict returned"))
+        epoch = operator.index(state["epoch"])
+        step = operator.index(state["step"])
+        if epoch < 0 or not 0 <= step <= len(self):
+            fix = "pass what state_dict returned for the same targets and batch size"
+            raise InputError(explain("state", f"an epoch from 0 and a step in 0..{len(self)}", (epoch, step), fix))
+        self._start = (epoch + 1, 0) if step == len(self) > 0 else (epoch, step)
+
+    def __iter__(self) -> Iterator[B]:
+        epoch, step = self._start or (self._position[0] + 1, 0)
+        self._position = (epoch, step)
+        self._start = None
+        self._num_iterators += 1
+        return self._batches(epoch, step, self._num_iterators)
+
+    def _batches(self, epoch: int, first: int, number: int) -> Iterator[B]:
+        """The steps of one epoch. Only the newest iterator changes the position of the loader."""
+        self._check_newest(number)
+        self.telemetry.start_clock()
+        with closing(self._open_pipeline(epoch, range(first, len(self)))) as pipeline:
+            try:
+                yield from self._take(pipeline, epoch, first, number)
+            finally:
+                if self._pipeline is pipeline:
+                    self._pipeline = None  # it refers to the loader
+
+    def _check_newest(self, number: int) -> None:
+        if number != self._num_iterators:
+            got = f"iterator {number} of {self._num_iterators}"
+            fix = "iterate over one epoch at a time, or use make_batch"
+            raise InputError(explain("this iterator", "to be the loader's newest", got, fix))
+
+    def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[B]:
+        """A pipeline for the steps of an epoch. Only one is open at a time, because all steps share the sampler."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self.plan.prefetch)
+        return self._pipeline
+
+    def _take(self, pipeline: Pipeline[B], epoch: int, first: int, number: int) -> Iterator[B]:
+        """Take finished batches, and record position and telemetry of each step."""
+        if self.plan.prefetch and self.mesh.host_samples and self._side is None:
+            self._side = SideStream(
+                self.mesh.device
+            )  # one for all epochs, because torch caches device memory per stream
+        batches = _finish_batches(pipeline, len(self) - first, self.mesh.device, self._side)
+        for step in range(first, len(self)):
+            self._check_newest(number)
+            waited = time.perf_counter_ns()
+            with torch.inference_mode(False):
+                batch = next(batches)
+            if self.plan.prefetch:
+                batch.telemetry.add_span("wait_for_batch", waited)
+            self._position = (epoch, step + 1)
+            try:
+                yield batch
+            finally:  # also if the loop ends early or fails, so that no step is counted in the next
+                self.telemetry.end_step(batch.telemetry)
+
+    @torch.inference_mode(False)
+    def make_batch(self, epoch: int, step: int) -> B:
+        """Make any step of any epoch. A collective."""
+        epoch = operator.index(epoch)
+        step = operator.index(step)
+        if epoch < 0 or not 0 <= step < len(self):
+            got = f"epoch {epoch}, step {step}"
+            fix = "choose a step below len(loader)"
+            raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
+        if self._pipeline is not None:
+            self._pipeline.drain()  # it uses the same sampler; all ranks have permitted the same steps
+        return cast(B, self._load(epoch, step).to(self.mesh.device))
+
+    @torch.inference_mode(False)
+    def _load(self, epoch: int, step: int) -> B:
+        """The first two stages of a step, in the thread of the pipeline if it has one. A collective."""
+        mesh = self.mesh
+        on_stage = mesh.record_stage if mesh.size > 1 else None
+        telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, on_stage)
+        with in_thread(mesh.device):
+            return cast(B, self._step_loader.load(self._sample(self._key(epoch, step), telemetry)))
+
+    def _key(self, epoch: int, step: int) -> StepKey:
+        return StepKey(self.plan.seed, epoch, step, self.plan.draw.layer_dependency)
+
+    @abstractmethod
+    def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+        """Sample this rank's part of a step. A collective of the replica."""
+
+
+def _finish_batches(
+    pipeline: Pipeline[B], num_steps: int, device: torch.device, side: SideStream | None
+) -> Iterator[B]:
+    """The third stage of all steps, in the training thread. With ``side``, each batch is launched there one step ahead.
+
+    The copy, gather and exchange of step t + 1 then run on the device while step t trains. All ranks launch them at the
+    same point of every step, so the collectives of a device are issued by one thread in one order. An error during a
+    launch is raised when its step is taken, after the step before it.
+    """
+    if side is None:
+        for _ in range(num_steps):
+            yield cast(B, pipeline.take().to(device))
+        return
+
+    def launch() -> tuple[B, Any] | Exception:
+        try:
+            loaded = pipeline.take()
+            with side.launching():
+                batch = cast(B, loaded.to(device))
+            return batch, side.mark()
+        except Exception as error:
+            return error
+
+    ahead = launch() if num_steps else None
+    for step in range(num_steps):
+        assert ahead is not None
+        if isinstance(ahead, Exception):
+            raise ahead
+        batch, mark = ahead
+        ahead = launch() if step + 1 < num_steps else None
+        # The next launch waits for the current stream before it allocates memory. This also protects a batch that is
+        # dropped earlier.
+        side.join(mark, [batch.x, batch.blocks[0].indptr])
+        yield batch

@@ -1,0 +1,223 @@
+"""The loader of pairs, for link prediction, with the argument names of PyG's ``LinkNeighborLoader``.
+
+``batch_size`` is the number of pairs of the GLOBAL mini-batch, without negatives. Every rank reads all pairs of a step
+(``sampling.pairs``) and takes some of them: those whose source it owns or, if the strategy takes targets in turn, every
+W-th. The endpoints of its pairs are the targets of the strategy.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gsplit.array_types import Array
+from gsplit.device.packing import map_tensors
+from gsplit.distributed.comm.mesh import Mesh, resolve_mesh
+from gsplit.errors import InputError, explain
+from gsplit.graph.ownership import Ownership
+from gsplit.loading.batch_loader import BatchLoader
+from gsplit.loading.plan import PairSeeds, fingerprint_of, resolve_plan
+from gsplit.loading.strategy import SampledStep
+from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.minibatch.local_graph import Features
+from gsplit.minibatch.pair_rows import own_pairs
+from gsplit.sampling.excluded import ExcludedEdges
+from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.pairs import PairList, StepPairs, parse_negatives
+from gsplit.sampling.protocol import SamplerFactory
+from gsplit.store.conversion import as_graph_store
+from gsplit.store.protocol import GraphStore
+from gsplit.telemetry import StepTelemetry
+
+__all__ = ["LinkNeighborLoader", "LoaderOptions", "list_pairs", "to_internal"]
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of ``NeighborLoader`` that ``LinkNeighborLoader`` has, too."""
+
+    shuffle: bool
+    drop_last: bool
+    strategy: str
+    sampler: str | SamplerFactory
+    weight_attr: str | None
+    replace: bool
+    layer_dependency: bool
+    seed: int
+    ownership: Ownership | None
+    features: Features
+    features_on_disk: bool
+    cache: int | str
+    device_cache: int | str
+    copies: int | str
+    edge_attr: str | None
+    edge_weight: str | None
+    deterministic: bool
+    prefetch: int
+
+
+class LinkNeighborLoader(BatchLoader[LinkBatch]):
+    """Iterates over the mini-batches of an epoch of pairs; each ``iter`` is the next epoch.
+
+    ``edge_label_index``: the name of stored pairs, a tensor [2, n] of original ids, or None for every edge of the
+    graph. ``edge_label``: a label for every pair of a tensor; stored pairs may have stored labels. ``neg_sampling``:
+    a mode ("binary", "triplet", "joint", "in_batch"), ``dict(mode="binary", amount=1)``, PyG's ``NegativeSampling``, or
+    None for no negatives. With "binary" and labels from 0, labels are raised by 1, as in PyG: 0 is a negative pair.
+
+    ``exclude_seed_edges``: remove the edges of all pairs of the step from its mini-batch ("reverse": also their reverse
+    edges; True: only themselves; False: keep them), because a model would otherwise see the edges that it predicts.
+    ``batch_size``: the pairs of the GLOBAL mini-batch. Other options are those of ``NeighborLoader``; the strategy
+    "auto" is not supported.
+    """
+
+    _counted = "pairs"
+
+    def __init__(
+        self,
+        graph: "GraphStore | Any",
+        num_neighbors: list[int],
+        edge_label_index: str | Tensor | None = None,
+        *,
+        edge_label: Tensor | None = None,
+        neg_sampling: Any = None,
+        exclude_seed_edges: Literal["reverse", True, False] = "reverse",
+        batch_size: int = 1,
+        mesh: Mesh | None = None,
+        partition: Tensor | None = None,
+        telemetry: str | Path | None = None,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        ranks = resolve_mesh(mesh, "LinkNeighborLoader")
+        store = as_graph_store(graph, partition)
+        self._negatives = parse_negatives(neg_sampling)
+        if exclude_seed_edges not in ("reverse", True, False):
+            fix = "use one of these"
+            raise InputError(explain("exclude_seed_edges", "'reverse', True or False", repr(exclude_seed_edges), fix))
+        self._excludes = exclude_seed_edges
+        self._pairs = list_pairs(store, edge_label_index, edge_label)
+        if self._negatives is not None and self._pairs.labels is not None:
+            self._pairs = _raise_labels(self._pairs, self._negatives.mode)
+        known = {name: value for name, value in options.items() if name in LoaderOptions.__annotations__}
+        named = f"{edge_label_index}" if isinstance(edge_label_index, str) else ""
+        label = "" if edge_label is None else f", labels {fingerprint_of(edge_label)}"
+        plan, view = resolve_plan(
+            store,
+            ranks,
+            num_neighbors=num_neighbors,
+            input_nodes=None,
+            batch_size=batch_size,
+            options={name: value for name, value in options.items() if name not in known},
+            pairs=PairSeeds(
+                name=f"pairs {fingerprint_of(edge_label_index)}{label}",
+                num_pairs=self._pairs.num_pairs,
+                negatives=f"{self._negatives}, exclude_seed_edges={exclude_seed_edges}",
+                arrays=(f"pairs/{named}", f"pair_labels/{named}"),
+            ),
+            **known,  # type: ignore[arg-type]
+        )
+        super().__init__(
+            ranks,
+            plan,
+            view,
+            options.get("sampler", "uniform"),
+            telemetry,
+            equal_ranges=options.get("ownership") is None and len(store.part_boundaries) == 2,
+        )
+
+    def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+        """Sample this rank's part of a step. A collective of the replica."""
+        plan = self.plan
+        store = self._graph.store
+        device = self.mesh.sample_device
+        with telemetry.span("sample"):
+            step = self._pairs.for_step(key, plan.batch_size, self._negatives, store.num_vertices, shuffle=plan.shuffle)
+            src = to_internal(store, step.src)
+            excluded: ExcludedEdges | None = None
+            if self._excludes:
+                reverse = self._excludes == "reverse"
+                edges = ExcludedEdges.of(src, to_internal(store, step.dst), reverse=reverse)
+                excluded = ExcludedEdges(edges.src.to(device), edges.dst.to(device))
+            ids, rows = own_pairs(step, self._own(step, src), self._pairs.labels)
+            endpoints = to_internal(store, ids).to(device)
+        if not plan.strategy.needs_whole_graph:
+            telemetry.record_max("largest_range_array_bytes", self._strategy.num_range_bytes)
+        rows = map_tensors(lambda tensor: tensor.to(device), rows)
+        return self._strategy.sample(endpoints, key, step.num_pairs, telemetry, pairs=rows, excluded=excluded)
+
+    def _own(self, step: StepPairs, src: Tensor) -> Tensor:
+        """Which pairs of the step belong to this rank."""
+        mesh = self.mesh
+        places = torch.arange(step.num_pairs)
+        if self.plan.strategy.targets == "strided":
+            return places % mesh.size == mesh.replica + mesh.num_replicas * mesh.split_rank
+        owners = self._graph.owned.ownership.owners(src)
+        return (places % mesh.num_replicas == mesh.replica) & (owners == mesh.split_rank)
+
+
+def to_internal(store: GraphStore, ids: Tensor) -> Tensor:
+    """Internal ids of some vertices by original id."""
+    if not store.is_renumbered:
+        return ids
+    return torch.from_numpy(np.asarray(store.internal_ids[ids.numpy()], np.int64))
+
+
+def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_label: Tensor | None) -> PairList:
+    """The pairs of a stored list, of a tensor, or all edges, with their labels."""
+    if isinstance(edge_label_index, Tensor):
+        if (
+            edge_label_index.dim() != 2
+            or edge_label_index.size(0) != 2
+            or edge_label_index.dtype not in (torch.int64, torch.int32)
+        ):
+            got = f"{edge_label_index.dtype} {list(edge_label_index.shape)}"
+            fix = "give sources and destinations by original id"
+            raise InputError(explain("edge_label_index", "a tensor [2, n] of integers", got, fix))
+        pairs = edge_label_index.T.cpu().numpy()
+        return PairList.listed(pairs, _labels_of(edge_label, pairs.shape[0]))
+    if edge_label_index is None:
+        _require_original_order(store)
+        edges = PairList.edges_of(store.graph)
+        return replace(edges, labels=_labels_of(edge_label, edges.num_pairs))
+    if not isinstance(edge_label_index, str):
+        expected = "the name of stored pairs, a tensor [2, n], or None for every edge"
+        got = type(edge_label_index).__name__
+        raise InputError(explain("edge_label_index", expected, got, "give one of these"))
+    listed = store.pairs(edge_label_index)
+    if edge_label is not None:
+        return PairList.listed(listed, _labels_of(edge_label, listed.shape[0]))
+    return PairList.listed(listed, store.pair_labels(edge_label_index))
+
+
+def _labels_of(edge_label: Tensor | None, num_pairs: int) -> Array | None:
+    if edge_label is None:
+        return None
+    if edge_label.dim() == 0 or edge_label.size(0) != num_pairs:
+        fix = "give one label per pair, in the order of the pairs"
+        raise InputError(explain("edge_label", f"{num_pairs} labels", list(edge_label.shape), fix))
+    labels: Array = edge_label.cpu().numpy()
+    return labels
+
+
+def _raise_labels(pairs: PairList, mode: str) -> PairList:
+    """Labels of pairs that have binary negatives, whose label is 0; other negatives have none. As in PyG."""
+    labels = pairs.labels
+    assert labels is not None
+    if mode != "binary":
+        fix = "leave the labels out, or use neg_sampling='binary'"
+        raise InputError(explain("edge_label", f"None for neg_sampling {mode}", f"{labels.shape[0]} labels", fix))
+    return replace(pairs, labels=labels + 1) if labels.size and labels.min() == 0 else pairs
+
+
+def _require_original_order(store: GraphStore) -> None:
+    """Positions of edges are those of the original numbering, so a renumbered store has other ones."""
+    is_whole = store.vertex_range == (0, store.num_vertices)
+    if is_whole and store.is_renumbered:
+        ids = store.original_ids()
+        is_whole = bool((ids[1:] > ids[:-1]).all())
+    if not is_whole:
+        first, stop = store.vertex_range
+        got = f"vertices {first}..{stop - 1} of {store.num_vertices}, renumbered: {store.is_renumbered}"
+        fix = "give the edges as a tensor [2, n] of original ids, or store them as pairs"
+        raise InputError(explain("edge_label_index=None", "a whole store in its original order", got, fix))
