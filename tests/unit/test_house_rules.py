@@ -103,6 +103,7 @@ def test_public_names() -> None:
         "open",
         "Store",
         "NeighborLoader",
+        "LinkNeighborLoader",
         "parallelize",
         "Trainer",
         "losses",

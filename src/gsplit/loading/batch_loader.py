@@ -261,7 +261,7 @@ class BatchLoader(ABC, Generic[B]):
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         if self._pipeline is not None:
             self._pipeline.drain()  # it uses the same sampler; all ranks have permitted the same steps
-        return cast(B, self._load(epoch, step).to(self.mesh.device))
+        return self._load(epoch, step).to(self.mesh.device)
 
     @torch.inference_mode(False)
     def _load(self, epoch: int, step: int) -> B:
@@ -291,14 +291,14 @@ def _finish_batches(
     """
     if side is None:
         for _ in range(num_steps):
-            yield cast(B, pipeline.take().to(device))
+            yield pipeline.take().to(device)
         return
 
     def launch() -> tuple[B, Any] | Exception:
         try:
             loaded = pipeline.take()
             with side.launching():
-                batch = cast(B, loaded.to(device))
+                batch = loaded.to(device)
             return batch, side.mark()
         except Exception as error:
             return error

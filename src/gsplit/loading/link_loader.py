@@ -26,7 +26,7 @@ from gsplit.minibatch.local_graph import Features
 from gsplit.minibatch.pair_rows import own_pairs
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.pairs import PairList, StepPairs, parse_negatives
+from gsplit.sampling.pairs import ListedPairs, StepPairs, parse_negatives
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
@@ -163,7 +163,7 @@ def to_internal(store: GraphStore, ids: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(store.internal_ids[ids.numpy()], np.int64))
 
 
-def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_label: Tensor | None) -> PairList:
+def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_label: Tensor | None) -> ListedPairs:
     """The pairs of a stored list, of a tensor, or all edges, with their labels."""
     if isinstance(edge_label_index, Tensor):
         if (
@@ -175,19 +175,15 @@ def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_la
             fix = "give sources and destinations by original id"
             raise InputError(explain("edge_label_index", "a tensor [2, n] of integers", got, fix))
         pairs = edge_label_index.T.cpu().numpy()
-        return PairList.listed(pairs, _labels_of(edge_label, pairs.shape[0]))
+        return ListedPairs.listed(pairs, _labels_of(edge_label, pairs.shape[0]))
     if edge_label_index is None:
         _require_original_order(store)
-        edges = PairList.edges_of(store.graph)
+        edges = ListedPairs.edges_of(store.graph)
         return replace(edges, labels=_labels_of(edge_label, edges.num_pairs))
-    if not isinstance(edge_label_index, str):
-        expected = "the name of stored pairs, a tensor [2, n], or None for every edge"
-        got = type(edge_label_index).__name__
-        raise InputError(explain("edge_label_index", expected, got, "give one of these"))
     listed = store.pairs(edge_label_index)
     if edge_label is not None:
-        return PairList.listed(listed, _labels_of(edge_label, listed.shape[0]))
-    return PairList.listed(listed, store.pair_labels(edge_label_index))
+        return ListedPairs.listed(listed, _labels_of(edge_label, listed.shape[0]))
+    return ListedPairs.listed(listed, store.pair_labels(edge_label_index))
 
 
 def _labels_of(edge_label: Tensor | None, num_pairs: int) -> Array | None:
@@ -200,7 +196,7 @@ def _labels_of(edge_label: Tensor | None, num_pairs: int) -> Array | None:
     return labels
 
 
-def _raise_labels(pairs: PairList, mode: str) -> PairList:
+def _raise_labels(pairs: ListedPairs, mode: str) -> ListedPairs:
     """Labels of pairs that have binary negatives, whose label is 0; other negatives have none. As in PyG."""
     labels = pairs.labels
     assert labels is not None

@@ -12,7 +12,7 @@ numbers of targets, so the mean over one rank's rows has a wrong gradient on sev
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -413,11 +413,11 @@ class Batch:
         total, weights = self._global_sum(torch.stack([weight * values, weight], dim=1), "weighted mean").unbind()
         return total, weights.detach()
 
-    def cast(self, dtype: torch.dtype) -> "Batch":
+    def cast(self, dtype: torch.dtype) -> Self:
         """The batch with its input rows converted to a type. Features may be stored in half precision."""
         return self if self.x.dtype == dtype else replace(self, x=self.x.to(dtype))
 
-    def pin(self, buffers: PinnedBuffers) -> "Batch":
+    def pin(self, buffers: PinnedBuffers) -> Self:
         """The batch with its tensors in pinned memory, from which one copy moves them to a device."""
         data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pairs, self.pending))
         labels, frontiers, layers, pairs, pending = data
@@ -425,7 +425,7 @@ class Batch:
             self, labels=labels, frontiers=frontiers, layers=layers, pairs=pairs, pending=pending, pinned=pinned
         )
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: torch.device | str) -> Self:
         """Move the batch to the device of the mesh. Other devices are refused. A collective for a pinned batch."""
         device = torch.device(device)
         own = self.context.mesh.device

@@ -6,9 +6,9 @@ The rows of pairs are rows of ``z``, the final rows of the endpoints of this ran
     score = (z[batch.edge_label_index[0]] * z[batch.edge_label_index[1]]).sum(-1)
     loss = batch.mean(F.binary_cross_entropy_with_logits(score, batch.edge_label, reduction="none"))
 
-A model that decodes pairs itself takes the batch, and calls ``z = batch.endpoints(encoder(batch.x, batch.edge_index))``.
-The number of rows that a rank computes is not that of its pairs: a rank may have pairs and no targets, or the other way
-round. So ``mean`` and ``sum`` are over pairs.
+A model that decodes pairs itself takes the batch and calls ``z = batch.endpoints(h)``, with the output h of its last
+layer. The number of rows that a rank computes is not that of its pairs: a rank may have pairs and no targets, or the
+other way round. So ``mean`` and ``sum`` are over pairs.
 """
 
 from dataclasses import dataclass

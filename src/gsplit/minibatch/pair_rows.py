@@ -38,8 +38,8 @@ class PairRows:
     ``index``: the sources and destinations of this rank's pairs [2, n], followed by its negative pairs for ``binary``.
     ``negatives``: the rows of negative destinations, for ``triplet`` [n] or [n, K], for ``joint`` [K]; for ``in_batch``
     the destinations of all pairs of the step [B], of which the pairs have the columns ``own_columns``. ``label``: one
-    for every column of ``index``. ``value_keys``: names of these columns, for random numbers. ``num_values``: the number
-    of columns over all ranks. ``route``: the exchange of the endpoints' rows; None if the rank computes them itself.
+    for every column of ``index``. ``value_keys``: names of these columns, for random numbers. ``num_values``: the
+    number of columns over all ranks. ``route``: the exchange of the endpoints' rows; None if the rank computes them.
     """
 
     mode: str

@@ -6,7 +6,7 @@ nothing is exchanged, and nothing of the size of the list is held. A negative is
 slot) to an original id, uniform over all vertices. It does not depend on the numbering or on the ranks (law 1). A
 negative may be an edge of the graph, as in PyG.
 
->>> pairs = PairList.listed(np.array([[0, 1], [2, 3], [4, 5]]))
+>>> pairs = ListedPairs.listed(np.array([[0, 1], [2, 3], [4, 5]]))
 >>> step = pairs.for_step(StepKey(seed=0, epoch=0, step=0), 2, Negatives("triplet", 2), num_vertices=6)
 >>> step.num_pairs, step.neg_dst.numel(), step.neg_pair.tolist()
 (2, 4, [0, 1, 0, 1])
@@ -28,7 +28,7 @@ from gsplit.keys.kernels_numba import permute
 from gsplit.keys.kernels_torch import bounded, mix
 from gsplit.sampling.minibatch import StepKey
 
-__all__ = ["MODES", "Negatives", "PairList", "StepPairs", "draw_vertices", "parse_negatives"]
+__all__ = ["MODES", "Negatives", "ListedPairs", "StepPairs", "draw_vertices", "parse_negatives"]
 
 MODES = ("binary", "triplet", "joint", "in_batch")
 _MAX_VERTICES = 1 << 32
@@ -128,7 +128,7 @@ class StepPairs:
 
 
 @dataclass(frozen=True)
-class PairList:
+class ListedPairs:
     """All pairs, by original id, and their labels. ``read`` returns the sources and destinations at some positions."""
 
     num_pairs: int
@@ -136,7 +136,7 @@ class PairList:
     labels: Array | None = None
 
     @classmethod
-    def listed(cls, pairs: Array, labels: Array | None = None) -> "PairList":
+    def listed(cls, pairs: Array, labels: Array | None = None) -> "ListedPairs":
         """The pairs of an array [n, 2], which may be memory-mapped."""
 
         def read(positions: Ids) -> tuple[Ids, Ids]:
@@ -146,7 +146,7 @@ class PairList:
         return cls(int(pairs.shape[0]), read, labels)
 
     @classmethod
-    def edges_of(cls, graph: Graph) -> "PairList":
+    def edges_of(cls, graph: Graph) -> "ListedPairs":
         """Every edge of a whole graph whose ids are original, in the order of the graph."""
 
         def read(positions: Ids) -> tuple[Ids, Ids]:

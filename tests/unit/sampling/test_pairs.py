@@ -16,13 +16,13 @@ from gsplit.keys import scalar
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
-from gsplit.sampling.pairs import Negatives, PairList, draw_vertices, parse_negatives
+from gsplit.sampling.pairs import Negatives, ListedPairs, draw_vertices, parse_negatives
 
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-def _list(num_pairs: int, num_vertices: int) -> PairList:
-    return PairList.listed(np.random.default_rng(num_pairs).integers(0, num_vertices, (num_pairs, 2)))
+def _list(num_pairs: int, num_vertices: int) -> ListedPairs:
+    return ListedPairs.listed(np.random.default_rng(num_pairs).integers(0, num_vertices, (num_pairs, 2)))
 
 
 @given(SEEDS, st.integers(0, 9), st.integers(1, 40), st.integers(1, 12), st.sampled_from([1, 2, 0.5, 1.5]))
@@ -85,7 +85,7 @@ def test_negatives_are_uniform() -> None:
 
 def test_every_edge_of_a_graph_is_a_pair() -> None:
     graph = memory_store(4, np.array([3, 1, 0, 1]), np.array([0, 2, 2, 3])).graph
-    src, dst = PairList.edges_of(graph).read(np.arange(4))
+    src, dst = ListedPairs.edges_of(graph).read(np.arange(4))
     assert list(zip(src.tolist(), dst.tolist(), strict=True)) == [(3, 0), (0, 2), (1, 2), (1, 3)]
 
 
@@ -114,7 +114,7 @@ def test_other_negative_sampling_is_refused(given: Any, message: str) -> None:
 
 def test_ids_outside_the_graph_are_refused() -> None:
     with pytest.raises(InputError, match=r"edge_label_index: expected 0..4 \(got 0..7\)"):
-        PairList.listed(np.array([[0, 1], [7, 2]])).for_step(StepKey(0, 0, 0), 2, None, 5)
+        ListedPairs.listed(np.array([[0, 1], [7, 2]])).for_step(StepKey(0, 0, 0), 2, None, 5)
     with pytest.raises(InputError, match="fewer than 4294967296 vertices"):
         draw_vertices(0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 1 << 32)
 

@@ -1,0 +1,184 @@
+"""What ranks run in the tests of link prediction: some steps of training on pairs, and what they saw."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+import gsplit
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.graph.ownership import Ownership
+from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.store.in_memory import MemoryStore, renumbered_store
+
+VERTICES, WIDTH, BATCH, SEED = 90, 5, 16, 5
+NEGATIVES: dict[str, Any] = {
+    "binary": {"mode": "binary", "amount": 2},
+    "fraction": {"mode": "binary", "amount": 0.5},
+    "triplet": {"mode": "triplet", "amount": 2},
+    "joint": {"mode": "joint", "amount": 7},
+    "in_batch": "in_batch",
+    "labels": None,
+}
+
+__all__ = ["LinkCase", "LinkResult", "link_loader", "link_store", "pairs_of", "train_links"]
+
+
+@dataclass(frozen=True)
+class LinkCase:
+    """``parts``: how vertices are numbered, "original", "mixed", or "first" with all on the first rank but few."""
+
+    strategy: str = "split"
+    negatives: str = "binary"
+    exclude: Any = "reverse"
+    prefetch: int = 0
+    parts: str = "mixed"
+    batch_size: int = BATCH
+
+
+@dataclass
+class LinkResult:
+    """Of one rank: what all ranks share (losses, gradients), and what this rank had."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[npt.NDArray[np.float64]] = field(default_factory=list)
+    num_edges: int = 0
+    counts: list[tuple[int, int, int]] = field(default_factory=list)
+    """Targets, pairs and values of every step."""
+    edges: list[list[tuple[int, int]]] = field(default_factory=list)
+    """All edges of all layers of every step, by original id."""
+    pairs: list[dict[int, list[int]]] = field(default_factory=list)
+    """For every step: the original ids of the endpoints of a pair, by its list position; negatives last."""
+
+
+@cache
+def _edges() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    rng = np.random.default_rng(3)
+    count = 8 * VERTICES
+    src = (VERTICES * rng.random(count) ** 2).astype(np.int64)
+    dst = (VERTICES * rng.random(count) ** 1.5).astype(np.int64)
+    return np.concatenate([src, dst[:100]]), np.concatenate([dst, src[:100]])  # some in both directions
+
+
+def pairs_of() -> Tensor:
+    """Edges, pairs that are no edges, a vertex with itself, and a pair twice; by original id."""
+    rng = np.random.default_rng(4)
+    src, dst = _edges()
+    some = rng.permutation(src.size)[:30]
+    others = rng.integers(0, VERTICES, (2, 12))
+    pairs = np.concatenate([np.stack([src[some], dst[some]]), others, [[7, 7, 3, 3], [7, 9, 4, 4]]], axis=1)
+    return torch.from_numpy(pairs)
+
+
+def link_store(parts: str) -> tuple[MemoryStore, dict[int, Ownership]]:
+    """The graph in a numbering, and the owners for a number of ranks."""
+    rng = np.random.default_rng(1)
+    src, dst = _edges()
+    arrays = {"features/x": (rng.normal(size=(VERTICES, WIDTH)), "float64")}
+    order = np.zeros(VERTICES, np.int64) if parts == "original" else np.random.default_rng(8).permutation(VERTICES)
+    store = renumbered_store(src, dst, order, arrays, {})
+    cuts = {2: (0, 33, 90), 3: (0, 20, 61, 90), 4: (0, 20, 20, 61, 90)}
+    if parts == "first":
+        cuts = {2: (0, 90, 90), 3: (0, 86, 86, 90), 4: (0, 88, 88, 88, 90)}
+    owners = {1: Ownership((0, VERTICES))} | {ranks: Ownership(found) for ranks, found in cuts.items()}
+    return MemoryStore(store.graph, [0, VERTICES], store.arrays, store.dtypes), owners
+
+
+def link_loader(mesh: Mesh, case: LinkCase) -> gsplit.LinkNeighborLoader:
+    store, owners = link_store(case.parts)
+    pairs = pairs_of()
+    label = torch.arange(pairs.size(1)) % 2 if case.negatives == "labels" else None
+    return gsplit.LinkNeighborLoader(
+        store,
+        [4, 3],
+        pairs,
+        edge_label=label,
+        neg_sampling=NEGATIVES[case.negatives],
+        exclude_seed_edges=case.exclude,
+        batch_size=case.batch_size,
+        mesh=mesh,
+        strategy=case.strategy,
+        ownership=owners[mesh.num_splits],
+        prefetch=case.prefetch,
+        seed=SEED,
+    )
+
+
+def loss_of(z: Tensor, batch: LinkBatch) -> Tensor:
+    """One value per value of the batch."""
+    mode = batch.pair_rows.mode
+    if mode == "binary":
+        score = (z[batch.edge_label_index[0]] * z[batch.edge_label_index[1]]).sum(-1)
+        return F.binary_cross_entropy_with_logits(score, batch.edge_label.to(z.dtype), reduction="none")
+    src = z[batch.src_index]
+    if mode == "in_batch":
+        return F.cross_entropy(src @ z[batch.candidates].T, batch.own_columns, reduction="none")
+    positive = (src * z[batch.dst_pos_index]).sum(-1, keepdim=True)
+    if mode == "joint":
+        return F.softplus(src @ z[batch.dst_neg_index].T - positive).mean(1)
+    return F.softplus((src.unsqueeze(1) * z[batch.dst_neg_index]).sum(-1) - positive).mean(1)
+
+
+def train_links(mesh: Mesh, cases: list[LinkCase], steps: int = 3) -> list[LinkResult]:
+    """Train every case; all ranks return the same losses and gradients."""
+    torch.manual_seed(0)
+    model = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.3).double(), mesh)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    results = []
+    for case in cases:
+        model.load_state_dict(weights)
+        results.append(_train(mesh, model, case, steps))
+    return results
+
+
+def _train(mesh: Mesh, model: torch.nn.Module, case: LinkCase, steps: int) -> LinkResult:
+    loader = link_loader(mesh, case)
+    loader.load_state_dict({"epoch": 1, "step": 0})
+    result = LinkResult()
+    for number, batch in enumerate(loader):
+        if number == steps:
+            break
+        z = model(batch.x, batch.edge_index)
+        loss = batch.mean(loss_of(z, batch))
+        loss.backward()
+        result.losses.append(float(loss.detach()))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                result.gradients.append(parameter.grad.numpy().copy())
+                parameter.sub_(parameter.grad, alpha=0.05)
+        model.zero_grad()
+        _record(batch, z, result)
+    return result
+
+
+def _record(batch: LinkBatch, z: Tensor, result: LinkResult) -> None:
+    edges: list[tuple[int, int]] = []
+    for layer, block in enumerate(batch.blocks):
+        src, dst = block.edge_index()
+        src_ids = batch.mixed_ids(layer)[src]  # all ranks: once per layer
+        edges += zip(src_ids.tolist(), batch.destinations(layer).n_id[dst].tolist(), strict=True)
+    result.edges.append(edges)
+    result.num_edges += len(edges)
+    rows = batch.pair_rows
+    result.counts.append((batch.num_targets, rows.input_id.numel(), batch.num_values))
+    assert z.size(0) == batch.endpoint_ids.numel()
+    ids = batch.endpoint_ids
+    found = {}
+    n = rows.input_id.numel()
+    for number, position in enumerate(rows.input_id.tolist()):
+        ends = ids[rows.index[:, number]].tolist()
+        if rows.mode == "triplet":
+            ends += ids[rows.negatives[number]].tolist()
+        if rows.mode == "joint":
+            ends += ids[rows.negatives].tolist()
+        found[position] = ends
+    if rows.mode == "binary":
+        found[-1] = sorted(zip(*ids[rows.index[:, n:]].tolist(), strict=True))
+    result.pairs.append(found)
