@@ -6,28 +6,39 @@ Each is PyTorch's function with ``reduction="none"``, reduced to one value and o
 them equals PyTorch's ``reduction="mean"`` for the whole mini-batch in one process. With several columns of labels,
 every entry counts equally. Entries without a label (NaN, or integers below 0) are left out of the mean, which is 0 if
 there is no label.
+
+A loss of pairs takes the output and the batch, ``loss = batch.mean(*gsplit.losses.link_cross_entropy(z, batch))``, and
+scores a pair by the dot product of the rows of its endpoints.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
+from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.link_batch import LinkBatch
 
 __all__ = [
+    "LINK_LOSSES",
     "LOSSES",
     "LossFunction",
+    "PairLossFunction",
     "TargetLoss",
     "as_target_loss",
     "bce",
+    "bpr",
     "cross_entropy",
     "huber",
     "l1",
+    "link_cross_entropy",
+    "loss_of_batch",
     "mse",
     "named_loss",
+    "resolve_loss",
     "weighted_cross_entropy",
 ]
 
@@ -41,6 +52,16 @@ class TargetLoss(NamedTuple):
 
 LossFunction = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor | None]]
 """From outputs and labels of this rank's targets to one value per target, with weights or without."""
+
+
+PairLossFunction = Callable[[Any, LinkBatch], Tensor | tuple[Tensor, Tensor | None]]
+"""From outputs and a batch of pairs to one value per column of ``edge_label_index``, or per pair."""
+
+
+def loss_of_batch(loss_fn: LossFunction | PairLossFunction, out: Any, batch: Batch) -> TargetLoss:
+    """The values of a loss function: of outputs and labels, or of outputs and a batch of pairs."""
+    given: Any = batch if isinstance(batch, LinkBatch) else batch.y
+    return as_target_loss(loss_fn(out, given))
 
 
 def as_target_loss(found: Tensor | tuple[Tensor, Tensor | None]) -> TargetLoss:
@@ -128,12 +149,68 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], TargetLoss]] = {
 """All losses by name."""
 
 
+def link_cross_entropy(out: Tensor, batch: LinkBatch) -> TargetLoss:
+    """The cross entropy of pairs.
+
+    With binary negatives, or labels 0 and 1: ``F.binary_cross_entropy_with_logits`` of the scores, where ``out`` may
+    also be one score per column of ``edge_label_index``. Otherwise ``F.cross_entropy`` of the pair among its negatives.
+    """
+    mode = batch.pair_rows.mode
+    if mode == "binary":
+        score = out if out.dim() == 1 else _dot(out, batch.edge_label_index)
+        return TargetLoss(F.binary_cross_entropy_with_logits(score, batch.edge_label.to(score.dtype), reduction="none"))
+    if mode == "in_batch":
+        scores = out[batch.src_index] @ out[batch.candidates].T
+        return TargetLoss(F.cross_entropy(scores, batch.own_columns, reduction="none"))
+    positive, negative = _scores(out, batch)
+    scores = torch.cat([positive.unsqueeze(1), negative], dim=1)
+    first = torch.zeros_like(batch.src_index)
+    return TargetLoss(F.cross_entropy(scores, first, reduction="none"))
+
+
+def bpr(out: Tensor, batch: LinkBatch) -> TargetLoss:
+    """Bayesian personalised ranking (Rendle et al. 2009): -log sigmoid(positive - negative), for triplet and joint."""
+    positive, negative = _scores(out, batch)
+    return TargetLoss(F.softplus(negative - positive.unsqueeze(1)).mean(1))
+
+
+def _dot(out: Tensor, index: Tensor) -> Tensor:
+    return (out[index[0]] * out[index[1]]).sum(-1)
+
+
+def _scores(out: Tensor, batch: LinkBatch) -> tuple[Tensor, Tensor]:
+    """The scores of pairs [n] and of their negatives [n, K]."""
+    src = out[batch.src_index]
+    positive = (src * out[batch.dst_pos_index]).sum(-1)
+    rows = batch.dst_neg_index
+    if batch.pair_rows.mode == "joint":
+        return positive, src @ out[rows].T
+    others = out[rows.unsqueeze(1) if rows.dim() == 1 else rows]
+    return positive, (src.unsqueeze(1) * others).sum(-1)
+
+
+LINK_LOSSES: dict[str, PairLossFunction] = {"cross_entropy": link_cross_entropy, "bpr": bpr}
+"""All losses of pairs by name."""
+
+
 def named_loss(name: str) -> LossFunction:
     """Look up a loss in ``LOSSES``."""
     if name not in LOSSES:
         fix = "choose one, or pass a function of (out, y)"
         raise InputError(explain("loss_fn", f"one of {', '.join(LOSSES)}", name, fix))
     return LOSSES[name]
+
+
+def resolve_loss(loss_fn: str | LossFunction | PairLossFunction, *, of_pairs: bool) -> LossFunction | PairLossFunction:
+    """A loss by name, of vertices or of pairs; a function is returned as it is."""
+    if not isinstance(loss_fn, str):
+        return loss_fn
+    if not of_pairs:
+        return named_loss(loss_fn)
+    if loss_fn not in LINK_LOSSES:
+        fix = "choose one, or pass a function of (out, batch)"
+        raise InputError(explain("loss_fn", f"one of {', '.join(LINK_LOSSES)} for pairs", loss_fn, fix))
+    return LINK_LOSSES[loss_fn]
 
 
 def _short(y: Tensor) -> str:

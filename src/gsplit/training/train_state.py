@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gsplit.errors import InputError, explain
 from gsplit.inference.metrics import Metric
-from gsplit.loading.loader import NeighborLoader
+from gsplit.loading.batch_loader import BatchLoader
 
 __all__ = ["Best", "Evaluation", "History", "LRScheduler", "TrainState", "history_of"]
 
@@ -81,7 +81,7 @@ class TrainState:
     """
 
     def __init__(
-        self, model: Module, optimizer: Optimizer, loader: NeighborLoader, lr_scheduler: LRScheduler | None = None
+        self, model: Module, optimizer: Optimizer, loader: BatchLoader[Any], lr_scheduler: LRScheduler | None = None
     ) -> None:
         self.model = model
         self.optimizer = optimizer

@@ -24,13 +24,14 @@ from gsplit.distributed.comm.comm import Call, Comm, Work
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
 from gsplit.inference.metrics import DEFAULT_METRICS, check_metrics
-from gsplit.loading.loader import NeighborLoader
+from gsplit.loading.batch_loader import BatchLoader
+from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.parallelize import finish_checks
 from gsplit.training.callbacks import Callback, EvaluationReport, StepReport
 from gsplit.training.checkpoints.files import Checkpoint
 from gsplit.training.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
-from gsplit.training.losses import LossFunction, named_loss
+from gsplit.training.losses import LossFunction, PairLossFunction, resolve_loss
 from gsplit.training.train_state import History, LRScheduler, TrainState
 from gsplit.training.training_step import TrainingStep, check_finite
 
@@ -139,9 +140,9 @@ class Trainer:
         self,
         model: Module,
         optimizer: Optimizer,
-        loader: NeighborLoader,
+        loader: BatchLoader[Any],
         *,
-        loss_fn: str | LossFunction = "cross_entropy",
+        loss_fn: str | LossFunction | PairLossFunction = "cross_entropy",
         metrics: Sequence[str] | None = None,
         lr_scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = None,
@@ -153,7 +154,8 @@ class Trainer:
         keep_checkpoints: int = 2,
         description: Mapping[str, str] | None = None,
     ) -> None:
-        """``loss_fn``: a name of ``gsplit.losses``, or a function of (out, y) that returns one value per target.
+        """``loss_fn``: a name of ``gsplit.losses``, or a function of (out, y) that returns one value per target. For a
+        ``LinkNeighborLoader``: "cross_entropy", "bpr", or a function of (out, batch) that returns one value per pair.
 
         ``metrics``: keys of ``inference.metrics.METRICS`` that ``evaluate`` computes, by default the one that fits the
         loss; the first one determines the best evaluation. ``lr_scheduler`` steps after every training step.
@@ -172,8 +174,9 @@ class Trainer:
             raise InputError(explain("save_every", "a positive number of steps, and a folder to save to", got, fix))
         _check_scheduler(lr_scheduler)
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
-        loss = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
-        fitting = DEFAULT_METRICS[loss_fn] if isinstance(loss_fn, str) else "accuracy"
+        has_pairs = isinstance(loader, LinkNeighborLoader)
+        loss = resolve_loss(loss_fn, of_pairs=has_pairs)
+        fitting = DEFAULT_METRICS[loss_fn] if isinstance(loss_fn, str) and not has_pairs else "accuracy"
         self._metrics = check_metrics(metrics if metrics is not None else [fitting])
         self._step = TrainingStep(
             self.state, loss, max_grad_norm=max_grad_norm, accumulate=accumulate, precision=precision
@@ -312,6 +315,9 @@ class Trainer:
         """
         if keep_best is not None and keep_best not in names:
             raise InputError(explain("keep_best", f"one of {', '.join(names)}", keep_best, "evaluate it too"))
+        if isinstance(self.state.loader, LinkNeighborLoader):
+            fix = "use gsplit.evaluate_links(trainer.state.model, graph, names)"
+            raise InputError(explain("Trainer.evaluate", "a loader of vertices", "a loader of pairs", fix))
         arrays = self.state.loader.arrays
         options.setdefault("features", arrays.features)
         options.setdefault("edge_attr", arrays.edge_attr)

@@ -24,7 +24,7 @@ from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch, divisor
 from gsplit.nn.calls import dtype_of
 from gsplit.nn.parallelize import call_wrapped
-from gsplit.training.losses import LossFunction, as_target_loss
+from gsplit.training.losses import LossFunction, PairLossFunction, loss_of_batch
 from gsplit.training.train_state import TrainState
 
 __all__ = ["PRECISIONS", "TrainingStep", "check_finite"]
@@ -47,7 +47,7 @@ class TrainingStep:
     def __init__(
         self,
         state: TrainState,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | PairLossFunction,
         *,
         max_grad_norm: float | None = None,
         accumulate: int = 1,
@@ -105,7 +105,7 @@ class TrainingStep:
             out = call_wrapped(model, batch.cast(dtype))
             if self._precision == "bf16" and isinstance(out, Tensor):
                 out = out.to(dtype)
-            return as_target_loss(self._loss_fn(out, batch.y))
+            return loss_of_batch(self._loss_fn, out, batch)
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()

@@ -9,8 +9,10 @@ so the rounding error of a gradient close to 0 would become a full step. With un
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,12 +21,14 @@ from torch.nn import Module, Parameter
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
+from gsplit.loading.batch_loader import BatchLoader
+from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.local_graph import Features
 from gsplit.nn.parallelize import call_wrapped, parallelize
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.store.conversion import as_graph_store
-from gsplit.training.losses import LossFunction, as_target_loss, named_loss
+from gsplit.training.losses import LossFunction, PairLossFunction, loss_of_batch, resolve_loss
 from gsplit.training.training_step import check_finite
 
 __all__ = ["Verification", "verify"]
@@ -59,11 +63,11 @@ class Verification:
 
 def _train(
     model: Module,
-    loader: NeighborLoader,
+    loader: BatchLoader[Any],
     mesh: Mesh,
     steps: int,
     lr: float,
-    loss: LossFunction,
+    loss: LossFunction | PairLossFunction,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Losses, gradients of all parameters in all steps, and the last buffers, on the host."""
     model = parallelize(copy.deepcopy(model).double().train(), mesh)
@@ -71,7 +75,7 @@ def _train(
     gradients: list[Tensor] = []
     for number in range(steps):
         batch = loader.make_batch(*divmod(number, len(loader))).cast(torch.float64)
-        value = batch.mean(*as_target_loss(loss(call_wrapped(model, batch), batch.y)))
+        value = batch.mean(*loss_of_batch(loss, call_wrapped(model, batch), batch))
         value.backward()
         losses.append(float(value.detach()))
         check_finite(losses[-1], batch)
@@ -105,6 +109,10 @@ def verify(
     num_neighbors: list[int],
     input_nodes: str | Tensor | None = None,
     *,
+    edge_label_index: str | Tensor | None = None,
+    edge_label: Tensor | None = None,
+    neg_sampling: Any = None,
+    exclude_seed_edges: Literal["reverse", True, False] = "reverse",
     batch_size: int = 1024,
     mesh: Mesh | None = None,
     strategy: str = "split",
@@ -120,24 +128,34 @@ def verify(
     steps: int = 3,
     lr: float = 1e-3,
     tolerance: float = 1e-9,
-    loss_fn: str | LossFunction = "cross_entropy",
+    loss_fn: str | LossFunction | PairLossFunction = "cross_entropy",
     reference_device: str | None = None,
 ) -> Verification:
     """Train a copy of ``model`` on the ranks of ``mesh`` and on one process, and compare. A collective.
 
     ``graph``, ``features`` and the arguments of sampling are those of ``NeighborLoader``: a sampler whose draws depend
-    on the rank is detected here. Rank 0 needs the whole graph. The model itself is not changed. The one process uses
-    ``reference_device``, by default the device of rank 0.
+    on the rank is detected here. With ``edge_label_index``, and the other arguments of ``LinkNeighborLoader``, the
+    steps are of link prediction, and ``loss_fn`` is a loss of pairs, as for ``Trainer``. Rank 0 needs the whole graph.
+    The model itself is not changed. The one process uses ``reference_device``, by default the device of rank 0.
     """
     ranks = resolve_mesh(mesh, "gsplit.verify")
     store = as_graph_store(graph, partition)
-    loss = named_loss(loss_fn) if isinstance(loss_fn, str) else loss_fn
-
-    def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        loader = NeighborLoader(
+    has_pairs = edge_label_index is not None
+    loss = resolve_loss(loss_fn, of_pairs=has_pairs)
+    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, store, num_neighbors, input_nodes)
+    if has_pairs:
+        make = partial(
+            LinkNeighborLoader,
             store,
             num_neighbors,
-            input_nodes,
+            edge_label_index,
+            edge_label=edge_label,
+            neg_sampling=neg_sampling,
+            exclude_seed_edges=exclude_seed_edges,
+        )
+
+    def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        loader = make(
             batch_size=batch_size,
             strategy=how,
             sampler=sampler,

@@ -16,7 +16,7 @@ from gsplit.keys import scalar
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
-from gsplit.sampling.pairs import Negatives, ListedPairs, draw_vertices, parse_negatives
+from gsplit.sampling.pairs import ListedPairs, Negatives, draw_vertices, parse_negatives
 
 SEEDS = st.integers(0, 2**63 - 1)
 
