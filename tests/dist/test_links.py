@@ -1,11 +1,21 @@
 """Link prediction on several ranks is one process, on another numbering of the graph: losses, gradients, samples."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from link_programs import LinkCase, LinkResult, link_store, pairs_of, train_links
+from link_programs import (
+    LinkCase,
+    LinkResult,
+    link_store,
+    pairs_of,
+    train_links,
+    train_piece_of_links,
+    train_pieces_of_links,
+    verify_links,
+)
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
@@ -153,3 +163,25 @@ def test_the_default_excludes_edges_that_would_be_drawn() -> None:
     removed = _alone("binary", "reverse", 16)
     assert sum(len(_left_out(kept, step, "reverse") & set(kept.edges[step])) for step in range(3)) > 0
     assert removed.num_edges < kept.num_edges and removed.losses != kept.losses
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_verify_accepts_encoders_and_models_that_decode_pairs(ranks: int) -> None:
+    for results in run_ranks(verify_links, ranks):
+        for name, loss_error, gradient_error, ok in results:
+            assert ok and loss_error < BOUND and gradient_error < BOUND, (name, loss_error, gradient_error)
+    print(f"{ranks} ranks: largest {max(max(found[1:3]) for found in results):.1e}")
+
+
+def test_a_training_of_pairs_continues_on_other_ranks(tmp_path: Path) -> None:
+    """1 -> 2 -> 1 ranks, with other prefetching, in the middle of an epoch of three steps."""
+    losses, weights = train_piece_of_links(solo_mesh(), 7)
+    train_piece_of_links(solo_mesh(), 2, save_to=tmp_path / "a")
+    pieces = [{"stop": 5, "begin_from": tmp_path / "a", "save_to": tmp_path / "b", "prefetch": 2}]
+    for ((found, _),) in run_ranks(train_pieces_of_links, 2, pieces):
+        assert found == pytest.approx(losses[:5], abs=BOUND)
+    found, last = train_piece_of_links(solo_mesh(), 7, begin_from=tmp_path / "b")
+    assert found == pytest.approx(losses, abs=BOUND)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(last, weights, strict=True)) < BOUND
+    again, same = train_piece_of_links(solo_mesh(), 7, begin_from=tmp_path / "a")
+    assert again == losses and all(np.array_equal(a, b) for a, b in zip(same, weights, strict=True))

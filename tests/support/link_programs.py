@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,19 @@ NEGATIVES: dict[str, Any] = {
     "labels": None,
 }
 
-__all__ = ["LinkCase", "LinkResult", "link_loader", "link_store", "pairs_of", "train_links"]
+__all__ = [
+    "LinkCase",
+    "LinkResult",
+    "PairScores",
+    "TripletScores",
+    "link_loader",
+    "link_store",
+    "pairs_of",
+    "train_links",
+    "train_piece_of_links",
+    "train_pieces_of_links",
+    "verify_links",
+]
 
 
 @dataclass(frozen=True)
@@ -182,3 +195,95 @@ def _record(batch: LinkBatch, z: Tensor, result: LinkResult) -> None:
     if rows.mode == "binary":
         found[-1] = sorted(zip(*ids[rows.index[:, n:]].tolist(), strict=True))
     result.pairs.append(found)
+
+
+class PairScores(torch.nn.Module):
+    """Decodes pairs itself, with parameters, and dropout on endpoints and on pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = GraphSAGE(WIDTH, 8, 2, 6, dropout=0.2)
+        self.hidden = torch.nn.Linear(6, 5)
+        self.out = torch.nn.Linear(5, 1)
+
+    def forward(self, batch: LinkBatch) -> Tensor:
+        z = F.dropout(batch.endpoints(self.encoder(batch.x, batch.edge_index)), 0.3, self.training)
+        src, dst = batch.edge_label_index
+        h = F.dropout(self.hidden(z[src] * z[dst]).relu(), 0.3, self.training)
+        return self.out(h).squeeze(-1)  # type: ignore[no-any-return]
+
+
+class TripletScores(torch.nn.Module):
+    """Decodes pairs and their negatives itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = GraphSAGE(WIDTH, 8, 2, 6)
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6))
+
+    def forward(self, batch: LinkBatch) -> tuple[Tensor, Tensor]:
+        z = batch.endpoints(self.encoder(batch.x, batch.edge_index))
+        src = z[batch.src_index] * self.weight
+        return (src * z[batch.dst_pos_index]).sum(-1), (src.unsqueeze(1) * z[batch.dst_neg_index]).sum(-1)
+
+
+def _triplet_loss(out: tuple[Tensor, Tensor], batch: LinkBatch) -> Tensor:
+    return F.softplus(out[1] - out[0].unsqueeze(1)).mean(1)
+
+
+def verify_links(mesh: Mesh) -> list[tuple[str, float, float, bool]]:
+    """``gsplit.verify`` of encoders and of models that decode, with losses by name; the largest errors."""
+    store, _ = link_store("mixed")
+    torch.manual_seed(1)
+    encoder = GraphSAGE(WIDTH, 8, 2, 6, dropout=0.2)
+    runs: list[tuple[str, torch.nn.Module, str, Any, str]] = [
+        ("encoder", encoder, "in_batch", "cross_entropy", "split"),
+        ("encoder", encoder, "triplet", "bpr", "data"),
+        ("encoder", encoder, "joint", "cross_entropy", "hybrid(1)"),
+        ("pairs", PairScores(), "binary", "cross_entropy", "split"),
+        ("pairs", PairScores(), "fraction", "cross_entropy", "data"),
+        ("pairs", PairScores(), "binary", "cross_entropy", "hybrid(1)"),
+        ("triplets", TripletScores(), "triplet", _triplet_loss, "split"),
+        ("triplets", TripletScores(), "triplet", _triplet_loss, "data_cached"),
+    ]
+    results = []
+    for name, model, negatives, loss, strategy in runs:
+        found = gsplit.verify(
+            model,
+            store,
+            [4, 3],
+            edge_label_index=pairs_of(),
+            neg_sampling=NEGATIVES[negatives],
+            batch_size=BATCH,
+            mesh=mesh,
+            strategy=strategy,
+            loss_fn=loss,
+        )
+        assert found.largest_gradient > 0
+        results.append((f"{name} {negatives} {strategy}", found.max_loss_error, found.max_grad_error, found.ok))
+    return results
+
+
+def train_piece_of_links(
+    mesh: Mesh, stop: int, begin_from: Path | None = None, save_to: Path | None = None, prefetch: int = 0
+) -> tuple[list[float], list[npt.NDArray[np.float64]]]:
+    """Steps of a training of pairs up to step ``stop``, from a checkpoint or from the start."""
+    loader = link_loader(mesh, LinkCase("split", "binary", prefetch=prefetch))
+    torch.manual_seed(0)
+    model = gsplit.parallelize(PairScores().double(), mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    trainer = gsplit.Trainer(model, optimizer, loader, max_grad_norm=1.0, save_to=save_to)
+    if begin_from is not None:
+        trainer.load(begin_from)
+    while trainer.state.num_steps < stop:
+        trainer.train_epoch(stop - trainer.state.num_steps)
+    if save_to is not None:
+        trainer.save()
+    return trainer.state.history.losses, [p.numpy(force=True).copy() for p in model.parameters()]
+
+
+def train_pieces_of_links(
+    mesh: Mesh, pieces: list[dict[str, Any]]
+) -> list[tuple[list[float], list[npt.NDArray[np.float64]]]]:
+    """Several pieces, one after the other."""
+    return [train_piece_of_links(mesh, **piece) for piece in pieces]

@@ -21,7 +21,11 @@ from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.shuffle import exchange_rows
 
-__all__ = ["LinkBatch"]
+__all__ = ["LinkBatch", "PairModeError"]
+
+
+class PairModeError(InputError):
+    """A batch of pairs does not have what was asked for, because its negatives are of another mode."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +114,7 @@ class LinkBatch(Batch):
         if self.pair_rows.mode not in modes:
             expected = f"neg_sampling {' or '.join(modes)}"
             fix = "use the names of the mode, or another neg_sampling"
-            raise InputError(explain(f"batch.{name}", expected, self.pair_rows.mode, fix))
+            raise PairModeError(explain(f"batch.{name}", expected, self.pair_rows.mode, fix))
 
     @property
     def num_values(self) -> int:

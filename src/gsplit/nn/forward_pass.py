@@ -123,6 +123,9 @@ class ForwardPass:
         if rows.space == "mixed":
             ids = self._once(("ids", rows.layer), lambda: batch.mixed_ids(rows.layer))
             return kernels_torch.mix(key, ids)
+        if batch.pairs is not None and rows.space in ("endpoints", "pairs"):
+            names = batch.pairs.n_id if rows.space == "endpoints" else batch.pairs.value_keys
+            return kernels_torch.mix(key, names)
         if rows.space == "local":
             return kernels_torch.mix(key, batch.frontier(rows.layer).n_id[: num_rows(batch, rows)])
         dst_rows, places = self._once(

@@ -13,7 +13,7 @@ from gsplit.nn.layer_edges import num_other_edges
 
 __all__ = ["ForwardPlan", "RowSpace", "Space", "check_batch", "num_rows"]
 
-Space = Literal["local", "mixed", "edges", "looped edges"]
+Space = Literal["local", "mixed", "edges", "looped edges", "endpoints", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class RowSpace:
 
     ``local`` and ``mixed``: the local or mixed frontier of a level, counted from the input. ``edges``: the edges of a
     layer. ``looped edges``: the edges as GAT makes them, those that are not self-loops and then one self-loop per
-    destination. ``RowSpace("local", 2)`` are the rows that come out of layer 1.
+    destination. ``RowSpace("local", 2)`` are the rows that come out of layer 1. ``endpoints`` are the rows that
+    ``batch.endpoints`` returns, above the last layer, and ``pairs`` the values of a loss of pairs.
     """
 
     space: Space
@@ -35,7 +36,8 @@ class ForwardPlan:
 
     ``layer_of``: the layer of the mini-batch that each module computes, in the order of the calls. ``dropouts``,
     ``norms``: the rows of each dropout and batch norm call. ``boundaries``: levels at which the rows of a mini-batch
-    may become those of other vertices, as in ``hybrid(k)``.
+    may become those of other vertices, as in ``hybrid(k)``. ``pairs``: the kind of pairs that the model decodes itself
+    (``nn.checks.toy.PAIR_KINDS``); empty if its output are rows of vertices.
     """
 
     depth: int
@@ -45,12 +47,17 @@ class ForwardPlan:
     norms: tuple[RowSpace, ...]
     takes_edge_attr: bool = False
     boundaries: frozenset[int] = frozenset()
+    pairs: str = ""
 
 
 def num_rows(batch: Batch, rows: RowSpace) -> int:
     """Number of rows of a kind in a batch."""
     if rows.space == "local":
         return batch.num_targets if rows.layer == batch.num_layers else batch.layers[rows.layer].num_local
+    if rows.space == "endpoints":
+        return 0 if batch.pairs is None else batch.pairs.n_id.numel()
+    if rows.space == "pairs":
+        return batch.num_values
     block = batch.blocks[rows.layer]
     if rows.space == "mixed":
         return block.num_src
@@ -65,6 +72,9 @@ def check_batch(batch: Batch, plan: ForwardPlan) -> None:
         expected = f"{plan.depth} numbers, one per layer of the model"
         fix = "make the loader with as many numbers as layers"
         raise InputError(explain("num_neighbors", expected, batch.num_layers, fix))
+    if plan.pairs and batch.pairs is None:
+        fix = "use LinkNeighborLoader"
+        raise InputError(explain("the model", "a batch of pairs, which it decodes", "a batch of vertices", fix))
     for level in [upper.level - 1 for upper in batch.frontiers[1:]]:
         if level not in plan.boundaries:
             expected = f"a model that joins no rows from below layer {level} with rows from above"

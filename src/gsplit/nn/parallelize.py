@@ -19,6 +19,7 @@ from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.link_batch import LinkBatch, PairModeError
 from gsplit.nn.calls import call_model
 from gsplit.nn.checks.dry_run import (
     Recorder,
@@ -30,7 +31,7 @@ from gsplit.nn.checks.dry_run import (
 )
 from gsplit.nn.checks.modules import check_modules
 from gsplit.nn.checks.row_independence import check_row_independence
-from gsplit.nn.checks.toy import ExampleInput, toy_batch
+from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, toy_batch, toy_link_batch
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.layers import layers_of
@@ -42,10 +43,11 @@ __all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "m
 M = TypeVar("M", bound=Module)
 
 
-def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
-    """Run the model on toy batches: record its layers, dropouts and norms, and refuse it if it mixes rows."""
+def _record(model: Module, runtime: Runtime, like: ExampleInput, pairs: str) -> ForwardPlan:
+    """Run the model on a toy batch, of vertices or of a kind of pairs, and record its layers, dropouts and norms."""
     takes_edge_attr = like.num_edge_features is not None
-    batch, space_of = toy_batch(max(len(layers_of(model)), 1), like)
+    num_layers = max(len(layers_of(model)), 1)
+    batch, space_of = toy_link_batch(num_layers, like, pairs) if pairs else toy_batch(num_layers, like)
     recorder = Recorder(batch, space_of)
     with preserve_state(model, like.row.device):
         model.train()
@@ -53,10 +55,46 @@ def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
         try:
             with forbid_random_draws(like.row.device), forbid_changed_buffers(model):
                 out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=takes_edge_attr))
-                plan = recorder.plan(out)
+                plan = recorder.plan(_encoded(batch) if isinstance(batch, ToyLinkBatch) else out)
         finally:
             runtime.override = None
-    runtime.plan = plan = replace(plan, takes_edge_attr=takes_edge_attr)
+    return replace(plan, takes_edge_attr=takes_edge_attr, pairs=pairs)
+
+
+def _encoded(batch: ToyLinkBatch) -> Tensor:
+    """The rows that a model that decodes pairs gave to ``batch.endpoints``."""
+    if not batch.encoded:
+        fix = "decode rows of z = batch.endpoints(h), where h is the output of the last layer"
+        raise InputError(explain("the model", "a call of batch.endpoints", "0 calls", fix))
+    return batch.encoded[0]
+
+
+def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
+    """Run the model on toy batches: record its layers, dropouts and norms, and refuse it if it mixes rows.
+
+    A model that reads what only batches of pairs have runs on every kind of them, until it is accepted.
+    """
+    try:
+        _plan_for(model, runtime, like, "")
+        return
+    except InputError as error:
+        cause = error.__cause__
+        is_missing = isinstance(cause, AttributeError) and isinstance(cause.obj, Batch)
+        if not (is_missing and hasattr(LinkBatch, str(getattr(cause, "name", "")))):
+            raise
+    failures: list[InputError] = []
+    for kind in PAIR_KINDS:
+        try:
+            _plan_for(model, runtime, like, kind)
+            return
+        except InputError as error:
+            failures.append(error)
+    raise next((error for error in failures if not isinstance(error, PairModeError)), failures[0])
+
+
+def _plan_for(model: Module, runtime: Runtime, like: ExampleInput, pairs: str) -> None:
+    """The plan of a model on vertices, or on a kind of pairs."""
+    runtime.plan = plan = _record(model, runtime, like, pairs)
     boundaries = check_row_independence(model, plan, like, override_forward_pass)
     runtime.plan = replace(plan, boundaries=boundaries)
 
@@ -118,7 +156,8 @@ def parallelize(model: M, mesh: Mesh, *, num_features: int | None = None, num_ed
 
     Every rank starts from rank 0's weights. The model is then called with ``(batch.x, batch.edge_index)``, with
     ``batch.edge_weight`` or ``batch.edge_attr`` where it takes them, or with ``(batch)``. The widths of rows and edges
-    are needed only if no module of the model declares them. A model that cannot be exact on a split mini-batch is
+    are needed only if no module of the model declares them. A model that decodes pairs itself takes the batch and calls
+    ``batch.endpoints(h)`` with the rows of its last layer. A model that cannot be exact on a split mini-batch is
     refused here, with the reason.
     """
     check_wrappers(model)

@@ -100,6 +100,9 @@ class Recorder(ForwardPass):
             fix = "flatten the rows' values before it"
             raise InputError(explain("batch norm", "a tensor [rows, features]", f"{list(x.shape)}", fix))
         rows = self._row_space("batch norm", x)
+        if rows.space == "endpoints":
+            got = "rows of endpoints, which several ranks hold"
+            raise InputError(explain("batch norm", "rows that one rank holds", got, "put it before batch.endpoints"))
         if rows.space == "mixed":
             got = "the input rows, or rows inside a layer that takes one tensor of rows, which several ranks hold"
             raise InputError(explain("batch norm", "rows that one rank holds", got, "put it behind a layer"))
@@ -107,7 +110,7 @@ class Recorder(ForwardPass):
         return F.batch_norm(x, None, None, weight, bias, True, momentum, eps)
 
     def plan(self, out: Any) -> ForwardPlan:
-        """The recorded plan; ``out`` is the model's output."""
+        """The recorded plan; ``out`` is the model's output, or the rows that it gave to ``batch.endpoints``."""
         if not self._layer_of:
             fix = "pass edge_index to PyG layers, or write the model against batch.shuffle"
             raise InputError(explain("the model", "message-passing layers called with edge_index", "0 such calls", fix))
@@ -198,7 +201,8 @@ def explain_failure(run: Callable[[], Any]) -> Any:
         fix = (
             "a residual is x[:h.size(0)] + h, because a layer keeps its destinations only; forward takes "
             "(x, edge_index) or (batch), with edge_weight and edge_attr under these names; a rank may have no rows at "
-            "all; widths that could not be found are given as num_features= and num_edge_features="
+            "all; rows of pairs are those of batch.endpoints(h); widths that could not be found are given as "
+            "num_features= and num_edge_features="
         )
         got = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise InputError(explain("the model", "to run on a mini-batch of blocks", got, fix)) from error

@@ -26,7 +26,15 @@ from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.calls import LayerCall, call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
-from gsplit.nn.checks.toy import ExampleInput, num_toy_vertices, toy_boundary, toy_empty, toy_halves
+from gsplit.nn.checks.toy import (
+    ExampleInput,
+    ToyLinkBatch,
+    num_toy_vertices,
+    toy_boundary,
+    toy_empty,
+    toy_halves,
+    with_pairs,
+)
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.split_forward import SplitForward
@@ -99,7 +107,8 @@ def _outputs_of(
     The model also runs on a batch without rows, as a rank may have.
     """
 
-    def run(batch: Batch) -> Any:
+    def run(vertices: Batch) -> Any:
+        batch = with_pairs(vertices, plan.pairs) if plan.pairs else vertices
         forward_pass = _DeterministicPass(batch, plan)
         with override_forward_pass(model, forward_pass):
             out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
@@ -108,7 +117,7 @@ def _outputs_of(
             got = f"a forward without {left_out} where a rank has no rows: other ranks would wait for it"
             fix = "call all layers whatever the rows are"
             raise InputError(explain("the model", "the same layers in every forward", got, fix))
-        return out
+        return _compared(batch, plan.pairs, out) if isinstance(batch, ToyLinkBatch) else out
 
     def runs_with_boundary(level: int, expected: Any) -> bool:
         with suppress(InputError):
@@ -126,6 +135,13 @@ def _outputs_of(
         whole = found[-1][0][0]
         boundaries = {level for level in sorted(boundaries) if runs_with_boundary(level, whole)}
     return found, frozenset(boundaries)
+
+
+def _compared(batch: ToyLinkBatch, kind: str, out: Any) -> list[Tensor]:
+    """What a model that decodes pairs computes for each target: its rows, and outputs of pairs with own negatives."""
+    outputs = list(tensors_of(out)) if kind in ("binary", "triplet", "triplets") else []
+    of_pairs = [tensor for tensor in outputs if tensor.dim() and tensor.size(0) == batch.num_values]
+    return [*batch.encoded, *of_pairs]
 
 
 def check_rows(whole: Any, part: Any, half: slice) -> None:

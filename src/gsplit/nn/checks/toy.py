@@ -3,10 +3,12 @@
 The toy graph is made of chains with side edges, self-loops and vertices without in-edges. In ``toy_batch`` all row
 spaces differ in size, so a tensor's size identifies its row space; ``toy_halves`` are mini-batches with targets in
 common. They are sampled on the host, once per number of layers, and then copied to the model's device.
+
+A model that decodes pairs itself runs on the same batches with pairs of their targets (``with_pairs``).
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -20,7 +22,9 @@ from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer
+from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route
 from gsplit.nn.forward_plan import RowSpace, num_rows
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
@@ -28,19 +32,25 @@ from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.store.in_memory import MemoryStore
 
 __all__ = [
+    "PAIR_KINDS",
     "ExampleInput",
+    "ToyLinkBatch",
     "explain_rows",
     "num_toy_vertices",
     "toy_batch",
     "toy_boundary",
     "toy_empty",
     "toy_halves",
+    "toy_link_batch",
+    "with_pairs",
 ]
 
 _PAIRS = 4
 _ALL = slice(0, 2 * _PAIRS)  # targets
 _TRIES = 200
 _KEY = StepKey(0, 0, 0)
+PAIR_KINDS = ("binary", "triplet", "triplets", "joint", "in_batch")
+"""The modes of negatives; ``triplets`` has several negatives per pair."""
 
 
 def explain_rows(where: str, x: Tensor) -> str:
@@ -233,3 +243,74 @@ def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]
     """
     halves = [_ALL, slice(0, _PAIRS), slice(_PAIRS, 2 * _PAIRS)]
     return [(_batch_of(num_layers, like, [0] * num_layers, half), half) for half in halves]
+
+
+@dataclass(frozen=True, repr=False)
+class ToyLinkBatch(LinkBatch):
+    """A toy batch of pairs. ``encoded``: the rows that the model gave to ``endpoints``."""
+
+    encoded: list[Tensor] = field(default_factory=list)
+
+    def endpoints(self, h: Tensor) -> Tensor:
+        self.encoded.append(h)
+        return super().endpoints(h)
+
+
+def _link_batch(batch: Batch, kind: str, index: Tensor, num_endpoints: int, route: Route | None) -> ToyLinkBatch:
+    """A batch with these pairs of endpoints. The negatives of pair (u, v) are u and v, in turn."""
+    num_pairs = index.size(1)
+    negatives = {
+        "binary": index[0, :0],
+        "triplet": index[0],
+        "triplets": index.T,
+        "joint": index[0, :3],
+        "in_batch": index[1],
+    }[kind]
+    pairs = PairRows(
+        mode="triplet" if kind == "triplets" else kind,
+        input_id=torch.arange(num_pairs, device=index.device),
+        index=index,
+        negatives=negatives,
+        own_columns=torch.arange(num_pairs, device=index.device),
+        label=torch.ones(num_pairs, device=index.device),
+        n_id=torch.arange(num_endpoints, device=index.device),
+        value_keys=torch.arange(num_pairs, device=index.device),
+        num_values=num_pairs,
+        route=route,
+    )
+    held = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    return ToyLinkBatch(**(held | {"pairs": pairs}))
+
+
+def with_pairs(batch: Batch, kind: str) -> ToyLinkBatch:
+    """One pair for every target, with the next one of the same half of all targets."""
+    first = torch.arange(batch.num_targets, device=batch.x.device)
+    second = first // _PAIRS * _PAIRS + (first + 1) % _PAIRS
+    return _link_batch(batch, kind, torch.stack([first, second]), batch.num_targets, route=None)
+
+
+def toy_link_batch(num_layers: int, like: ExampleInput, kind: str) -> tuple[ToyLinkBatch, dict[int, RowSpace]]:
+    """``toy_batch`` with pairs. The numbers of endpoints and of pairs differ from those of all other row spaces.
+
+    Some endpoints are received from other ranks, so pairs are not rows of the last layer's output.
+    """
+    batch, space_of = toy_batch(num_layers, like)
+    device = batch.x.device
+    num_endpoints = max(space_of) + 1
+    num_pairs = max(space_of) + 2
+    own = torch.arange(batch.num_targets, device=device)
+    received = torch.arange(batch.num_targets, num_endpoints, device=device)
+    count = received.numel()
+    route = Route(
+        send_rows=received % batch.num_targets,
+        send_counts=(count,),
+        recv_counts=(count,),
+        num_local=batch.num_targets,
+        num_dst=0,
+        own_places=own,
+        recv_places=received,
+    )
+    first = torch.arange(num_pairs, device=device) % num_endpoints
+    index = torch.stack([first, (7 * first + 3) % num_endpoints])
+    spaces = {num_endpoints: RowSpace("endpoints", num_layers), num_pairs: RowSpace("pairs", num_layers)}
+    return _link_batch(batch, kind, index, num_endpoints, route), space_of | spaces
