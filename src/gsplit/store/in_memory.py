@@ -8,11 +8,12 @@ import numpy as np
 
 from gsplit.array_types import Array, Ids
 from gsplit.graph.graph import Graph
+from gsplit.graph.types import EdgeType, GraphTypes, order_by_part_and_type
 from gsplit.store.files import ordered_bits, raw_bytes
 from gsplit.store.protocol import ArrayStore
 from gsplit.store.statistics import count_classes
 
-__all__ = ["MemoryStore", "renumbered_store"]
+__all__ = ["MemoryStore", "renumbered_store", "typed_store"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class MemoryStore(ArrayStore):
     arrays: dict[str, Array]
     dtypes: dict[str, str]
     unused: tuple[str, ...] = ()
+    types: GraphTypes | None = None
 
     @property
     def num_vertices(self) -> int:
@@ -54,7 +56,8 @@ class MemoryStore(ArrayStore):
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         values = (self.stored_array(f"edges/{name}") for name in self.edge_names)
-        for array in (self.graph.indptr, self.graph.indices, self.original_ids(), *values):
+        kinds = (self.arrays["edge_type"],) if self.types is not None else ()
+        for array in (self.graph.indptr, self.graph.indices, self.original_ids(), *kinds, *values):
             digest.update(raw_bytes(array))
         return digest.hexdigest()
 
@@ -98,6 +101,52 @@ def renumbered_store(
     dtypes |= {f"edges/{name}": dtype for name, (_, dtype) in edge_values.items()}
     graph = Graph(indptr, internal[src[order]], num_vertices)
     return MemoryStore(graph, [0, *np.cumsum(counts).tolist()], arrays, dtypes, unused)
+
+
+def typed_store(
+    counts: Mapping[str, int],
+    edges: Mapping[EdgeType, tuple[Ids, Ids]],
+    parts: Mapping[str, Ids],
+    vertex_arrays: Mapping[str, tuple[Array, str]],
+    targets: Mapping[str, Ids],
+) -> MemoryStore:
+    """A heterogeneous graph in memory, renumbered by part and type (``graph.types``).
+
+    ``counts``: vertices of every type. ``edges``: source and destination ids in their types. ``parts[type][v]``: the
+    part of vertex v of a type. ``vertex_arrays``: by names such as ``features/paper/x`` and ``y/paper``, with the names
+    of their types of numbers. ``targets``: ids in the type, by names such as ``paper/train``.
+    """
+    vertex_types = tuple(counts)
+    offsets = np.concatenate([[0], np.cumsum(list(counts.values()))]).astype(np.int64)
+    first = dict(zip(vertex_types, offsets.tolist(), strict=False))
+    types = np.repeat(np.arange(len(counts)), list(counts.values()))
+    part = np.concatenate([parts[name] for name in vertex_types])
+    num_parts = int(part.max(initial=0)) + 1
+    original, boundaries = order_by_part_and_type(part, types, num_parts, len(counts))
+    internal = np.empty_like(original)
+    internal[original] = np.arange(original.size)
+    src = np.concatenate([pair[0] + first[relation[0]] for relation, pair in edges.items()])
+    dst = np.concatenate([pair[1] + first[relation[2]] for relation, pair in edges.items()])
+    edge_type = np.repeat(np.arange(len(edges)), [pair[0].size for pair in edges.values()])
+    order = np.lexsort([src, edge_type, internal[dst]])
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(internal[dst], minlength=original.size))]).astype(np.int64)
+    arrays = {
+        "original_ids": original,
+        "edge_type": edge_type[order].astype(np.uint8 if len(edges) < 256 else np.int16),
+    }
+    for name, (array, _) in vertex_arrays.items():
+        vertex_type = name.split("/")[1]
+        mine = original[types[original] == vertex_types.index(vertex_type)]
+        arrays[name] = array[mine - first[vertex_type]]
+    for name, ids in targets.items():
+        arrays[f"targets/{name}"] = internal[np.sort(ids) + first[name.split("/")[0]]]
+    return MemoryStore(
+        graph=Graph(indptr, internal[src[order]], original.size),
+        part_boundaries=[0, *np.cumsum(np.bincount(part, minlength=num_parts)).tolist()],
+        arrays=arrays,
+        dtypes={name: dtype for name, (_, dtype) in vertex_arrays.items()},
+        types=GraphTypes(vertex_types, tuple(edges), tuple(offsets.tolist()), boundaries),
+    )
 
 
 def _edge_order(src: Ids, dst: Ids, values: Mapping[str, tuple[Array, str]]) -> Ids:

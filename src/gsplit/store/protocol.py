@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph.graph import Graph
+from gsplit.graph.types import GraphTypes
 from gsplit.store.manifest import INPUT_POSITION, role_of
 
 __all__ = ["ArrayStore", "GraphStore", "OriginalOrder", "edge_value_names", "missing_array"]
@@ -81,6 +82,10 @@ class GraphStore(Protocol):
     def graph(self) -> Graph:
         """The edges."""
 
+    @property
+    def types(self) -> GraphTypes | None:
+        """The vertex and edge types of a heterogeneous graph; ``stored_array("edge_type")`` has those of the edges."""
+
     def stored_array(self, name: str) -> Array:
         """One array by name, rows in internal order."""
 
@@ -126,6 +131,9 @@ class ArrayStore(ABC):
     @abstractmethod
     def vertex_range(self) -> tuple[int, int]:
         """First vertex held and one past the last: all vertices unless the store is a host's shard."""
+
+    types: GraphTypes | None = None
+    """The types of a heterogeneous graph. Its arrays have names such as ``features/paper/x`` and ``y/paper``."""
 
     @property
     def where(self) -> object:
