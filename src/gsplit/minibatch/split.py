@@ -61,7 +61,7 @@ from gsplit.graph.blocks import Block
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.route import Route
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.protocol import Frontier, LayerSampler, SampledLayer
+from gsplit.sampling.protocol import Fanout, Frontier, LayerSampler, SampledLayer
 from gsplit.telemetry import StepTelemetry
 
 __all__ = [
@@ -147,7 +147,7 @@ def add_requested(
 def split_minibatch(
     sampler: LayerSampler,
     targets: Tensor,
-    num_neighbors: list[int],
+    num_neighbors: Sequence[Fanout],
     key: StepKey,
     ownership: Ownership,
     comm: Comm,
@@ -160,7 +160,7 @@ def split_minibatch(
 
 def split_below(
     frontier: Frontier,
-    num_neighbors: list[int],
+    num_neighbors: Sequence[Fanout],
     key: StepKey,
     ownership: Ownership,
     comm: Comm,
@@ -238,7 +238,11 @@ def exchange_ids(
 
 
 def split_in_one_process(
-    samplers: Sequence[LayerSampler], targets: Tensor, num_neighbors: list[int], key: StepKey, ownership: Ownership
+    samplers: Sequence[LayerSampler],
+    targets: Tensor,
+    num_neighbors: Sequence[Fanout],
+    key: StepKey,
+    ownership: Ownership,
 ) -> list[Split]:
     """The splits of all ranks, as ``split_minibatch`` makes them, computed in one process without communication.
 

@@ -16,7 +16,7 @@ from gsplit.sampling.checks import check_own, raise_status
 from gsplit.sampling.excluded import ExcludedEdges, keep_included
 from gsplit.sampling.kernels_numba import DAMAGED
 from gsplit.sampling.kernels_torch import first_seen, place_foreign
-from gsplit.sampling.protocol import LayerSampler, SampledLayer, SampledRange, SamplerFactory
+from gsplit.sampling.protocol import Fanout, LayerSampler, SampledLayer, SampledRange, SamplerFactory
 
 __all__ = ["DrawnSampler", "EdgeDraw", "TensorFrontier", "require_drawn"]
 
@@ -45,7 +45,7 @@ class TensorFrontier:
     def ids(self, num_rows: int) -> Tensor:
         return self._ids[:num_rows]  # rows are appended to a new tensor, so this one does not change
 
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+    def sample_layer(self, key: int, fanout: Fanout) -> SampledLayer:
         indptr, vertices, edge_ids = self._draw_included(key, fanout)
         own = (vertices >= self._first) & (vertices < self._stop)
         foreign_ids, slots = first_seen(vertices[~own], 0)
@@ -64,11 +64,11 @@ class TensorFrontier:
     def close(self) -> None:
         self._ids = self._ids[:0]
 
-    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         """Offsets of the in-edges drawn for every row, their source vertices and, if wanted, the edges' positions."""
         raise NotImplementedError
 
-    def _draw_included(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _draw_included(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         """What ``_draw`` draws, without excluded edges."""
         indptr, vertices, edge_ids = self._draw(key, fanout)
         if self._excluded is None:
@@ -119,7 +119,8 @@ class _DrawnFrontier(TensorFrontier):
         self._part = part
         self._draw_edges = draw
 
-    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert isinstance(fanout, int)  # heterogeneous graphs refuse samplers of the program's own
         graph, ids = self._part.graph, self._ids
         counts, edges = _checked_pair(self._draw_edges(ids, key, fanout), ids)
         rows = torch.repeat_interleave(ids.cpu() - graph.first_vertex, counts.cpu()).numpy()

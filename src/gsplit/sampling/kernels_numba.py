@@ -29,6 +29,7 @@ __all__ = [
     "count_layer",
     "draw_places",
     "clear_rows",
+    "pick_positions",
     "place_foreign",
     "relabel_foreign",
     "relabel_own",
@@ -60,7 +61,7 @@ def count_layer(indptr: Ids, num_indices: int, first: int, frontier: Ids, fanout
 
 
 @kernel
-def _pick(key: np.uint64, degree: int, count: int, picks: npt.NDArray[np.uint64]) -> None:
+def pick_positions(key: np.uint64, degree: int, count: int, picks: npt.NDArray[np.uint64]) -> None:
     """Floyd: ``count`` distinct positions in [0, degree), slot by slot. All draws first: that loop is vectorised."""
     before = np.uint64(degree - count)
     for slot in range(count):
@@ -98,7 +99,7 @@ def draw_places(
             for j in range(count):
                 places[begin + j] = start + j
         else:
-            _pick(mix(key, np.uint64(original[local] if original.size else frontier[i])), degree, count, picks)
+            pick_positions(mix(key, np.uint64(original[local] if original.size else frontier[i])), degree, count, picks)
             for j in range(count):
                 places[begin + j] = start + np.int64(picks[j])
 

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from gsplit.keys.kernels_torch import bounded, mix, neg_log2
 
-__all__ = ["count_layer", "draw_places", "draw_replace", "draw_smallest", "first_seen", "place_foreign"]
+__all__ = [
+    "count_layer",
+    "draw_from_runs",
+    "draw_places",
+    "draw_replace",
+    "draw_smallest",
+    "first_seen",
+    "place_foreign",
+]
 
 _SIGN = -(1 << 63)
 
@@ -27,15 +35,19 @@ def _offsets(counts: Tensor) -> Tensor:
 def draw_places(indptr: Tensor, rows: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor) -> Tensor:
     """Where in the graph the drawn in-edges stand, destination after destination, slot after slot."""
     starts = indptr[rows]
+    return draw_from_runs(starts, indptr[rows + 1] - starts, original_ids, key, out_indptr)
+
+
+def draw_from_runs(starts: Tensor, degrees: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor) -> Tensor:
+    """``draw_places`` for runs of edges: row i draws from the ``degrees[i]`` edges that begin at ``starts[i]``."""
     counts = out_indptr.diff()
-    degrees = indptr[rows + 1] - starts
-    edge_rows = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
-    positions = torch.arange(edge_rows.numel(), device=rows.device) - out_indptr[edge_rows]
+    edge_rows = torch.repeat_interleave(torch.arange(starts.numel(), device=starts.device), counts)
+    positions = torch.arange(edge_rows.numel(), device=starts.device) - out_indptr[edge_rows]
     drawn = torch.nonzero(counts < degrees).squeeze(1)  # device sync
     if drawn.numel():  # the others take every neighbour, in order
         fanout = int(counts[drawn[0]])  # device sync; the same for all of them
         picks = _floyd(mix(key, original_ids[drawn]), degrees[drawn], fanout)
-        slots = out_indptr[drawn].unsqueeze(1) + torch.arange(fanout, device=rows.device)
+        slots = out_indptr[drawn].unsqueeze(1) + torch.arange(fanout, device=starts.device)
         positions[slots.reshape(-1)] = picks.reshape(-1)
     return starts[edge_rows] + positions
 

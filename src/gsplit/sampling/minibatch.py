@@ -4,6 +4,7 @@ It is the reference of the tests, and what presampling runs. Keys of a step live
 the batch is a function of (seed, epoch, step) and of the target list, nothing else.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from gsplit.graph.blocks import Block
 from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import unpermute
-from gsplit.sampling.protocol import LayerSampler
+from gsplit.sampling.protocol import Fanout, LayerSampler
 
 __all__ = ["MiniBatch", "StepKey", "epoch_positions", "sample_minibatch"]
 
@@ -85,7 +86,7 @@ class MiniBatch:
 
 
 def sample_minibatch(
-    sampler: LayerSampler, targets: Tensor, num_neighbors: list[int], key: StepKey, *, bottom_layer: int = 0
+    sampler: LayerSampler, targets: Tensor, num_neighbors: Sequence[Fanout], key: StepKey, *, bottom_layer: int = 0
 ) -> MiniBatch:
     """Sample layers from the targets down. ``num_neighbors[0]`` is the targets' own hop, as in PyG.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
 from gsplit.files.mapped_files import check_files, files_behind
 from gsplit.graph.graph import Graph
@@ -20,7 +21,7 @@ from gsplit.sampling.checks import check_own, cut_own_edges, raise_status
 from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.draws import UNIFORM, Draw
 from gsplit.sampling.excluded import ExcludedEdges, drop_excluded
-from gsplit.sampling.protocol import LayerSampler, SampledLayer
+from gsplit.sampling.protocol import Fanout, LayerSampler, SampledLayer
 
 __all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make_sampler"]
 
@@ -75,6 +76,15 @@ class HostNeighborSampler:
         self._ids = np.empty(1 << 10, np.int64)
         self._open: HostFrontier | None = None
 
+    def draw_layer(self, key: int, frontier: Ids, fanout: Fanout) -> tuple[Ids, Ids]:
+        """Offsets of the in-edges drawn for every vertex of a frontier, and their positions in the graph."""
+        assert isinstance(fanout, int)
+        indptr = np.empty(frontier.size + 1, np.int64)
+        self._draw.count(self._graph, frontier, fanout, indptr)
+        places = np.empty(int(indptr[-1]), np.int64)
+        self._draw.write_places(self._graph, self._original, key, frontier, fanout, indptr, places)
+        return indptr, places
+
     def start(self, targets: Tensor) -> "HostFrontier":
         """Begin a mini-batch from distinct own vertices."""
         if self._open is not None:
@@ -114,15 +124,15 @@ class HostFrontier:
             larger[: self.num_rows] = held[: self.num_rows]
             self._sampler._ids = larger
 
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+    def sample_layer(self, key: int, fanout: Fanout) -> SampledLayer:
         sampler, graph = self._sampler, self._sampler._graph
-        indptr, places = self._draw_places(key, fanout)
+        frontier = sampler._ids[: self.num_rows]
+        indptr, places = sampler.draw_layer(key, frontier, fanout)
         self._reserve(min(places.size, sampler._row_of.size))
         sources = np.empty_like(places) if sampler._edge_ids else places
         host.copy_sources(graph.indices, places, sources)
         if sampler.excluded is not None:
             excluded = sampler.excluded
-            frontier = sampler._ids[: self.num_rows]
             drop_excluded(frontier, indptr, sources, places, excluded.src.numpy(), excluded.dst.numpy())
             sources = sources[: indptr[-1]]
             places = places[: indptr[-1]]
@@ -139,16 +149,6 @@ class HostFrontier:
         foreign = host.relabel_foreign(sources, num_foreign) if num_foreign else np.empty(0, np.int64)
         edge_ids = torch.from_numpy(places) if sampler._edge_ids else None
         return SampledLayer(torch.from_numpy(indptr), torch.from_numpy(sources), torch.from_numpy(foreign), edge_ids)
-
-    def _draw_places(self, key: int, fanout: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Offsets of the in-edges drawn for every row, and where they are in the graph."""
-        sampler = self._sampler
-        frontier = sampler._ids[: self.num_rows]
-        indptr = np.empty(self.num_rows + 1, np.int64)
-        sampler._draw.count(sampler._graph, frontier, fanout, indptr)
-        places = np.empty(int(indptr[-1]), np.int64)
-        sampler._draw.write_places(sampler._graph, sampler._original, key, frontier, fanout, indptr, places)
-        return indptr, places
 
     def locate(self, ids: Tensor) -> Tensor:
         sampler = self._sampler
@@ -206,6 +206,12 @@ class TorchNeighborSampler:
         """The part of it that is of the size of the range."""
         return self.num_bytes
 
+    def draw_layer(self, key: int, ids: Tensor, fanout: Fanout) -> tuple[Tensor, Tensor]:
+        """Offsets of the in-edges drawn for every vertex of a frontier, and their places among the own edges."""
+        assert isinstance(fanout, int)
+        rows = ids - self.first
+        return self.draw.draw(self.indptr, rows, self.original_ids[rows], key, fanout)
+
     def start(self, targets: Tensor) -> TensorFrontier:
         """Begin a mini-batch from distinct own vertices."""
         return _TorchFrontier(self, targets)
@@ -216,9 +222,8 @@ class _TorchFrontier(TensorFrontier):
         super().__init__(targets, sampler.first, sampler.stop, sampler.excluded)
         self._sampler = sampler
 
-    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         sampler = self._sampler
-        rows = self._ids - sampler.first
-        indptr, places = sampler.draw.draw(sampler.indptr, rows, sampler.original_ids[rows], key, fanout)
+        indptr, places = sampler.draw_layer(key, self._ids, fanout)
         vertices = sampler.indices[places].to(torch.int64)
         return indptr, vertices, places + sampler.first_edge if sampler.edge_ids else None

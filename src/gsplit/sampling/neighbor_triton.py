@@ -18,7 +18,7 @@ from gsplit.sampling.checks import cut_own_edges, not_own
 from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.draws import UNIFORM, Draw
 from gsplit.sampling.excluded import ExcludedEdges
-from gsplit.sampling.protocol import SampledLayer
+from gsplit.sampling.protocol import Fanout, SampledLayer
 
 __all__ = ["TritonFrontier", "TritonNeighborSampler"]
 
@@ -86,7 +86,7 @@ class TritonFrontier(TensorFrontier):
             self._clear_all()
             raise
 
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+    def sample_layer(self, key: int, fanout: Fanout) -> SampledLayer:
         indptr, vertices, edge_ids = self._draw_included(key, fanout)
         found = self._relabel(vertices, foreign=not self._sampler.is_whole)
         assert found is not None, "ids were checked when the graph was copied"
@@ -94,7 +94,8 @@ class TritonFrontier(TensorFrontier):
         self._ids = torch.cat([self._ids, new_ids])
         return SampledLayer(indptr, rows, foreign_ids, edge_ids)
 
-    def _draw(self, key: int, fanout: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert isinstance(fanout, int)
         sampler, ids = self._sampler, self._ids
         first_edge = sampler.first_edge if sampler.edge_ids else None
         if sampler.draw.is_uniform and fanout <= MAX_FANOUT:

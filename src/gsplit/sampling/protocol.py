@@ -15,11 +15,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.array_types import Array
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import original_ids_of
 from gsplit.sampling.excluded import ExcludedEdges
 
-__all__ = ["Frontier", "LayerSampler", "SampledLayer", "SampledRange", "SamplerFactory"]
+__all__ = ["Fanout", "Frontier", "LayerSampler", "SampledLayer", "SampledRange", "SamplerFactory"]
+
+
+Fanout = int | tuple[int, ...]
+"""The number of neighbours to draw at a layer, or one number for every relation of a heterogeneous graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,15 @@ class SampledRange:
 
     Ids, those in ``graph`` included, are the store's. ``original_ids`` are those of the range, in its order, and empty
     where the store's ids are original. ``device``: where ids are and layers must be. ``edge_ids``: whether layers need
-    the positions of their edges, because values of edges are loaded.
+    the positions of their edges, because values or types of edges are needed. ``edge_type``: the relation of every edge
+    of a heterogeneous graph; None for other graphs.
     """
 
     graph: Graph
     original_ids: npt.NDArray[np.int64]
     device: torch.device
     edge_ids: bool = False
+    edge_type: Array | None = None
 
     def to_original_ids(self, ids: Tensor) -> Tensor:
         """Original ids of some vertices of the range: what a draw may depend on, with the key."""
@@ -76,7 +83,7 @@ class Frontier(Protocol):
     def ids(self, num_rows: int) -> Tensor:
         """Vertex ids of the first ``num_rows`` rows, as a tensor of their own."""
 
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+    def sample_layer(self, key: int, fanout: Fanout) -> SampledLayer:
         """Draw in-edges for every row so far; own sources that are new are appended."""
 
     def locate(self, ids: Tensor) -> Tensor:
