@@ -27,7 +27,7 @@ from torch import Tensor
 from gsplit.features.copies import ForeignCopies
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["CopiedRows", "Route", "count_exchange", "count_reduction", "count_sample", "skip_copied_rows"]
+__all__ = ["CopiedRows", "Route", "count_exchange", "count_kept", "count_reduction", "count_sample", "skip_copied_rows"]
 
 _ID_BYTES = 8
 
@@ -115,8 +115,8 @@ def skip_copied_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, copie
     places = route.num_local + torch.arange(foreign_ids.numel(), device=foreign_ids.device)
     return Route(
         send_rows=route.send_rows[leaving],
-        send_counts=_count_kept(leaving, route.send_counts),
-        recv_counts=_count_kept(~copied, route.recv_counts),
+        send_counts=count_kept(leaving, route.send_counts),
+        recv_counts=count_kept(~copied, route.recv_counts),
         num_local=route.num_local,
         num_dst=route.num_dst,
         recv_places=places[~copied],
@@ -160,6 +160,6 @@ def count_reduction(num_bytes: int, num_ranks: int, telemetry: StepTelemetry) ->
     telemetry.count("collectives", 1)
 
 
-def _count_kept(kept: Tensor, counts: tuple[int, ...]) -> tuple[int, ...]:
+def count_kept(kept: Tensor, counts: tuple[int, ...]) -> tuple[int, ...]:
     """The number of kept rows per peer, for rows grouped by peer."""
     return tuple(torch.stack([piece.sum() for piece in kept.split(counts)]).tolist())  # device sync

@@ -1,0 +1,209 @@
+"""Cutting a split mini-batch of a heterogeneous graph by vertex type and by relation, on each rank alone.
+
+Sampling and splitting use fused ids and know no types. Afterwards the rows of a type are picked out of every frontier
+and route, and the edges of a relation out of every block, without communication. A filter keeps the order of rows. So
+law 4 holds type by type: destinations are the first local rows, local rows are the first mixed rows, and received rows
+are grouped by owner. ``shuffle`` moves the rows of a type along its route, and layers run on the block of a relation,
+like those of a graph without types.
+
+A row's place is its number among the rows of its type. The mixed frontier [p7, a1, p9, a4], where p are papers and a
+are authors, has the places [0, 0, 1, 1].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gsplit.array_types import Ids
+from gsplit.errors import StoreError, explain
+from gsplit.graph.blocks import Block
+from gsplit.graph.types import GraphTypes
+from gsplit.kernels.csr import destination_rows
+from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.jit import kernel
+from gsplit.minibatch.route import Route, count_kept
+
+__all__ = ["RowTypes", "cut_block", "cut_route"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTypes:
+    """The types of the rows of a frontier, and each row's place among the rows of its type.
+
+    >>> rows = RowTypes.of(torch.tensor([1, 0, 1, 0]), num_types=2)
+    >>> rows.places.tolist(), rows.counts(), rows.counts(3)
+    ([0, 0, 1, 1], (2, 2), (1, 2))
+    """
+
+    types: Tensor
+    places: Tensor
+    num_types: int
+
+    @classmethod
+    def of(cls, types: Tensor, num_types: int) -> "RowTypes":
+        """Number the rows of every type."""
+        places = torch.empty_like(types)
+        if kernel_for("sample", types.device) == "numba":
+            _number_rows(types.numpy(), np.zeros(num_types, np.int64), places.numpy())
+            return cls(types, places, num_types)
+        for number in range(num_types):
+            mine = types == number
+            places = torch.where(mine, mine.cumsum(0) - 1, places)
+        return cls(types, places, num_types)
+
+    def counts(self, num_rows: int | None = None) -> tuple[int, ...]:
+        """The number of rows of every type among the first ``num_rows``."""
+        found: list[int] = torch.bincount(self.types[:num_rows], minlength=self.num_types).tolist()  # device sync
+        return tuple(found)
+
+    def rows(self, number: int) -> Tensor:
+        """The rows of one type, in order."""
+        return torch.nonzero(self.types == number).view(-1)  # device sync
+
+
+@kernel
+def _number_rows(types: Ids, counts: Ids, places: Ids) -> None:
+    for i in range(types.size):
+        places[i] = counts[types[i]]
+        counts[types[i]] += 1
+
+
+def cut_route(route: Route, local: RowTypes, mixed: RowTypes, number: int) -> Route:
+    """The part of a route that moves the rows of one type. ``local`` has the types of the local rows, or of more.
+
+    Destinations are counted among the mixed rows: at a boundary these are other vertices than the local rows.
+    """
+    received = mixed.types[route.num_local :] if route.recv_places is None else mixed.types[route.recv_places]
+    leaving = local.types[route.send_rows] == number
+    arriving = received == number
+    return Route(
+        send_rows=local.places[route.send_rows[leaving]],
+        send_counts=count_kept(leaving, route.send_counts),
+        recv_counts=count_kept(arriving, route.recv_counts),
+        num_local=local.counts(route.num_local)[number],
+        num_dst=mixed.counts(route.num_dst)[number],
+        own_places=_cut_places(route.own_places, mixed, number),
+        recv_places=_cut_places(route.recv_places, mixed, number),
+    )
+
+
+def _cut_places(places: Tensor | None, mixed: RowTypes, number: int) -> Tensor | None:
+    return None if places is None else mixed.places[places[mixed.types[places] == number]]
+
+
+def cut_block(block: Block, kinds: Tensor, mixed: RowTypes, types: GraphTypes) -> tuple[Block, ...]:
+    """The edges of every relation. ``kinds``: the relation of every edge; ``mixed``: the types of the source rows."""
+    src_types = [types.number(relation[0]) for relation in types.edge_types]
+    dst_types = [types.number(relation[2]) for relation in types.edge_types]
+    num_src = mixed.counts()
+    num_dst = mixed.counts(block.num_dst)
+    cut = _cut_on_host if kernel_for("sample", kinds.device) == "numba" else _cut_on_device
+    edges = cut(block, kinds, mixed, src_types, dst_types, num_dst)
+    return tuple(
+        Block(indptr, src_rows, num_src[src]) for (indptr, src_rows), src in zip(edges, src_types, strict=True)
+    )
+
+
+def _cut_on_host(
+    block: Block,
+    kinds: Tensor,
+    mixed: RowTypes,
+    src_types: Sequence[int],
+    dst_types: Sequence[int],
+    num_dst: tuple[int, ...],
+) -> list[tuple[Tensor, Tensor]]:
+    counts = np.bincount(kinds.numpy(), minlength=len(src_types))
+    if counts.size > len(src_types):
+        raise _damaged(f"{counts.size - 1} in edge_type")
+    firsts = np.concatenate([[0], np.cumsum(counts)])
+    ptr_firsts = np.concatenate([[0], np.cumsum([num_dst[number] + 1 for number in dst_types])])
+    indptr = np.zeros(int(ptr_firsts[-1]), np.int64)
+    src_rows = np.empty(int(firsts[-1]), np.int64)
+    fits = _cut_edges(
+        block.indptr.numpy(),
+        block.src_rows.numpy(),
+        kinds.numpy(),
+        mixed.types.numpy(),
+        mixed.places.numpy(),
+        np.array(src_types),
+        np.array(dst_types),
+        firsts,
+        ptr_firsts,
+        src_rows,
+        indptr,
+    )
+    if not fits:
+        raise _damaged("an edge between other types")
+    return [
+        (
+            torch.from_numpy(indptr[ptr_firsts[relation] : ptr_firsts[relation + 1]]),
+            torch.from_numpy(src_rows[firsts[relation] : firsts[relation + 1]]),
+        )
+        for relation in range(len(src_types))
+    ]
+
+
+@kernel
+def _cut_edges(
+    indptr: Ids,
+    src_rows: Ids,
+    kinds: npt.NDArray[Any],
+    types: Ids,
+    places: Ids,
+    src_types: Ids,
+    dst_types: Ids,
+    firsts: Ids,
+    ptr_firsts: Ids,
+    out_src: Ids,
+    out_indptr: Ids,
+) -> bool:
+    """Write the edges of every relation, destination after destination. Returns whether all edges fit their types."""
+    num_relations = src_types.size
+    at = firsts[:num_relations].copy()
+    for i in range(indptr.size - 1):
+        for edge in range(indptr[i], indptr[i + 1]):
+            relation = np.int64(kinds[edge])
+            row = src_rows[edge]
+            if types[row] != src_types[relation] or types[i] != dst_types[relation]:
+                return False
+            out_src[at[relation]] = places[row]
+            at[relation] += 1
+        for relation in range(num_relations):
+            if dst_types[relation] == types[i]:
+                out_indptr[ptr_firsts[relation] + places[i] + 1] = at[relation] - firsts[relation]
+    return True
+
+
+def _cut_on_device(
+    block: Block,
+    kinds: Tensor,
+    mixed: RowTypes,
+    src_types: Sequence[int],
+    dst_types: Sequence[int],
+    num_dst: tuple[int, ...],
+) -> list[tuple[Tensor, Tensor]]:
+    dst_rows = destination_rows(block.indptr, block.num_edges)
+    order = torch.argsort(kinds, stable=True)
+    counts = torch.bincount(kinds, minlength=len(src_types)).tolist()  # device sync
+    if len(counts) > len(src_types):
+        raise _damaged(f"{len(counts) - 1} in edge_type")
+    wanted = torch.tensor([src_types, dst_types], device=kinds.device)[:, kinds]
+    if not torch.equal(wanted, torch.stack([mixed.types[block.src_rows], mixed.types[dst_rows]])):  # device sync
+        raise _damaged("an edge between other types")
+    edges = []
+    sources = mixed.places[block.src_rows[order]].split(counts)
+    destinations = mixed.places[dst_rows[order]].split(counts)
+    for src, dst, number in zip(sources, destinations, dst_types, strict=True):
+        degrees = torch.bincount(dst, minlength=num_dst[number])
+        edges.append((torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]), src))
+    return edges
+
+
+def _damaged(got: str) -> StoreError:
+    fix = "run gsplit inspect --verify, then restore the store or import it again"
+    return StoreError(explain("the graph", "edges whose types are those of their vertices", got, fix))
