@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from gsplit.device.devices import SideStream, in_thread
-from gsplit.distributed.comm.comm import assert_same_on_all_ranks
+from gsplit.distributed.comm.comm import Comm, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.copies import ForeignCopies
@@ -30,12 +30,14 @@ from gsplit.loading.plan import LoaderPlan, RankGraph
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep, Strategy
 from gsplit.loading.tiers import open_device_rows, open_features
+from gsplit.loading.typed_step_loader import TypedStepLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.sampling.drawn import require_drawn
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
+from gsplit.sampling.relations import relation_sampler
 from gsplit.telemetry import StepTelemetry, Telemetry
 
 __all__ = ["BatchLoader"]
@@ -53,6 +55,7 @@ class BatchLoader(ABC, Generic[B]):
     _num_iterators = 0
     _pipeline: Pipeline[B] | None = None  # of the newest iterator
     _side: SideStream | None = None
+    _step_loader: StepLoader
 
     def __init__(
         self,
@@ -81,16 +84,16 @@ class BatchLoader(ABC, Generic[B]):
         mesh = self.mesh
         spec = plan.strategy
         read = graph.owned if spec.reads_own_rows else graph.sampled
-        rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
         groups = mesh.borrow_loading_groups(owner=self) if plan.prefetch else mesh.loading_groups
-        copies: ForeignCopies | None = None
-        if plan.copies:
-            copies = graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
+        copies = self._open_rows(read, groups.inputs)
 
         def sampler_of(view: LocalGraph) -> LayerSampler:
             with_ids = plan.arrays.has_edge_values
             if user_sampler is not None:
                 return user_sampler(SampledRange(view.graph, view.original_ids, mesh.sample_device, with_ids))
+            if graph.store.types is not None:
+                edge_type = graph.store.stored_array("edge_type")
+                return relation_sampler(view.graph, view.original_ids, mesh.sample_device, edge_type)
             draw = view.open_draw(plan.draw)
             return make_sampler(view.graph, view.original_ids, mesh.sample_device, edge_ids=with_ids, draw=draw)
 
@@ -103,19 +106,46 @@ class BatchLoader(ABC, Generic[B]):
             own=sampler_of(graph.owned) if spec.reads_own_rows else None,
             copies=copies,
         )
+
+    def _open_rows(self, read: LocalGraph, comm: Comm) -> ForeignCopies | None:
+        """Open the row sources. Returns the copies of other ranks' rows, if wanted. A collective."""
+        plan = self.plan
+        mesh = self.mesh
+        spec = plan.strategy
+        sampled = self._graph.sampled
+        each_once = spec.computes_each_vertex_once(mesh.size, mesh.num_replicas)
+        types = self._graph.store.types
+        if types is not None:
+            self._step_loader = TypedStepLoader(
+                sampled,
+                types,
+                plan.target_type,
+                {name: open_features(read, found, vertex_type=name) for name, found in plan.arrays.of_types.items()},
+                mesh=mesh,
+                comm=comm,
+                arrays=plan.arrays,
+                strategy=spec.name,
+                each_vertex_once=each_once,
+                deterministic=plan.deterministic,
+            )
+            return None
+        rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
         self._step_loader = StepLoader(
-            graph.sampled,
+            sampled,
             mesh,
-            groups.inputs,
+            comm,
             rows,
             plan.arrays,
             strategy=spec.name,
-            each_vertex_once=spec.computes_each_vertex_once(mesh.size, mesh.num_replicas),
+            each_vertex_once=each_once,
             deterministic=plan.deterministic,
             device_rows=self._open_device_rows(read, rows),
             labels=self._graph.targets is not None,
             num_ahead=plan.prefetch,
         )
+        if not plan.copies:
+            return None
+        return self._graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
 
     def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
         """The input rows for a device, if the host samples for it.
@@ -146,7 +176,12 @@ class BatchLoader(ABC, Generic[B]):
         )
         if self._graph.store.unused:
             _LOG.warning("not in the mini-batches: %s", ", ".join(self._graph.store.unused))
-        if equal_ranges and self.mesh.num_splits > 1 and self.plan.strategy.reads_own_rows:
+        if equal_ranges and self._graph.store.types is not None and self.mesh.num_splits > 1:
+            _LOG.warning(
+                "the graph is not partitioned: ranks own equal ranges of ids, which are ordered by type, so that ranks "
+                "have different work (gsplit partition)"
+            )
+        elif equal_ranges and self.mesh.num_splits > 1 and self.plan.strategy.reads_own_rows:
             _LOG.warning(
                 "the graph is not partitioned: ranks own equal ranges and exchange most rows (gsplit partition)"
             )

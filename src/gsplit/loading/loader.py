@@ -14,9 +14,10 @@ from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.plan import resolve_plan
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.local_graph import Features
+from gsplit.minibatch.local_graph import Features, InputNodes
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import SamplerFactory
+from gsplit.sampling.relations import RelationFanouts
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
@@ -50,13 +51,17 @@ class NeighborLoader(BatchLoader[Batch]):
 
     ``prefetch``: the number of batches that a thread makes ahead; batches do not depend on it. ``telemetry``: a file
     for one JSON line per step.
+
+    Heterogeneous graphs: ``num_neighbors`` is a list, whose numbers count for every edge type, or {edge type: list}; 0
+    leaves an edge type out. ``input_nodes`` is (vertex type, name, ids in the type, mask or None), and ``features`` one
+    name, for all types that have it, or {vertex type: names}. Batches are ``TypedBatch``.
     """
 
     def __init__(
         self,
         graph: "GraphStore | Any",
-        num_neighbors: list[int],
-        input_nodes: str | Tensor | None = None,
+        num_neighbors: RelationFanouts,
+        input_nodes: InputNodes = None,
         *,
         batch_size: int = 1,
         shuffle: bool = True,

@@ -20,12 +20,20 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.cache import parse_bytes
 from gsplit.graph.ownership import Ownership
-from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph, make_ownership
+from gsplit.minibatch.local_graph import (
+    ArrayNames,
+    Features,
+    InputNodes,
+    LocalGraph,
+    make_ownership,
+    type_of_targets,
+)
 from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
-from gsplit.sampling.protocol import SamplerFactory
+from gsplit.sampling.protocol import Fanout, SamplerFactory
+from gsplit.sampling.relations import RelationFanouts, resolve_relation_fanouts
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.files import raw_bytes
 from gsplit.store.in_memory import MemoryStore
@@ -60,10 +68,11 @@ _REFUSED = {
 class LoaderPlan:
     """See the module; the fields have the names of the arguments of ``NeighborLoader``. Sizes are in bytes.
 
-    ``graph`` and ``input_nodes`` are fingerprints. ``draw``: the options of the built-in sampler. ``sampler``: those of
-    them that differ from the default, or the name of a user-defined sampler. ``boundaries``: those of ``Ownership``.
-    ``checksums``: of the stored arrays that are read. ``negatives``: how a loader of pairs draws negatives and excludes
-    edges, or empty.
+    ``graph`` and ``input_nodes`` are fingerprints. ``target_type``: the vertex type of the targets of a heterogeneous
+    graph, whose ``num_neighbors`` has a number per layer and relation. ``draw``: the options of the built-in sampler.
+    ``sampler``: those of them that differ from the default, or the name of a user-defined sampler. ``boundaries``:
+    those of ``Ownership``. ``checksums``: of the stored arrays that are read. ``negatives``: how a loader of pairs
+    draws negatives and excludes edges, or empty.
 
     ``NeighborLoader(graph, [15, 10], "train", batch_size=1024, cache="2GB")`` on two ranks has ``num_neighbors``
     (15, 10), ``cache`` 2000000000, ``strategy.name`` "split" and ``boundaries`` such as (0, 1220000, 2449029).
@@ -73,7 +82,7 @@ class LoaderPlan:
     num_vertices: int
     input_nodes: str
     num_targets: int
-    num_neighbors: tuple[int, ...]
+    num_neighbors: tuple[Fanout, ...]
     batch_size: int
     shuffle: bool
     drop_last: bool
@@ -91,6 +100,7 @@ class LoaderPlan:
     device_cache: int
     features_on_disk: bool
     deterministic: bool
+    target_type: str = ""
 
     @property
     def description(self) -> dict[str, str]:
@@ -160,7 +170,7 @@ class RankGraph:
     def num_targets(self) -> int:
         return 0 if self.targets is None else self.targets.num_targets
 
-    def with_targets(self, spec: StrategySpec, input_nodes: str | Tensor | None) -> "RankGraph":
+    def with_targets(self, spec: StrategySpec, input_nodes: InputNodes) -> "RankGraph":
         """The same with the targets that this rank needs under a strategy."""
         holder = self.owned if spec.targets == "owner" else self.sampled
         return replace(self, targets=holder.targets(input_nodes))
@@ -183,8 +193,8 @@ def resolve_plan(
     store: GraphStore,
     mesh: Mesh,
     *,
-    num_neighbors: list[int],
-    input_nodes: str | Tensor | None,
+    num_neighbors: RelationFanouts,
+    input_nodes: InputNodes,
     batch_size: int,
     shuffle: bool = True,
     drop_last: bool = False,
@@ -211,17 +221,34 @@ def resolve_plan(
 
     ``pairs``: the targets are the endpoints of pairs, in place of ``input_nodes``.
     """
-    fanouts = _check_sampling(num_neighbors, seed, options)
+    _check_sampling(seed, options)
+    fanouts = _resolve_fanouts(num_neighbors, store)
     draw = _resolve_draw(sampler, weight_attr, replace=replace, layer_dependency=layer_dependency)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
     depth = _check_prefetch(prefetch, mesh)
     device_bytes = _check_device_cache(device_cache, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
+    if store.types is not None:
+        _check_typed(
+            strategy=strategy,
+            sampler=sampler,
+            cache=cache,
+            device_cache=device_cache,
+            copies=copies,
+            features_on_disk=features_on_disk,
+            mesh=mesh,
+        )
     if strategy == AUTO:
         _check_auto(sampler, arrays, pairs)
-    steps = PlannedSteps(input_nodes, fanouts, size, arrays.stored_features, features_on_disk, cache, copies, draw=draw)
-    # all ranks: for "auto", rank 0 sends its choice to the others
-    spec = parse_strategy(resolve_strategy(strategy, store, mesh, steps).strategy, len(fanouts))
+        assert not isinstance(input_nodes, tuple)
+        numbers = [fanout for fanout in fanouts if isinstance(fanout, int)]
+        steps = PlannedSteps(
+            input_nodes, numbers, size, arrays.stored_features, features_on_disk, cache, copies, draw=draw
+        )
+        # all ranks: rank 0 sends its choice to the others
+        strategy = resolve_strategy(strategy, store, mesh, steps).strategy
+    spec = parse_strategy(strategy, len(fanouts))
+    target_type, nodes = type_of_targets(store, input_nodes)
     copied_bytes = _check_copies(copies, spec)
     view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec)
     if pairs is None:
@@ -229,7 +256,7 @@ def resolve_plan(
     plan = LoaderPlan(
         graph=store.fingerprint,
         num_vertices=store.num_vertices,
-        input_nodes=fingerprint_of(input_nodes) if pairs is None else pairs.name,
+        input_nodes=_describe_nodes(target_type, nodes) if pairs is None else pairs.name,
         num_targets=view.num_targets if pairs is None else pairs.num_pairs,
         num_neighbors=tuple(fanouts),
         batch_size=size,
@@ -240,7 +267,7 @@ def resolve_plan(
         draw=draw,
         sampler=_describe_sampler(sampler) if callable(sampler) else str(draw),
         negatives="" if pairs is None else pairs.negatives,
-        checksums=_checksums_of(store, arrays, draw, (f"targets/{input_nodes}",) if pairs is None else pairs.arrays),
+        checksums=_checksums_of(store, arrays, draw, target_type, nodes, pairs),
         strategy=spec,
         boundaries=view.owned.ownership.boundaries,
         prefetch=depth,
@@ -249,6 +276,7 @@ def resolve_plan(
         device_cache=device_bytes,
         features_on_disk=features_on_disk,
         deterministic=deterministic,
+        target_type=target_type or "",
     )
     return plan, view
 
@@ -271,15 +299,51 @@ def _whole_number(name: str, value: SupportsIndex, least: int, expected: str, fi
     return operator.index(value)
 
 
-def _check_sampling(num_neighbors: list[int], seed: int, options: Mapping[str, object]) -> list[int]:
-    """Refuse sampling options that are not supported; returns the fanouts."""
+def _resolve_fanouts(num_neighbors: RelationFanouts, store: GraphStore) -> list[Fanout]:
+    """A number per layer, or a number per layer and relation."""
+    if store.types is not None:
+        return [*resolve_relation_fanouts(num_neighbors, store.types)]
+    if isinstance(num_neighbors, Mapping):
+        fix = "give a list: one number per layer"
+        raise InputError(explain("num_neighbors", "one number per layer of a graph without types", "a dict", fix))
     check_fanouts(num_neighbors)
+    return [operator.index(fanout) for fanout in num_neighbors]
+
+
+def _check_typed(
+    *,
+    strategy: str,
+    sampler: str | SamplerFactory,
+    cache: int | str,
+    device_cache: int | str,
+    copies: int | str,
+    features_on_disk: bool,
+    mesh: Mesh,
+) -> None:
+    """Refuse options that are not built for heterogeneous graphs."""
+    refused: dict[str, tuple[object, str]] = {}
+    if strategy == AUTO:
+        refused["strategy"] = (strategy, "name a strategy: split, data, data_cached or hybrid(k)")
+    if sampler != "uniform":
+        refused["sampler"] = (sampler, "use sampler='uniform', which draws every relation")
+    for name, size in (("cache", cache), ("device_cache", device_cache), ("copies", copies)):
+        if parse_bytes(size, name):
+            refused[name] = (size, "leave it out; stored features are memory-mapped")
+    if features_on_disk:
+        refused["features_on_disk"] = (features_on_disk, "leave it out; stored features are memory-mapped")
+    if mesh.host_samples:
+        refused["mesh"] = (mesh, "use gsplit.init(sample_device=...), so that the device samples, or the CPU")
+    for name, (got, fix) in refused.items():
+        raise InputError(explain(name, "an option that is built for heterogeneous graphs", f"{name}={got}", fix))
+
+
+def _check_sampling(seed: int, options: Mapping[str, object]) -> None:
+    """Refuse sampling options that are not supported."""
     if not hasattr(seed, "__index__") or not 0 <= seed < 1 << 63:
         raise InputError(explain("seed", "0 to 2**63 - 1", seed, "choose another seed"))
     for name, value in options.items():
         fix = _REFUSED.get(name, "see the signature of NeighborLoader")
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
-    return [operator.index(fanout) for fanout in num_neighbors]
 
 
 def _resolve_draw(
@@ -340,6 +404,10 @@ def _check_copies(copies: int | str, spec: StrategySpec) -> int:
     return num_bytes
 
 
+def _describe_nodes(target_type: str | None, nodes: str | Tensor | None) -> str:
+    return fingerprint_of(nodes) if target_type is None else f"{target_type}/{fingerprint_of(nodes)}"
+
+
 def _describe_sampler(sampler: SamplerFactory) -> str:
     """The name and the fingerprint, if any, of a user-defined sampler."""
     fingerprint = getattr(sampler, "fingerprint", None)
@@ -357,12 +425,20 @@ def fingerprint_of(nodes: str | Tensor | None) -> str:
     return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _checksums_of(store: GraphStore, arrays: ArrayNames, draw: DrawOptions, seeds: tuple[str, ...]) -> dict[str, str]:
+def _checksums_of(
+    store: GraphStore,
+    arrays: ArrayNames,
+    draw: DrawOptions,
+    target_type: str | None,
+    input_nodes: str | Tensor | None,
+    pairs: PairSeeds | None,
+) -> dict[str, str]:
     """Checksums of the labels, of the loaded arrays and of the stored targets or pairs."""
-    names = ["y"]
+    of_type = "" if target_type is None else f"/{target_type}"
+    names = [f"y{of_type}"]
     names += [f"features/{name}" for name in arrays.stored_features]
     names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight, draw.weight_attr)]
-    names += seeds
+    names += (f"targets{of_type}/{input_nodes}",) if pairs is None else pairs.arrays
     return stored_checksums(store, names)
 
 

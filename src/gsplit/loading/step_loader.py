@@ -28,19 +28,20 @@ from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer, PendingRows, exchange_input_rows
 from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.route import Route
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["StepLoader"]
+__all__ = ["NO_ROWS", "StepLoader"]
 
-_NO_ROWS = torch.empty(0)
+NO_ROWS = torch.empty(0)
 
 
 class StepLoader:
     """Reads the arrays of the batches of one loader.
 
-    ``features``: the input rows of this rank's vertices. ``comm``: the ranks that exchange input rows. ``device_rows``:
-    the same rows for a device that the host samples for; if None, the host reads all rows for it. ``num_ahead``: the
-    number of steps that may be loaded before the first of them is finished.
+    ``features``: the input rows of this rank's vertices; None if a subclass reads them. ``comm``: the ranks that
+    exchange input rows. ``device_rows``: the same rows for a device that the host samples for; if None, the host reads
+    all rows for it. ``num_ahead``: the number of steps that may be loaded before the first of them is finished.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class StepLoader:
         graph: LocalGraph,
         mesh: Mesh,
         comm: Comm,
-        features: RowSource,
+        features: RowSource | None,
         arrays: ArrayNames,
         *,
         strategy: str,
@@ -72,7 +73,10 @@ class StepLoader:
         self._pool = BufferPool(mesh.device)
         self._buffers = PinnedBuffers(num_ahead + 2) if mesh.host_samples else None
         self._features = features
-        self._device_rows = (device_rows or StagedRows(features)) if mesh.host_samples else None
+        self._device_rows: DeviceRows | None = None
+        if mesh.host_samples:
+            assert features is not None
+            self._device_rows = device_rows or StagedRows(features)
 
     def load(self, sampled: SampledStep) -> Batch:
         """Read the rows of a sampled step. A collective, unless the host samples for a device."""
@@ -91,8 +95,8 @@ class StepLoader:
         pending = self._locate_inputs(sampled)
         kind = Batch if sampled.pairs is None else LinkBatch
         batch = kind(
-            x=_NO_ROWS if pending is not None else self._read_inputs(sampled),
-            labels=None if self._labels is None else take_rows(self._labels, sampled.targets, device),
+            x=NO_ROWS if pending is not None else self._read_inputs(sampled),
+            labels=None if self._labels is None else take_rows(self._labels, self._label_rows(sampled.targets), device),
             frontiers=sampled.frontiers,
             layers=tuple(layers),
             num_targets=sampled.targets.numel(),
@@ -122,18 +126,27 @@ class StepLoader:
             telemetry=sampled.telemetry,
         )
 
+    def _label_rows(self, targets: Tensor) -> Tensor:
+        """The rows of the targets in the array of labels."""
+        return targets
+
     def _read_inputs(self, sampled: SampledStep) -> Tensor:
         """Read the local input rows and exchange them for the mixed ones. A collective of the loading group."""
-        features = self._features
-        route = sampled.input_route
+        assert self._features is not None
+        return self._read_rows(self._features, sampled.read_ids, sampled.input_route, sampled)
+
+    def _read_rows(
+        self, features: RowSource, ids: Tensor, route: Route | None, sampled: SampledStep, of: str = ""
+    ) -> Tensor:
+        """Read some rows and exchange them along a route. A collective of the loading group."""
         telemetry = sampled.telemetry
-        num_local = sampled.read_ids.numel()
+        num_local = ids.numel()
         num_rows = num_local if route is None else route.num_buffer
         rows = self._pool.empty((num_rows, *features.row_shape), features.dtype)
         with telemetry.span("load_features"):
-            read = features.read(sampled.read_ids, rows[:num_local])
+            read = features.read(ids, rows[:num_local])
         _count_read(read, num_local, telemetry)
-        return exchange_input_rows(rows, route, self._comm, sampled.key.step, self._pool, telemetry)
+        return exchange_input_rows(rows, route, self._comm, sampled.key.step, self._pool, telemetry, of)
 
     def _locate_inputs(self, sampled: SampledStep) -> PendingRows | None:
         """The locations of the input rows, if a device gathers them."""

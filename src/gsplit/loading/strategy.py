@@ -16,9 +16,11 @@ Sampling is the first of the three stages of a step. ``step_loader`` is the seco
 run ahead of training in a thread of its own.
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from gsplit.distributed.comm.comm import Comm
@@ -31,7 +33,7 @@ from gsplit.minibatch.split import Split, request_from_owners, split_below
 from gsplit.minibatch.strategy_names import StrategySpec
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
-from gsplit.sampling.protocol import LayerSampler
+from gsplit.sampling.protocol import Fanout, LayerSampler
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["SampledStep", "Strategy"]
@@ -45,6 +47,7 @@ class SampledStep:
     exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
     None if nothing is exchanged at this layer. Input rows take ``input_route``; degrees and ids of
     layer 0 take ``routes[0]``. ``pairs``: of a step of link prediction, with the route above the last layer.
+    ``mixed_ids``: the vertices of every mixed frontier, for heterogeneous graphs.
     """
 
     key: StepKey
@@ -57,6 +60,7 @@ class SampledStep:
     routes: tuple[Route | None, ...]
     telemetry: StepTelemetry
     pairs: PairRows | None = None
+    mixed_ids: tuple[Tensor, ...] = ()
 
 
 class Strategy:
@@ -71,7 +75,7 @@ class Strategy:
     def __init__(
         self,
         spec: StrategySpec,
-        num_neighbors: list[int],
+        num_neighbors: Sequence[Fanout],
         graph: LocalGraph,
         comm: Comm,
         *,
@@ -206,6 +210,7 @@ class Strategy:
             routes=tuple(routes),
             telemetry=telemetry,
             pairs=pairs,
+            mixed_ids=() if self._graph.store.types is None else _mixed_ids(lower, upper),
         )
 
     def _input_route(self, lower: Split, telemetry: StepTelemetry) -> Route:
@@ -215,3 +220,10 @@ class Strategy:
             return bottom.route
         with telemetry.span("split"):
             return skip_copied_rows(bottom.route, lower.input_ids, bottom.foreign_ids, self._copies)
+
+
+def _mixed_ids(lower: Split, upper: MiniBatch | None) -> tuple[Tensor, ...]:
+    """The vertices of the mixed frontier of every layer; of a split layer they are [local | foreign]."""
+    split = [torch.cat([lower.input_ids[: layer.route.num_local], layer.foreign_ids]) for layer in lower.layers]
+    above = [] if upper is None else [upper.input_ids[: block.num_src] for block in upper.blocks]
+    return (*split, *above)

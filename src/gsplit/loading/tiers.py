@@ -45,12 +45,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_features(
-    local: LocalGraph, features: Sequence[str | RowSource], *, cache: int | str = 0, on_disk: bool = False
+    local: LocalGraph,
+    features: Sequence[str | RowSource],
+    *,
+    cache: int | str = 0,
+    on_disk: bool = False,
+    vertex_type: str | None = None,
 ) -> HostSource:
     """Open the input rows of a rank's vertices: stored features by name and user-defined sources, concatenated.
 
     ``cache``: memory for the rank's hottest rows, such as "2GB"; needs a partitioned store. ``on_disk``: read files
-    instead of mapping them, for stored features that do not fit into memory.
+    instead of mapping them, for stored features that do not fit into memory. ``vertex_type``: the type of a
+    heterogeneous graph whose features they are; rows are then numbered by ``GraphTypes.rows``.
     """
     store = local.store
     num_bytes = parse_bytes(cache)
@@ -61,21 +67,25 @@ def open_features(
         got = "only user-defined sources"
         raise InputError(explain("features_on_disk", "stored features", got, "leave features_on_disk out"))
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
-    sources = [_open(local, found, order, on_disk=on_disk) for found in features]
+    sources = [_open(local, found, order, on_disk=on_disk, vertex_type=vertex_type) for found in features]
     return sources[0] if len(sources) == 1 else ConcatRows(sources)
 
 
-def _open(local: LocalGraph, found: str | RowSource, order: HotOrder | None, *, on_disk: bool) -> HostSource:
+def _open(
+    local: LocalGraph, found: str | RowSource, order: HotOrder | None, *, on_disk: bool, vertex_type: str | None
+) -> HostSource:
     if isinstance(found, str):
-        return _open_array(local, found, order, on_disk=on_disk)
+        return _open_array(local, found, order, on_disk=on_disk, vertex_type=vertex_type)
     rows = UserRows(found, local.to_original_ids)
     return rows if order is None else CachedRows(rows, order)
 
 
-def _open_array(local: LocalGraph, name: str, order: HotOrder | None, *, on_disk: bool) -> HostSource:
+def _open_array(
+    local: LocalGraph, name: str, order: HotOrder | None, *, on_disk: bool, vertex_type: str | None
+) -> HostSource:
     store = local.store
     full = f"features/{name}"
-    first = store.vertex_range[0]
+    first = local.first_row(vertex_type)
     source: HostSource
     if on_disk:
         source = _open_file(store, full)

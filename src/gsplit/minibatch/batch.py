@@ -25,6 +25,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import take_rows
 from gsplit.graph.blocks import Block, FrontierIds
+from gsplit.graph.types import EdgeType
 from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
@@ -82,13 +83,16 @@ class _GlobalSum(torch.autograd.Function):
 
 
 def exchange_input_rows(
-    rows: Tensor, route: Route | None, comm: Comm, step: int, pool: BufferPool, telemetry: StepTelemetry
+    rows: Tensor, route: Route | None, comm: Comm, step: int, pool: BufferPool, telemetry: StepTelemetry, of: str = ""
 ) -> Tensor:
-    """The mixed input rows from the local ones. Without a route, the rank has read all of them. A collective."""
+    """The mixed input rows from the local ones. Without a route, the rank has read all of them. A collective.
+
+    ``of``: the vertex type, in a heterogeneous graph.
+    """
     with telemetry.span("exchange_features", rows.device):  # all ranks: once per step
         if route is None:
             return rows
-        return exchange_stored(rows, route, comm, Call("exchange features", step, 0), pool, telemetry)
+        return exchange_stored(rows, route, comm, Call("exchange features", step, 0, of), pool, telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,8 @@ class Batch:
 
     A batch that the host loads for a device is first in pinned memory (``pin``), with the locations of its input rows
     (``pending``) in place of ``x``. The training thread moves it to the device with ``to``.
+
+    ``of``: the vertex type or relation, for a part of the batch of a heterogeneous graph (``typed_batch``).
     """
 
     x: Tensor
@@ -183,6 +189,7 @@ class Batch:
     pairs: PairRows | None = None
     pending: PendingRows | None = None
     pinned: PinnedMemory | None = None
+    of: str = ""
 
     def __repr__(self) -> str:
         mesh = self.context.mesh
@@ -275,6 +282,13 @@ class Batch:
             raise InputError(_no_edge_values("edge_weight", self.context.graph))
         return EdgeWeightHandle(self)
 
+    def part(self, of: str | EdgeType | None) -> "Batch":
+        """The rows of a vertex type, or the edges of a relation. Without types there is only the batch itself, None."""
+        if of is not None:
+            got = f"a graph without types, and a part of {of}"
+            raise InputError(explain("batch", "a heterogeneous graph", got, "call the model with batch.edge_index"))
+        return self
+
     def frontier(self, level: int) -> FrontierIds:
         """The ids whose first ones are the local frontier of a level (law 4).
 
@@ -303,7 +317,7 @@ class Batch:
             return local
         buffer = rows.new_empty(route.num_buffer, *rows.shape[1:])
         buffer[: route.num_local] = local
-        call = Call(purpose, self.key.step, layer)
+        call = Call(purpose, self.key.step, layer, self.of)
         return exchange_stored(buffer, route, self.context.mesh.shuffles, call, self.context.pool, self.telemetry)
 
     def gcn_norm(
@@ -351,7 +365,7 @@ class Batch:
                 h,
                 route,
                 context.mesh.shuffles,
-                Call("shuffle" if route.appends else "boundary", context.key.step, layer),
+                Call("shuffle" if route.appends else "boundary", context.key.step, layer, self.of),
                 context.pool,
                 self.telemetry,
                 deterministic=context.deterministic,
@@ -447,11 +461,15 @@ class Batch:
 
     def record_bytes(self) -> None:
         """Record the size of the batch in telemetry (law 7)."""
-        values = [value for layer in self.layers for value in (layer.edge_attr, layer.edge_weight)]
-        arrays = [self.x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
-        sizes = [array.nbytes for array in arrays] + [value.nbytes for value in values if value is not None]
+        sizes = [array.nbytes for array in self._arrays()]
         self.telemetry.record_max("batch_bytes", sum(sizes))
         self.telemetry.record_max("largest_batch_array_bytes", max(sizes))
+
+    def _arrays(self) -> list[Tensor]:
+        """The large tensors of the batch."""
+        values = [value for layer in self.layers for value in (layer.edge_attr, layer.edge_weight)]
+        arrays = [self.x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
+        return arrays + [value for value in values if value is not None]
 
 
 def divisor(weight: Tensor | float) -> Tensor | float:

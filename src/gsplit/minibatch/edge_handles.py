@@ -8,8 +8,9 @@ a handle are refused, because blocks do not support them.
 from typing import Any, Generic, NoReturn, TypeVar
 
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 
-__all__ = ["EdgeAttrHandle", "EdgeHandle", "EdgeWeightHandle", "Handle"]
+__all__ = ["EdgeAttrHandle", "EdgeHandle", "EdgeTypeHandle", "EdgeWeightHandle", "Handle"]
 
 B = TypeVar("B")
 
@@ -31,8 +32,10 @@ class Handle(Generic[B]):
 
     name = "batch.edge_index"
 
-    def __init__(self, batch: B) -> None:
+    def __init__(self, batch: B, relation: EdgeType | None = None) -> None:
+        """``relation``: the edge type of the edges; None for all edges of the graph."""
         self.batch = batch
+        self.relation = relation
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -55,6 +58,12 @@ class Handle(Generic[B]):
 
 class EdgeHandle(Handle[B]):
     """In place of ``edge_index``."""
+
+
+class EdgeTypeHandle(Handle[B]):
+    """In place of ``edge_type``: the relation of every sampled edge."""
+
+    name = "batch.edge_type"
 
 
 class EdgeAttrHandle(Handle[B]):

@@ -6,7 +6,7 @@ original ids (law 1).
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -30,20 +30,31 @@ from gsplit.sampling.draws import Draw, DrawOptions, open_draw
 from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore
 
-__all__ = ["ArrayNames", "Features", "GcnRows", "LocalGraph", "make_ownership"]
+__all__ = ["ArrayNames", "Features", "GcnRows", "InputNodes", "LocalGraph", "make_ownership", "type_of_targets"]
 
-Features = str | RowSource | Sequence[str | RowSource]
-"""The name of stored features or a user-defined source of rows, or several of them, whose rows are concatenated."""
+Features = str | RowSource | Sequence[str | RowSource] | Mapping[str, str | Sequence[str]]
+"""The name of stored features or a user-defined source of rows, or several of them, whose rows are concatenated.
+
+For a heterogeneous graph: one name, for all types that have it, or names by vertex type."""
+InputNodes = str | Tensor | None | tuple[str, str | Tensor | None]
+"""Targets: the name of a stored list, ids, a mask, or None for all. With types: (vertex type, one of these)."""
 
 
 class ArrayNames:
     """The arrays that are loaded.
 
-    An edge array with the default name is loaded if it is stored. Any other name must be stored.
+    An edge array with the default name is loaded if it is stored. Any other name must be stored. ``of_types``: the
+    features of every vertex type of a heterogeneous graph, such as {"paper": ["paper/x"]}; types without features are
+    left out.
     """
 
     def __init__(self, store: GraphStore, features: Features, edge_attr: str | None, edge_weight: str | None) -> None:
-        self.features = _list_features(features)
+        self.of_types: dict[str, list[str]] = {}
+        if store.types is None:
+            self.features = _list_features(features)
+        else:
+            self.of_types = _list_typed_features(store, features)
+            self.features = [name for names in self.of_types.values() for name in names]
         self.edge_attr = _find_edge_array(store, edge_attr, "edge_attr")
         self.edge_weight = _find_edge_array(store, edge_weight, "edge_weight")
         if self.edge_weight is not None:
@@ -80,6 +91,44 @@ def _list_features(features: Features) -> list[str | RowSource]:
             fix = "import arrays into the store, or see gsplit.extending.RowSource"
             raise InputError(explain("features", expected, type(each).__name__, fix))
     return found
+
+
+def _list_typed_features(store: GraphStore, features: Features) -> dict[str, list[str]]:
+    assert store.types is not None
+    found: dict[str, list[str]] = {}
+    if isinstance(features, str):
+        for vertex_type in store.types.vertex_types:
+            if f"features/{vertex_type}/{features}" in store.names:
+                found[vertex_type] = [f"{vertex_type}/{features}"]
+        return found
+    if not isinstance(features, Mapping):
+        fix = 'write features={"paper": "x", "author": ["x", "emb"]}'
+        raise InputError(explain("features", "names of stored features by vertex type", type(features).__name__, fix))
+    for vertex_type, names in features.items():
+        store.types.number(vertex_type)  # refuses unknown types
+        found[vertex_type] = [f"{vertex_type}/{name}" for name in ([names] if isinstance(names, str) else names)]
+        for name in found[vertex_type]:
+            store.stored_array(f"features/{name}")  # refuses names that are not stored
+    return {vertex_type: found[vertex_type] for vertex_type in store.types.vertex_types if found.get(vertex_type)}
+
+
+def type_of_targets(store: GraphStore, input_nodes: InputNodes) -> tuple[str | None, str | Tensor | None]:
+    """The vertex type of the targets, None without types, and which of its vertices they are."""
+    if store.types is None:
+        if isinstance(input_nodes, tuple):
+            fix = "name the targets alone, such as 'train'"
+            raise InputError(explain("input_nodes", "targets of a graph without types", str(input_nodes), fix))
+        return None, input_nodes
+    if isinstance(input_nodes, str) and input_nodes in store.types.vertex_types:
+        return input_nodes, None
+    if not isinstance(input_nodes, tuple) or len(input_nodes) != 2:
+        expected = f"(vertex type, targets), where the type is one of {', '.join(store.types.vertex_types)}"
+        got = type(input_nodes).__name__ if isinstance(input_nodes, Tensor) else input_nodes
+        raise InputError(
+            explain("input_nodes", expected, got, 'write ("paper", "train"), or ("paper", ids in the type)')
+        )
+    store.types.number(input_nodes[0])  # refuses unknown types
+    return input_nodes
 
 
 def _find_edge_array(store: GraphStore, name: str | None, default: str) -> str | None:
@@ -147,10 +196,22 @@ class LocalGraph:
             raise StoreError(explain("original_ids", f"ids in 0..{count - 1}", got, fix))
         return ids
 
-    def rows(self, name: str) -> RowSource:
-        """A per-vertex array by name; its rows are numbered by vertex."""
+    def rows(self, name: str, vertex_type: str | None = None) -> RowSource:
+        """A per-vertex array by name; its rows are numbered by vertex, or by ``GraphTypes.rows`` for a type's array."""
         array = self.store.stored_array(name)
-        return MappedRows(name, array, torch_dtype(self.store.dtype(name)), self.store.vertex_range[0])
+        return MappedRows(name, array, torch_dtype(self.store.dtype(name)), self.first_row(vertex_type))
+
+    def first_row(self, vertex_type: str | None) -> int:
+        """The number of the first row that the store holds of the vertices, or of the vertices of a type."""
+        if vertex_type is None:
+            return self.store.vertex_range[0]
+        assert self.store.types is not None
+        return self.store.types.row_range(vertex_type, *self.store.vertex_range)[0]
+
+    def edge_types(self) -> RowSource:
+        """The relation of every edge of a heterogeneous graph, by edge id."""
+        dtype = torch_dtype(self.store.dtype("edge_type"))
+        return MappedRows("edge_type", self.store.stored_array("edge_type"), dtype, 0)
 
     def copy_foreign_rows(self, rows: RowSource, num_bytes: int, comm: Comm) -> ForeignCopies:
         """Copy the hottest rows of other ranks, as many as fit into ``num_bytes``. A collective."""
@@ -201,9 +262,12 @@ class LocalGraph:
         weights: npt.NDArray[np.float64] = typed.to(torch.float64).numpy()
         return weights
 
-    def targets(self, input_nodes: str | Tensor | None) -> LocalTargets:
+    def targets(self, input_nodes: InputNodes) -> LocalTargets:
         """The targets in the view: from a stored list, from a tensor of original ids or a mask, or every vertex."""
         store = self.store
+        vertex_type, input_nodes = type_of_targets(store, input_nodes)
+        if vertex_type is not None:
+            return self._targets_of_type(vertex_type, input_nodes)
         if isinstance(input_nodes, str):
             ids, positions, num_targets = store.stored_targets(input_nodes)
             listed = StoredTargets(input_nodes, ids, positions, num_targets, held=store.vertex_range)
@@ -211,12 +275,22 @@ class LocalGraph:
         original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
         if input_nodes is None:
             return all_local_vertices(original, self.first, store.num_vertices)
-        wanted = _as_ids(input_nodes, store.num_vertices)
-        if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < store.num_vertices:
-            got = f"{wanted.min()}..{wanted.max()}"
-            fix = "give original ids, or a mask over all vertices"
-            raise InputError(explain("input_nodes", f"ids in 0..{store.num_vertices - 1}", got, fix))
-        return local_listed_targets(wanted, original, self.first)
+        return local_listed_targets(_as_ids(input_nodes, store.num_vertices), original, self.first)
+
+    def _targets_of_type(self, vertex_type: str, input_nodes: str | Tensor | None) -> LocalTargets:
+        """Targets of one vertex type; ids and masks are those of the type."""
+        store = self.store
+        assert store.types is not None
+        if isinstance(input_nodes, str):
+            name = f"{vertex_type}/{input_nodes}"
+            ids, positions, num_targets = store.stored_targets(name)
+            return StoredTargets(name, ids, positions, num_targets, held=store.vertex_range).local(
+                self.first, self.stop, self.original_ids
+            )
+        count = store.types.count(vertex_type)
+        chosen = np.arange(count) if input_nodes is None else _as_ids(input_nodes, count)
+        original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
+        return local_listed_targets(chosen + store.types.offsets[store.types.number(vertex_type)], original, self.first)
 
 
 def _as_ids(nodes: Tensor, num_vertices: int) -> Ids:
@@ -227,4 +301,9 @@ def _as_ids(nodes: Tensor, num_vertices: int) -> Ids:
         got = f"{nodes.dtype} {list(nodes.shape)}" if isinstance(nodes, Tensor) else type(nodes).__name__
         expected = f"a 1-d tensor of integer ids, or a bool mask of {num_vertices}"
         raise InputError(explain("input_nodes", expected, got, "give ids, or a mask over all vertices"))
-    return nodes.cpu().numpy().astype(np.int64)
+    ids: Ids = nodes.cpu().numpy().astype(np.int64)
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_vertices:
+        got = f"{ids.min()}..{ids.max()}"
+        fix = "give original ids, or a mask over all vertices"
+        raise InputError(explain("input_nodes", f"ids in 0..{num_vertices - 1}", got, fix))
+    return ids

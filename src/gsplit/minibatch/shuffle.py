@@ -133,7 +133,7 @@ class _Exchange(torch.autograd.Function):
         route: Route = ctx.route
         if g_mixed is None:
             g_mixed = ctx.like.new_zeros(route.num_mixed, *ctx.width)
-        call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer)
+        call = Call(f"{ctx.call.name} backward", ctx.call.step, ctx.call.layer, ctx.call.detail)
         count_exchange(route, g_mixed, ctx.telemetry, backward=True)
         if route.appends:
             g_mixed = g_mixed.contiguous()

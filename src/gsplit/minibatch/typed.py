@@ -73,22 +73,26 @@ def _number_rows(types: Ids, counts: Ids, places: Ids) -> None:
         counts[types[i]] += 1
 
 
-def cut_route(route: Route, local: RowTypes, mixed: RowTypes, number: int) -> Route:
-    """The part of a route that moves the rows of one type. ``local`` has the types of the local rows, or of more.
+def cut_route(route: Route, local: RowTypes, mixed: RowTypes) -> tuple[Route, ...]:
+    """The routes of the rows of every type. ``local`` has the types of the local rows, or of more.
 
     Destinations are counted among the mixed rows: at a boundary these are other vertices than the local rows.
     """
     received = mixed.types[route.num_local :] if route.recv_places is None else mixed.types[route.recv_places]
-    leaving = local.types[route.send_rows] == number
-    arriving = received == number
-    return Route(
-        send_rows=local.places[route.send_rows[leaving]],
-        send_counts=count_kept(leaving, route.send_counts),
-        recv_counts=count_kept(arriving, route.recv_counts),
-        num_local=local.counts(route.num_local)[number],
-        num_dst=mixed.counts(route.num_dst)[number],
-        own_places=_cut_places(route.own_places, mixed, number),
-        recv_places=_cut_places(route.recv_places, mixed, number),
+    sent = local.types[route.send_rows]
+    num_local = local.counts(route.num_local)
+    num_dst = mixed.counts(route.num_dst)
+    return tuple(
+        Route(
+            send_rows=local.places[route.send_rows[sent == number]],
+            send_counts=count_kept(sent == number, route.send_counts),
+            recv_counts=count_kept(received == number, route.recv_counts),
+            num_local=num_local[number],
+            num_dst=num_dst[number],
+            own_places=_cut_places(route.own_places, mixed, number),
+            recv_places=_cut_places(route.recv_places, mixed, number),
+        )
+        for number in range(mixed.num_types)
     )
 
 
@@ -173,9 +177,9 @@ def _cut_edges(
                 return False
             out_src[at[relation]] = places[row]
             at[relation] += 1
-        for relation in range(num_relations):
-            if dst_types[relation] == types[i]:
-                out_indptr[ptr_firsts[relation] + places[i] + 1] = at[relation] - firsts[relation]
+        for number in range(num_relations):
+            if dst_types[number] == types[i]:
+                out_indptr[ptr_firsts[number] + places[i] + 1] = at[number] - firsts[number]
     return True
 
 

@@ -6,6 +6,8 @@ its own on devices that have Triton. They give equal layers. Memory of the host 
 and buffers of the size of the largest mini-batch so far; the others hold the rank's own edges on their device.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -28,7 +30,7 @@ __all__ = ["HostNeighborSampler", "TorchNeighborSampler", "check_fanouts", "make
 MAX_FANOUT = 1 << 16
 
 
-def check_fanouts(num_neighbors: list[int]) -> None:
+def check_fanouts(num_neighbors: Sequence[int]) -> None:
     """Refuse fanouts that cannot be drawn."""
     for fanout in num_neighbors:
         if not hasattr(fanout, "__index__") or not (fanout == -1 or 1 <= fanout <= MAX_FANOUT):

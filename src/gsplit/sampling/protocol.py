@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.array_types import Array
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import original_ids_of
 from gsplit.sampling.excluded import ExcludedEdges
@@ -33,15 +32,13 @@ class SampledRange:
 
     Ids, those in ``graph`` included, are the store's. ``original_ids`` are those of the range, in its order, and empty
     where the store's ids are original. ``device``: where ids are and layers must be. ``edge_ids``: whether layers need
-    the positions of their edges, because values or types of edges are needed. ``edge_type``: the relation of every edge
-    of a heterogeneous graph; None for other graphs.
+    the positions of their edges, because values of edges are loaded.
     """
 
     graph: Graph
     original_ids: npt.NDArray[np.int64]
     device: torch.device
     edge_ids: bool = False
-    edge_type: Array | None = None
 
     def to_original_ids(self, ids: Tensor) -> Tensor:
         """Original ids of some vertices of the range: what a draw may depend on, with the key."""

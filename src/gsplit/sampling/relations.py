@@ -18,6 +18,7 @@ from torch import Tensor
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.files.mapped_files import files_behind
+from gsplit.graph.graph import Graph
 from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.jit import kernel
@@ -27,7 +28,7 @@ from gsplit.sampling.checks import raise_status
 from gsplit.sampling.kernels_numba import DAMAGED, MAX_DEGREE, OK, TOO_MANY, pick_positions
 from gsplit.sampling.kernels_torch import draw_from_runs
 from gsplit.sampling.neighbor import MAX_FANOUT, HostNeighborSampler, TorchNeighborSampler
-from gsplit.sampling.protocol import Fanout, LayerSampler, SampledRange
+from gsplit.sampling.protocol import Fanout, LayerSampler
 
 __all__ = [
     "HostRelationSampler",
@@ -67,11 +68,11 @@ def resolve_relation_fanouts(num_neighbors: RelationFanouts, types: GraphTypes) 
     return [tuple(map(operator.index, layer)) for layer in zip(*columns, strict=True)]
 
 
-def relation_sampler(part: SampledRange) -> LayerSampler:
-    """See ``SamplerFactory``: the sampler of a heterogeneous graph."""
-    if kernel_for("sample", part.device) == "numba":
-        return HostRelationSampler(part)
-    return TorchRelationSampler(part)
+def relation_sampler(graph: Graph, original_ids: Ids, device: torch.device, edge_type: Array) -> LayerSampler:
+    """The sampler of a heterogeneous graph. ``edge_type`` has the relation of every edge of the store."""
+    if kernel_for("sample", device) == "numba":
+        return HostRelationSampler(graph, original_ids, edge_type)
+    return TorchRelationSampler(graph, original_ids, device, edge_type)
 
 
 @kernel
@@ -148,18 +149,13 @@ def _draw_relations(
             at = end
 
 
-def _types_of(part: SampledRange) -> Array:
-    assert part.edge_type is not None
-    return part.edge_type
-
-
 class HostRelationSampler(HostNeighborSampler):
     """Draws by relation with compiled kernels. The layers have the positions of their edges."""
 
-    def __init__(self, part: SampledRange) -> None:
-        super().__init__(part.graph, part.original_ids, edge_ids=True)
-        self._edge_type = _types_of(part)
-        self._files = files_behind(part.graph.indptr, part.graph.indices, part.original_ids, self._edge_type)
+    def __init__(self, graph: Graph, original_ids: Ids, edge_type: Array) -> None:
+        super().__init__(graph, original_ids, edge_ids=True)
+        self._edge_type = edge_type
+        self._files = files_behind(graph.indptr, graph.indices, original_ids, edge_type)
 
     def draw_layer(self, key: int, frontier: Ids, fanout: Fanout) -> tuple[Ids, Ids]:
         """See the base; ``fanout`` has a number for every relation."""
@@ -178,11 +174,11 @@ class HostRelationSampler(HostNeighborSampler):
 class TorchRelationSampler(TorchNeighborSampler):
     """Draws by relation with torch operations. The layers have the positions of their edges."""
 
-    def __init__(self, part: SampledRange) -> None:
-        super().__init__(part.graph, part.original_ids, part.device, edge_ids=True)
-        own = _types_of(part)[self.first_edge : self.first_edge + self.indices.numel()]
-        self._edge_type = torch.from_numpy(np.array(own)).to(part.device)
-        self._num_halvings = int(part.graph.in_degrees().max(initial=0)).bit_length()
+    def __init__(self, graph: Graph, original_ids: Ids, device: torch.device, edge_type: Array) -> None:
+        super().__init__(graph, original_ids, device, edge_ids=True)
+        own = edge_type[self.first_edge : self.first_edge + self.indices.numel()]
+        self._edge_type = torch.from_numpy(np.array(own)).to(device)
+        self._num_halvings = int(graph.in_degrees().max(initial=0)).bit_length()
 
     def draw_layer(self, key: int, ids: Tensor, fanout: Fanout) -> tuple[Tensor, Tensor]:
         """See the base; ``fanout`` has a number for every relation."""

@@ -97,8 +97,7 @@ def test_rows_along_the_cut_routes_are_those_of_the_fused_route(seed: int, bound
     mixed = RowTypes.of(mixed_types, 3)
     num_dst = int(rng.integers(0, num_own + 1))
     route = Route(send_rows, num_sent, recv_counts, num_local, num_dst, own_places, recv_places)
-    for number in range(3):
-        cut = cut_route(route, local, mixed, number)
+    for number, cut in enumerate(cut_route(route, local, mixed)):
         rows = local.rows(number)
         assert cut.num_local == rows.numel()
         assert cut.num_mixed == mixed.rows(number).numel()

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError
 from gsplit.graph.graph import Graph
 from gsplit.graph.types import GraphTypes
 from gsplit.keys import scalar
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit.sampling.protocol import SampledRange
 from gsplit.sampling.relations import (
     HostRelationSampler,
     TorchRelationSampler,
@@ -43,10 +43,10 @@ def _store(seed: int, num_parts: int = 3) -> MemoryStore:
     return typed_store(COUNTS, edges, parts, {}, {})
 
 
-def _part(store: MemoryStore, first: int = 0, stop: int | None = None) -> SampledRange:
+def _part(store: MemoryStore, first: int = 0, stop: int | None = None) -> tuple[Graph, Ids, Array]:
     stop = store.num_vertices if stop is None else stop
     original = np.asarray(store.original_ids(first, stop))
-    return SampledRange(store.graph.restrict(first, stop), original, CPU, True, store.stored_array("edge_type"))
+    return store.graph.restrict(first, stop), original, store.stored_array("edge_type")
 
 
 FANOUTS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 5, 40, 200]), min_size=5, max_size=5).map(tuple)
@@ -57,7 +57,7 @@ def test_each_relation_is_drawn_as_in_its_own_graph(seed: int, fanouts: tuple[in
     store = _store(seed)
     kinds = store.stored_array("edge_type")
     every = torch.arange(store.num_vertices)
-    drawn = HostRelationSampler(_part(store)).start(every).sample_layer(KEY, fanouts)
+    drawn = HostRelationSampler(*_part(store)).start(every).sample_layer(KEY, fanouts)
     assert drawn.edge_ids is not None
     got = drawn.edge_ids.numpy()
     rows = np.repeat(np.arange(every.numel()), np.diff(drawn.indptr.numpy()))
@@ -81,10 +81,13 @@ def test_each_relation_is_drawn_as_in_its_own_graph(seed: int, fanouts: tuple[in
 def test_both_versions_draw_the_same_on_any_range(seed: int, fanouts: tuple[int, ...], one: int, other: int) -> None:
     store = _store(seed)
     first, stop = sorted((one, other))
-    part = _part(store, first, stop)
+    graph, original, edge_type = _part(store, first, stop)
     targets = torch.arange(first, stop)[::2]
     layers = []
-    for sampler in (HostRelationSampler(part), TorchRelationSampler(part)):
+    for sampler in (
+        HostRelationSampler(graph, original, edge_type),
+        TorchRelationSampler(graph, original, CPU, edge_type),
+    ):
         frontier = sampler.start(targets)
         layers.append([frontier.sample_layer(KEY + hop, fanouts) for hop in range(2)])
     for ours, theirs in zip(*layers, strict=True):
@@ -98,7 +101,12 @@ def test_the_draw_does_not_depend_on_the_numbering() -> None:
     for num_parts in (1, 4):
         store = _store(7, num_parts)
         original = np.asarray(store.original_ids())
-        drawn = relation_sampler(_part(store)).start(torch.arange(90)).sample_layer(KEY, (2, 2, 3, 1, 2))
+        graph, original_ids, edge_type = _part(store)
+        drawn = (
+            relation_sampler(graph, original_ids, CPU, edge_type)
+            .start(torch.arange(90))
+            .sample_layer(KEY, (2, 2, 3, 1, 2))
+        )
         assert drawn.edge_ids is not None
         dst = original[np.repeat(np.arange(90), np.diff(drawn.indptr.numpy()))]
         src = original[store.graph.indices[drawn.edge_ids.numpy()]]
@@ -111,7 +119,7 @@ def test_a_damaged_type_is_refused() -> None:
     store = _store(0)
     store.stored_array("edge_type")[:] = 77
     with pytest.raises(StoreError, match="the graph"):
-        HostRelationSampler(_part(store)).start(torch.arange(90)).sample_layer(KEY, (1,) * 5)
+        HostRelationSampler(*_part(store)).start(torch.arange(90)).sample_layer(KEY, (1,) * 5)
 
 
 TYPES = GraphTypes(("paper", "author"), (CITES, WRITES), (0, 60, 90), (0, 60, 90))

@@ -1,0 +1,91 @@
+"""The second stage of a step of a heterogeneous graph: reads the rows of every type and cuts the batch by types.
+
+Each type has features of its own width, and is read and exchanged along its own route (``minibatch.typed``), in the
+thread of the loader. Every rank joins the exchange of every type with features, with or without rows (law 5).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gsplit.distributed.comm.comm import Call
+from gsplit.features.protocol import RowSource, take_rows
+from gsplit.graph.types import GraphTypes
+from gsplit.loading.step_loader import NO_ROWS, StepLoader
+from gsplit.loading.strategy import SampledStep
+from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.minibatch.shuffle import exchange_stored
+from gsplit.minibatch.typed import RowTypes, cut_route
+from gsplit.minibatch.typed_batch import TypedBatch, cut_batch
+
+__all__ = ["TypedStepLoader"]
+
+
+class TypedStepLoader(StepLoader):
+    """Reads the arrays of the batches of one loader. ``features``: of every type that has some, by row in the type.
+
+    ``options``: those of ``StepLoader``.
+    """
+
+    def __init__(
+        self, graph: LocalGraph, types: GraphTypes, target_type: str, features: Mapping[str, RowSource], **options: Any
+    ) -> None:
+        super().__init__(graph, features=None, labels=False, **options)
+        self._types = types
+        self._target_type = target_type
+        self._features_of = features
+        self._kinds = graph.edge_types()
+        if f"y/{target_type}" in graph.store.names:
+            self._labels = graph.rows(f"y/{target_type}", target_type)
+
+    def load(self, sampled: SampledStep) -> TypedBatch:
+        """Read the rows of a sampled step. A collective."""
+        fused = super().load(sampled)
+        device = self._mesh.sample_device
+        telemetry = sampled.telemetry
+        with telemetry.span("split"):
+            mixed = [self._types_of(ids) for ids in sampled.mixed_ids]
+            kinds = []
+            for block in sampled.blocks:
+                assert block.edge_ids is not None
+                kinds.append(take_rows(self._kinds, block.edge_ids, device).long())
+        x_dict = self._read_types(sampled, mixed[0])
+        n_id = self._exchange_ids(sampled)
+        with telemetry.span("split"):
+            batch = cut_batch(fused, self._types, mixed, tuple(kinds), x_dict, n_id, self._target_type)
+        batch.record_bytes()
+        return batch
+
+    def _types_of(self, ids: Tensor) -> RowTypes:
+        return RowTypes.of(self._types.of(ids), self._types.num_types)
+
+    def _label_rows(self, targets: Tensor) -> Tensor:
+        return self._types.rows(targets)
+
+    def _read_inputs(self, sampled: SampledStep) -> Tensor:
+        """No fused rows: ``load`` reads the rows of every type."""
+        return NO_ROWS
+
+    def _read_types(self, sampled: SampledStep, mixed: RowTypes) -> dict[str, Tensor]:
+        """The mixed input rows of every type with features. A collective for each of them."""
+        local = self._types_of(sampled.read_ids)
+        routes = None if sampled.input_route is None else cut_route(sampled.input_route, local, mixed)
+        rows = self._types.rows(sampled.read_ids)
+        found = {}
+        for name, features in self._features_of.items():  # all ranks: every type, in the order of the graph
+            number = self._types.number(name)
+            route = None if routes is None else routes[number]
+            found[name] = self._read_rows(features, rows[local.rows(number)], route, sampled, name)
+        return found
+
+    def _exchange_ids(self, sampled: SampledStep) -> Tensor:
+        """The original ids of the mixed input rows. A collective of the loading group."""
+        ids = sampled.frontiers[0].n_id
+        route = sampled.routes[0]
+        if route is None:
+            return ids
+        buffer = ids.new_empty(route.num_buffer)
+        buffer[: route.num_local] = ids[: route.num_local]
+        call = Call("exchange ids of input rows", sampled.key.step, 0)
+        return exchange_stored(buffer, route, self._comm, call, self._pool, sampled.telemetry)

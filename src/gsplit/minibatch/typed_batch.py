@@ -1,0 +1,200 @@
+"""The mini-batch of a heterogeneous graph on one rank: a fused batch, and a part of it for every type and relation.
+
+The fused batch has the rows of all types and the edges of all relations, as sampling and splitting made them. Losses,
+keys and telemetry are those of ``Batch``. Its parts are batches as well (``typed``): the part of a vertex type has the
+rows of that type, with a route for them at every layer, and no edges. The part of a relation has its edges, between
+rows of its source type and rows of its destination type.
+
+A model wrapped by ``gsplit.parallelize`` takes ``(batch.x_dict, batch.edge_index_dict)``. A layer that takes the edges
+of all relations at once, such as RGCNConv, takes ``batch.edge_index`` and ``batch.edge_type``, with rows that
+``batch.to_homogeneous`` made. A model written against the batch calls ``batch.part("paper").shuffle(l, h)`` for every
+layer and type, and its layers on ``batch.part(relation).blocks[l]``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from gsplit.errors import InputError, explain
+from gsplit.graph.blocks import Block, FrontierIds
+from gsplit.graph.types import EdgeType, GraphTypes
+from gsplit.minibatch.batch import Batch, BatchLayer
+from gsplit.minibatch.edge_handles import EdgeHandle, EdgeTypeHandle
+from gsplit.minibatch.typed import RowTypes, cut_block, cut_route
+
+__all__ = ["RelationItems", "TypedBatch", "VertexItems", "cut_batch"]
+
+
+@dataclass(frozen=True)
+class VertexItems:
+    """``batch["paper"]``: the input rows of a vertex type and their ids in the type; labels of its targets.
+
+    ``x`` and ``y`` are None if the graph has none. ``batch_size``: the targets of this rank, which are the first rows.
+    """
+
+    x: Tensor | None
+    n_id: Tensor
+    y: Tensor | None
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class RelationItems:
+    """``batch["author", "writes", "paper"]``: a placeholder for the edges of a relation."""
+
+    edge_index: EdgeHandle[Batch]
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TypedBatch(Batch):
+    """See the module.
+
+    ``x_dict``: the mixed input rows of every type with features. ``n_id_dict``: the original ids of the mixed input
+    rows of every type, counted in the type. ``kinds``: the relation of every edge, layer by layer. ``rows``: the types
+    of the mixed input rows. ``parts``: by vertex type and by relation. ``x`` is empty.
+    """
+
+    types: GraphTypes
+    x_dict: dict[str, Tensor]
+    n_id_dict: dict[str, Tensor]
+    kinds: tuple[Tensor, ...]
+    rows: RowTypes
+    parts: Mapping[str | EdgeType, Batch]
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in self.x_dict.items())
+        return (
+            super().__repr__().replace(f"x {list(self.x.shape)}", f"x {{{shapes}}}").replace("Batch", "TypedBatch", 1)
+        )
+
+    def part(self, of: str | EdgeType | None) -> Batch:
+        """The rows of a vertex type, or the edges of a relation; None: the fused batch."""
+        if of is None:
+            return self
+        if of not in self.parts:
+            names = ", ".join(map(str, self.parts))
+            raise InputError(explain("batch", f"a type of the graph: {names}", of, "use one of these"))
+        return self.parts[of]
+
+    def __getitem__(self, of: str | EdgeType) -> VertexItems | RelationItems:
+        found = self.part(of)
+        if isinstance(of, tuple):
+            return RelationItems(EdgeHandle(self, of))
+        return VertexItems(self.x_dict.get(of), self.n_id_dict[of], found.labels, found.num_targets)
+
+    @property
+    def edge_index_dict(self) -> dict[EdgeType, EdgeHandle[Batch]]:
+        """A placeholder for the edges of every relation, for models wrapped by ``gsplit.parallelize``."""
+        return {relation: EdgeHandle(self, relation) for relation in self.types.edge_types}
+
+    @property
+    def edge_type(self) -> EdgeTypeHandle[Batch]:
+        """A placeholder for the relation of every edge, next to ``edge_index``."""
+        return EdgeTypeHandle(self)
+
+    @property
+    def node_type(self) -> Tensor:
+        """The type of every fused input row, such as those of ``to_homogeneous``."""
+        return self.rows.types
+
+    @property
+    def fused_x(self) -> Tensor:
+        """The input rows of all types as one tensor, if all types have features of one width."""
+        return self.to_homogeneous(self.x_dict)
+
+    def to_homogeneous(self, rows_of: Mapping[str, Tensor]) -> Tensor:
+        """The input rows of all types, or rows computed from them, as one tensor for ``edge_index``. Differentiable."""
+        missing = [name for name in self.types.vertex_types if name not in rows_of]
+        widths = {(tuple(rows.shape[1:]), rows.dtype) for rows in rows_of.values()}
+        if missing or len(widths) != 1:
+            got = f"no rows of {', '.join(missing)}" if missing else f"rows of {sorted(map(str, widths))}"
+            fix = "encode every type to one width, an embedding of batch.n_id_dict where a type has no features"
+            raise InputError(explain("to_homogeneous", "rows of every vertex type, of one width", got, fix))
+        first = next(iter(rows_of.values()))
+        fused = first.new_empty(self.rows.types.numel(), *first.shape[1:])
+        for number, name in enumerate(self.types.vertex_types):
+            fused = fused.index_copy(0, self.rows.rows(number), rows_of[name])
+        return fused
+
+    def _refuse_input_gradients(self) -> None:
+        for name, x in self.x_dict.items():
+            if x.requires_grad:
+                fix = "train an embedding of your own instead; stored features have no gradient"
+                raise InputError(explain(f"batch.x_dict[{name!r}]", "requires_grad=False", x.requires_grad, fix))
+
+    def cast(self, dtype: torch.dtype) -> "TypedBatch":
+        """The batch with its input rows converted to a type."""
+        return replace(self, x_dict={name: x.to(dtype) for name, x in self.x_dict.items()})
+
+    def _arrays(self) -> list[Tensor]:
+        cut = [block.src_rows for of in self.types.edge_types for block in self.parts[of].blocks]
+        return [*super()._arrays(), *self.x_dict.values(), *self.kinds, *cut]
+
+
+def cut_batch(
+    fused: Batch,
+    types: GraphTypes,
+    mixed: Sequence[RowTypes],
+    kinds: tuple[Tensor, ...],
+    x_dict: dict[str, Tensor],
+    n_id: Tensor,
+    target_type: str | None = None,
+) -> TypedBatch:
+    """Cut a batch by types. No communication.
+
+    ``mixed``: the types of the mixed rows of every layer. ``kinds``: the relation of every edge, layer by layer.
+    ``n_id``: the original ids of the mixed input rows. ``target_type``: the type that has the labels.
+    """
+    frontiers = [RowTypes.of(types.of(found.ids), types.num_types) for found in fused.frontiers]
+    of_level = {found.level: rows for found, rows in zip(fused.frontiers, frontiers, strict=True)}
+    layers_of = [
+        _rows_of_types(layer, of_level[fused.frontier(number).level], rows)
+        for number, (layer, rows) in enumerate(zip(fused.layers, mixed, strict=True))
+    ]
+    num_targets = frontiers[-1].counts(fused.num_targets)
+    parts: dict[str | EdgeType, Batch] = {}
+    for number, name in enumerate(types.vertex_types):
+        kept = [rows.rows(number) for rows in frontiers]
+        parts[name] = replace(
+            fused,
+            x=x_dict.get(name, fused.x),
+            labels=fused.labels if name == target_type else None,
+            frontiers=tuple(
+                FrontierIds(found.level, found.n_id[mine], found.ids[mine])
+                for found, mine in zip(fused.frontiers, kept, strict=True)
+            ),
+            layers=tuple(layers[number] for layers in layers_of),
+            num_targets=num_targets[number],
+            of=name,
+        )
+    blocks = [cut_block(block, kind, rows, types) for block, kind, rows in zip(fused.blocks, kinds, mixed, strict=True)]
+    for relation, of in enumerate(types.edge_types):
+        source = parts[of[0]]
+        layers = tuple(replace(layer, block=cut[relation]) for layer, cut in zip(source.layers, blocks, strict=True))
+        parts[of] = replace(source, layers=layers, of=str(of))
+    n_id_dict = {
+        name: n_id[mixed[0].rows(number)] - types.offsets[number] for number, name in enumerate(types.vertex_types)
+    }
+    return TypedBatch(
+        **{field.name: getattr(fused, field.name) for field in fields(fused)},
+        types=types,
+        x_dict=x_dict,
+        n_id_dict=n_id_dict,
+        kinds=kinds,
+        rows=mixed[0],
+        parts=parts,
+    )
+
+
+def _rows_of_types(layer: BatchLayer, local: RowTypes, mixed: RowTypes) -> list[BatchLayer]:
+    """A layer with the rows of one type and no edges, for every type."""
+    num_mixed = mixed.counts()
+    num_dst = mixed.counts(layer.block.num_dst)
+    nothing = layer.block.src_rows[:0]
+    routes = [None] * mixed.num_types if layer.route is None else cut_route(layer.route, local, mixed)
+    return [
+        BatchLayer(block=Block(nothing.new_zeros(num_dst[number] + 1), nothing, num_mixed[number]), route=route)
+        for number, route in enumerate(routes)
+    ]
