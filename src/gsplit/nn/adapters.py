@@ -25,8 +25,10 @@ from torch_geometric import nn as pyg
 
 from gsplit.errors import InputError, explain
 from gsplit.graph.blocks import Block
+from gsplit.graph.types import EdgeType
 from gsplit.kernels.csr import CsrEdges
 from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, substitute
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges
@@ -42,6 +44,7 @@ class LayerInputs:
 
     ``call``: the model's call of the layer, with handles in place of edges. ``mixed``, ``dst``: the rows of sources and
     destinations. ``edge_attr``, ``edge_weight``: values of the block's edges, None where the call does not pass them.
+    ``of``: the relation whose edges the layer gets, in a heterogeneous graph; None for all edges.
     ``once(key, make)``: makes a value once per forward pass. ``attention_mask(layer, edges)``: the dropout mask of a
     fused attention layer; None where fused kernels must not be used.
     """
@@ -55,11 +58,17 @@ class LayerInputs:
     edge_weight: Tensor | None
     once: Callable[[Any, Callable[[], Any]], Any]
     attention_mask: Callable[[Any, CsrEdges], Tensor | None] | None
+    of: EdgeType | None = None
 
     @property
     def block(self) -> Block:
         """The edges of the layer."""
-        return self.batch.layers[self.index].block
+        return self.batch.part(self.of).layers[self.index].block
+
+    @property
+    def kinds(self) -> Tensor | None:
+        """The relation of every edge, if the edges are those of all relations."""
+        return self.batch.kinds[self.index] if isinstance(self.batch, TypedBatch) and self.of is None else None
 
 
 Adapter = Callable[[SplitForward, LayerInputs], Any]
@@ -82,6 +91,10 @@ def run_pair(split: SplitForward, inputs: LayerInputs) -> Any:
 
 def run_single_input(split: SplitForward, inputs: LayerInputs) -> Any:
     """Call a layer with one tensor of rows, and keep the destinations' outputs."""
+    if inputs.of is not None and inputs.of[0] != inputs.of[2]:
+        got = f"{type(split.layer).__name__}, which takes one tensor of rows"
+        fix = "use a layer that takes a pair of tensors, such as SAGEConv((-1, -1), n), between different types"
+        raise InputError(explain(f"{split.name} on {inputs.of}", "rows of sources and of destinations", got, fix))
     edges, weights = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
     return _call_stock(split, inputs, inputs.mixed, edges, weights, inputs.edge_attr)[: inputs.dst.size(0)]
 
@@ -91,6 +104,10 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
     gcn = gcn_options(split.layer)
     if gcn is None:
         return run_single_input(split, inputs)
+    if isinstance(inputs.batch, TypedBatch):
+        fix = "use SAGEConv, GATConv, GraphConv or RGCNConv, or GCNConv(..., normalize=False)"
+        got = "GCNConv, which normalises by the degrees of one relation; these are not counted"
+        raise InputError(explain(split.name, "a layer that is exact on a heterogeneous graph", got, fix))
     key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.mixed.dtype)
     block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
     edges, weights = _edges_for(split.layer, inputs, block, weights, gcn)
@@ -126,7 +143,7 @@ def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:
 def _call_stock(
     split: SplitForward, inputs: LayerInputs, rows: Any, edges: Any, weights: Tensor | None, edge_attr: Tensor | None
 ) -> Any:
-    args, kwargs = substitute(inputs.call, rows, edges, weights, edge_attr)
+    args, kwargs = substitute(inputs.call, rows, edges, weights, edge_attr, inputs.kinds)
     return split.stock(*args, **kwargs)
 
 
@@ -161,11 +178,11 @@ def _edges_for(
     dtype = inputs.mixed.dtype
     device = block.indptr.device
     if not takes_csr(layer, dtype, device):
-        return inputs.once(("edge_index", inputs.index, gcn), block.edge_index), weights
+        return inputs.once(("edge_index", inputs.index, inputs.of, gcn), block.edge_index), weights
 
     def make_csr() -> Tensor:
         values = torch.ones(block.num_edges, dtype=dtype, device=device) if weights is None else weights
         return to_csr(block, values)
 
-    key = ("csr", inputs.index, gcn, inputs.edge_weight is not None, dtype)
+    key = ("csr", inputs.index, inputs.of, gcn, inputs.edge_weight is not None, dtype)
     return inputs.once(key, make_csr), None

@@ -13,7 +13,8 @@ from torch.nn import Module
 
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle, Handle
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeTypeHandle, EdgeWeightHandle, Handle
+from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.layers import edge_features_of, layers_of, takes_edge_weight
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LayerCall",
     "call_model",
     "dtype_of",
+    "find_handle",
     "input_rows",
     "substitute",
     "template_of",
@@ -41,9 +43,18 @@ class Slot(Enum):
     EDGE_WEIGHT = "edge_weight"
     EDGE_ATTR = "edge_attr"
     BATCH = "batch"
+    X_DICT = "x_dict"
+    EDGE_INDEX_DICT = "edge_index_dict"
+    FUSED_X = "fused_x"
+    EDGE_TYPE = "edge_type"
 
 
-_HANDLES = {EdgeHandle: Slot.EDGE_INDEX, EdgeWeightHandle: Slot.EDGE_WEIGHT, EdgeAttrHandle: Slot.EDGE_ATTR}
+_HANDLES = {
+    EdgeHandle: Slot.EDGE_INDEX,
+    EdgeWeightHandle: Slot.EDGE_WEIGHT,
+    EdgeAttrHandle: Slot.EDGE_ATTR,
+    EdgeTypeHandle: Slot.EDGE_TYPE,
+}
 
 
 @dataclass(frozen=True)
@@ -67,13 +78,20 @@ class CallTemplate:
 def template_of(call: LayerCall, batch: Batch) -> CallTemplate | None:
     """The template of a model's call; None if an argument is a tensor that is not the batch's."""
     slots: list[Slot] = []
+    typed = isinstance(batch, TypedBatch)
+    of_rows = Slot.FUSED_X if typed else Slot.X
+    num_rows = batch.blocks[0].num_src if typed else batch.x.size(0)
 
     def slot(value: Any) -> Any:
         found = Slot.BATCH if value is batch else _HANDLES.get(type(value))
         if isinstance(value, Tensor):  # the input rows, perhaps cast
-            found = Slot.X if Slot.X not in slots and value.dim() and value.size(0) == batch.x.size(0) else None
+            found = of_rows if of_rows not in slots and value.dim() and value.size(0) == num_rows else None
             if found is None:
                 raise LookupError
+        if isinstance(value, dict) and find_handle(((value,), {})) is not None:
+            found = Slot.EDGE_INDEX_DICT
+        elif isinstance(value, dict) and any(isinstance(each, Tensor) for each in value.values()):
+            found = Slot.X_DICT
         if found is not None:
             slots.append(found)
         return value if found is None else found
@@ -109,6 +127,8 @@ def call_model(model: Module, batch: Batch, *, takes_edge_attr: bool = False) ->
     required = {argument.name for argument in others if argument.default is Parameter.empty}
     if first is not None and not required and (second is None or _is_optional(second)):
         return model(batch)
+    if isinstance(batch, TypedBatch):
+        return _call_typed(model, batch, signature, required)
     values = {
         name: value
         for name, value in _edge_values(model, batch, required, takes_edge_attr).items()
@@ -119,6 +139,17 @@ def call_model(model: Module, batch: Batch, *, takes_edge_attr: bool = False) ->
         fix = "give other arguments a default, or take the batch and read from it what the model needs"
         raise InputError(explain("the model's forward", expected, signature, fix))
     return model(batch.x, EdgeHandle(batch), **values)
+
+
+def _call_typed(model: Module, batch: TypedBatch, signature: inspect.Signature, required: set[str]) -> Any:
+    """Call a model with the dicts of a heterogeneous batch, or with fused rows if it takes ``edge_type``."""
+    if "edge_type" in signature.parameters and required <= {"edge_type"}:
+        return model(batch.fused_x, batch.edge_index, edge_type=batch.edge_type)
+    if required:
+        expected = "(x_dict, edge_index_dict), (x, edge_index, edge_type) or (batch)"
+        fix = "give other arguments a default, or take the batch and read from it what the model needs"
+        raise InputError(explain("the model's forward", expected, signature, fix))
+    return model(batch.x_dict, batch.edge_index_dict)
 
 
 def _arguments(signature: inspect.Signature) -> tuple[Parameter | None, Parameter | None, list[Parameter]]:
@@ -142,13 +173,22 @@ def dtype_of(model: Module) -> torch.dtype:
 
 
 def input_rows(call: LayerCall) -> Any:
-    """The rows a layer was called with: its first argument, or ``x``."""
+    """The rows a layer was called with: its first argument, ``x`` or ``x_dict``."""
     args, kwargs = call
-    return args[0] if args else kwargs.get("x")
+    return args[0] if args else kwargs.get("x", kwargs.get("x_dict"))
 
 
-def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any) -> LayerCall:
-    """A layer's call with other rows, and with edges, weights and edge features in place of the handles."""
+def find_handle(call: LayerCall) -> "EdgeHandle[Batch] | None":
+    """A placeholder for edges among the arguments of a call, or in a dict of them, by relation."""
+    for value in (*call[0], *call[1].values()):
+        for each in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(each, EdgeHandle):
+                return each
+    return None
+
+
+def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any, kinds: Any = None) -> LayerCall:
+    """A layer's call with other rows, and with edges, their weights, features and types in place of the handles."""
     given = input_rows(call)
 
     def swap(value: Any) -> Any:
@@ -156,6 +196,10 @@ def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any) 
             return rows
         if isinstance(value, EdgeHandle):
             return edges
+        if isinstance(value, dict) and find_handle(((value,), {})) is not None:
+            return edges
+        if isinstance(value, EdgeTypeHandle):
+            return kinds
         if isinstance(value, EdgeWeightHandle):
             return weights
         return attr if isinstance(value, EdgeAttrHandle) else value

@@ -18,12 +18,14 @@ from torch import Tensor
 from gsplit.device.devices import DeferredChecks
 from gsplit.errors import InputError, explain
 from gsplit.graph.blocks import Block
+from gsplit.graph.types import EdgeType
 from gsplit.kernels.csr import LOOP, CsrEdges
 from gsplit.keys import kernels_torch
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeWeightHandle
+from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import LayerInputs
-from gsplit.nn.calls import LayerCall, input_rows
+from gsplit.nn.calls import LayerCall, find_handle, input_rows, substitute
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.layer_edges import other_edges
@@ -31,7 +33,7 @@ from gsplit.nn.layers import edge_features_are_weights
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.split_forward import SplitForward
 
-__all__ = ["ForwardPass"]
+__all__ = ["ForwardPass", "relation_rows", "typed_batch"]
 
 
 class ForwardPass:
@@ -39,6 +41,8 @@ class ForwardPass:
 
     fuses_attention: ClassVar[bool] = True
     """Whether fused kernels may compute attention layers; False in trial runs at wrapping."""
+    allows_draws: bool = False
+    """Whether the model may draw random numbers: only in the run in which parameters get their sizes and values."""
 
     def __init__(self, batch: Batch, plan: ForwardPlan, checks: DeferredChecks | None = None) -> None:
         self.batch = batch
@@ -58,8 +62,10 @@ class ForwardPass:
         name = split.name
         h = input_rows(call)
         values = [*call[0], *call[1].values()]
+        handle = find_handle(call)
+        relation = None if handle is None else handle.relation
         others = [value for value in values if isinstance(value, Tensor) and value is not h]
-        if not isinstance(h, Tensor) or others:
+        if not isinstance(h, Tensor if relation is None else Tensor | tuple | dict) or others:
             got = f"{len(others)} more tensors" if others else f"{type(h).__name__} in place of rows"
             fix = "pass batch.edge_attr or batch.edge_weight for values of edges; positions are not in the mini-batches"
             raise InputError(explain(name, "a call with rows and what the batch has of edges", got, fix))
@@ -67,7 +73,22 @@ class ForwardPass:
             fix = "let which layers are called depend on the model's settings only"
             got = "a call that the dry run did not make"
             raise InputError(explain(name, "the same layers in every forward", got, fix))
-        index = self._plan.layer_of[name]
+        num_dropouts = self._num_dropouts
+        if isinstance(h, dict):
+            out = self._run_all_types(split, call, self._plan.layer_of[name])
+        elif relation is not None:
+            out = self._run_relation(split, call, self._plan.layer_of[name], relation)
+        else:
+            out = self._run_fused(split, call, self._plan.layer_of[name])
+        # a layer without edges may have left its dropout out, but the calls behind it keep their numbers
+        self._num_dropouts = num_dropouts + self._plan.layer_dropouts.get(name, 0)
+        return out
+
+    def _run_fused(self, split: SplitForward, call: LayerCall, index: int) -> Any:
+        """Compute the destinations of a layer from the edges of all relations, or of a graph without types."""
+        name = split.name
+        h = input_rows(call)
+        values = [*call[0], *call[1].values()]
         mixed, dst = self.batch.shuffle(index, h, of_wrapped_model=True)
         takes_attr = any(isinstance(value, EdgeAttrHandle) for value in values)
         if takes_attr and edge_features_are_weights(split.layer):
@@ -87,6 +108,74 @@ class ForwardPass:
             attention_mask=partial(self._attention_mask, index) if self.fuses_attention else None,
         )
         return self._plan.adapters[name](split, inputs)
+
+    def _run_relation(self, split: SplitForward, call: LayerCall, index: int, relation: EdgeType) -> Any:
+        """Compute the destinations of one relation. A collective, once for each tensor of source rows."""
+        src, dst = relation_rows(split.name, call, relation)
+        if relation[0] != relation[2] and getattr(split.layer, "add_self_loops", False):
+            got = f"add_self_loops=True between {relation[0]} and {relation[2]}"
+            fix = "make it with add_self_loops=False"
+            raise InputError(explain(f"{split.name} on {relation}", "self-loops between equal types", got, fix))
+        mixed, mixed_dst = self._mix(index, relation[0], src)
+        same_rows = dst is src and relation[0] == relation[2]
+        inputs = LayerInputs(
+            batch=self.batch,
+            index=index,
+            call=call,
+            mixed=mixed,
+            dst=mixed_dst if same_rows else self._destinations(index, relation[2], dst),
+            edge_attr=None,
+            edge_weight=None,
+            once=self._once,
+            attention_mask=None,
+            of=relation,
+        )
+        return self._plan.adapters[split.name](split, inputs)
+
+    def _run_all_types(self, split: SplitForward, call: LayerCall, index: int) -> dict[str, Tensor | None]:
+        """Call a layer with the mixed rows of all types, and keep the destinations' outputs. A collective per type."""
+        rows_of = input_rows(call)
+        relations = typed_batch(self.batch).types.edge_types
+        for relation in relations:
+            relation_rows(split.name, (((rows_of.get(relation[0]), rows_of.get(relation[2])),), {}), relation)
+        mixed = {name: self._mix(index, name, h)[0] for name, h in rows_of.items()}
+        edges = {
+            relation: self._once(
+                ("edge_index", index, relation, None), self.batch.part(relation).blocks[index].edge_index
+            )
+            for relation in relations
+        }
+        args, kwargs = substitute(call, mixed, edges, None, None)
+        out = split.stock(*args, **kwargs)
+        if not isinstance(out, dict):
+            fix = "use HGTConv, or HeteroConv with a layer for every edge type"
+            raise InputError(explain(split.name, "a layer that returns rows by vertex type", type(out).__name__, fix))
+        return {
+            name: None if rows is None else rows[: self.batch.part(name).blocks[index].num_dst]
+            for name, rows in out.items()
+        }
+
+    def _mix(self, index: int, vertex_type: str, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The mixed rows and the destinations of a type, exchanged once per tensor however many layers read it."""
+        # the tensor is kept with them: the id of a tensor that is gone may be given to another
+        _, mixed, dst = self._once(
+            ("mixed", index, vertex_type, id(h)),
+            lambda: (h, *self.batch.part(vertex_type).shuffle(index, h, of_wrapped_model=True)),
+        )
+        return mixed, dst
+
+    def _destinations(self, index: int, vertex_type: str, h: Tensor) -> Tensor:
+        """The destinations of a type. A collective at a boundary, where they are not the first rows of the tensor."""
+        layer = self.batch.part(vertex_type).layers[index]
+        if index and not layer.destinations_are_local:
+            return self._mix(index, vertex_type, h)[1]
+        num_rows = layer.num_local if index else layer.block.num_src
+        if h.size(0) != num_rows:
+            fix = "pass the output of the layer below, one row per destination"
+            raise InputError(
+                explain(f"rows of {vertex_type} at layer {index}", f"[{num_rows}, ...]", list(h.shape), fix)
+            )
+        return h[: layer.block.num_dst]
 
     def _attention_mask(self, index: int, layer: Any, edges: CsrEdges) -> Tensor | None:
         """The dropout mask of a fused attention layer. Counts as the one dropout call that PyG's layer makes."""
@@ -119,19 +208,18 @@ class ForwardPass:
         return keyed_dropout(x, self._row_keys(rows, self.batch.context.key.dropout(call)), p)
 
     def _row_keys(self, rows: RowSpace, key: int) -> Tensor:
-        batch = self.batch
+        batch = self.batch.part(rows.of)
         if rows.space == "mixed":
-            ids = self._once(("ids", rows.layer), lambda: batch.mixed_ids(rows.layer))
+            ids = self._once(("ids", rows.layer, rows.of), lambda: batch.mixed_ids(rows.layer))
             return kernels_torch.mix(key, ids)
         if batch.pairs is not None and rows.space in ("endpoints", "pairs"):
             names = batch.pairs.n_id if rows.space == "endpoints" else batch.pairs.value_keys
             return kernels_torch.mix(key, names)
         if rows.space == "local":
-            return kernels_torch.mix(key, batch.frontier(rows.layer).n_id[: num_rows(batch, rows)])
-        dst_rows, places = self._once(
-            (rows.space, rows.layer), lambda: _edge_places(batch.blocks[rows.layer], rows.space)
-        )
-        dst_ids = batch.destinations(rows.layer).n_id[: batch.blocks[rows.layer].num_dst]
+            return kernels_torch.mix(key, batch.frontier(rows.layer).n_id[: num_rows(self.batch, rows)])
+        dst_rows, places = self._once(("places", rows), lambda: _edge_places(batch.blocks[rows.layer], rows.space))
+        of_dst = self.batch.part(rows.of[2] if isinstance(rows.of, tuple) else None)
+        dst_ids = of_dst.destinations(rows.layer).n_id[: batch.blocks[rows.layer].num_dst]
         dst_keys = kernels_torch.mix(key, dst_ids)
         return kernels_torch.mix(dst_keys[dst_rows], places)
 
@@ -165,6 +253,32 @@ class ForwardPass:
             checks=self._checks,
             telemetry=self.batch.telemetry,
         )
+
+
+def typed_batch(batch: Batch) -> TypedBatch:
+    """The batch of a heterogeneous graph, which a call with rows or edges by type needs."""
+    if not isinstance(batch, TypedBatch):
+        fix = "call the model with batch.x and batch.edge_index"
+        raise InputError(explain("a layer", "a batch of a heterogeneous graph", "a batch without types", fix))
+    return batch
+
+
+def relation_rows(name: str, call: LayerCall, relation: EdgeType) -> tuple[Tensor, Tensor]:
+    """The rows of sources and of destinations that a layer was called with for a relation."""
+    given = input_rows(call)
+    src, dst = given if isinstance(given, tuple) and len(given) == 2 else (given, given)
+    for vertex_type, rows in ((relation[0], src), (relation[2], dst)):
+        if not isinstance(rows, Tensor):
+            fix = (
+                f"add a relation into {vertex_type} to the layer below, such as the reverse of {relation}, or leave "
+                f"{relation} out of this layer"
+            )
+            got = f"{type(rows).__name__} in place of rows of {vertex_type}, which no layer below computes"
+            raise InputError(explain(f"{name} on {relation}", f"rows of {relation[0]} and {relation[2]}", got, fix))
+    if not isinstance(given, tuple) and relation[0] != relation[2]:
+        fix = f"pass (rows of {relation[0]}, rows of {relation[2]})"
+        raise InputError(explain(f"{name} on {relation}", "a pair of tensors", "one tensor", fix))
+    return src, dst
 
 
 def _explain_other_calls(what: str, call: int, x: Tensor) -> str:

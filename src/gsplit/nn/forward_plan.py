@@ -3,10 +3,11 @@
 The dry run (``nn.checks.dry_run``) records it when a model is wrapped; every forward pass follows it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.adapters import Adapter
 from gsplit.nn.layer_edges import num_other_edges
@@ -24,10 +25,13 @@ class RowSpace:
     layer. ``looped edges``: the edges as GAT makes them, those that are not self-loops and then one self-loop per
     destination. ``RowSpace("local", 2)`` are the rows that come out of layer 1. ``endpoints`` are the rows that
     ``batch.endpoints`` returns, above the last layer, and ``pairs`` the values of a loss of pairs.
+
+    ``of``: the vertex type of the rows, or the relation of the edges, in a heterogeneous graph; None for all of them.
     """
 
     space: Space
     layer: int
+    of: str | EdgeType | None = None
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class ForwardPlan:
     """What the dry run recorded of a model.
 
     ``layer_of``: the layer of the mini-batch that each module computes, in the order of the calls. ``dropouts``,
-    ``norms``: the rows of each dropout and batch norm call. ``boundaries``: levels at which the rows of a mini-batch
-    may become those of other vertices, as in ``hybrid(k)``. ``pairs``: the kind of pairs that the model decodes itself
-    (``nn.checks.toy.PAIR_KINDS``); empty if its output are rows of vertices.
+    ``norms``: the rows of each dropout and batch norm call. ``layer_dropouts``: the number of dropout calls inside each
+    module; PyG's attention layers leave theirs out if there are no edges. ``boundaries``: levels at which the rows of a
+    mini-batch may become those of other vertices, as in ``hybrid(k)``. ``pairs``: the kind of pairs that the model
+    decodes itself (``nn.checks.toy.PAIR_KINDS``); empty if its output are rows of vertices.
     """
 
     depth: int
@@ -45,6 +50,7 @@ class ForwardPlan:
     adapters: dict[str, Adapter]
     dropouts: tuple[RowSpace, ...]
     norms: tuple[RowSpace, ...]
+    layer_dropouts: dict[str, int] = field(default_factory=dict)
     takes_edge_attr: bool = False
     boundaries: frozenset[int] = frozenset()
     pairs: str = ""
@@ -52,6 +58,7 @@ class ForwardPlan:
 
 def num_rows(batch: Batch, rows: RowSpace) -> int:
     """Number of rows of a kind in a batch."""
+    batch = batch.part(rows.of)
     if rows.space == "local":
         return batch.num_targets if rows.layer == batch.num_layers else batch.layers[rows.layer].num_local
     if rows.space == "endpoints":

@@ -80,7 +80,8 @@ class ForwardPassMode(TorchFunctionMode):
                     f"{function.__name__} in the model", "rows that are not mixed", "a norm over one rank's rows", fix
                 )
             )
-        if function in _RANDOM or (function in _RANDOM_AT and _draws(*_RANDOM_AT[function], args, kwargs)):
+        draws = function in _RANDOM or (function in _RANDOM_AT and _draws(*_RANDOM_AT[function], args, kwargs))
+        if draws and not self._pass.allows_draws:
             fix = "use F.dropout or torch.nn.Dropout, whose masks are keyed here"
             raise InputError(
                 explain(f"{function.__name__} in the model", "no randomness of its own", "a draw from a generator", fix)

@@ -6,7 +6,7 @@ No module is wrapped or renamed, so ``state_dict`` keys do not change. A hook on
 tensors the model computes what it did before. Gradients are averaged over all ranks during backward.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import UninitializedParameter
 
 from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.link_batch import LinkBatch, PairModeError
-from gsplit.nn.calls import call_model
+from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
     Recorder,
     example_input,
@@ -31,29 +32,35 @@ from gsplit.nn.checks.dry_run import (
 )
 from gsplit.nn.checks.modules import check_modules
 from gsplit.nn.checks.row_independence import check_row_independence
-from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, toy_batch, toy_link_batch
+from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, Toys, toy_link_batch
+from gsplit.nn.checks.toy_typed import TypedExample
 from gsplit.nn.forward_pass import ForwardPass
-from gsplit.nn.forward_plan import ForwardPlan
+from gsplit.nn.forward_plan import ForwardPlan, RowSpace
 from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, install_runtime, last_template, remove_runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import check_wrappers
+from gsplit.store.conversion import as_graph_store
 
 __all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "mesh_of", "override_forward_pass"]
 
 M = TypeVar("M", bound=Module)
 
 
-def _record(model: Module, runtime: Runtime, like: ExampleInput, pairs: str) -> ForwardPlan:
+def _record(model: Module, runtime: Runtime, like: Toys, pairs: str) -> ForwardPlan:
     """Run the model on a toy batch, of vertices or of a kind of pairs, and record its layers, dropouts and norms."""
     takes_edge_attr = like.num_edge_features is not None
     num_layers = max(len(layers_of(model)), 1)
-    batch, space_of = toy_link_batch(num_layers, like, pairs) if pairs else toy_batch(num_layers, like)
+    found: tuple[Batch, dict[int, RowSpace]] = like.batch(num_layers)
+    if pairs:
+        assert isinstance(like, ExampleInput)
+        found = toy_link_batch(num_layers, like, pairs)
+    batch, space_of = found
     recorder = Recorder(batch, space_of)
-    with preserve_state(model, like.row.device):
+    with preserve_state(model, like.device):
         model.train()
         runtime.override = recorder
         try:
-            with forbid_random_draws(like.row.device), forbid_changed_buffers(model):
+            with forbid_random_draws(like.device), forbid_changed_buffers(model):
                 out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=takes_edge_attr))
                 plan = recorder.plan(_encoded(batch) if isinstance(batch, ToyLinkBatch) else out)
         finally:
@@ -69,7 +76,7 @@ def _encoded(batch: ToyLinkBatch) -> Tensor:
     return batch.encoded[0]
 
 
-def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
+def _make_plan(model: Module, runtime: Runtime, like: Toys) -> None:
     """Run the model on toy batches: record its layers, dropouts and norms, and refuse it if it mixes rows.
 
     A model that reads what only batches of pairs have runs on every kind of them, until it is accepted.
@@ -80,7 +87,7 @@ def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
     except InputError as error:
         cause = error.__cause__
         is_missing = isinstance(cause, AttributeError) and isinstance(cause.obj, Batch)
-        if not (is_missing and hasattr(LinkBatch, str(getattr(cause, "name", "")))):
+        if not (isinstance(like, ExampleInput) and is_missing and hasattr(LinkBatch, str(getattr(cause, "name", "")))):
             raise
     failures: list[InputError] = []
     for kind in PAIR_KINDS:
@@ -92,11 +99,47 @@ def _make_plan(model: Module, runtime: Runtime, like: ExampleInput) -> None:
     raise next((error for error in failures if not isinstance(error, PairModeError)), failures[0])
 
 
-def _plan_for(model: Module, runtime: Runtime, like: ExampleInput, pairs: str) -> None:
+def _plan_for(model: Module, runtime: Runtime, like: Toys, pairs: str) -> None:
     """The plan of a model on vertices, or on a kind of pairs."""
     runtime.plan = plan = _record(model, runtime, like, pairs)
     boundaries = check_row_independence(model, plan, like, override_forward_pass)
     runtime.plan = replace(plan, boundaries=boundaries)
+
+
+def _make_sizes(model: Module, runtime: Runtime, like: Toys) -> None:
+    """Run the model once, so that parameters whose size was not given (-1) get it from the rows of the graph."""
+    if not any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        return
+    batch, space_of = like.batch(max(len(layers_of(model)), 1))
+    runtime.override = Recorder(batch, space_of)
+    runtime.override.allows_draws = True
+    try:
+        with torch.no_grad():
+            explain_failure(lambda: call_model(model, batch))
+    finally:
+        runtime.override = None
+
+
+def _example_of(model: Module, graph: Any, num_features: int | Mapping[str, int] | None, edges: int | None) -> Toys:
+    """Toy batches like those of the model's graph."""
+    store = None if graph is None else as_graph_store(graph)
+    if store is None or store.types is None:
+        if isinstance(num_features, Mapping):
+            fix = "give the graph: gsplit.parallelize(model, mesh, graph=graph)"
+            raise InputError(explain("num_features", "one number, without types", dict(num_features), fix))
+        return example_input(model, num_features or (store.num_features if store is not None else 0) or None, edges)
+    shapes = {
+        name: tuple(store.stored_array(f"features/{name}/x").shape[1:])
+        for name in store.types.vertex_types
+        if f"features/{name}/x" in store.names
+    }
+    if isinstance(num_features, Mapping):
+        shapes = {name: (width,) for name, width in num_features.items()}
+    elif num_features is not None or edges is not None:
+        fix = "give num_features={vertex type: number}, or leave it out; edges of typed graphs have no features here"
+        raise InputError(explain("num_features", "numbers by vertex type", (num_features, edges), fix))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return TypedExample(store.types.vertex_types, store.types.edge_types, shapes, dtype_of(model), device)
 
 
 def _broadcast_weights(model: Module, mesh: Mesh) -> None:
@@ -151,7 +194,14 @@ def override_forward_pass(model: Module, forward_pass: ForwardPass) -> Iterator[
         runtime.override = None
 
 
-def parallelize(model: M, mesh: Mesh, *, num_features: int | None = None, num_edge_features: int | None = None) -> M:
+def parallelize(
+    model: M,
+    mesh: Mesh,
+    *,
+    graph: Any = None,
+    num_features: int | Mapping[str, int] | None = None,
+    num_edge_features: int | None = None,
+) -> M:
     """Make a PyG model run on mini-batches of ``mesh``; returns the model, changed in place. A collective.
 
     Every rank starts from rank 0's weights. The model is then called with ``(batch.x, batch.edge_index)``, with
@@ -159,19 +209,24 @@ def parallelize(model: M, mesh: Mesh, *, num_features: int | None = None, num_ed
     are needed only if no module of the model declares them. A model that decodes pairs itself takes the batch and calls
     ``batch.endpoints(h)`` with the rows of its last layer. A model that cannot be exact on a split mini-batch is
     refused here, with the reason.
+
+    ``graph``: the graph that the model trains on; needed if it is heterogeneous. The model is then called with
+    ``(batch.x_dict, batch.edge_index_dict)``, or with ``(batch)``, and sizes of -1 are taken from the features ``x`` of
+    the graph, or from ``num_features`` by vertex type.
     """
     check_wrappers(model)
     model.to(mesh.device)
-    check_modules(model)
+    like = _example_of(model, graph, num_features, num_edge_features)
+    check_modules(model, typed=isinstance(like, TypedExample))
     template = last_template(model)
     remove_runtime(model)
     if mesh.num_replicas > 1 and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         fix = "use replicas=1, or a row-wise norm such as LayerNorm"
         raise InputError(explain("batch norm", "one replica", mesh.num_replicas, fix))
-    like = example_input(model, num_features, num_edge_features)
     runtime = Runtime(None, mesh)
     install_runtime(model, runtime)
     try:
+        _make_sizes(model, runtime, like)
         _make_plan(model, runtime, like)
         _broadcast_weights(model, mesh)
     except BaseException:

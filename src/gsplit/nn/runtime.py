@@ -248,9 +248,10 @@ def _find_batch(values: list[Any]) -> Batch | None:
     for value in values:
         if isinstance(value, Batch):
             return value
-        if isinstance(value, Handle):
-            batch: Batch = value.batch
-            return batch
+        for each in value.values() if isinstance(value, dict) else (value,):
+            if isinstance(each, Handle):
+                batch: Batch = each.batch
+                return batch
     return None
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from torch.nn import Module
 
 from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.edge_handles import EdgeHandle, Handle
-from gsplit.nn.calls import LayerCall
+from gsplit.minibatch.edge_handles import Handle
+from gsplit.nn.calls import LayerCall, find_handle
 
 __all__ = ["LayerRunner", "SplitForward", "install_forward", "remove_forward"]
 
@@ -45,7 +45,7 @@ class SplitForward:
         return inspect.signature(self.stock)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        handle = next((value for value in (*args, *kwargs.values()) if isinstance(value, EdgeHandle)), None)
+        handle = find_handle((args, kwargs))
         if handle is None:
             return self.stock(*args, **kwargs)
         return self._runner.run_layer(self, handle, (args, kwargs))

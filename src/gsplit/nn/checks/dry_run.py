@@ -20,10 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gsplit.device.devices import fork_random_states, random_states
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import Adapter, choose_adapter, run_pair, run_single_input
-from gsplit.nn.calls import LayerCall, input_rows, tensors_of
+from gsplit.nn.calls import LayerCall, find_handle, input_rows, tensors_of
 from gsplit.nn.checks.toy import ExampleInput, explain_rows
-from gsplit.nn.forward_pass import ForwardPass
+from gsplit.nn.forward_pass import ForwardPass, relation_rows
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
 from gsplit.nn.layers import edge_features_of, layers_of
 from gsplit.nn.split_forward import SplitForward
@@ -47,6 +48,7 @@ class Recorder(ForwardPass):
         self._space_of = space_of
         self._layer_of: dict[str, int] = {}
         self._adapters: dict[str, Adapter] = {}
+        self._layer_dropouts: dict[str, int] = {}
         self._dropouts: list[RowSpace] = []
         self._norms: list[RowSpace] = []
         super().__init__(batch, ForwardPlan(batch.num_layers, self._layer_of, self._adapters, (), ()))
@@ -56,33 +58,38 @@ class Recorder(ForwardPass):
             raise InputError(explain_rows(where, x))
         return self._space_of[x.size(0)]
 
+    def _is_type(self, rows: RowSpace, of: str | None) -> bool:
+        """Whether rows are of a type; None: of all types, which may be only one."""
+        return rows.of == of or (isinstance(self.batch, TypedBatch) and self.batch.types.num_types == 1)
+
     def run_layer(self, split: SplitForward, call: LayerCall) -> Any:
         """Record which layer of the mini-batch this is, by the rows it gets, and which adapter it needs."""
         name = split.name
         if name in self._layer_of:
             fix = "give every layer a module of its own; weights can be shared by assigning parameters"
             raise InputError(explain(name, "one call per forward", "a second call", fix))
-        h = input_rows(call)
-        if isinstance(h, Tensor):
+        for of, h in _given_rows(name, call):
             rows = self._row_space(f"the input of {name}", h)
-            if rows.space not in ("local", "mixed") or (rows.space == "mixed") != (rows.layer == 0):
+            is_input = (rows.space == "mixed") == (rows.layer == 0) and rows.space in ("local", "mixed")
+            if not is_input or not self._is_type(rows, of) or self._layer_of.setdefault(name, rows.layer) != rows.layer:
                 raise InputError(explain_rows(f"the input of {name}", h))
-            self._layer_of[name] = rows.layer
         self._adapters[name] = choose_adapter(split)
         num_dropouts = len(self._dropouts)
         num_norms = len(self._norms)
         try:
-            return super().run_layer(split, call)
+            out = super().run_layer(split, call)
         except InputError:
             raise
         except Exception:
             if self._adapters[name] is not run_pair:
                 raise
-        # an unknown layer that fails on a pair may take one tensor of rows only
-        del self._dropouts[num_dropouts:]
-        del self._norms[num_norms:]
-        self._adapters[name] = run_single_input
-        return super().run_layer(split, call)
+            # an unknown layer that fails on a pair may take one tensor of rows only
+            del self._dropouts[num_dropouts:]
+            del self._norms[num_norms:]
+            self._adapters[name] = run_single_input
+            out = super().run_layer(split, call)
+        self._layer_dropouts[name] = len(self._dropouts) - num_dropouts
+        return out
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Record the rows of a dropout call, also of one that drops nothing."""
@@ -116,9 +123,24 @@ class Recorder(ForwardPass):
             raise InputError(explain("the model", "message-passing layers called with edge_index", "0 such calls", fix))
         depth = max(self._layer_of.values()) + 1
         first = next(iter(tensors_of(out)), None)
-        if first is None or self._row_space("the model's output", first) != RowSpace("local", depth):
+        space = None if first is None else self._row_space("the model's output", first)
+        if space is None or (space.space, space.layer) != ("local", depth):
             raise InputError(explain_rows("the model's output", torch.empty(0) if first is None else first))
-        return ForwardPlan(depth, self._layer_of, self._adapters, tuple(self._dropouts), tuple(self._norms))
+        return ForwardPlan(
+            depth, self._layer_of, self._adapters, tuple(self._dropouts), tuple(self._norms), self._layer_dropouts
+        )
+
+
+def _given_rows(name: str, call: LayerCall) -> list[tuple[str | None, Tensor]]:
+    """The tensors of rows that a layer was called with, and the vertex type of each."""
+    h = input_rows(call)
+    handle = find_handle(call)
+    if isinstance(h, dict):
+        return [(of, rows) for of, rows in h.items() if isinstance(rows, Tensor)]
+    if handle is not None and handle.relation is not None:
+        src, dst = relation_rows(name, call, handle.relation)
+        return [(handle.relation[0], src), (handle.relation[2], dst)]
+    return [(None, h)] if isinstance(h, Tensor) else []
 
 
 @contextmanager

@@ -32,7 +32,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("LabelPropagation", "CorrectAndSmooth"), (_HOPS, "run it on the output of gsplit.infer")),
     **dict.fromkeys(("GPSConv", "SGFormer", "Polynormer", "PerformerAttention"), (_GRAPH, _ONE_HOP)),
     **dict.fromkeys(("GCN2Conv", "LGConv", "ClusterGCNConv", "FAConv", "DirGNNConv"), (_DEGREES, _ONE_HOP)),
-    **dict.fromkeys(("HeteroConv", "RGCNConv", "HGTConv", "HANConv"), ("graphs here have one kind of edge", _ONE_HOP)),
+    "HANConv": ("it averages over all vertices of a type, and a mini-batch has only some", "use HGTConv or HeteroConv"),
     **dict.fromkeys(
         ("GraphNorm", "GraphSizeNorm", "PairNorm", "MeanSubtractionNorm", "DiffGroupNorm", "InstanceNorm"),
         (_GRAPH, _NODE),
@@ -43,6 +43,8 @@ _REFUSED: dict[str, tuple[str, str]] = {
         (_GRAPH, "predict per vertex, without pooling"),
     ),
 }
+_TYPED = ("HeteroConv", "RGCNConv", "RGATConv", "HGTConv", "HEATConv")
+_GIVE_GRAPH = "wrap it with gsplit.parallelize(model, mesh, graph=graph), where graph is a heterogeneous graph"
 _AGGREGATIONS = (aggr.LSTMAggregation, aggr.MedianAggregation, aggr.QuantileAggregation, aggr.GRUAggregation)
 
 
@@ -53,20 +55,27 @@ class _Finding:
     fix: str
 
 
-def check_modules(model: Module) -> None:
-    """Refuse a model with a module that cannot be exact on blocks, with the reason and what to use instead."""
+def check_modules(model: Module, *, typed: bool = False) -> None:
+    """Refuse a model with a module that cannot be exact on blocks, with the reason and what to use instead.
+
+    ``typed``: the graph is heterogeneous, and sizes that are not given come from it.
+    """
     for name, module in model.named_modules():
-        finding = _check_module(name or "the model", module)
+        finding = _check_module(name or "the model", module, typed=typed)
         if finding is not None:
             where = f"{finding.where} ({type(module).__name__})"
             raise InputError(explain(where, "a layer that is exact on blocks", finding.reason, finding.fix))
 
 
-def _check_module(name: str, module: Any) -> _Finding | None:
+def _check_module(name: str, module: Any, *, typed: bool) -> _Finding | None:
     for kind in type(module).__mro__:
         if kind.__name__ in _REFUSED and kind.__module__.startswith(("torch_geometric.", "torch.nn.")):
             return _Finding(name, *_REFUSED[kind.__name__])
-    if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)):
+        if not typed and kind.__name__ in _TYPED and kind.__module__.startswith("torch_geometric."):
+            return _Finding(name, "it takes types of edges, and no graph with types was given", _GIVE_GRAPH)
+    if not typed and any(
+        isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters(recurse=False)
+    ):
         return _Finding(name, "its size is not known yet", "give the number of input channels instead of -1")
     if isinstance(module, pyg.LayerNorm) and module.mode == "graph":
         return _Finding(name, f"mode='graph': {_GRAPH}", _NODE)

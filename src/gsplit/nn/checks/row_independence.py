@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.nn import Embedding, Module, Parameter
 
 from gsplit.device.devices import fork_random_states
@@ -26,15 +27,7 @@ from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.calls import LayerCall, call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
-from gsplit.nn.checks.toy import (
-    ExampleInput,
-    ToyLinkBatch,
-    num_toy_vertices,
-    toy_boundary,
-    toy_empty,
-    toy_halves,
-    with_pairs,
-)
+from gsplit.nn.checks.toy import ToyLinkBatch, Toys, num_toy_vertices, with_pairs
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.split_forward import SplitForward
@@ -69,7 +62,7 @@ class _DeterministicPass(ForwardPass):
 
 
 def check_row_independence(
-    model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
+    model: Module, plan: ForwardPlan, like: Toys, override_forward_pass: OverrideForwardPass
 ) -> frozenset[int]:
     """Refuse a wrapped model that mixes rows; return the levels that may be boundaries.
 
@@ -85,7 +78,7 @@ def check_row_independence(
         perturbed = perturbed_copy(model, dtype, max_rows)
         return _outputs_of(perturbed, plan, like if dtype is None else like.to(dtype), override_forward_pass)
 
-    with fork_random_states(like.row.device), torch.no_grad():
+    with fork_random_states(like.device), torch.no_grad():
         for dtype, max_rows in copies[:-1]:
             with suppress(InputError):  # not kept: its traceback would keep the copy
                 found, boundaries = outputs(dtype, max_rows)
@@ -100,7 +93,7 @@ def check_row_independence(
 
 
 def _outputs_of(
-    model: Module, plan: ForwardPlan, like: ExampleInput, override_forward_pass: OverrideForwardPass
+    model: Module, plan: ForwardPlan, like: Toys, override_forward_pass: OverrideForwardPass
 ) -> tuple[list[_Outputs], frozenset[int]]:
     """Outputs for all targets and for each half, in evaluation and in training, and the possible boundaries.
 
@@ -121,13 +114,13 @@ def _outputs_of(
 
     def runs_with_boundary(level: int, expected: Any) -> bool:
         with suppress(InputError):
-            out = run(toy_boundary(plan.depth, like, level))
+            out = run(like.boundary(plan.depth, level))
             return _all_close(list(tensors_of(expected)), list(tensors_of(out)))
         return False
 
-    run(toy_empty(plan.depth, like))
+    run(like.empty(plan.depth))
     found: list[_Outputs] = []
-    halves = toy_halves(plan.depth, like)
+    halves = like.halves(plan.depth)
     boundaries = set(range(1, plan.depth))
     for training in (False, True):
         model.train(training)
@@ -145,11 +138,17 @@ def _compared(batch: ToyLinkBatch, kind: str, out: Any) -> list[Tensor]:
 
 
 def check_rows(whole: Any, part: Any, half: slice) -> None:
-    """Refuse outputs of the same targets that differ; ``half``: the positions of the part's targets in the whole."""
+    """Refuse outputs of the same targets that differ.
+
+    ``half``: the positions of the part's targets in the whole. An output of a heterogeneous model has the rows of one
+    type or of all types, of which the part has the first or the last.
+    """
     for one, other in zip(tensors_of(whole), tensors_of(part), strict=True):
         if not one.is_floating_point():
             continue
-        kept = one[half] if one.dim() and one.size(0) != other.size(0) else one
+        kept = one
+        if one.dim() and one.size(0) != other.size(0):
+            kept = one[: other.size(0)] if half.start == 0 else one[-other.size(0) :]
         if not torch.isfinite(one).all():
             fix = "let it take any features in (0, 1), or change them before the model"
             raise InputError(
@@ -218,6 +217,9 @@ def perturbed_copy(model: Module, dtype: torch.dtype | None, max_rows: int | Non
             still = buffer.detach().to(moved)
             memo[id(buffer)] = still + (moved - still).abs()  # upwards: some, such as variances, must stay positive
     copied = copy.deepcopy(model, memo)
+    if isinstance(copied, GraphModule):  # such as that of to_hetero: its copy does not have the hooks of forward
+        for hooks in ("hooks", "pre_hooks", "hooks_always_called", "pre_hooks_with_kwargs", "hooks_with_kwargs"):
+            setattr(copied, f"_forward_{hooks}", copy.deepcopy(getattr(model, f"_forward_{hooks}"), memo))
     for name in tables:
         table = copied.get_submodule(name)
         assert isinstance(table, Embedding)

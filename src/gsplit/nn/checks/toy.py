@@ -9,6 +9,7 @@ A model that decodes pairs itself runs on the same batches with pairs of their t
 
 import functools
 from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -32,9 +33,12 @@ from gsplit.sampling.neighbor import TorchNeighborSampler
 from gsplit.store.in_memory import MemoryStore
 
 __all__ = [
+    "ALL_TARGETS",
+    "PAIRS",
     "PAIR_KINDS",
     "ExampleInput",
     "ToyLinkBatch",
+    "Toys",
     "explain_rows",
     "num_toy_vertices",
     "toy_batch",
@@ -42,11 +46,13 @@ __all__ = [
     "toy_empty",
     "toy_halves",
     "toy_link_batch",
+    "toy_sources",
+    "toy_targets",
     "with_pairs",
 ]
 
-_PAIRS = 4
-_ALL = slice(0, 2 * _PAIRS)  # targets
+PAIRS = 4
+ALL_TARGETS = slice(0, 2 * PAIRS)  # targets
 _TRIES = 200
 _KEY = StepKey(0, 0, 0)
 PAIR_KINDS = ("binary", "triplet", "triplets", "joint", "in_batch")
@@ -69,9 +75,57 @@ class ExampleInput:
     row: Tensor
     num_edge_features: int | None
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return self.row.device
+
     def to(self, dtype: torch.dtype) -> "ExampleInput":
         """The same with rows of another dtype."""
         return replace(self, row=self.row.to(dtype))
+
+    def batch(self, num_layers: int) -> tuple[Batch, dict[int, RowSpace]]:
+        """See ``toy_batch``."""
+        return toy_batch(num_layers, self)
+
+    def empty(self, num_layers: int) -> Batch:
+        """See ``toy_empty``."""
+        return toy_empty(num_layers, self)
+
+    def boundary(self, num_layers: int, level: int) -> Batch:
+        """See ``toy_boundary``."""
+        return toy_boundary(num_layers, self, level)
+
+    def halves(self, num_layers: int) -> list[tuple[Batch, slice]]:
+        """See ``toy_halves``."""
+        return toy_halves(num_layers, self)
+
+
+class Toys(Protocol):
+    """Toy mini-batches like those of a model's graph: ``ExampleInput``, or ``TypedExample`` with types."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+
+    @property
+    def num_edge_features(self) -> int | None:
+        """The number of features per edge; None if the model takes none."""
+
+    def to(self, dtype: torch.dtype) -> "Toys":
+        """The same with rows of another dtype."""
+
+    def batch(self, num_layers: int) -> tuple[Batch, dict[int, RowSpace]]:
+        """A batch in which no two row spaces have the same number of rows, and the row space of each number."""
+
+    def empty(self, num_layers: int) -> Batch:
+        """A mini-batch without rows on this rank."""
+
+    def boundary(self, num_layers: int, level: int) -> Batch:
+        """The mini-batch of all targets with a boundary."""
+
+    def halves(self, num_layers: int) -> list[tuple[Batch, slice]]:
+        """A mini-batch of all targets, of the first half and of the second, and their positions in the whole."""
 
 
 def _padded(block: Block, num_more: int) -> Route:
@@ -86,22 +140,34 @@ def _spacing(num_layers: int) -> int:
 
 def num_toy_vertices(num_layers: int) -> int:
     """Vertices of the toy graph; their ids are smaller."""
-    return _PAIRS * _spacing(num_layers)
+    return PAIRS * _spacing(num_layers)
 
 
 @functools.cache
 def _toy_graph(num_layers: int, seed: int) -> tuple[Graph, Tensor]:
     """Chains with side edges, self-loops and vertices without in-edges; targets in neighbouring pairs."""
+    n = num_toy_vertices(num_layers)
+    sources = toy_sources(num_layers, seed)
+    indptr = np.concatenate([[0], np.cumsum([len(s) for s in sources])]).astype(np.int64)
+    graph = Graph(indptr, np.array([u for s in sources for u in s], np.int64), n)
+    return graph, toy_targets(num_layers)
+
+
+def toy_sources(num_layers: int, seed: int) -> list[list[int]]:
+    """The in-neighbours of every vertex of a toy graph."""
     rng = np.random.default_rng(seed)
     spacing, n = _spacing(num_layers), num_toy_vertices(num_layers)
     sources: list[list[int]] = []
     for v in range(n):
         near = [v + 1, v + 2, v + 3] if v % 5 else [v, v + 1]
         sources.append([u for u in near[: 1 + int(rng.integers(0, 3))] if u < n and (v + 1) % spacing])
-    indptr = np.concatenate([[0], np.cumsum([len(s) for s in sources])]).astype(np.int64)
-    graph = Graph(indptr, np.array([u for s in sources for u in s], np.int64), n)
-    firsts = spacing * np.arange(_PAIRS)
-    return graph, torch.from_numpy(np.stack([firsts, firsts + 1]).reshape(-1))
+    return sources
+
+
+def toy_targets(num_layers: int) -> Tensor:
+    """The targets of the toy graph."""
+    firsts = _spacing(num_layers) * np.arange(PAIRS)
+    return torch.from_numpy(np.stack([firsts, firsts + 1]).reshape(-1))
 
 
 def _toy_store(graph: Graph, like: ExampleInput) -> MemoryStore:
@@ -188,7 +254,7 @@ def _row_spaces(num_layers: int) -> list[RowSpace]:
 def toy_batch(num_layers: int, like: ExampleInput) -> tuple[Batch, dict[int, RowSpace]]:
     """A batch in which no two row spaces have the same number of rows, and the row space of each number."""
     seed, extra = _distinct_sizes(num_layers)
-    batch = _batch_of(num_layers, like, list(extra), _ALL, seed)
+    batch = _batch_of(num_layers, like, list(extra), ALL_TARGETS, seed)
     return batch, {num_rows(batch, space): space for space in _row_spaces(num_layers)}
 
 
@@ -199,7 +265,7 @@ def _distinct_sizes(num_layers: int) -> tuple[int, tuple[int, ...]]:
     for seed in range(_TRIES):
         rng = np.random.default_rng(1000 + seed)
         extra = [int(more) for more in rng.integers(1, 40 * num_layers, num_layers)]
-        batch = _batch_of(num_layers, like, extra, _ALL, seed)
+        batch = _batch_of(num_layers, like, extra, ALL_TARGETS, seed)
         if len({num_rows(batch, space) for space in spaces}) == len(spaces):
             return seed, tuple(extra)
     raise AssertionError(f"no toy batch of {num_layers} layers found")
@@ -241,7 +307,7 @@ def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]
     Targets of the first half have in-neighbours among those of the second, but not the other way round: mixing along
     either direction of the edges, or along the rows in either direction, changes the outputs of one half.
     """
-    halves = [_ALL, slice(0, _PAIRS), slice(_PAIRS, 2 * _PAIRS)]
+    halves = [ALL_TARGETS, slice(0, PAIRS), slice(PAIRS, 2 * PAIRS)]
     return [(_batch_of(num_layers, like, [0] * num_layers, half), half) for half in halves]
 
 
@@ -285,7 +351,7 @@ def _link_batch(batch: Batch, kind: str, index: Tensor, num_endpoints: int, rout
 def with_pairs(batch: Batch, kind: str) -> ToyLinkBatch:
     """One pair for every target, with the next one of the same half of all targets."""
     first = torch.arange(batch.num_targets, device=batch.x.device)
-    second = first // _PAIRS * _PAIRS + (first + 1) % _PAIRS
+    second = first // PAIRS * PAIRS + (first + 1) % PAIRS
     return _link_batch(batch, kind, torch.stack([first, second]), batch.num_targets, route=None)
 
 

@@ -1,0 +1,59 @@
+"""Heterogeneous graphs on real ranks: losses and gradients of unmodified PyG models are those of one process.
+
+The reference runs on an unpartitioned graph, so that it has another numbering of the vertices too.
+"""
+
+from functools import cache
+
+import pytest
+from typed_programs import FANOUTS, MODELS, TypedCase, TypedRun, largest_error, train_all
+
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit_bench.ranks import run_ranks
+
+STRATEGIES = ("split", "data", "data_cached", "hybrid(1)")
+BOUND = 1e-9
+PLAIN = [3, 2]  # a list counts for every relation
+THREE = {relation: [*fanouts, 2] for relation, fanouts in FANOUTS.items()}
+NAMED = {"default": None, "plain": PLAIN, "three": THREE}
+
+
+def _cases(splits: int, replicas: int) -> list[TypedCase]:
+    """Every model with every strategy; options turn with the mesh."""
+    cases = [TypedCase(kind, strategy) for kind in MODELS for strategy in STRATEGIES]
+    cases += [
+        TypedCase("sage", "split", prefetch=2, first_step=1),
+        TypedCase("gat", "hybrid(1)", fanouts=PLAIN, prefetch=1),
+        TypedCase("rgat", "split"),
+        TypedCase("rgat", "hybrid(1)"),
+        TypedCase("deep", "hybrid(1)", fanouts=THREE),
+        TypedCase("deep", "hybrid(2)", fanouts=THREE),
+        TypedCase("deep", "split", num_parts=splits, fanouts=THREE),
+    ]
+    if replicas == 1:
+        cases.append(TypedCase("norm", "split", fanouts=PLAIN))
+    return cases
+
+
+@cache
+def _one_process(kind: str, fanouts: str, first_step: int) -> TypedRun:
+    return train_all(solo_mesh(), [TypedCase(kind, "split", 1, NAMED[fanouts], first_step=first_step)])[0]
+
+
+@pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 3), (1, 4), (2, 2)])
+def test_models_equal_one_process(replicas: int, splits: int) -> None:
+    cases = _cases(splits, replicas)
+    ranks = run_ranks(train_all, replicas * splits, cases, replicas=replicas)
+    for place, case in enumerate(cases):
+        fanouts = next(name for name, found in NAMED.items() if found is case.fanouts)
+        one = _one_process(case.kind, fanouts, case.first_step)
+        assert len(set(one.losses)) == len(one.losses) == 3
+        for rank in ranks:
+            assert largest_error(one, rank[place]) <= BOUND, case
+        num_edges = sum(rank[place].num_edges for rank in ranks)
+        if case.strategy == "split" and replicas == 1:
+            assert num_edges == one.num_edges  # each in-edge is drawn on one rank
+        else:
+            assert num_edges >= one.num_edges
+    if splits == 4:  # a rank with vertices of some types only took part
+        assert any(rank[place].counts[0]["field"] == 0 for rank in ranks for place in range(len(cases)))
