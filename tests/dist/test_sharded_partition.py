@@ -12,6 +12,7 @@ from sharded_programs import (
     EPOCHS,
     FANOUTS,
     OBJECTIVES,
+    OPTIONS,
     PARTS,
     SEED,
     TOLERANCE,
@@ -109,7 +110,7 @@ def test_ranks_do_what_one_process_does(num_ranks: int, tmp_path: Path) -> None:
     workload = Workload.of_store(store, "train", FANOUTS, BATCH_SIZE, SEED)
     want = presample(workload, epochs=EPOCHS)
     _check_counts([one.counts for one in found], want)
-    every = presample(Workload.of_store(store, None, FANOUTS, BATCH_SIZE, SEED), epochs=1)
+    every = presample(Workload.of_store(store, None, FANOUTS, BATCH_SIZE, SEED, OPTIONS), epochs=1)
     _check_counts([one.counts_of_all for one in found], every)
     _check_weights(found, store, want, workload.targets, tmp_path)
     _check_parts(found, store, want, open_weighted(tmp_path / "gsplit"))

@@ -17,9 +17,11 @@ from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards
 from gsplit.partitioning.sharded.plan import ShardWorkload, presample_shard, restream_shards
 from gsplit.partitioning.sharded.weigh import weigh_shard
+from gsplit.sampling.draws import DrawOptions
 from gsplit.store import source
 
 FANOUTS, BATCH_SIZE, EPOCHS, SEED, PARTS, TOLERANCE = [4, 3], 64, 2, 5, 6, 1.05
+OPTIONS = DrawOptions(sampler="labor", weight_attr="weight", layer_dependency=True)
 OBJECTIVES = ("gsplit", "node", "edge")
 
 
@@ -47,7 +49,7 @@ def partition_here(mesh: Mesh, paths: list[str], out: str) -> Found:
     held = HeldShard.join(shard, mesh)
     workload = ShardWorkload.of_shard(held, "train", FANOUTS, BATCH_SIZE, SEED)
     counts = presample_shard(workload, epochs=EPOCHS)
-    of_all = presample_shard(ShardWorkload.of_shard(held, None, FANOUTS, BATCH_SIZE, SEED), epochs=1)
+    of_all = presample_shard(ShardWorkload.of_shard(held, None, FANOUTS, BATCH_SIZE, SEED, OPTIONS), epochs=1)
     weighted = {}
     with TemporaryDirectory() as folder:
         for objective in OBJECTIVES:

@@ -320,8 +320,10 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.planner.auto import AUTO
     from gsplit.run.choices import check_labels, fitting_loss
     from gsplit.run.recipe import build_model, shape_of
+    from gsplit.sampling.draws import DrawOptions
 
     store = open_store(path)
+    DrawOptions(**settings.sampler_options)
     if settings.strategy == AUTO:
         _measure_machine(nproc)
     else:

@@ -50,6 +50,7 @@ from gsplit.run.folder import (
 )
 from gsplit.run.recipe import array_names, build_model, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
+from gsplit.sampling.draws import DrawOptions
 from gsplit.store.reader import Store
 from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest
 from gsplit.training.checkpoints.training import read_on_all_ranks
@@ -127,7 +128,11 @@ class _Run:
     def description(self) -> dict[str, str]:
         """What a resumed run must have in common with the checkpoint, beside loader, model and optimizer."""
         settings = self.settings
-        found = {name: str(value) for name, value in settings.model_dump().items() if name not in _ADJUSTABLE}
+        described = settings.model_dump(exclude={*_ADJUSTABLE, *settings.sampler_options})
+        found = {name: str(value) for name, value in described.items()}
+        sampler = str(DrawOptions(**settings.sampler_options))
+        if sampler:  # as in the description of a loader
+            found["sampler"] = sampler
         if settings.lr_scheduler != "constant":
             found["steps of the schedule"] = str(self.num_steps)
         if settings.metric is not None:
@@ -136,7 +141,7 @@ class _Run:
         arrays = ["indptr", "indices", "original_ids", "y"]
         arrays += [f"features/{name}" for name in settings.feature_names]
         arrays += [f"targets/{name}" for name in (settings.targets, "val", "test")]
-        arrays += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight)]
+        arrays += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight, settings.weight_attr)]
         return found | stored_checksums(self.store, arrays)
 
     def is_over(self, history: History) -> bool:

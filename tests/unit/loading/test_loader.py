@@ -15,10 +15,13 @@ from gsplit.distributed.comm.comm import Call, SoloComm
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.loading.loader import NeighborLoader
+from gsplit.partitioning.partition import partition
+from gsplit.sampling.draws import DrawOptions, open_draw
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.manifest import Manifest
 from gsplit.store.reader import Store
+from gsplit.store.shard import write_shard
 from gsplit.store.statistics import Statistics
 from gsplit.store.writer import StoreWriter
 
@@ -384,6 +387,27 @@ def test_a_plan_can_be_printed_and_described(store: Store) -> None:
     described |= {"drop_last", "seed", "arrays"}
     assert described <= set(plan.description) and plan.description["num_neighbors"] == "[3, 2]"
     assert set(plan.compared) - set(plan.description) == {"strategy", "prefetch", "copies", "boundaries"}
+
+
+def test_the_sampler_is_described_unless_it_is_the_default(store: Store) -> None:
+    assert "sampler" not in _loader(store).plan.description  # as in checkpoints of older versions
+    described = _loader(store, sampler="labor", layer_dependency=True).plan.description
+    assert described["sampler"] == "labor, layer_dependency"
+
+
+def test_labor_needs_the_original_ids_of_all_vertices(store: Store, tmp_path: Path) -> None:
+    plain = write_shard(store, tmp_path / "plain.gsplit", 0, 1000)
+    parts = partition(store, tmp_path / "p.gsplit", 2, [3], batch_size=100, solver="restream", epochs=1)
+    shard = write_shard(parts, tmp_path / "shard.gsplit", 0, parts.part_boundaries[1])
+    labor = DrawOptions(sampler="labor")
+    assert open_draw(labor, plain, plain.graph).source_ids.size == 0  # its ids are original
+    assert open_draw(labor, parts, parts.graph).source_ids.size == 2000
+    message = (
+        rf"sampler='labor': expected .* of all vertices, .*got a shard .* 0..{parts.part_boundaries[1] - 1} of 2000"
+    )
+    with pytest.raises(gsplit.InputError, match=message):
+        open_draw(labor, shard, shard.graph)
+    assert open_draw(DrawOptions(replace=True), shard, shard.graph).source_ids.size == 0
 
 
 def test_labels_are_missed_when_asked_for(store: Store) -> None:

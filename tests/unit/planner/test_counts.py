@@ -1,5 +1,7 @@
 """Counts of a strategy are what sets of vertices say, layer by layer and rank by rank."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from simulated import memory_store
@@ -9,6 +11,8 @@ from gsplit.graph.ownership import own_equally
 from gsplit.minibatch.strategy_names import all_strategies, parse_strategy
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import RankCounts, StrategyCounts, count_strategies
+from gsplit.planner.disk import count_reads
+from gsplit.sampling.draws import Draw, DrawOptions
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets
@@ -32,6 +36,21 @@ def workload() -> Workload:
 @pytest.fixture(scope="module")
 def counted(workload: Workload) -> dict[str, StrategyCounts]:
     return dict(zip(NAMES, count_strategies(workload, OWNERSHIP, NAMES, steps=1), strict=True))
+
+
+def test_the_sampler_of_training_is_counted(workload: Workload) -> None:
+    draw = Draw(DrawOptions(sampler="labor", layer_dependency=True))
+    labor = replace(workload, draw=draw)
+    sampler = HostNeighborSampler(workload.graph, workload.original_ids, draw=draw)
+    targets = LocalTargets(workload.targets.argsort(), workload.targets, workload.targets.size)
+    batch = targets.for_step(KEY.seed, 0, 0, BATCH, shuffle=True)
+    want = sample_minibatch(sampler, batch, FANOUT, StepKey(KEY.seed, 0, 0, layer_dependency=True))
+    for strategy in ("split", "hybrid(1)"):
+        (found,) = count_strategies(labor, OWNERSHIP, [strategy], steps=1)
+        assert found.rows_loaded == want.input_ids.numel()
+    (uniform,) = count_strategies(workload, OWNERSHIP, ["split"], steps=1)
+    assert found.rows_loaded < uniform.rows_loaded
+    assert count_reads(labor, 1 << 20, steps=1).num_bytes < count_reads(workload, 1 << 20, steps=1).num_bytes
 
 
 class Oracle:
