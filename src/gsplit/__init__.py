@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gsplit.errors import CommError, GSplitError, InputError, MissingDependencyError, StoreError
     from gsplit.graph.ownership import Ownership
     from gsplit.inference.evaluate import evaluate
+    from gsplit.inference.evaluate_links import evaluate_links
     from gsplit.inference.infer import Predictions, infer, write_predictions
     from gsplit.loading.link_loader import LinkNeighborLoader
     from gsplit.loading.loader import NeighborLoader
@@ -43,6 +44,7 @@ _HOME = {
     "write_predictions": ("gsplit.inference.infer", "write_predictions"),
     "Predictions": ("gsplit.inference.infer", "Predictions"),
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
+    "evaluate_links": ("gsplit.inference.evaluate_links", "evaluate_links"),
     "verify": ("gsplit.training.verification", "verify"),
     "Verification": ("gsplit.training.verification", "Verification"),
     "partition": ("gsplit.partitioning.partition", "partition"),
@@ -79,6 +81,7 @@ __all__ = [
     "write_predictions",
     "Predictions",
     "evaluate",
+    "evaluate_links",
     "verify",
     "Verification",
     "partition",

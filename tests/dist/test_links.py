@@ -9,6 +9,7 @@ import pytest
 from link_programs import (
     LinkCase,
     LinkResult,
+    evaluate_pairs,
     link_store,
     pairs_of,
     train_links,
@@ -185,3 +186,13 @@ def test_a_training_of_pairs_continues_on_other_ranks(tmp_path: Path) -> None:
     assert max(float(np.abs(a - b).max()) for a, b in zip(last, weights, strict=True)) < BOUND
     again, same = train_piece_of_links(solo_mesh(), 7, begin_from=tmp_path / "a")
     assert again == losses and all(np.array_equal(a, b) for a, b in zip(same, weights, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rankings_are_those_of_one_process(ranks: int) -> None:
+    (wanted,) = evaluate_pairs(solo_mesh(), ["original"])
+    for results in run_ranks(evaluate_pairs, ranks, ["mixed", "first"]):
+        for of_numbering in results:
+            for found, want in zip(of_numbering, wanted, strict=True):
+                assert found == pytest.approx(want, abs=BOUND)
+    assert all(0 < found["mrr"] < 1 and found["hits@1"] <= found["hits@10"] for found in wanted)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,6 +34,7 @@ __all__ = [
     "LinkResult",
     "PairScores",
     "TripletScores",
+    "evaluate_pairs",
     "link_loader",
     "link_store",
     "pairs_of",
@@ -208,8 +210,10 @@ class PairScores(torch.nn.Module):
 
     def forward(self, batch: LinkBatch) -> Tensor:
         z = F.dropout(batch.endpoints(self.encoder(batch.x, batch.edge_index)), 0.3, self.training)
-        src, dst = batch.edge_label_index
-        h = F.dropout(self.hidden(z[src] * z[dst]).relu(), 0.3, self.training)
+        return self.score(z[batch.edge_label_index[0]], z[batch.edge_label_index[1]])
+
+    def score(self, src: Tensor, dst: Tensor) -> Tensor:
+        h = F.dropout(self.hidden(src * dst).relu(), 0.3, self.training)
         return self.out(h).squeeze(-1)  # type: ignore[no-any-return]
 
 
@@ -287,3 +291,34 @@ def train_pieces_of_links(
 ) -> list[tuple[list[float], list[npt.NDArray[np.float64]]]]:
     """Several pieces, one after the other."""
     return [train_piece_of_links(mesh, **piece) for piece in pieces]
+
+
+METRICS = ("mrr", "hits@1", "hits@10")
+
+
+def evaluate_pairs(mesh: Mesh, numberings: list[str]) -> list[list[dict[str, float]]]:
+    """Scores of an encoder with keyed and stored negatives, and of a model that decodes, in rounds of a few pairs."""
+    torch.manual_seed(2)
+    encoder = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.5).double(), mesh)
+    decoder = gsplit.parallelize(PairScores().double(), mesh)
+    return [_evaluate_pairs(mesh, parts, encoder, decoder) for parts in numberings]
+
+
+def _evaluate_pairs(mesh: Mesh, parts: str, encoder: GraphSAGE, decoder: PairScores) -> list[dict[str, float]]:
+    store, owners = link_store(parts)
+    pairs = pairs_of()
+    negatives = np.random.default_rng(9).integers(0, VERTICES, (pairs.size(1), 7))
+    arrays = store.arrays | {"pairs/test": pairs.T.numpy(), "pair_negatives/test": negatives}
+    named = MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes)
+    own = owners[mesh.size]
+    few = pairs[:, :2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gsplit.inference.evaluate_links._ROUND_ENDPOINTS", 200)
+        return [
+            gsplit.evaluate_links(encoder, store, pairs, metrics=METRICS, num_negatives=20, ownership=own),
+            gsplit.evaluate_links(encoder, named, "test", metrics=METRICS, ownership=own),
+            gsplit.evaluate_links(encoder, store, few, metrics=METRICS, num_negatives=3, ownership=own),
+            gsplit.evaluate_links(
+                decoder, store, pairs, metrics=METRICS, num_negatives=20, decoder=decoder.score, ownership=own
+            ),
+        ]

@@ -114,6 +114,7 @@ def test_public_names() -> None:
         "write_predictions",
         "Predictions",
         "evaluate",
+        "evaluate_links",
         "verify",
         "Verification",
         "partition",

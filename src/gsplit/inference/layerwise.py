@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, TypedDict
@@ -43,6 +43,7 @@ from gsplit.loading.strategy import Strategy
 from gsplit.loading.tiers import open_features
 from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
+from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph, make_ownership
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.nn.calls import LayerCall, dtype_of, input_rows, substitute
@@ -116,6 +117,21 @@ class _ReachedLayer(Exception):  # noqa: N818
         self.call = call
 
 
+class _ReachedEndpoints(Exception):  # noqa: N818
+    """The model, which decodes pairs itself, has computed the rows of its last layer."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+
+@dataclass(frozen=True, repr=False)
+class _UndecodedBatch(LinkBatch):
+    """Stops a model that decodes pairs itself before it does."""
+
+    def endpoints(self, h: Tensor) -> Tensor:
+        raise _ReachedEndpoints(h)
+
+
 class _ReplayPass(ForwardPass):
     """Returns stored outputs in place of running layers, and stops at the layer whose inputs are wanted."""
 
@@ -174,6 +190,15 @@ class LayerwisePass:
                 raise InputError(explain("the model's output", "a tensor", type(out).__name__, fix))
             yield ids, out
 
+    def stored_outputs(self) -> RowSource:
+        """Outputs of the needed vertices in a file of the workspace; rows are numbered by vertex. A collective."""
+        array: npt.NDArray[Any] | None = None
+        for ids, out in self.outputs():
+            if array is None:
+                array, rows = self._new_map("outputs", out)
+            _write(array, ids - self._local.first, out)
+        return rows
+
     def _new_map(self, name: str, rows: Tensor) -> tuple[npt.NDArray[Any], MappedRows]:
         """A map for rows like these of all own vertices, in an unnamed file that is removed with the process."""
         bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
@@ -191,7 +216,8 @@ class LayerwisePass:
         )
         block = Block(torch.zeros(ids.size + 1, dtype=torch.int64), own[:0], ids.size).to(device)
         layer = BatchLayer(block)
-        return Batch(
+        kind = _UndecodedBatch if self._plan.pairs else Batch
+        return kind(
             x=take_rows(self._x, own, device).to(self._dtype),
             labels=None,
             frontiers=(FrontierIds(0, self._local.to_original_ids(own).to(device), own),),
@@ -205,7 +231,10 @@ class LayerwisePass:
         """The model's output for some own vertices, from the stored outputs of its layers."""
         batch = self._rows_only(ids)
         with override_forward_pass(self._model, _ReplayPass(batch, self._plan, self._outputs, None)):
-            return call_wrapped(self._model, batch)
+            try:
+                return call_wrapped(self._model, batch)
+            except _ReachedEndpoints as reached:
+                return reached.rows
 
     def _inputs_of(self, name: str, ids: Ids) -> tuple[SplitForward, LayerCall, bool]:
         """A layer, the model's call of it for some own vertices, and whether its rows are ``batch.x`` itself."""

@@ -17,7 +17,7 @@ from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import unpermute
 from gsplit.sampling.protocol import Fanout, LayerSampler
 
-__all__ = ["MiniBatch", "StepKey", "epoch_positions", "sample_minibatch"]
+__all__ = ["MiniBatch", "StepKey", "epoch_positions", "evaluation_key", "sample_minibatch"]
 
 
 class _Domain(IntEnum):
@@ -27,6 +27,7 @@ class _Domain(IntEnum):
     NEIGHBORS = 1
     DROPOUT = 2
     NEGATIVES = 3
+    EVALUATION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class StepKey:
     def dropout(self, call: int) -> int:
         """The key of the masks of one dropout call within the step."""
         return scalar.mix(self.seed, _Domain.DROPOUT, self.epoch, self.step, call)
+
+
+def evaluation_key(seed: int) -> int:
+    """The key of the negatives of an evaluation, which do not change from epoch to epoch."""
+    return scalar.mix(seed, _Domain.EVALUATION)
 
 
 def epoch_positions(
