@@ -10,6 +10,7 @@ from link_programs import (
     LinkCase,
     LinkResult,
     evaluate_pairs,
+    link_losses,
     link_store,
     pairs_of,
     train_links,
@@ -196,3 +197,19 @@ def test_rankings_are_those_of_one_process(ranks: int) -> None:
             for found, want in zip(of_numbering, wanted, strict=True):
                 assert found == pytest.approx(want, abs=BOUND)
     assert all(0 < found["mrr"] < 1 and found["hits@1"] <= found["hits@10"] for found in wanted)
+
+
+@pytest.mark.parametrize("sample_device", [None, "sim:0"])
+def test_a_device_computes_the_same_losses(sample_device: str | None) -> None:
+    """Sampled on the host, where pairs are pinned and copied, and on the device, where edges are excluded by torch."""
+    prefetch = 2 if sample_device is None else 0
+    cases = [
+        LinkCase("split", "binary", prefetch=prefetch),
+        LinkCase("data", "triplet"),
+        LinkCase("hybrid(1)", "in_batch"),
+        LinkCase("split", "joint", parts="first"),
+    ]
+    wanted = [_alone(case.negatives, "reverse", case.batch_size).losses for case in cases]
+    for results in run_ranks(link_losses, 2, cases, device="sim:0", sample_device=sample_device):
+        for found, want in zip(results, wanted, strict=True):
+            assert found == pytest.approx(want, abs=BOUND)

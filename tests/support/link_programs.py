@@ -35,6 +35,7 @@ __all__ = [
     "PairScores",
     "TripletScores",
     "evaluate_pairs",
+    "link_losses",
     "link_loader",
     "link_store",
     "pairs_of",
@@ -322,3 +323,27 @@ def _evaluate_pairs(mesh: Mesh, parts: str, encoder: GraphSAGE, decoder: PairSco
                 decoder, store, pairs, metrics=METRICS, num_negatives=20, decoder=decoder.score, ownership=own
             ),
         ]
+
+
+def link_losses(mesh: Mesh, cases: list[LinkCase]) -> list[list[float]]:
+    """The losses of three steps of every case, on any device."""
+    torch.manual_seed(0)
+    model = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.3).double(), mesh)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    results = []
+    for case in cases:
+        model.load_state_dict(weights)
+        loader = link_loader(mesh, case)
+        loader.load_state_dict({"epoch": 1, "step": 0})
+        losses = []
+        for batch in loader:
+            loss = batch.mean(loss_of(model(batch.x, batch.edge_index), batch))
+            loss.backward()
+            losses.append(float(loss.detach()))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(parameter.grad, alpha=0.05)
+            model.zero_grad()
+        results.append(losses)
+    return results

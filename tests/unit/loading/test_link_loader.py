@@ -1,5 +1,6 @@
 """The loader of pairs in one process: what it takes, what its batches have, and what it refuses."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.store.build import build_store
 from gsplit.store.importers.pyg import memory_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.in_memory import MemoryStore
 
 EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 5], [1, 2, 3, 4, 5, 3, 0]])
@@ -152,3 +155,30 @@ def test_a_loss_of_one_rank_is_refused() -> None:
     z = model(batch.x, batch.edge_index)
     with pytest.raises(InputError, match="a loss from batch.mean or batch.sum"):
         z[batch.edge_label_index[0]].sum().backward()
+
+
+def _steps(store: Any, pairs: torch.Tensor) -> list[Any]:
+    """Positions, pairs with negatives, and edges of all layers, of every step, by original id."""
+    loader = gsplit.LinkNeighborLoader(
+        store, [3, 3], pairs, neg_sampling="triplet", batch_size=8, mesh=solo_mesh(), seed=2
+    )
+    steps = []
+    for batch in loader:
+        edges = []
+        for layer, block in enumerate(batch.blocks):
+            src, dst = block.edge_index()
+            src_ids = batch.mixed_ids(layer)[src].tolist()
+            edges.append(sorted(zip(src_ids, batch.destinations(layer).n_id[dst].tolist(), strict=True)))
+        ends = batch.endpoint_ids[torch.stack([batch.src_index, batch.dst_pos_index, batch.dst_neg_index])]
+        steps.append((batch.input_id.tolist(), ends.tolist(), edges))
+    return steps
+
+
+def test_a_partitioned_store_has_the_steps_of_the_whole_one(tmp_path: Path) -> None:
+    planted = PlantedGraph(120, 900, num_communities=4, num_features=3, num_classes=2)
+    whole = build_store(synthetic_source(planted), tmp_path / "whole.gsplit")
+    parted = gsplit.partition(whole, tmp_path / "parted.gsplit", 3, [3, 3], batch_size=30, solver="restream", epochs=1)
+    assert "internal_ids" in parted.names and not np.array_equal(parted.original_ids(), np.arange(120))
+    pairs = torch.randint(0, 120, (2, 30), generator=torch.Generator().manual_seed(0))
+    wanted = _steps(whole, pairs)
+    assert len(wanted) == 4 and _steps(parted, pairs) == wanted

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from link_programs import link_store, pairs_of
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
-from gsplit import InputError, NeighborLoader, Trainer, losses, parallelize
+from gsplit import InputError, LinkNeighborLoader, NeighborLoader, Trainer, losses, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import WIDTH, small_store
@@ -101,3 +102,55 @@ def test_a_trainer_takes_a_loss_by_its_name_or_as_a_function(by_name: bool) -> N
         want = float(F.mse_loss(model(batch.x, batch.edge_index), batch.y))
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, loss_fn=loss_fn)
     assert trainer.train_step(batch) == pytest.approx(want, abs=1e-14)
+
+
+def _links(negatives: Any, **options: Any) -> LinkNeighborLoader:
+    store, _ = link_store("mixed")
+    pairs = pairs_of()[:, :12]
+    return LinkNeighborLoader(store, [3, 3], pairs, neg_sampling=negatives, batch_size=12, mesh=solo_mesh(), **options)
+
+
+@pytest.mark.parametrize("amount", [1, 3])
+def test_losses_of_pairs_are_those_of_a_loop(amount: int) -> None:
+    modes: list[Any] = [{"mode": "triplet", "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"]
+    for negatives in modes:
+#, "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"):
+        batch = next(iter(_links(negatives)))
+        z = torch.randn(batch.endpoint_ids.numel(), 4, dtype=torch.float64)
+        cross, ranked = [], []
+        for i in range(12):
+            src = z[batch.src_index[i]]
+            positive = src @ z[batch.dst_pos_index[i]]
+            if negatives == "in_batch":
+                others = [src @ z[row] for n, row in enumerate(batch.candidates.tolist()) if n != batch.own_columns[i]]
+            else:
+                rows = batch.dst_neg_index.reshape(-1) if negatives["mode"] == "joint" else batch.dst_neg_index[i]
+                others = [src @ z[row] for row in rows.reshape(-1).tolist()]
+            scores = torch.stack([positive, *others])
+            cross.append(-scores.log_softmax(0)[0])
+            ranked.append(torch.stack([-F.logsigmoid(positive - other) for other in others]).mean())
+        torch.testing.assert_close(losses.link_cross_entropy(z, batch).values, torch.stack(cross))
+        if negatives != "in_batch":
+            torch.testing.assert_close(losses.bpr(z, batch).values, torch.stack(ranked))
+
+
+def test_binary_losses_of_pairs_take_rows_or_scores() -> None:
+    batch = next(iter(_links("binary")))
+    z = torch.randn(batch.endpoint_ids.numel(), 4)
+    scores = (z[batch.edge_label_index[0]] * z[batch.edge_label_index[1]]).sum(-1)
+    want = F.binary_cross_entropy_with_logits(scores, batch.edge_label, reduction="none")
+    assert torch.equal(losses.link_cross_entropy(z, batch).values, want)
+    assert torch.equal(losses.link_cross_entropy(scores, batch).values, want)
+
+
+def test_a_trainer_of_pairs_learns_and_refuses_what_does_not_fit() -> None:
+    torch.manual_seed(0)
+    model = parallelize(GraphSAGE(5, 16, 2, 16), solo_mesh())
+    loader = _links("in_batch", features="x")
+    trainer = Trainer(model, torch.optim.Adam(model.parameters(), lr=0.02), loader)
+    found = [trainer.train_epoch()[0] for _ in range(25)]
+    assert found[-1] < 0.7 * found[0]
+    with pytest.raises(InputError, match="Trainer.evaluate: expected a loader of vertices .got a loader of pairs"):
+        trainer.evaluate(loader._graph.store, ["val"])
+    with pytest.raises(InputError, match="loss_fn: expected one of cross_entropy, bpr for pairs .got mse"):
+        Trainer(model, torch.optim.Adam(model.parameters()), loader, loss_fn="mse")
