@@ -40,6 +40,7 @@ from gsplit.nn.layers import layers_of
 from gsplit.nn.runtime import Runtime, install_runtime, last_template, remove_runtime, runtime_of
 from gsplit.nn.wrappers_and_hooks import check_wrappers
 from gsplit.store.conversion import as_graph_store
+from gsplit.store.protocol import GraphStore
 
 __all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "mesh_of", "override_forward_pass"]
 
@@ -120,9 +121,10 @@ def _make_sizes(model: Module, runtime: Runtime, like: Toys) -> None:
         runtime.override = None
 
 
-def _example_of(model: Module, graph: Any, num_features: int | Mapping[str, int] | None, edges: int | None) -> Toys:
+def _example_of(
+    model: Module, store: GraphStore | None, num_features: int | Mapping[str, int] | None, edges: int | None
+) -> Toys:
     """Toy batches like those of the model's graph."""
-    store = None if graph is None else as_graph_store(graph)
     if store is None or store.types is None:
         if isinstance(num_features, Mapping):
             fix = "give the graph: gsplit.parallelize(model, mesh, graph=graph)"
@@ -216,13 +218,14 @@ def parallelize(
     """
     check_wrappers(model)
     model.to(mesh.device)
-    like = _example_of(model, graph, num_features, num_edge_features)
-    check_modules(model, typed=isinstance(like, TypedExample))
+    store = None if graph is None else as_graph_store(graph)
+    check_modules(model, typed=store is not None and store.types is not None)
     template = last_template(model)
     remove_runtime(model)
     if mesh.num_replicas > 1 and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         fix = "use replicas=1, or a row-wise norm such as LayerNorm"
         raise InputError(explain("batch norm", "one replica", mesh.num_replicas, fix))
+    like = _example_of(model, store, num_features, num_edge_features)
     runtime = Runtime(None, mesh)
     install_runtime(model, runtime)
     try:

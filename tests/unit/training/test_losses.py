@@ -114,7 +114,7 @@ def _links(negatives: Any, **options: Any) -> LinkNeighborLoader:
 def test_losses_of_pairs_are_those_of_a_loop(amount: int) -> None:
     modes: list[Any] = [{"mode": "triplet", "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"]
     for negatives in modes:
-#, "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"):
+        # , "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"):
         batch = next(iter(_links(negatives)))
         z = torch.randn(batch.endpoint_ids.numel(), 4, dtype=torch.float64)
         cross, ranked = [], []
