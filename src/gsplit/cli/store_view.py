@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gsplit.cli.console import human
 from gsplit.errors import printable
+from gsplit.store.manifest import VertexTypeEntry
 from gsplit.store.reader import Store
 from gsplit.store.statistics import UNLABELLED, degree_bin_labels, not_finite_key
 
@@ -20,6 +21,8 @@ __all__ = ["describe", "describe_memory", "show", "show_memory", "show_partition
 
 _BAR = 32
 _MOST_NAMES = 6
+_MOST_TYPES = 40
+_ID_KINDS = {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}
 
 
 def describe(store: Store) -> dict[str, Any]:
@@ -42,17 +45,33 @@ def describe(store: Store) -> dict[str, Any]:
             n: _array(entries[f"features/{n}"]) | {"num_not_finite": counts.get(not_finite_key(n))}
             for n in manifest.names("features")
         },
+        "vertex_types": [_vertex_type(store, entry, counts) for entry in manifest.vertex_types],
+        "edge_types": [entry.model_dump() for entry in manifest.edge_types],
         "edge_arrays": {n: _array(entries[f"edges/{n}"]) for n in manifest.names("edges")},
         "targets": {n: entries[f"targets/{n}"].shape[0] for n in manifest.names("targets")},
         "pairs": {n: _pair_list(store, n) for n in store.pair_names},
         "has_labels": "y" in entries,
         "num_unlabelled_vertices": counts.get(UNLABELLED),
-        "ids": "names" if "name_bytes" in entries else "mapped" if "vertex_ids" in entries else "dense",
+        "ids": _ids(store),
         "mean_in_degree": store.num_edges / max(1, stop - first),
         **statistics.model_dump(),
         "num_bytes": sum(store.stored_array(name).nbytes for name in store.names),
         "partition": _partition(store),
         "provenance": [step.model_dump() for step in manifest.provenance],
+    }
+
+
+def _ids(store: Store, of_type: str = "") -> str:
+    """What the ids were when the graph was imported. ``of_type`` is the end of the arrays' names, such as /paper."""
+    names = store.names
+    return "names" if f"name_bytes{of_type}" in names else "mapped" if f"vertex_ids{of_type}" in names else "dense"
+
+
+def _vertex_type(store: Store, entry: VertexTypeEntry, counts: dict[str, int]) -> dict[str, Any]:
+    return entry.model_dump() | {
+        "has_labels": f"y/{entry.name}" in store.names,
+        "num_unlabelled_vertices": counts.get(f"{UNLABELLED}/{entry.name}"),
+        "ids": _ids(store, f"/{entry.name}"),
     }
 
 
@@ -161,27 +180,44 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("isolated vertices", f"{document['num_isolated_vertices']:,}"),
         ("parts", f"{document['num_parts']:,}"),
     ]
+    lines += _type_lines(document)
+    named = {"features x": document["feature_columns"]}
+    named |= {f"features {found['name']}/x": found["feature_columns"] for found in document["vertex_types"]}
     for word, key in (("features", "features"), ("edge array", "edge_arrays")):
         for name, array in document[key].items():
             bad = array.get("num_not_finite") or 0
             warning = f", NaN or infinite: {bad:,}" if bad else ""
             size = " x ".join(f"{n:,}" for n in array["shape"])
             scaled = " with a scale per row" if word == "features" and array["dtype"] == "int8" else ""
-            columns = _some(document["feature_columns"]) if (word, name) == ("features", "x") else ""
+            columns = _some(named.get(f"{word} {name}", []))
             lines.append((f"{word} {name}", f"{array['dtype']} {size}{columns}{scaled}{warning}"))
-    lines.append(("classes", _classes(document)))
+    if not document["vertex_types"]:
+        lines.append(("classes", _classes(document)))
     lines += [(f"targets {name}", f"{count:,}") for name, count in document["targets"].items()]
     for name, found in document["pairs"].items():
         labels = f", labels {found['labels']}" if found["labels"] else ""
         negatives = f", {found['num_negatives']:,} negatives each" if found["num_negatives"] else ""
         lines.append((f"pairs {name}", f"{found['num_pairs']:,}{labels}{negatives}"))
-    lines.append(("ids", {"names": "strings", "mapped": "integers, mapped", "dense": "0 .. n-1"}[document["ids"]]))
+    if not document["vertex_types"]:
+        lines.append(("ids", _ID_KINDS[document["ids"]]))
     lines.append(("size", f"{human(document['num_bytes'])}B"))
     for step in document["provenance"]:
         lines.append(("made by", f"{step['step']}, {step['time']}, gsplit {step['gsplit_version']}"))
         changes = {k: v for k, v in step["counts"].items() if v and k.endswith(("dropped", "added"))}
         lines += [(what.replace("_", " ")[:80], f"{count:,}") for what, count in changes.items()]
     return lines
+
+
+def _type_lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line per vertex type and per edge type, the first of very many."""
+    lines: list[tuple[str, str]] = []
+    for found in document["vertex_types"]:
+        classes = f", classes: {_classes(found)}" if found["has_labels"] else ""
+        lines.append((f"vertex type {found['name']}", f"{found['count']:,}{classes}, ids {_ID_KINDS[found['ids']]}"))
+    for found in document["edge_types"]:
+        lines.append((f"edge type {found['src']} {found['name']} {found['dst']}", f"{found['num_edges']:,}"))
+    more = len(lines) - _MOST_TYPES
+    return lines if more <= 0 else [*lines[:_MOST_TYPES], ("more types", f"{more:,} (--json lists them)")]
 
 
 def describe_memory(ranks: "list[RankMemory]") -> list[dict[str, Any]]:

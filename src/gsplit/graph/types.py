@@ -11,13 +11,16 @@ ranges gives the type of a vertex, and its row in the arrays of its type. There 
 import functools
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from gsplit.array_types import Ids
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
+
+if TYPE_CHECKING:  # a store has types, and opening one does not import torch
+    import torch
+    from torch import Tensor
 
 __all__ = ["EdgeType", "GraphTypes", "order_by_part_and_type"]
 
@@ -35,6 +38,7 @@ class GraphTypes:
     Three authors and four papers in two parts. Part 0 has authors 0..1 and paper 2, part 1 has author 3 and papers
     4..6, in internal ids:
 
+    >>> import torch
     >>> types = GraphTypes(("author", "paper"), (("author", "writes", "paper"),), (0, 3, 7), (0, 2, 3, 4, 7))
     >>> types.of(torch.tensor([0, 2, 3, 4])).tolist(), types.rows(torch.tensor([0, 2, 3, 4])).tolist()
     ([0, 1, 0, 1], [0, 0, 2, 1])
@@ -92,16 +96,31 @@ class GraphTypes:
         number = self.number(vertex_type)
         return self.offsets[number + 1] - self.offsets[number]
 
-    def of(self, ids: Tensor) -> Tensor:
+    def ends(self) -> Ids:
+        """The numbers of the source and the destination type of every edge type [2, relations]."""
+        numbers = [[self.number(src), self.number(dst)] for src, _, dst in self.edge_types]
+        return np.array(numbers, np.int64).reshape(-1, 2).T
+
+    def of_host(self, ids: Array) -> Ids:
+        """As ``of``, for numpy arrays."""
+        return np.searchsorted(np.asarray(self.boundaries[1:-1]), ids, side="right") % self.num_types
+
+    def ranges(self, vertex_type: str) -> list[tuple[int, int]]:
+        """First internal id and one past the last of every range of a type, part by part."""
+        return list(pairwise(self.boundaries))[self.number(vertex_type) :: self.num_types]
+
+    def of(self, ids: "Tensor") -> "Tensor":
         """The number of the type of each vertex, from internal ids."""
         return self._ranges(ids) % self.num_types
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def rows(self, ids: "Tensor") -> "Tensor":
         """The row of each vertex in the arrays of its type, from internal ids."""
         ranges = self._ranges(ids)
         return ids - _on_device(self._shifts, ids.dtype, ids.device)[ranges]
 
-    def _ranges(self, ids: Tensor) -> Tensor:
+    def _ranges(self, ids: "Tensor") -> "Tensor":
+        import torch
+
         return torch.searchsorted(_on_device(self.boundaries[1:-1], ids.dtype, ids.device), ids, right=True)
 
     @functools.cached_property
@@ -122,8 +141,10 @@ class GraphTypes:
 
 
 @functools.lru_cache(maxsize=64)
-def _on_device(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _on_device(numbers: tuple[int, ...], dtype: "torch.dtype", device: "torch.device") -> "Tensor":
     """A table on a device. Cached, so that it is copied once."""
+    import torch
+
     return torch.tensor(numbers, dtype=dtype, device=device)
 
 

@@ -1,9 +1,10 @@
-"""Sort edges by (destination, source) in bounded memory: an external bucket sort.
+"""Sort edges by (destination, relation, source) in bounded memory: an external bucket sort.
 
-Each edge becomes one 64-bit key, destination above source. Destinations are divided into buckets of equal width, and
-the keys of a bucket are appended to its spill file. Then the buckets are read and sorted in memory, one at a time. A
-bucket that exceeds the budget (a hub, or hot ids close together) is first divided by keys sampled from it, recursively:
-a vertex with a billion in-edges is sorted in the same memory. Memory: two buckets, plus all duplicates of one edge.
+Each edge becomes one 64-bit key: destination above relation (the type of the edge in a heterogeneous graph) above
+source. Destinations are divided into buckets of equal width, and the keys of a bucket are appended to its spill file.
+Then the buckets are read and sorted in memory, one at a time. A bucket that exceeds the budget (a hub, or hot ids close
+together) is first divided by keys sampled from it, recursively: a vertex with a billion in-edges is sorted in the same
+memory. Memory: two buckets, plus all duplicates of one edge.
 
 A sorter may be limited to a range of destinations; it leaves the other edges out.
 
@@ -35,7 +36,10 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SortedRun:
-    """Consecutive keys, ascending, with their values. Key: (destination - bucket's first) << source_bits | source."""
+    """Consecutive keys, ascending, with their values.
+
+    Key: (destination - bucket's first) << source_bits | relation << id_bits | source.
+    """
 
     keys: Keys
     values: Mapping[str, Array]
@@ -149,6 +153,7 @@ class EdgeSorter:
         values: Mapping[str, ValueType],
         *,
         destinations: VertexRange | None = None,
+        num_relations: int = 1,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         """``num_edges`` is an estimate that sets the number of buckets. A wrong one costs time, not memory.
@@ -156,7 +161,8 @@ class EdgeSorter:
         Edges into other vertices than ``destinations`` are left out; None for all vertices.
         """
         self._held = destinations or VertexRange(0, num_vertices)
-        self.source_bits = max(1, (num_vertices - 1).bit_length())
+        self.id_bits = max(1, (num_vertices - 1).bit_length())
+        self.source_bits = self.id_bits + max(0, num_relations - 1).bit_length()
         edge_bytes = 8 + sum(storage_dtype(t.dtype).itemsize * prod(t.row_shape) for t in values.values())
         budget_edges = max(1024, budget_bytes // edge_bytes)
         self._buffer_edges = max(1, BUFFERED_BYTES // (8 + edge_bytes))
@@ -193,6 +199,8 @@ class EdgeSorter:
             got = f"the edge {src[bad]} -> {dst[bad]}"
             fix = "give the right number of vertices, or map the ids first"
             raise InputError(explain("edges", f"ids in 0..{self._num_vertices - 1}", got, fix))
+        relations = np.repeat([c.relation for c in chunks], [c.src.size for c in chunks])
+        src |= relations << self.id_bits
         ends = np.cumsum(counts)
         keys = np.empty(ends[-1], np.uint64)
         order = np.empty(ends[-1] if self._values else 0, np.int64)

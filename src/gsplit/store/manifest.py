@@ -1,25 +1,28 @@
 """``manifest.json``: sizes of the graph, the arrays of the store, and how it was made.
 
-The manifest has no paths: an array's name is its path, made of a fixed role and, in folders, one word (``role_of``).
+The manifest has no paths: an array's name is its path, made of a fixed role and, in folders, one word (``role_of``). In
+a heterogeneous graph, arrays of vertices belong to a vertex type, whose name is a word before it: ``features/paper/x``.
 Every shape follows from the counts, so a manifest that parses is consistent. ``reader`` compares it with the files.
 """
 
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as installed_version
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gsplit.errors import StoreError, explain
+from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.untrusted import describe_fault
+from gsplit.graph.types import GraphTypes
 from gsplit.store.statistics import Statistics
 
 __all__ = [
     "MAX_EDGES",
+    "MAX_EDGE_TYPES",
     "MAX_MANIFEST_BYTES",
     "MAX_CLASS_NAME",
     "MAX_NAMED_CLASSES",
@@ -29,6 +32,7 @@ __all__ = [
     "ArrayEntry",
     "ClassNames",
     "ColumnNames",
+    "EdgeTypeEntry",
     "INPUT_POSITION",
     "LabelMetadata",
     "Manifest",
@@ -36,6 +40,8 @@ __all__ = [
     "ProvenanceStep",
     "Role",
     "Shard",
+    "VertexTypeEntry",
+    "edge_type_dtype",
     "file_of",
     "index_type",
     "graph_fingerprint",
@@ -54,6 +60,8 @@ MAX_NAMED_CLASSES = 1 << 14
 MAX_CLASS_NAME = 200
 MAX_WORD = 1000
 MAX_MANIFEST_BYTES = 64 << 20
+MAX_VERTEX_TYPES = 1 << 12
+MAX_EDGE_TYPES = (1 << 15) - 1
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -62,11 +70,15 @@ _ANY = ("bool", *_INTEGERS, *_FLOATS)
 
 @dataclass(frozen=True)
 class Role:
-    """Requirements of an array: its types, what one row belongs to, and the number of dimensions."""
+    """Requirements of an array: its types, what one row belongs to, and the number of dimensions.
+
+    ``vertex_type``: the type whose vertices have the rows, or that the targets are of; None in a homogeneous graph.
+    """
 
     dtypes: tuple[str, ...]
     rows: Literal["vertex", "vertex + 1", "edge", "any", "vertex of the graph", "pair"]
     dimensions: tuple[int, ...] = (1,)
+    vertex_type: str | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -77,6 +89,7 @@ class Role:
 ROLES = {
     "indptr": Role(("int64",), "vertex + 1"),
     "indices": Role(("int32", "int64"), "edge"),
+    "edge_type": Role(("uint8", "int16"), "edge"),
     "y": Role(_ANY, "vertex", (1, 2)),
     "original_ids": Role(("int64",), "vertex"),
     "internal_ids": Role(("int32", "int64"), "vertex of the graph"),
@@ -95,25 +108,40 @@ FOLDERS = {
     "pair_labels": Role(("bool", *_INTEGERS, "float32", "float64"), "pair"),
     "pair_negatives": Role(("int64",), "pair", (2,)),
 }
+BY_TYPE = ("y", "vertex_ids", "name_offsets", "name_bytes", "features", "scales", "targets")
+"""The arrays of ROLES and FOLDERS that a heterogeneous graph has for each vertex type, and only so."""
 INPUT_POSITION = "input_position"
 """The per-edge array of positions in the input. It is not a value of the edges."""
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,63}")
 
 
 def role_of(name: str) -> Role:
-    """The role of an array by its name, such as ``indptr`` or ``features/x``."""
-    folder, slash, word = name.partition("/")
-    if not slash and name in ROLES:
-        return ROLES[name]
-    if slash and folder in FOLDERS and _WORD.fullmatch(word):
-        return FOLDERS[folder]
+    """The role of an array by its name, such as ``indptr``, ``features/x`` or, for a vertex type, ``features/paper/x``.
+
+    >>> role_of("y").vertex_type, role_of("y/paper").vertex_type, role_of("targets/paper/train").vertex_type
+    (None, 'paper', 'paper')
+    """
+    folder, *words = name.split("/")
+    plain = all(_WORD.fullmatch(word) for word in words)
+    found = {0: ROLES, 1: FOLDERS}.get(len(words), {}).get(folder)
+    if found and plain:
+        return found
+    found = {1: ROLES, 2: FOLDERS}.get(len(words), {}).get(folder)
+    if found and plain and folder in BY_TYPE:
+        return replace(found, vertex_type=words[0])
     known = ", ".join([*ROLES, *(f"{folder}/NAME" for folder in FOLDERS)])
-    raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -)")
+    by_type = f"for a vertex type, {', '.join(BY_TYPE)} have it as first word"
+    raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -; {by_type})")
 
 
 def index_type(num_vertices: int) -> str:
     """The type of ids of vertices in ``indices`` and ``internal_ids``."""
     return "int32" if num_vertices <= 1 << 31 else "int64"
+
+
+def edge_type_dtype(num_relations: int) -> str:
+    """The type of the elements of ``edge_type``."""
+    return "uint8" if num_relations < 256 else "int16"
 
 
 def file_of(name: str) -> str:
@@ -190,12 +218,33 @@ class Shard(_Strict):
     num_targets: dict[str, Extent]
 
 
+class VertexTypeEntry(_Strict):
+    """One vertex type. Its name is a folder: letters, digits, _ and -."""
+
+    name: Annotated[str, Field(pattern=f"^{_WORD.pattern}$")]
+    count: Annotated[int, Field(ge=0, le=MAX_VERTICES)]
+    num_classes: Annotated[int, Field(ge=0, le=1 << 63)] = 0
+    class_names: ClassNames = []
+    feature_columns: ColumnNames = []
+
+
+class EdgeTypeEntry(_Strict):
+    """One edge type: source type, name, destination type, and the number of its edges."""
+
+    src: Word
+    name: Word
+    dst: Word
+    num_edges: Annotated[int, Field(ge=0, le=MAX_EDGES)]
+
+
 class LabelMetadata(TypedDict):
-    """Names of classes and feature columns. Copied to derived stores."""
+    """Names of classes, feature columns and types. Copied to derived stores."""
 
     num_classes: int
     class_names: list[str]
     feature_columns: list[str]
+    vertex_types: list[VertexTypeEntry]
+    edge_types: list[EdgeTypeEntry]
 
 
 class Manifest(_Strict):
@@ -212,6 +261,11 @@ class Manifest(_Strict):
     """Names of the classes if labels were strings; the k-th is that of class k."""
     feature_columns: ColumnNames = []
     """Names of the columns of ``features/x`` if they came from a table."""
+    vertex_types: Annotated[list[VertexTypeEntry], Field(max_length=MAX_VERTEX_TYPES)] = []
+    """The vertex types of a heterogeneous graph, in the order of their ids; empty for a homogeneous one."""
+    edge_types: Annotated[list[EdgeTypeEntry], Field(max_length=MAX_EDGE_TYPES)] = []
+    type_boundaries: Annotated[list[Extent], Field(max_length=1 << 22)] = []
+    """First vertex of every (part, type), then the number of vertices."""
     arrays: dict[str, ArrayEntry]
     statistics: Statistics
     part_statistics: PartStatistics | None = None
@@ -234,17 +288,22 @@ class Manifest(_Strict):
         cuts = self.part_boundaries
         if cuts[0] != 0 or cuts[-1] != self.num_vertices or any(a > b for a, b in pairwise(cuts)):
             raise ValueError(f"part_boundaries must rise from 0 to {self.num_vertices}")
+        self._check_types()
         for name in ("indptr", "indices"):
             if name not in self.arrays:
                 raise ValueError(f"array {name} is missing")
-        if ("name_offsets" in self.arrays) != ("name_bytes" in self.arrays):
-            raise ValueError("name_offsets and name_bytes go together")
+        for name in self.arrays:
+            if name.startswith(("name_offsets", "name_bytes")):
+                of_type = name.removeprefix("name_offsets").removeprefix("name_bytes")
+                if not {f"name_offsets{of_type}", f"name_bytes{of_type}"} <= self.arrays.keys():
+                    raise ValueError("name_offsets and name_bytes go together")
         for name, entry in self.arrays.items():
             self._check_entry(name, entry)
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(f"class_names: {len(self.class_names)} for {self.num_classes} classes")
         if self.version < self.needed_version:
-            raise ValueError(f"version {self.version} does not have internal_ids and pairs, version {VERSION} does")
+            what = "internal_ids, pairs and vertex types"
+            raise ValueError(f"version {self.version} does not have {what}, version {VERSION} does")
         self._check_columns()
         self._check_scales()
         self._check_part_statistics()
@@ -252,12 +311,49 @@ class Manifest(_Strict):
         self._check_pairs()
         return self
 
+    def _check_types(self) -> None:
+        """Ranges of the types fit those of the parts, and every edge has a type."""
+        if not self.vertex_types:
+            if self.edge_types or self.type_boundaries or "edge_type" in self.arrays:
+                raise ValueError("edge_types, type_boundaries and the array edge_type go with vertex_types")
+            return
+        try:
+            types = self.types
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        assert types is not None
+        if list(types.boundaries[:: types.num_types]) != self.part_boundaries:
+            raise ValueError("type_boundaries do not fit part_boundaries")
+        if self.shard is not None:
+            raise ValueError("a store with vertex types is whole, not a shard")
+        if sum(entry.num_edges for entry in self.edge_types) != self.num_edges:
+            raise ValueError(f"edge_types: num_edges do not add up to {self.num_edges}")
+        expected = edge_type_dtype(types.num_relations)
+        if "edge_type" not in self.arrays or self.arrays["edge_type"].dtype != expected:
+            raise ValueError(f"array edge_type of {expected} is missing")
+        for entry in self.vertex_types:
+            if entry.class_names and len(entry.class_names) != entry.num_classes:
+                raise ValueError(f"class_names of {entry.name}: {len(entry.class_names)} for {entry.num_classes}")
+
+    @property
+    def types(self) -> GraphTypes | None:
+        """The types of a heterogeneous graph; None for a homogeneous one."""
+        if not self.vertex_types:
+            return None
+        return GraphTypes(
+            vertex_types=tuple(entry.name for entry in self.vertex_types),
+            edge_types=tuple((entry.src, entry.name, entry.dst) for entry in self.edge_types),
+            offsets=(0, *accumulate(entry.count for entry in self.vertex_types)),
+            boundaries=tuple(self.type_boundaries),
+        )
+
     def _check_columns(self) -> None:
-        named = len(self.feature_columns)
-        features = self.arrays.get("features/x")
-        if named and (features is None or features.shape[1] != named):
-            num_columns = 0 if features is None else features.shape[1]
-            raise ValueError(f"feature_columns: {named} names for the {num_columns} columns of features/x")
+        named = {"features/x": self.feature_columns}
+        named |= {f"features/{entry.name}/x": entry.feature_columns for entry in self.vertex_types}
+        for array, names in named.items():
+            num_columns = self.arrays[array].shape[1] if array in self.arrays else 0
+            if names and num_columns != len(names):
+                raise ValueError(f"feature_columns: {len(names)} names for the {num_columns} columns of {array}")
 
     def _check_scales(self) -> None:
         """Features of int8 need the scale of each row."""
@@ -304,13 +400,18 @@ class Manifest(_Strict):
 
     def _check_entry(self, name: str, entry: ArrayEntry) -> None:
         role = role_of(name)
+        held = {found.name: found.count for found in self.vertex_types}
+        needs_type = bool(held) and name.split("/")[0] in BY_TYPE
+        if (role.vertex_type or needs_type) and role.vertex_type not in held:
+            expected = f"belongs to one of the vertex types {', '.join(held)}" if held else "has no vertex type"
+            raise ValueError(f"{name}: an array of this graph {expected}")
         if entry.dtype not in role.dtypes:
             raise ValueError(f"{name}: dtype {entry.dtype[:20]!r} is not one of {', '.join(role.dtypes)}")
         if len(entry.shape) == 2 and entry.shape[1] > MAX_COLUMNS:
             raise ValueError(f"{name}: {entry.shape[1]} columns, more than {MAX_COLUMNS}")
         if len(entry.shape) not in role.dimensions:
             raise ValueError(f"{name}: {len(entry.shape)} dimensions instead of {role.dimensions}")
-        local = self.vertex_range[1] - self.vertex_range[0]
+        local = held.get(role.vertex_type or "", self.vertex_range[1] - self.vertex_range[0])
         num_rows = {
             "vertex": local,
             "vertex + 1": local + 1,
@@ -324,7 +425,14 @@ class Manifest(_Strict):
     @property
     def needed_version(self) -> int:
         """The oldest version of the format that has all these arrays."""
-        return VERSION if any(role_of(name).is_whole for name in self.arrays) else _OLDEST_VERSION
+        is_new = self.vertex_types or any(role_of(name).is_whole for name in self.arrays)
+        return VERSION if is_new else _OLDEST_VERSION
+
+    def as_json(self) -> str:
+        """The text of ``manifest.json``, in the oldest version that has all of it."""
+        left_out = set() if self.vertex_types else {"vertex_types", "edge_types", "type_boundaries"}
+        written = self.model_copy(update={"version": self.needed_version})
+        return written.model_dump_json(indent=1, exclude=left_out)
 
     @property
     def label_metadata(self) -> LabelMetadata:
@@ -332,16 +440,18 @@ class Manifest(_Strict):
             "num_classes": self.num_classes,
             "class_names": self.class_names,
             "feature_columns": self.feature_columns,
+            "vertex_types": self.vertex_types,
+            "edge_types": self.edge_types,
         }
 
     def names(self, folder: str) -> list[str]:
-        """The words under a folder such as ``features`` or ``targets``, sorted."""
-        return sorted(name.split("/")[1] for name in self.arrays if name.startswith(f"{folder}/"))
+        """The names under a folder such as ``features`` or ``targets``, sorted: ``x``, or ``paper/x``."""
+        return sorted(name.removeprefix(f"{folder}/") for name in self.arrays if name.startswith(f"{folder}/"))
 
 
 def graph_fingerprint(checksums: Mapping[str, str]) -> str:
     """A checksum of the graph, from the SHA-256 of its arrays."""
-    names = [name for name in ("indptr", "indices", "original_ids") if name in checksums]
+    names = [name for name in ("indptr", "indices", "original_ids", "edge_type") if name in checksums]
     return " ".join(checksums[name][:16] for name in names)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph.graph import Graph
-from gsplit.graph.types import GraphTypes
+from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.store.manifest import INPUT_POSITION, role_of
 
 __all__ = ["ArrayStore", "GraphStore", "OriginalOrder", "edge_value_names", "missing_array"]
@@ -135,6 +135,13 @@ class ArrayStore(ABC):
     types: GraphTypes | None = None
     """The types of a heterogeneous graph. Its arrays have names such as ``features/paper/x`` and ``y/paper``."""
 
+    def metadata(self) -> tuple[list[str], list[EdgeType]]:
+        """PyG's metadata of a heterogeneous graph: its vertex types and edge types, as ``to_hetero`` takes them."""
+        if self.types is None:
+            fix = "import a graph with vertex types (docs/heterogeneous.md)"
+            raise InputError(explain(self.where, "a heterogeneous graph", "one without vertex types", fix))
+        return self.types.metadata()
+
     @property
     def where(self) -> object:
         """Name of the store in messages."""
@@ -167,18 +174,25 @@ class ArrayStore(ABC):
     def array(self, name: str) -> Array:
         """One array by name in original order: row v for original vertex v, targets as ascending original ids.
 
-        This is the stored array itself unless the store was partitioned, then a copy. The edges of a partitioned store,
-        and shards, are refused. bfloat16 comes as uint16, its bits.
+        Arrays of a vertex type, such as ``y/paper`` and ``targets/paper/train``, use the ids in the type. This is the
+        stored array itself unless the store was partitioned, then a copy. The edges of a partitioned store, and shards,
+        are refused. bfloat16 comes as uint16, its bits.
         """
         return self._by_original_id.array(name)
 
     def rows(self, name: str, ids: npt.ArrayLike) -> Array:
-        """The rows of some vertices by original id, such as ``store.rows("y", batch.n_id)``. Only these are read."""
+        """The rows of some vertices by original id, such as ``store.rows("y", batch.n_id)``. Only these are read.
+
+        For an array of a vertex type, such as ``y/paper``, ids are those in the type.
+        """
         return self._by_original_id.rows(name, ids)
 
-    def vertex_names(self, ids: npt.ArrayLike | None = None) -> list[str]:
-        """String ids of all or some vertices by original id, for stores imported from tables with string ids."""
-        return self._by_original_id.vertex_names(ids)
+    def vertex_names(self, ids: npt.ArrayLike | None = None, vertex_type: str | None = None) -> list[str]:
+        """String ids of all or some vertices by original id, for stores imported from tables with string ids.
+
+        In a heterogeneous graph, those of a type: ``store.vertex_names([0, 1], "paper")``.
+        """
+        return self._by_original_id.vertex_names(ids, vertex_type)
 
     def stored_array(self, name: str) -> Array:
         """One array by name, such as ``y``, ``features/x`` or ``targets/train``, in internal order; read-only."""
@@ -250,11 +264,25 @@ class OriginalOrder:
     def __init__(self, store: GraphStore, where: object) -> None:
         self._store = store
         self._where = where
+        self._rows_of_type: dict[str | None, Ids] = {}
 
-    @cached_property
-    def _held_rows(self) -> Ids:
+    def _held_rows(self, vertex_type: str | None = None) -> Ids:
         """Rows of the vertices held, by ascending original id. For a whole graph: the row of each original id."""
-        return np.argsort(self._store.original_ids())
+        if vertex_type not in self._rows_of_type:
+            self._rows_of_type[vertex_type] = np.argsort(self._ids_held(vertex_type))
+        return self._rows_of_type[vertex_type]
+
+    def _ids_held(self, vertex_type: str | None) -> Ids:
+        """Original ids of the vertices held, or of those of a type, in the order of the rows."""
+        if vertex_type is None:
+            return np.asarray(self._store.original_ids())
+        ranges = self._types.ranges(vertex_type)
+        return np.concatenate([self._store.original_ids(first, stop) for first, stop in ranges])
+
+    @property
+    def _types(self) -> GraphTypes:
+        assert self._store.types is not None  # arrays of a vertex type exist only with types
+        return self._store.types
 
     @property
     def _is_whole(self) -> bool:
@@ -267,16 +295,20 @@ class OriginalOrder:
         if role_of(name).is_whole:
             return stored
         self._require_whole(f"array({name!r})", f"rows({name!r}, ids), or stored_array({name!r}) in internal order")
-        if not store.is_renumbered:
+        vertex_type = role_of(name).vertex_type
+        if not store.is_renumbered and vertex_type is None:
             return stored
         if name.startswith("targets/"):
             if stored.size and not 0 <= int(stored.min()) <= int(stored.max()) < store.num_vertices:
                 got = f"{stored.min()}..{stored.max()}"
                 fix = "run gsplit inspect --verify, then restore the store"
                 raise StoreError(explain(f"{self._where}: {name}", f"ids in 0..{store.num_vertices - 1}", got, fix))
-            return np.asarray(store.original_ids()[stored])
+            first = 0 if vertex_type is None else self._types.offsets[self._types.number(vertex_type)]
+            return np.asarray(store.original_ids()[stored]) - first
+        if not store.is_renumbered:
+            return stored
         if role_of(name).rows == "vertex":
-            return np.asarray(stored[self._held_rows])
+            return np.asarray(stored[self._held_rows(vertex_type)])
         got = f"{name}, which is in the internal order of a partitioned graph"
         fix = f"use gsplit.to_pyg(store), in original ids, or stored_array({name!r})"
         raise InputError(explain(self._where, "a per-vertex array or targets", got, fix))
@@ -287,17 +319,18 @@ class OriginalOrder:
         if role_of(name).rows != "vertex":
             fix = "use y, vertex_ids, hotness or features/NAME"
             raise InputError(explain(self._where, "a per-vertex array", name, fix))
-        return np.asarray(stored[self._places(ids)])
+        return np.asarray(stored[self._places(ids, role_of(name).vertex_type)])
 
-    def vertex_names(self, ids: npt.ArrayLike | None = None) -> list[str]:
+    def vertex_names(self, ids: npt.ArrayLike | None = None, vertex_type: str | None = None) -> list[str]:
         """The string ids of some vertices, or of all by ascending original id."""
-        offsets = self._store.stored_array("name_offsets")
-        text = self._store.stored_array("name_bytes")
+        of_type = f"/{vertex_type}" if vertex_type else ""
+        offsets = self._store.stored_array(f"name_offsets{of_type}")
+        text = self._store.stored_array(f"name_bytes{of_type}")
         if ids is None:
             self._require_whole("vertex_names()", "vertex_names(store.original_ids())")
-            places = self._held_rows if self._store.is_renumbered else np.arange(self._store.num_vertices)
+            places = self._held_rows(vertex_type) if self._store.is_renumbered else np.arange(offsets.size - 1)
         else:
-            places = self._places(ids)
+            places = self._places(ids, vertex_type)
         starts = np.maximum(offsets[places], 0).tolist()
         stops = np.maximum(offsets[places + 1], 0).tolist()
         view = np.ascontiguousarray(text).data
@@ -316,10 +349,10 @@ class OriginalOrder:
             fix = f"open the whole store, or use {instead}"
             raise InputError(explain(self._where, f"all vertices for {what}", got, fix))
 
-    def _places(self, ids: npt.ArrayLike) -> Ids:
+    def _places(self, ids: npt.ArrayLike, vertex_type: str | None = None) -> Ids:
         """Rows of vertices by original id. An id that is not held is refused."""
         wanted = np.asarray(ids)
-        num_vertices = self._store.num_vertices
+        num_vertices = self._store.num_vertices if vertex_type is None else self._types.count(vertex_type)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
             got = f"{wanted.dtype} {list(wanted.shape)}"
             raise InputError(explain("ids", "integers in one dimension", got, "give original ids, not a mask"))
@@ -329,10 +362,11 @@ class OriginalOrder:
             got = f"{outside.size} outside, such as {outside[0]}"
             raise InputError(explain("ids", f"original ids in 0..{num_vertices - 1}", got, "correct the ids"))
         if self._is_whole:
-            return self._held_rows[wanted] if self._store.is_renumbered else wanted
+            return self._held_rows(vertex_type)[wanted] if self._store.is_renumbered else wanted
         held = np.asarray(self._store.original_ids())
-        places = np.searchsorted(held[self._held_rows], wanted)
-        rows = self._held_rows[np.minimum(places, held.size - 1)] if held.size else places
+        ordered = self._held_rows()
+        places = np.searchsorted(held[ordered], wanted)
+        rows = ordered[np.minimum(places, held.size - 1)] if held.size else places
         missing = wanted[held[rows] != wanted] if held.size else wanted
         if missing.size:
             got = f"{missing.size} that it does not hold, such as {missing[0]}"
@@ -366,6 +400,7 @@ _SINGLE = {
     "vertex_ids": ("mapped integer ids", "use original ids (0 .. n-1), or vertex_names if ids were strings"),
     "original_ids": ("a renumbered graph", "use original_ids(), which works for every store"),
     "internal_ids": ("stored internal ids", "use store.internal_ids, which works for every whole store"),
+    "edge_type": ("a heterogeneous graph", "import a graph with vertex types (docs/heterogeneous.md)"),
     "hotness": ("a partitioned store", "run gsplit partition first"),
 }
 
@@ -377,14 +412,12 @@ def missing_array(where: object, name: str, names: list[str]) -> InputError:
     g.gsplit: expected one of the features it has, features/x (got features/z). Fix: use one of these names.
     """
     folder, slash, _ = name.partition("/")
-    if slash and folder in _FOLDERS:
-        kind, fix = _FOLDERS[folder]
-        alike = [other for other in names if other.startswith(f"{folder}/")]
-        if not alike:
-            return InputError(explain(where, kind, f"none; {name} was asked for", fix))
-        expected = f"one of the {kind} it has, {', '.join(alike)}"
-        return InputError(explain(where, expected, name, "use one of these names"))
-    if name in _SINGLE:
-        kind, fix = _SINGLE[name]
+    found = _SINGLE.get(folder) or (_FOLDERS.get(folder) if slash else None)
+    if found is None:
+        return InputError(explain(where, f"one of {', '.join(names)}", name, "use one of these names"))
+    kind, fix = found
+    alike = [other for other in names if other == folder or other.startswith(f"{folder}/")]
+    if not alike:
         return InputError(explain(where, kind, f"none; {name} was asked for", fix))
-    return InputError(explain(where, f"one of {', '.join(names)}", name, "use one of these names"))
+    expected = f"one of the {kind} it has, {', '.join(alike)}"
+    return InputError(explain(where, expected, name, "use one of these names"))

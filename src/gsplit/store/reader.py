@@ -8,6 +8,7 @@ opening does not detect must still be harmless, so code that indexes by stored v
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy as np
 from gsplit.array_types import Array
 from gsplit.errors import StoreError, explain
 from gsplit.graph.graph import Graph
+from gsplit.graph.types import GraphTypes
 from gsplit.store.files import ArrayFile, read_inside
-from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, graph_fingerprint, parse_manifest
+from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, graph_fingerprint, parse_manifest, role_of
 from gsplit.store.protocol import ArrayStore
 
 __all__ = ["Store", "open_store"]
@@ -39,6 +41,11 @@ class Store(ArrayStore):
     @property
     def where(self) -> Path:
         return self.path
+
+    @cached_property
+    def types(self) -> GraphTypes | None:  # type: ignore[override]
+        """The types of a heterogeneous graph; None for a homogeneous one."""
+        return self.manifest.types
 
     @property
     def num_vertices(self) -> int:
@@ -167,14 +174,49 @@ def _check_samples(manifest: Manifest, files: dict[str, ArrayFile]) -> None:
     for name, file in files.items():
         if name.startswith("targets/"):
             _check_ids(name, file, first, stop)
+            _check_target_types(manifest, name, file)
         elif name.startswith("target_positions/") and manifest.shard is not None:
             _check_ids(name, file, 0, manifest.shard.num_targets[name.partition("/")[2]])
         elif name in ("indices", "original_ids", "internal_ids") or name.startswith(("pairs/", "pair_negatives/")):
             _check_ids(name, file, 0, manifest.num_vertices)
         elif name == "indptr":
             _check_offsets(name, file, manifest.num_edges)
-        elif name == "name_offsets":
-            _check_offsets(name, file, files["name_bytes"].size)
+        elif name.startswith("name_offsets"):
+            _check_offsets(name, file, files[name.replace("name_offsets", "name_bytes")].size)
+        elif name == "edge_type":
+            _check_relations(manifest, file, files["indices"])
+
+
+def _check_target_types(manifest: Manifest, name: str, file: ArrayFile) -> None:
+    """Refuse targets of another vertex type than that of their list in a sample."""
+    types = manifest.types
+    vertex_type = role_of(name).vertex_type
+    if types is None or vertex_type is None:
+        return
+    for start, part in _windows(file):
+        others = np.flatnonzero(types.of_host(part) != types.number(vertex_type))
+        if others.size:
+            got = f"{part[others[0]]} as element {start + others[0]}, of another type"
+            raise StoreError(explain(file_of(name), f"vertices of type {vertex_type}", got, _DAMAGED))
+
+
+def _check_relations(manifest: Manifest, kinds: ArrayFile, indices: ArrayFile) -> None:
+    """Refuse edges of an unknown type, or from a vertex of another type than theirs, in a sample."""
+    types = manifest.types
+    assert types is not None
+    src_types, _ = types.ends()
+    for start, part in _windows(kinds):
+        if part.size and not 0 <= int(part.min()) <= int(part.max()) < types.num_relations:
+            got = f"{part.min()}..{part.max()} near element {start}"
+            expected = f"edge types in 0..{types.num_relations - 1}"
+            raise StoreError(explain(file_of("edge_type"), expected, got, _DAMAGED))
+        sources = types.of_host(indices.read(start, start + part.size))
+        wrong = np.flatnonzero(sources != src_types[part])
+        if wrong.size:
+            at = int(wrong[0])
+            expected = f"a source of type {types.edge_types[part[at]][0]} for {types.edge_types[part[at]]}"
+            got = f"type {types.vertex_types[sources[at]]} at edge {start + at}"
+            raise StoreError(explain(file_of("edge_type"), expected, got, _DAMAGED))
 
 
 def _windows(file: ArrayFile, count: int = 64, width: int = 64) -> Iterator[tuple[int, Array]]:

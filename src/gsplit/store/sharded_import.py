@@ -206,7 +206,7 @@ def _join_once(folder: Path, outputs: list[Path], overwrite: bool, progress: Pro
         for host, output in enumerate(outputs):
             built = folder / f"{host}.gsplit"
             if built.exists():  # not renamed by a host that died
-                write_atomic(built / "manifest.json", [_completed(built, whole).model_dump_json(indent=1).encode()])
+                write_atomic(built / "manifest.json", [_completed(built, whole).as_json().encode()])
                 put_in_place(built, output, overwrite=overwrite)
         done = folder.with_name(f"{folder.name}.done-{uuid4().hex}")
         folder.rename(done)  # first, so that no host writes into a folder that is being removed

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 from gsplit.store.files import DTYPES
 
 __all__ = [
@@ -88,13 +89,14 @@ class EdgeChunk:
     """Some edges, source to destination, in any order, with their per-edge values.
 
     ``num_dropped`` more edges were read and left out because an endpoint is not a vertex. For a range: those that it
-    counts.
+    counts. ``relation`` is the number of the edges' type in a heterogeneous graph.
     """
 
     src: Array
     dst: Array
     values: Mapping[str, Array] = field(default_factory=dict)
     num_dropped: int = 0
+    relation: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,9 @@ class GraphSource:
     ``edges_near(held, both_ends)`` may skip edges without an endpoint in a range, if that is known without reading
     them. Only destinations count as endpoints unless ``both_ends``, which reverse edges need. ``identity`` identifies
     the input without reading it (names and sizes of files); ``modified`` is the time of its last change.
+
+    A heterogeneous graph has ``edge_types`` and ``vertices``: for every vertex type a source without edges. The ids in
+    its edges are fused: those of a type follow those of the types before it (``graph.types``).
     """
 
     kind: str
@@ -166,6 +171,8 @@ class GraphSource:
     notes: tuple[str, ...] = ()
     identity: str = ""
     modified: float = 0.0
+    vertices: "Mapping[str, GraphSource]" = field(default_factory=dict)
+    edge_types: tuple[EdgeType, ...] = ()
 
     @property
     def whole(self) -> VertexRange:

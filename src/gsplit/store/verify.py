@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gsplit.array_types import Array, Ids
 from gsplit.errors import StoreError, explain
 from gsplit.graph.graph import Graph
+from gsplit.graph.types import GraphTypes
 from gsplit.kernels.jit import kernel
 from gsplit.progress import Progress, silent
 from gsplit.store.files import raw_bytes
@@ -32,8 +33,10 @@ def verify_store(store: Store, progress: Progress = silent) -> None:
     try:
         _verify_checksums(store, progress)
         _verify_offsets(store)
-        statistics = scan_edges(store.graph, _original_ids(store), progress)
+        statistics = scan_edges(store.graph, _original_ids(store), progress, edge_type=store.arrays.get("edge_type"))
         _verify_ids(store)
+        if store.types is not None:
+            _verify_types(store, store.types, progress)
         _verify_hotness(store)
         _verify_scales(store)
         _verify_statistics(store, statistics)
@@ -67,10 +70,7 @@ def _pieces(array: Array, overlap: int = 0) -> Iterator[tuple[int, Array]]:
 
 
 def _verify_offsets(store: Store) -> None:
-    ends = {"indptr": store.num_edges}
-    if "name_offsets" in store.names:
-        ends["name_offsets"] = store.stored_array("name_bytes").size
-    for name in ends:
+    for name in [name for name in store.names if name == "indptr" or name.startswith("name_offsets")]:
         for first, part in _pieces(store.stored_array(name), overlap=1):
             falls = np.flatnonzero(part[1:] < part[:-1])
             if falls.size:
@@ -83,6 +83,7 @@ def _verify_offsets(store: Store) -> None:
 def _scan_columns(
     indptr: Ids,
     indices: Array,
+    kinds: Array,
     original: Ids,
     first_held: int,
     first_vertex: int,
@@ -92,16 +93,25 @@ def _scan_columns(
 ) -> int:
     """Check some columns. Returns 0, or 1 for an id out of range, or 2 for a wrong order.
 
-    ``totals`` collects self-loops, duplicates and the position of the fault. ``indptr`` has been checked.
+    ``totals`` collects self-loops, duplicates and the position of the fault. ``indptr`` has been checked. ``kinds`` are
+    the types of the edges; empty in a homogeneous graph.
     """
     for row in range(indptr.size - 1):
         previous = np.int64(-1)
         previous_rank = np.int64(-1)
+        previous_kind = np.int64(-1)
         for at in range(indptr[row] - indptr[0], indptr[row + 1] - indptr[0]):
             src = np.int64(indices[at])
             totals[2] = at
             if not 0 <= src < num_vertices:
                 return 1
+            kind = np.int64(kinds[at]) if kinds.size else np.int64(0)
+            if kind < previous_kind:
+                return 2
+            if kind > previous_kind:
+                previous = np.int64(-1)
+                previous_rank = np.int64(-1)
+                previous_kind = kind
             local = src - first_held
             rank = src
             if original.size:
@@ -122,11 +132,15 @@ def _original_ids(store: Store) -> Ids:
     return store.stored_array("original_ids") if "original_ids" in store.names else np.empty(0, np.int64)
 
 
-def scan_edges(graph: Graph, original: Ids, progress: Progress = silent) -> Statistics:
+def scan_edges(
+    graph: Graph, original: Ids, progress: Progress = silent, *, edge_type: Array | None = None
+) -> Statistics:
     """Check range and order of every column, and count. In a shard, the order of foreign sources is not checked.
 
     ``original`` are the original ids of the vertices held; empty if ids are original. Offsets have been checked.
+    ``edge_type``: the types of the edges of a heterogeneous graph, whose columns are ordered by type first.
     """
+    kinds = np.empty(0, np.uint8) if edge_type is None else edge_type
     first = graph.first_vertex
     seen = np.zeros(graph.stop_vertex - first, np.uint8)
     totals = np.zeros(3, np.int64)
@@ -135,9 +149,11 @@ def scan_edges(graph: Graph, original: Ids, progress: Progress = silent) -> Stat
     for row in range(0, graph.indptr.size - 1, _COLUMNS_AT_ONCE):
         part = graph.indptr[row : row + _COLUMNS_AT_ONCE + 1]
         columns = graph.indices[int(part[0]) : int(part[-1])]
-        fault = _scan_columns(part, columns, original, first, first + row, graph.num_vertices, seen, totals)
+        of_columns = kinds[int(part[0]) : int(part[-1])]
+        fault = _scan_columns(part, columns, of_columns, original, first, first + row, graph.num_vertices, seen, totals)
         if fault:
-            expected = f"ids in 0..{graph.num_vertices - 1}" if fault == 1 else "sources ordered by original id"
+            order = "sources ordered by original id" if edge_type is None else "edges ordered by type and original id"
+            expected = f"ids in 0..{graph.num_vertices - 1}" if fault == 1 else order
             at = int(totals[2])
             raise _fail("indices", expected, f"{columns[at]} as edge {int(part[0]) + at}")
         degrees = np.diff(part)
@@ -182,6 +198,52 @@ def _verify_ids(store: Store) -> None:
             _verify_range(name, store.stored_array(name).reshape(-1), store.num_vertices)
 
 
+def _verify_types(store: Store, types: GraphTypes, progress: Progress) -> None:
+    """Check that the ends of every edge, every id and every target have the types that are recorded."""
+    indptr = store.stored_array("indptr")
+    kinds = store.stored_array("edge_type")
+    ends = types.ends()
+    counts = np.zeros(types.num_relations, np.int64)
+    for piece in row_slices(store.num_edges, 64):
+        kind = kinds[piece].astype(np.int64)
+        outside = np.flatnonzero((kind < 0) | (kind >= types.num_relations))
+        if outside.size:
+            got = f"{kind[outside[0]]} as edge {piece.start + outside[0]}"
+            raise _fail("edge_type", f"types in 0..{types.num_relations - 1}", got)
+        dst = np.searchsorted(indptr, np.arange(piece.start, piece.stop), side="right") - 1
+        found = np.stack([types.of_host(store.graph.indices[piece]), types.of_host(dst)])
+        wrong = np.flatnonzero((found != ends[:, kind]).any(axis=0))
+        if wrong.size:
+            at = int(wrong[0])
+            got = f"an edge from {types.vertex_types[found[0, at]]} to {types.vertex_types[found[1, at]]}"
+            expected = f"ends of the types of {types.edge_types[kind[at]]} at edge {piece.start + at}"
+            raise _fail("edge_type", expected, got)
+        counts += np.bincount(kind, minlength=types.num_relations)
+        progress("verify types", piece.stop, store.num_edges)
+    for entry, count in zip(store.manifest.edge_types, counts.tolist(), strict=True):
+        if entry.num_edges != count:
+            expected = f"num_edges = {count} of edge type {entry.src}, {entry.name}, {entry.dst}"
+            raise StoreError(explain("manifest.json", expected, entry.num_edges, "import the graph again"))
+    _verify_vertex_types(store, types)
+
+
+def _verify_vertex_types(store: Store, types: GraphTypes) -> None:
+    offsets = np.asarray(types.offsets[1:-1])
+    for start, part in _pieces(_original_ids(store)):
+        found = np.searchsorted(offsets, part, side="right")
+        wrong = np.flatnonzero(found != types.of_host(start + np.arange(part.size)))
+        if wrong.size:
+            at = int(wrong[0])
+            expected = f"ids of the type of vertex {start + at}, as in type_boundaries"
+            raise _fail("original_ids", expected, f"{part[at]}, of type {types.vertex_types[found[at]]}")
+    for name in store.manifest.names("targets"):
+        targets = store.stored_array(f"targets/{name}")
+        others = np.flatnonzero(types.of_host(targets) != types.number(name.split("/")[0]))
+        if others.size:
+            got = f"{targets[others[0]]} as element {others[0]}, of another type"
+            raise _fail(f"targets/{name}", f"vertices of type {name.split('/')[0]}", got)
+
+
 def _verify_range(name: str, ids: Array, num_vertices: int) -> None:
     for start, part in _pieces(ids):
         outside = np.flatnonzero((part < 0) | (part >= num_vertices))
@@ -218,13 +280,14 @@ def _verify_hotness(store: Store) -> None:
     if "hotness" not in store.names:
         return
     hotness = store.stored_array("hotness")
-    begins = np.asarray(store.part_boundaries) - store.vertex_range[0]
+    boundaries = store.part_boundaries if store.types is None else store.types.boundaries
+    begins = np.asarray(boundaries) - store.vertex_range[0]
     for start, part in _pieces(hotness, overlap=1):
         rises = start + 1 + np.flatnonzero(part[1:] > part[:-1])
         wrong = rises[~np.isin(rises, begins)]
         if wrong.size:
             got = f"{hotness[wrong[0] - 1]} then {hotness[wrong[0]]} at element {wrong[0]}"
-            raise _fail("hotness", "counts that decrease inside a part", got)
+            raise _fail("hotness", "counts that decrease inside a part, for each type", got)
         if part.size and int(part.min()) < 0:
             raise _fail("hotness", "counts from 0", int(part.min()))
 
@@ -255,12 +318,14 @@ def _verify_listing(store: Store) -> None:
         if str(file.relative_to(store.path)) not in listed:
             fix = "remove the file, or restore manifest.json from a copy"
             raise StoreError(explain("manifest.json", "an entry for every array", f"no entry for {file.name}", fix))
-    if "y" in store.names:
-        classes = count_classes(store.stored_array("y"), store.dtype("y"))
+    recorded = {"y": store.num_classes} if store.types is None else {}
+    recorded |= {f"y/{entry.name}": entry.num_classes for entry in store.manifest.vertex_types}
+    for name in recorded.keys() & store.arrays.keys():
+        classes = count_classes(store.stored_array(name), store.dtype(name))
         whole = store.vertex_range == (0, store.num_vertices)
-        if classes > store.num_classes or (whole and classes != store.num_classes):
-            expected = f"num_classes = {classes}, from the labels"
-            raise StoreError(explain("manifest.json", expected, store.num_classes, "import the graph again"))
+        if classes > recorded[name] or (whole and classes != recorded[name]):
+            expected = f"num_classes = {classes}, from the labels {name}"
+            raise StoreError(explain("manifest.json", expected, recorded[name], "import the graph again"))
 
 
 def _verify_statistics(store: Store, found: Statistics) -> None:

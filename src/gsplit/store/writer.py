@@ -122,7 +122,7 @@ class StoreWriter:
     def _file(self, name: str) -> Path:
         assert name not in self._appenders and name not in self._placed and name not in self._linked, name
         file = self._work / file_of(name)
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         return file
 
     def append(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayAppender:
@@ -173,10 +173,10 @@ class StoreWriter:
         """Write the manifest, flush all files and rename the store into place."""
         shutil.rmtree(self._work / SPILL, ignore_errors=True)
         with (self._work / "manifest.json").open("x", encoding="utf-8") as stream:
-            stream.write(manifest.model_copy(update={"version": manifest.needed_version}).model_dump_json(indent=1))
+            stream.write(manifest.as_json())
             stream.flush()
             os.fsync(stream.fileno())
-        for directory in [self._work, *(d for d in self._work.iterdir() if d.is_dir())]:
+        for directory in [self._work, *(d for d in self._work.rglob("*") if d.is_dir())]:
             fsync_folder(directory)
         put_in_place(self._work, self.path, overwrite=self._overwrite)
 

@@ -287,5 +287,5 @@ def _write_fingerprint(built: Path, fingerprint: str) -> None:
     manifest = open_store(built).manifest
     assert manifest.shard is not None
     shard = manifest.shard.model_copy(update={"whole_fingerprint": fingerprint})
-    text = manifest.model_copy(update={"shard": shard}).model_dump_json(indent=1)
+    text = manifest.model_copy(update={"shard": shard}).as_json()
     write_atomic(built / "manifest.json", [text.encode()])
