@@ -49,11 +49,13 @@ def partition(
 ) -> Store:
     """Partition a graph for training with these targets, fanouts and global batch size; write and open the result.
 
-    ``graph`` is an opened store or a PyG ``Data``. Any number of ranks up to ``parts`` runs from the result.
-    ``input_nodes``: the name of stored targets, or None for every vertex. ``objective``: "gsplit" (expected work
-    balanced, expected traffic cut), or the baselines "node", "edge", "random". ``solver``: "metis" (the default),
-    "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random" (with the objective of that name). A part's
-    work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times the mean.
+    ``graph`` is an opened store, or a PyG ``Data`` or ``HeteroData``. Any number of ranks up to ``parts`` runs from the
+    result. ``input_nodes``: the name of stored targets, such as "train" or, of a vertex type, "paper/train"; None for
+    every vertex. In a heterogeneous graph, ``num_neighbors`` count for each edge type. ``objective``: "gsplit"
+    (expected work balanced, expected traffic cut), or the baselines "node", "edge", "random". ``solver``: "metis" (the
+    default), "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random" (with the objective of that name).
+    A part's work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times
+    the mean.
     ``sampler``, ``weight_attr``, ``replace`` and ``layer_dependency``: as in training; what training draws is counted.
     """
     check_fanouts(num_neighbors)
@@ -81,7 +83,7 @@ def partition(
 
 @contextmanager
 def _as_store(graph: Any, path: Path, progress: Progress) -> Iterator[Store]:
-    """A store as it is; a PyG ``Data`` as a temporary store on disk, beside the result."""
+    """A store as it is; a PyG object as a temporary store on disk, beside the result."""
     if isinstance(graph, Store):
         yield graph
         return

@@ -1,5 +1,6 @@
 """Convert the ``graph`` argument of the public functions to a ``GraphStore``."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gsplit.errors import InputError, explain
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["as_graph_store"]
 
 
-def as_graph_store(graph: Any, partition: "Tensor | None" = None) -> GraphStore:
-    """Return an opened store unchanged, or a PyG ``Data`` as a store in memory, divided into parts by ``partition``."""
+def as_graph_store(graph: Any, partition: "Tensor | Mapping[str, Tensor] | None" = None) -> GraphStore:
+    """Return an opened store unchanged, or PyG's ``Data`` or ``HeteroData`` as a store in memory.
+
+    ``partition``: the part of every vertex, for ``HeteroData`` by vertex type.
+    """
     if isinstance(graph, Store | MemoryStore | GraphStore):
         if partition is not None:
             what = repr(graph) if isinstance(graph, Store) else f"a {type(graph).__name__}"
@@ -27,5 +31,5 @@ def as_graph_store(graph: Any, partition: "Tensor | None" = None) -> GraphStore:
 
         return memory_store(graph, partition)
     got = repr(graph) if isinstance(graph, str) else f"a {type(graph).__name__}"
-    fix = "pass gsplit.open(path), or a torch_geometric.data.Data"
+    fix = "pass gsplit.open(path), or a torch_geometric.data.Data or HeteroData"
     raise InputError(explain("graph", "an opened store or a PyG Data", got, fix))

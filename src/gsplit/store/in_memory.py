@@ -10,6 +10,7 @@ from gsplit.array_types import Array, Ids
 from gsplit.graph.graph import Graph
 from gsplit.graph.types import EdgeType, GraphTypes, order_by_part_and_type
 from gsplit.store.files import ordered_bits, raw_bytes
+from gsplit.store.manifest import edge_type_dtype
 from gsplit.store.protocol import ArrayStore
 from gsplit.store.statistics import count_classes
 
@@ -109,6 +110,8 @@ def typed_store(
     parts: Mapping[str, Ids],
     vertex_arrays: Mapping[str, tuple[Array, str]],
     targets: Mapping[str, Ids],
+    *,
+    unused: tuple[str, ...] = (),
 ) -> MemoryStore:
     """A heterogeneous graph in memory, renumbered by part and type (``graph.types``).
 
@@ -125,14 +128,15 @@ def typed_store(
     original, boundaries = order_by_part_and_type(part, types, num_parts, len(counts))
     internal = np.empty_like(original)
     internal[original] = np.arange(original.size)
-    src = np.concatenate([pair[0] + first[relation[0]] for relation, pair in edges.items()])
-    dst = np.concatenate([pair[1] + first[relation[2]] for relation, pair in edges.items()])
-    edge_type = np.repeat(np.arange(len(edges)), [pair[0].size for pair in edges.values()])
+    empty = np.empty(0, np.int64)
+    src = np.concatenate([empty, *(pair[0] + first[relation[0]] for relation, pair in edges.items())])
+    dst = np.concatenate([empty, *(pair[1] + first[relation[2]] for relation, pair in edges.items())])
+    edge_type = np.repeat(np.arange(len(edges)), np.array([pair[0].size for pair in edges.values()], np.int64))
     order = np.lexsort([src, edge_type, internal[dst]])
     indptr = np.concatenate([[0], np.cumsum(np.bincount(internal[dst], minlength=original.size))]).astype(np.int64)
     arrays = {
         "original_ids": original,
-        "edge_type": edge_type[order].astype(np.uint8 if len(edges) < 256 else np.int16),
+        "edge_type": edge_type[order].astype(edge_type_dtype(len(edges))),
     }
     for name, (array, _) in vertex_arrays.items():
         vertex_type = name.split("/")[1]
@@ -145,6 +149,7 @@ def typed_store(
         part_boundaries=[0, *np.cumsum(np.bincount(part, minlength=num_parts)).tolist()],
         arrays=arrays,
         dtypes={name: dtype for name, (_, dtype) in vertex_arrays.items()},
+        unused=unused,
         types=GraphTypes(vertex_types, tuple(edges), tuple(offsets.tolist()), boundaries),
     )
 

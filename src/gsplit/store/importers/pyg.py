@@ -1,29 +1,34 @@
-"""Convert PyG ``Data`` objects to stores and back without loss.
+"""Convert PyG ``Data`` and ``HeteroData`` objects to stores and back without loss.
 
 ``from_pyg`` stores every supported attribute and refuses the others by name. It also stores each edge's position in
 ``edge_index`` (``edges/input_position``), and the original type and shape of labels if ``labels`` changed them, so that
 ``to_pyg`` returns an equal object. (Of float labels with both -1 and NaN, all missing ones become NaN.)
+
+The vertices of a type of a ``HeteroData`` are handled as a ``Data`` of their own. Its edges have no values yet: those
+are refused by name.
 """
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.progress import Progress, silent
 from gsplit.store.build import build_store
-from gsplit.store.feature_types import feature_values
+from gsplit.store.files import storage_dtype
 from gsplit.store.importers.labels import Labels, as_labels
-from gsplit.store.in_memory import MemoryStore, renumbered_store
-from gsplit.store.manifest import INPUT_POSITION
+from gsplit.store.in_memory import MemoryStore, renumbered_store, typed_store
+from gsplit.store.manifest import INPUT_POSITION, role_of
 from gsplit.store.pairs import pair_list
 from gsplit.store.reader import Store
 from gsplit.store.source import (
@@ -40,15 +45,17 @@ from gsplit.store.source import (
 )
 from gsplit.store.verify import verify_store
 
-__all__ = ["from_pyg", "memory_store", "pyg_source", "to_pyg"]
+__all__ = ["from_pyg", "hetero_source", "memory_store", "pyg_source", "to_pyg"]
 
 _SPLITS = ("train", "val", "test")
 _MASKS = tuple(f"{split}_mask" for split in _SPLITS)
+_STRIPES = 64
+"""Parts of a heterogeneous graph in memory without a partition, each with an equal range of every vertex type."""
 _log = logging.getLogger(__name__)
 
 
 def from_pyg(
-    data: Data,
+    data: Data | HeteroData,
     path: str | Path,
     *,
     symmetrise: bool = False,
@@ -61,13 +68,14 @@ def from_pyg(
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Store:
-    """Write a PyG ``Data`` object as a store. ``ignore`` names attributes to leave out.
+    """Write a PyG ``Data`` or ``HeteroData`` as a store. ``ignore`` names attributes to leave out.
 
     ``pairs`` are lists of vertex pairs for link prediction by name, such as ``{"train": edge_label_index}``, each
     [2, n]. ``pair_labels`` [n] and ``pair_negatives`` [n, K], negative destinations, belong to lists of these names.
     """
     rules = EdgeRules(symmetrise, drop_self_loops, drop_duplicates)
-    source = pyg_source(data, ignore=ignore, keep_positions=rules == EdgeRules())
+    make_source = hetero_source if isinstance(data, HeteroData) else pyg_source
+    source = make_source(data, ignore=ignore, keep_positions=rules == EdgeRules())
     source = replace(source, pairs=_pair_lists(pairs or {}, pair_labels or {}, pair_negatives or {}))
     for note in source.notes:
         _log.info("%s", note)
@@ -143,6 +151,86 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
     )
 
 
+def hetero_source(data: HeteroData, *, ignore: Iterable[str] = (), keep_positions: bool = True) -> GraphSource:
+    """A ``HeteroData`` object as a graph source."""
+    left = [name for name in _edge_values(data) if name.rpartition(".")[2] not in ignore]
+    left += sorted(set(data._global_store.to_dict()) - set(ignore))
+    if left:
+        fix = f"leave them out: ignore={tuple(dict.fromkeys(name.rpartition('.')[2] for name in left))!r}"
+        raise InputError(explain("data", "edge_index as the only attribute of an edge type", ", ".join(left), fix))
+    vertices = {name: _vertex_source(data, name, ignore) for name in data.node_types}
+    counts = {name: source.num_vertices for name, source in vertices.items()}
+    edges = _typed_edges(data, counts)
+    first = dict(zip(counts, [0, *accumulate(counts.values())], strict=False))
+
+    def chunks() -> Iterator[EdgeChunk]:
+        for number, ((src_type, _, dst_type), (src, dst)) in enumerate(edges.items()):
+            for start in range(0, src.size, CHUNK_EDGES):
+                piece = slice(start, start + CHUNK_EDGES)
+                values = {INPUT_POSITION: np.arange(start, start + src[piece].size)} if keep_positions else {}
+                yield EdgeChunk(src[piece] + first[src_type], dst[piece] + first[dst_type], values, relation=number)
+
+    return GraphSource(
+        kind="pyg",
+        num_vertices=sum(counts.values()),
+        num_edges=sum(src.size for src, _ in edges.values()),
+        edges=chunks,
+        edge_values={INPUT_POSITION: ValueType("int64")} if keep_positions else {},
+        settings={"vertices": {name: dict(source.settings) for name, source in vertices.items()}},
+        notes=tuple(f"{name}: {note}" for name, source in vertices.items() for note in source.notes),
+        vertices=vertices,
+        edge_types=tuple(edges),
+    )
+
+
+def _vertex_source(data: HeteroData, name: str, ignore: Iterable[str]) -> GraphSource:
+    """The vertices of a type as a source without edges."""
+    try:
+        source = pyg_source(_vertices_of(data, name), ignore=ignore, keep_positions=False)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    return replace(source, settings={**source.settings, "num_nodes_given": "num_nodes" in data[name]})
+
+
+def _vertices_of(data: HeteroData, name: str) -> Data:
+    """The vertices of a type as a ``Data`` without edges."""
+    content = {key: value for key, value in data[name].items() if key != "num_nodes"}
+    return Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=int(data[name].num_nodes or 0), **content)
+
+
+def _edge_values(data: HeteroData) -> list[str]:
+    """The attributes of edge types other than their edges, such as ``author writes paper.edge_attr``."""
+    return [
+        f"{' '.join(relation)}.{name}"
+        for relation in data.edge_types
+        for name, value in data[relation].items()
+        if name != "edge_index" and value is not None
+    ]
+
+
+def _typed_edges(data: HeteroData, counts: Mapping[str, int]) -> dict[EdgeType, tuple[Ids, Ids]]:
+    """Sources and destinations of every relation, checked against the numbers of vertices."""
+    if not counts:
+        raise InputError(explain("data", "a HeteroData with vertex types", "one without", "add data[TYPE].num_nodes"))
+    found = {}
+    for relation in data.edge_types:
+        where = f"data[{relation}].edge_index"
+        if any(end not in counts for end in (relation[0], relation[2])):
+            fix = "add the type, at least its num_nodes"
+            raise InputError(explain(where, f"edges between {', '.join(counts)}", relation, fix))
+        if not isinstance(data[relation].get("edge_index"), Tensor):
+            fix = "convert adj_t to edge_index, or remove the edge type"
+            raise InputError(explain(where, "a tensor", type(data[relation].get("edge_index")).__name__, fix))
+        edges = _host(data[relation].edge_index)
+        check_edge_index(where, edges.dtype, edges.shape)
+        for ids, end in zip(edges, (relation[0], relation[2]), strict=True):
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < counts[end]:
+                got = f"{ids.min()}..{ids.max()}"
+                raise InputError(explain(where, f"ids in 0..{counts[end] - 1} of {end}", got, "correct the edges"))
+        found[relation] = (edges[0].astype(np.int64), edges[1].astype(np.int64))
+    return found
+
+
 def _kind(data: Data, name: str, value: Any, num_vertices: int) -> Literal["label", "mask", "edge", "feature"] | None:
     """The role of an attribute in a store; None if a store cannot represent it."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or name == INPUT_POSITION:
@@ -156,8 +244,17 @@ def _kind(data: Data, name: str, value: Any, num_vertices: int) -> Literal["labe
     return "feature" if value.is_floating_point() and value.dim() == 2 and value.size(0) == num_vertices else None
 
 
-def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
-    """A ``Data`` object in memory, renumbered by ``partition`` (a part for every vertex; one part if None)."""
+def memory_store(data: Data | HeteroData, partition: Tensor | Mapping[str, Tensor] | None) -> MemoryStore:
+    """A ``Data`` or ``HeteroData`` in memory, renumbered by ``partition``: a part for every vertex.
+
+    Without a partition, a ``Data`` is one part, and a ``HeteroData`` 64 parts with equal ranges of every vertex type. A
+    ``HeteroData`` takes a dict with the parts of every vertex type.
+    """
+    if isinstance(data, HeteroData):
+        return _hetero_memory_store(data, partition)
+    if isinstance(partition, Mapping):
+        fix = "give a tensor with the part of every vertex"
+        raise InputError(explain("partition", "a tensor for a homogeneous graph", f"a dict of {list(partition)}", fix))
     unused = _not_for_sampling(data)
     source = pyg_source(data, ignore=unused, keep_positions=False)
     for note in source.notes:
@@ -175,6 +272,32 @@ def memory_store(data: Data, partition: Tensor | None) -> MemoryStore:
     values = {name: _stored(data[name]) for name in source.edge_values}
     parts = _parts(partition, num_vertices)
     return renumbered_store(edges[0], edges[1], parts, arrays, source.targets, values, unused=tuple(unused))
+
+
+def _hetero_memory_store(data: HeteroData, partition: Tensor | Mapping[str, Tensor] | None) -> MemoryStore:
+    unused = {name: _not_for_sampling(_vertices_of(data, name)) for name in data.node_types}
+    vertices = {name: _vertex_source(data, name, unused[name]) for name in data.node_types}
+    counts = {name: source.num_vertices for name, source in vertices.items()}
+    if partition is not None and (not isinstance(partition, Mapping) or set(partition) != set(counts)):
+        got = list(partition) if isinstance(partition, Mapping) else type(partition).__name__
+        fix = "give a tensor of parts for each type"
+        raise InputError(explain("partition", f"a dict with {', '.join(counts)}", got, fix))
+    arrays: dict[str, tuple[Array, str]] = {}
+    targets: dict[str, Ids] = {}
+    for name, source in vertices.items():
+        for note in source.notes:
+            _log.info("%s: %s", name, note)
+        for word, rows in source.features.items():
+            arrays[f"features/{name}/{word}"] = (_all_rows(rows), rows.type.dtype)
+        if source.y is not None:
+            arrays[f"y/{name}"] = (_all_rows(source.y), source.y.type.dtype)
+        targets |= {f"{name}/{word}": ids for word, ids in source.targets.items()}
+    parts = {
+        name: np.arange(count) * _STRIPES // max(1, count) if partition is None else _parts(partition[name], count)
+        for name, count in counts.items()
+    }
+    left = [f"{name}.{word}" for name, words in unused.items() for word in words] + _edge_values(data)
+    return typed_store(counts, _typed_edges(data, counts), parts, arrays, targets, unused=tuple(sorted(left)))
 
 
 def _parts(partition: Tensor | None, num_vertices: int) -> Ids:
@@ -202,7 +325,8 @@ def _not_for_sampling(data: Data) -> list[str]:
 
 
 def _all_rows(rows: RowStream) -> Array:
-    return np.concatenate([chunk.rows for chunk in rows.chunks()])
+    empty = np.empty((0, *rows.type.row_shape), storage_dtype(rows.type.dtype))
+    return np.concatenate([empty, *(chunk.rows for chunk in rows.chunks())])
 
 
 def _edge_chunks(edge_index: Array, values: dict[str, Array]) -> Iterator[EdgeChunk]:
@@ -230,13 +354,16 @@ def _stored(tensor: Tensor) -> tuple[Array, str]:
 
 
 def _loaded(store: Store, name: str) -> Tensor:
-    """A copy of an array as a tensor of its logical type."""
-    tensor = torch.from_numpy(np.array(store.stored_array(name)))
-    return tensor.view(torch.bfloat16) if store.manifest.arrays[name].dtype == "bfloat16" else tensor
+    """A copy of an array as a tensor of its logical type: rows of vertices by original id, those of edges as stored."""
+    by_vertex = role_of(name).rows == "vertex" or name.startswith("targets/")
+    tensor = torch.from_numpy(np.array(store.array(name) if by_vertex else store.stored_array(name)))
+    return tensor.view(torch.bfloat16) if store.dtype(name) == "bfloat16" else tensor
 
 
-def to_pyg(store: Store) -> Data:
-    """The whole store as a PyG ``Data`` object in original ids. The store is verified and copied into memory.
+def to_pyg(store: Store) -> Data | HeteroData:
+    """The whole store as a PyG ``Data`` in original ids, or ``HeteroData`` if it has vertex types.
+
+    The store is verified and copied into memory.
 
     Pairs are not part of it: ``torch.tensor(store.pairs(name).T)`` is what ``from_pyg`` received.
     """
@@ -245,35 +372,66 @@ def to_pyg(store: Store) -> Data:
         raise InputError(explain(store.path, "all vertices", got, "open the whole store"))
     verify_store(store)  # ids are used as indices below
     original = torch.from_numpy(np.array(store.original_ids()))
-    place = torch.argsort(original)  # row of each original id
     graph = store.graph
     dst = torch.repeat_interleave(original, torch.from_numpy(graph.in_degrees()))
     edge_index = torch.stack([original[torch.from_numpy(np.array(graph.indices, np.int64))], dst])
+    settings = store.manifest.provenance[0].settings if store.manifest.provenance else {}
+    if store.types is not None:
+        return _hetero_data(store, store.types, edge_index, settings.get("vertices"))
     order: Tensor | None = None
     if f"edges/{INPUT_POSITION}" in store.names:
         order = torch.argsort(_loaded(store, f"edges/{INPUT_POSITION}"))
     content: dict[str, Any] = {"edge_index": edge_index if order is None else edge_index[:, order]}
-    for name in store.manifest.names("features"):
-        full = f"features/{name}"
-        whole = slice(0, store.num_vertices)
-        is_scaled = store.dtype(full) == "int8"
-        rows = torch.from_numpy(feature_values(store, name, whole)) if is_scaled else _loaded(store, full)
-        content[name] = rows[place]
-    settings = store.manifest.provenance[0].settings if store.manifest.provenance else {}
-    if "y" in store.names:
-        content["y"] = _labels_as_given(_loaded(store, "y")[place], settings.get("y_given"))
+    content |= _vertex_content(store, settings, store.num_vertices)
     for name in store.manifest.names("edges"):
         if name != INPUT_POSITION:
             column = _loaded(store, f"edges/{name}")
             content[name] = column if order is None else column[order]
+    return Data(**content)
+
+
+def _vertex_content(store: Store, settings: Any, num_vertices: int, vertex_type: str | None = None) -> dict[str, Any]:
+    """Attributes of all vertices, or of those of a type, from ``settings`` of their import."""
+    settings = settings if isinstance(settings, dict) else {}
+    folder = f"{vertex_type}/" if vertex_type else ""
+    content: dict[str, Any] = {}
+    for name in store.manifest.names("features"):
+        if name.startswith(folder):
+            rows = _loaded(store, f"features/{name}")
+            if store.dtype(f"features/{name}") == "int8":
+                rows = rows.float() * _loaded(store, f"scales/{name}").unsqueeze(1)
+            content[name.removeprefix(folder)] = rows
+    labels = f"y/{vertex_type}" if vertex_type else "y"
+    if labels in store.names:
+        content["y"] = _labels_as_given(_loaded(store, labels), settings.get("y_given"))
     for name in store.manifest.names("targets"):
-        mask = torch.zeros(store.num_vertices, dtype=torch.bool)
-        mask[original[_loaded(store, f"targets/{name}")]] = True
-        content[f"{name}_mask"] = mask
+        if name.startswith(folder):
+            mask = torch.zeros(num_vertices, dtype=torch.bool)
+            mask[_loaded(store, f"targets/{name}")] = True
+            content[f"{name.removeprefix(folder)}_mask"] = mask
     given = settings.get("num_nodes_given", False)
     if given or not any(name in content for name in ("x", "pos")):  # PyG does not infer it from other attributes
-        content["num_nodes"] = store.num_vertices
-    return Data(**content)
+        content["num_nodes"] = num_vertices
+    return content
+
+
+def _hetero_data(store: Store, types: GraphTypes, edge_index: Tensor, settings: Any) -> HeteroData:
+    """The store as a ``HeteroData``. ``edge_index`` has the edges in the order of the store, in fused ids."""
+    data = HeteroData()
+    settings = settings if isinstance(settings, dict) else {}
+    for name in types.vertex_types:
+        for key, value in _vertex_content(store, settings.get(name), types.count(name), name).items():
+            data[name][key] = value
+    kinds = _loaded(store, "edge_type")
+    position = f"edges/{INPUT_POSITION}"
+    positions = _loaded(store, position) if position in store.names else None
+    for number, relation in enumerate(types.edge_types):
+        mine = torch.nonzero(kinds == number).squeeze(1)
+        if positions is not None:
+            mine = mine[torch.argsort(positions[mine])]
+        first = torch.tensor([[types.offsets[types.number(end)]] for end in (relation[0], relation[2])])
+        data[relation].edge_index = edge_index[:, mine] - first
+    return data
 
 
 def _labels_as_given(y: Tensor, given: Any) -> Tensor:

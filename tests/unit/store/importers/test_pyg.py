@@ -58,7 +58,7 @@ def test_rules_apply_and_the_result_still_converts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data, message",
     [
-        (HeteroData(), "expected a PyG Data with edge_index .got HeteroData"),
+        (HeteroData(), "expected a HeteroData with vertex types"),
         (Data(x=torch.zeros(3, 1)), "got Data without an edge_index tensor"),
         (
             Data(edge_index=torch.zeros(2, 1, dtype=torch.long), x=torch.zeros(3, 1, dtype=torch.long)),
