@@ -1,6 +1,6 @@
 """From counts to parts: weigh, solve, and put the parts in an order in which neighbours are close."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import send_to_all
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
-from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, weigh
+from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, sort_columns, weigh
 
 __all__ = [
     "PartitionPlan",
@@ -72,7 +72,12 @@ def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, 
     check_plan(workload, settings)
     settings = settings.with_solver()
     assert settings.solver is not None
-    weighted = weigh(settings.objective, workload.graph, counts, workload.targets, folder, settings.c_v, settings.c_e)
+    graph = workload.graph
+    drawn = counts
+    if workload.types is not None:  # columns are ordered by relation first
+        graph, edge_counts = sort_columns(graph, counts.edges, folder)
+        drawn = replace(counts, edges=edge_counts)
+    weighted = weigh(settings.objective, graph, drawn, workload.targets, folder, settings.c_v, settings.c_e)
     solution = run_solver(settings.solver, weighted, folder, settings.parts, settings.tolerance, settings.seed)
     parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())
     links = count_links(workload.graph, counts.edges, parts, settings.parts)

@@ -22,16 +22,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gsplit.array_types import Ids
+from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
+from gsplit.graph.types import GraphTypes
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.settings import EPOCHS
 from gsplit.progress import Progress, silent
 from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
+from gsplit.sampling.protocol import Fanout
+from gsplit.sampling.relations import HostRelationSampler, resolve_relation_fanouts
 from gsplit.store.reader import Store
 
 __all__ = [
@@ -66,7 +69,8 @@ class Workload:
     """What will be trained on: a graph, its targets and how mini-batches are drawn.
 
     ``targets`` are internal ids in the order of their original ids, as stores keep them; ``original_ids`` is empty
-    where ids are original.
+    where ids are original. ``types`` and ``edge_type`` are those of a heterogeneous graph, in which ``num_neighbors``
+    count for each relation.
     """
 
     graph: Graph
@@ -76,6 +80,8 @@ class Workload:
     batch_size: int
     seed: int = 0
     draw: Draw = UNIFORM
+    types: GraphTypes | None = None
+    edge_type: Array | None = None
 
     def __post_init__(self) -> None:
         check_batches(self.num_neighbors, self.batch_size, self.seed, self.targets.size)
@@ -111,8 +117,39 @@ class Workload:
             targets = np.asarray(store.stored_array(f"targets/{input_nodes}"))
         check_fanouts(num_neighbors)
         fanouts = [operator.index(fanout) for fanout in num_neighbors]
-        draw = open_draw(options or DrawOptions(), store, store.graph)
-        return cls(store.graph, original, targets, fanouts, batch_size, seed, draw)
+        drawn = options or DrawOptions()
+        if store.types is not None and str(drawn):
+            fix = "leave these options out; every relation is drawn uniformly"
+            raise InputError(explain("sampler", "the uniform one for a heterogeneous graph", str(drawn), fix))
+        return cls(
+            graph=store.graph,
+            original_ids=original,
+            targets=targets,
+            num_neighbors=fanouts,
+            batch_size=batch_size,
+            seed=seed,
+            draw=open_draw(drawn, store, store.graph),
+            types=store.types,
+            edge_type=store.arrays.get("edge_type"),
+        )
+
+    def sampler(self) -> HostNeighborSampler:
+        """A sampler of the whole graph, whose layers have the positions of their edges."""
+        if self.edge_type is None or not self._relations:
+            return HostNeighborSampler(self.graph, self.original_ids, edge_ids=True, draw=self.draw)
+        return HostRelationSampler(self.graph, self.original_ids, self.edge_type)
+
+    @property
+    def fanouts(self) -> Sequence[Fanout]:
+        """The fanout of every hop, as the sampler takes it."""
+        if self.types is None or not self._relations:
+            return self.num_neighbors
+        return resolve_relation_fanouts(self.num_neighbors, self.types)
+
+    @property
+    def _relations(self) -> int:
+        """Number of relations; without any, a heterogeneous graph has no edges, and is sampled as any other."""
+        return self.types.num_relations if self.types is not None else 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -190,12 +227,13 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
     positions = np.arange(targets.size)
     idle: SimpleQueue[HostNeighborSampler] = SimpleQueue()
     for _ in range(threads):
-        idle.put(HostNeighborSampler(workload.graph, workload.original_ids, edge_ids=True, draw=workload.draw))
+        idle.put(workload.sampler())
+    fanouts = workload.fanouts
 
     def draw(batch: Ids, key: StepKey) -> Drawn:
         sampler = idle.get()
         try:
-            made = sample_minibatch(sampler, torch.from_numpy(batch), workload.num_neighbors, key)
+            made = sample_minibatch(sampler, torch.from_numpy(batch), fanouts, key)
             return drawn_by(made.blocks, made.input_ids.numpy())
         finally:
             idle.put(sampler)

@@ -1,7 +1,8 @@
 """Renumbering a store by parts, so that order carries meaning.
 
 Vertices of a part become contiguous, so the owner of a vertex follows from a table of boundaries; inside a part they
-are sorted by how often presampling loaded them, hottest first, so a cache is a prefix. Everything else moves with them:
+are sorted by how often presampling loaded them, hottest first, so a cache is a prefix. In a heterogeneous graph a part
+is ordered by vertex type first, so the vertices of a type in a part are contiguous. Everything else moves with them:
 in-edges with their values, features, labels, names, targets. A vertex's neighbours and the target lists keep their
 order, which is that of the original ids; so keyed samples stay the same (law 1).
 
@@ -27,13 +28,18 @@ __all__ = ["order_vertices", "places_of", "run_pieces", "write_renumbered"]
 _PIECE_BYTES = 32 << 20
 
 
-def order_vertices(parts: npt.NDArray[np.int32], hotness: npt.NDArray[np.uint32]) -> Ids:
-    """Old ids in the new order: by part, then hottest first, then by old id.
+def order_vertices(
+    parts: npt.NDArray[np.int32], hotness: npt.NDArray[np.uint32], types: npt.NDArray[np.int64] | None = None
+) -> Ids:
+    """Old ids in the new order: by part, then by type if there are types, then hottest first, then by old id.
 
     >>> order_vertices(np.array([1, 0, 1, 0]), np.array([5, 1, 9, 1], np.uint32)).tolist()
     [1, 3, 2, 0]
+    >>> order_vertices(np.array([1, 0, 1, 0]), np.array([5, 1, 9, 1], np.uint32), np.array([0, 1, 1, 0])).tolist()
+    [3, 1, 0, 2]
     """
-    return np.lexsort((-hotness.astype(np.int64), parts))
+    by_part = (parts,) if types is None else (types, parts)
+    return np.lexsort((-hotness.astype(np.int64), *by_part))
 
 
 def write_renumbered(
@@ -46,24 +52,29 @@ def write_renumbered(
     progress: Progress = silent,
 ) -> None:
     """Write ``store`` in the order of its parts, and commit. ``store`` is whole and has its original numbering."""
-    order = order_vertices(parts, hotness)
+    types = store.types.of_host(np.arange(store.num_vertices)) if store.types else None
+    order = order_vertices(parts, hotness, types)
     new_id = np.empty_like(order)
     new_id[order] = np.arange(order.size)
     _move_columns(writer, store, order, new_id, progress)
     for name in store.names:
         role = role_of(name)
         if role.rows == "vertex":
-            _move_rows(writer, store, name, order, progress)
+            _move_rows(writer, store, name, _rows_in_order(store, order, role.vertex_type), progress)
         elif role.is_whole:  # pairs, by original ids
             writer.copy(name, store.dtype(name), store.stored_array(name), progress)
-    if "name_offsets" in store.names:
-        _move_names(writer, store, order, progress)
+        elif name.startswith("name_offsets"):
+            _move_names(writer, store, name, _rows_in_order(store, order, role.vertex_type), progress)
     for name in store.manifest.names("targets"):
         writer.write(f"targets/{name}", "int64", new_id[store.stored_array(f"targets/{name}")])
     writer.write("original_ids", "int64", order)
     writer.write("internal_ids", index_type(order.size), new_id)
     writer.write("hotness", "int64", hotness[order])
     sizes = np.bincount(parts, minlength=len(statistics.loads))
+    ranges = np.empty(0, np.int64)
+    if store.types is not None and types is not None:
+        num_types = store.types.num_types
+        ranges = np.bincount(parts * np.int64(num_types) + types, minlength=sizes.size * num_types)
     progress("flush to disk", 0, None)
     whole = store.manifest
     writer.commit(
@@ -72,6 +83,7 @@ def write_renumbered(
             num_edges=whole.num_edges,
             vertex_range=whole.vertex_range,
             part_boundaries=[0, *np.cumsum(sizes).tolist()],
+            type_boundaries=[0, *np.cumsum(ranges).tolist()] if ranges.size else [],
             **whole.label_metadata,
             arrays=writer.finish_arrays(),
             statistics=whole.statistics,  # of the degrees: an order does not change them
@@ -79,6 +91,15 @@ def write_renumbered(
             provenance=[*whole.provenance, step],
         )
     )
+
+
+def _rows_in_order(store: Store, order: Ids, vertex_type: str | None) -> Ids:
+    """The rows of an array in the new order: all vertices, or those of the type that the array belongs to."""
+    if vertex_type is None:
+        return order
+    assert store.types is not None
+    first, stop = store.types.ranges(vertex_type)[0]  # of a store in its original numbering
+    return order[(order >= first) & (order < stop)] - first
 
 
 def run_pieces(lengths: Ids, element_bytes: int) -> Iterator[slice]:
@@ -114,10 +135,8 @@ def places_of(offsets: Array, runs: Ids) -> Ids:
 
 def _move_columns(writer: StoreWriter, store: Store, order: Ids, new_id: Ids, progress: Progress) -> None:
     """In-edges with their values, column after column of the new order."""
-    offsets, names = (
-        store.stored_array("indptr"),
-        ["indices", *(f"edges/{name}" for name in store.manifest.names("edges"))],
-    )
+    offsets = store.stored_array("indptr")
+    names = [name for name in store.names if role_of(name).rows == "edge"]
     lengths = np.diff(offsets)[order]
     writer.write("indptr", "int64", np.concatenate([[0], np.cumsum(lengths)]))
     appenders = {name: writer.append(name, store.dtype(name), store.stored_array(name).shape[1:]) for name in names}
@@ -139,12 +158,14 @@ def _move_rows(writer: StoreWriter, store: Store, name: str, order: Ids, progres
         progress(f"move {name}", piece.stop, order.size)
 
 
-def _move_names(writer: StoreWriter, store: Store, order: Ids, progress: Progress) -> None:
-    offsets = store.stored_array("name_offsets")
-    text = store.stored_array("name_bytes")
+def _move_names(writer: StoreWriter, store: Store, name: str, order: Ids, progress: Progress) -> None:
+    """String ids. ``name`` is that of their offsets."""
+    offsets = store.stored_array(name)
+    name_of_text = name.replace("name_offsets", "name_bytes")
+    text = store.stored_array(name_of_text)
     lengths = np.diff(offsets)[order]
-    writer.write("name_offsets", "int64", np.concatenate([[0], np.cumsum(lengths)]))
-    appender = writer.append("name_bytes", "uint8")
+    writer.write(name, "int64", np.concatenate([[0], np.cumsum(lengths)]))
+    appender = writer.append(name_of_text, "uint8")
     for piece in run_pieces(lengths, 9):
         appender.append(text[places_of(offsets, order[piece])])
         progress("move names", piece.stop, order.size)

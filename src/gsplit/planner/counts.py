@@ -95,6 +95,10 @@ def count_strategies(
 
     ``ownership`` is that within one replica. Replica r takes every ``replicas``-th target, from position r on.
     """
+    if workload.types is not None:
+        got = f"one with the vertex types {', '.join(workload.types.vertex_types)}"
+        fix = "name a strategy, such as split"
+        raise InputError(explain("the planner", "a homogeneous graph", got, fix))
     if not 1 <= steps <= workload.steps_per_epoch or replicas < 1:
         expected = f"1 to {workload.steps_per_epoch} steps and at least one replica"
         raise InputError(explain("counting", expected, f"{steps} steps and {replicas} replicas", "count fewer steps"))
