@@ -99,6 +99,15 @@ class _OgbSettings(_ImportSettings):
         return ogb_source(self.folder, split=self.split)
 
 
+class _TypedSettings(_ImportSettings):
+    path: Path
+
+    def source(self) -> GraphSource:
+        from gsplit.store.importers.typed_tables import typed_tables_source
+
+        return typed_tables_source(self.path)
+
+
 class _TableSettings(_ImportSettings):
     edges: Path
     vertices: Path | None = Field(
@@ -217,6 +226,23 @@ def tables(
             _import(settings, output, as_json=as_json)
         else:
             _import_shard(settings, output, as_json=as_json)
+
+
+@import_app.command()
+@settings_options(only=("drop_self_loops", "drop_duplicates", "overwrite"))
+def typed(
+    *,
+    source: Annotated[Path, typer.Argument(metavar="GRAPH.toml", help="names the tables of every type")],
+    output: Output,
+    flags: Flags[_TypedSettings],
+    as_json: Json = False,
+) -> None:
+    """Import a heterogeneous graph from Parquet or CSV tables.
+
+    A TOML file names the tables of vertex types and edge types (docs/heterogeneous.md).
+    """
+    with command(as_json):
+        _import(flags.parse(path=source), output, as_json=as_json)
 
 
 @import_app.command()

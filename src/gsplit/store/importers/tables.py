@@ -47,7 +47,7 @@ from gsplit.store.source import (
     plain_name,
 )
 
-__all__ = ["tables_source"]
+__all__ = ["edge_chunks", "open_edge_table", "open_vertex_table", "tables_source", "vertex_table_ids"]
 
 _PAIR_LABEL = "label"
 _PAIR_NEGATIVES = "negatives"
@@ -89,8 +89,10 @@ def tables_source(
         kind="tables",
         num_vertices=vertex_ids.num_vertices,
         num_edges=edge_table.forecast_rows(),
-        edges=lambda: _edge_chunks(edge_table, columns, vertex_ids, unknown),
-        edges_near=lambda held, both: _edge_chunks(edge_table, columns, vertex_ids, unknown, held, both_ends=both),
+        edges=lambda: edge_chunks(edge_table, columns, (vertex_ids, vertex_ids), unknown),
+        edges_near=lambda held, both: edge_chunks(
+            edge_table, columns, (vertex_ids, vertex_ids), unknown, held, both_ends=both
+        ),
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=found.features,
         feature_columns=found.feature_columns,
@@ -119,32 +121,43 @@ def _open_tables(
     edges: str | Path, vertices: str | Path | None, columns: TableColumns, ids: IdMode, delimiter: str | None
 ) -> tuple[TableFile, TableFile | None, TableColumns]:
     """The tables, which have all required columns, and ``columns`` with the patterns resolved."""
-    is_text = ids == IdMode.NAMES
-    edge_table = TableFile(
-        edges,
-        delimiter=delimiter,
-        text_columns=(columns.src, columns.dst) if is_text else (),
-        number_columns=columns.edge_values,
-    )
-    edge_table.require({columns.src: "--src", columns.dst: "--dst"})
-    edge_table.require(dict.fromkeys(columns.edge_values, "--edge-column"))
-    vertex_table = None
+    edge_table = open_edge_table(edges, columns, ids, delimiter)
     if vertices is None:
         _require_no_vertex_columns(columns)
-    else:
-        columns = _matched(columns, vertices, delimiter)
-        vertex_table = TableFile(
-            vertices,
-            delimiter=delimiter,
-            text_columns=(columns.split, columns.id) if is_text else (columns.split,),
-            number_columns=columns.features,
-        )
-        _require_vertex_columns(vertex_table, columns)
+        return edge_table, None, columns
+    return edge_table, *open_vertex_table(vertices, columns, ids, delimiter)
+
+
+def open_edge_table(edges: str | Path, columns: TableColumns, ids: IdMode, delimiter: str | None) -> TableFile:
+    """A table of edges, which has all required columns."""
+    table = TableFile(
+        edges,
+        delimiter=delimiter,
+        text_columns=(columns.src, columns.dst) if ids == IdMode.NAMES else (),
+        number_columns=columns.edge_values,
+    )
+    table.require({columns.src: "--src", columns.dst: "--dst"})
+    table.require(dict.fromkeys(columns.edge_values, "--edge-column"))
     if ids in (IdMode.AUTO, IdMode.MAP):
-        check_spelling(edge_table, [columns.src, columns.dst], delimiter)
-        if vertex_table is not None:
-            check_spelling(vertex_table, [columns.id], delimiter)
-    return edge_table, vertex_table, columns
+        check_spelling(table, [columns.src, columns.dst], delimiter)
+    return table
+
+
+def open_vertex_table(
+    vertices: str | Path, columns: TableColumns, ids: IdMode, delimiter: str | None
+) -> tuple[TableFile, TableColumns]:
+    """A table of vertices, which has all required columns, and ``columns`` with the patterns resolved."""
+    columns = _matched(columns, vertices, delimiter)
+    table = TableFile(
+        vertices,
+        delimiter=delimiter,
+        text_columns=(columns.split, columns.id) if ids == IdMode.NAMES else (columns.split,),
+        number_columns=columns.features,
+    )
+    _require_vertex_columns(table, columns)
+    if ids in (IdMode.AUTO, IdMode.MAP):
+        check_spelling(table, [columns.id], delimiter)
+    return table, columns
 
 
 def _open_pairs(file: str | Path, columns: TableColumns, ids: IdMode, delimiter: str | None) -> TableFile:
@@ -259,15 +272,7 @@ def _vertex_ids(
     if ids == IdMode.DENSE and not integers:
         raise InputError(explain("ids", "integer ids for --ids dense", kinds[0], "use --ids map"))
     if vertices is not None:
-        where = f"{vertices.path}: {columns.id}"
-        found = collect_ids(where, _columns(vertices, [columns.id]), unique=True)
-        if found.num_vertices == 0:
-            fix = "add the vertices, or leave --vertices out: every id of an edge is a vertex"
-            raise InputError(explain(vertices.path, "a row per vertex", "no rows", fix))
-        if ids == IdMode.DENSE and found.values is not None:
-            got = f"{found.num_vertices} ids from {found.values[0]} to {found.values[-1]}"
-            raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", got, "use --ids map"))
-        return found
+        return vertex_table_ids(vertices, columns, ids)
     if num_vertices is not None and integers and ids in (IdMode.AUTO, IdMode.DENSE):
         return dense_ids(num_vertices)
     if integers and ids in (IdMode.AUTO, IdMode.DENSE):
@@ -277,6 +282,19 @@ def _vertex_ids(
         if ids == IdMode.DENSE:
             raise InputError(explain(str(edges.path), "ids from 0 for --ids dense", low, "use --ids map"))
     return collect_ids(str(edges.path), _columns(edges, [columns.src, columns.dst]), unique=False)
+
+
+def vertex_table_ids(vertices: TableFile, columns: TableColumns, ids: IdMode) -> VertexIds:
+    """The ids in a table of vertices, at least one."""
+    where = f"{vertices.path}: {columns.id}"
+    found = collect_ids(where, _columns(vertices, [columns.id]), unique=True)
+    if found.num_vertices == 0:
+        fix = "add the vertices, or leave --vertices out: every id of an edge is a vertex"
+        raise InputError(explain(vertices.path, "a row per vertex", "no rows", fix))
+    if ids == IdMode.DENSE and found.values is not None:
+        got = f"{found.num_vertices} ids from {found.values[0]} to {found.values[-1]}"
+        raise InputError(explain(where, "ids 0 .. n-1 for --ids dense", got, "use --ids map"))
+    return found
 
 
 def _columns(table: TableFile, names: list[str]) -> Iterator[Any]:
@@ -304,32 +322,39 @@ def _extent(edges: TableFile, columns: TableColumns) -> tuple[int, int, int]:
     return low, high, count
 
 
-def _edge_chunks(
+def edge_chunks(
     table: TableFile,
     columns: TableColumns,
-    ids: VertexIds,
+    ids: tuple[VertexIds, VertexIds],
     unknown: UnknownIds,
     held: VertexRange | None = None,
     *,
     both_ends: bool = False,
 ) -> Iterator[EdgeChunk]:
+    """The edges of a table. ``ids`` are those of sources and destinations, the same object if they are the same."""
+    src_ids, dst_ids = ids
     names = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values]))
     where = str(table.path)
-    rows = CHUNK_EDGES if ids.values is None else BATCH_IDS // 2
-    for first_row, batch in table.numbered_batches(names, rows, _bounds(columns, ids, unknown, held, both_ends)):
-        ends = widened_alike(where, [batch[columns.src], batch[columns.dst]])
-        both = ids.lookup(where, load_arrow().concat_arrays(ends))
-        src = both[: batch.num_rows]
-        dst = both[batch.num_rows :]
+    rows = CHUNK_EDGES if src_ids.values is None and dst_ids.values is None else BATCH_IDS // 2
+    for first_row, batch in table.numbered_batches(names, rows, _bounds(columns, dst_ids, unknown, held, both_ends)):
+        ends = [batch[columns.src], batch[columns.dst]]
+        if src_ids is dst_ids:  # one look-up: every call makes a hash table
+            both = src_ids.lookup(where, load_arrow().concat_arrays(widened_alike(where, ends)))
+            src = both[: batch.num_rows]
+            dst = both[batch.num_rows :]
+        else:
+            src = src_ids.lookup(f"{where}: {columns.src}", ends[0])
+            dst = dst_ids.lookup(f"{where}: {columns.dst}", ends[1])
         values = {name: number_column(f"{where}: {name}", batch[name]) for name in columns.edge_values}
         dangling = np.flatnonzero((src < 0) | (dst < 0))
         if dangling.size and unknown == UnknownIds.REFUSE:
             first = int(dangling[0])
-            example = ends[0 if src[first] < 0 else 1][first].as_py()
+            wrong = 0 if src[first] < 0 else 1
+            example = ends[wrong][first].as_py()
             rows_read = f"rows {first_row}..{first_row + batch.num_rows - 1}"
             got = f"{example!r} in row {first_row + first}; edges with such ids in {rows_read}: {dangling.size}"
             fix = "add these ids to the vertex table, or leave such edges out with --unknown-ids drop"
-            raise InputError(explain(where, f"ids among the {ids.num_vertices} vertices", got, fix))
+            raise InputError(explain(where, f"ids among the {ids[wrong].num_vertices} vertices", got, fix))
         num_dropped = dangling.size if held is None else held.count_edges_into(dst[dangling])
         if dangling.size:
             src = np.delete(src, dangling)
