@@ -19,6 +19,7 @@ from gsplit.store.importers.arrow import TableColumns
 from gsplit.store.importers.npz import npz_source
 from gsplit.store.importers.ogb import ogb_source
 from gsplit.store.importers.tables import tables_source
+from gsplit.store.importers.typed_tables import typed_tables_source
 from gsplit.store.source import GraphSource
 from gsplit.store.verify import verify_store
 
@@ -44,6 +45,12 @@ def _consume(random: Random, source: GraphSource, folder: Path) -> None:
         return
     for chunk in source.edges():
         assert chunk.src.shape == chunk.dst.shape
+    for vertices in source.vertices.values():
+        _consume_rows(vertices)
+    _consume_rows(source)
+
+
+def _consume_rows(source: GraphSource) -> None:
     for stream in (*source.features.values(), *(() if source.y is None else (source.y,))):
         for piece in stream.chunks():
             assert piece.rows.shape[1:] == stream.type.row_shape or piece.rows.ndim <= 2
@@ -145,6 +152,48 @@ class Parquet(_Files):
         super().__init__(folder, lambda: tables_source(edges, vertices, columns=_COLUMNS, pairs={"train": pairs}))
 
 
+_TOML = """
+ids = "auto"
+unknown_ids = "drop"
+
+[vertices.paper]
+file = "vertices.csv"
+label = "y"
+features = ["f*"]
+
+[vertices.venue]
+num_vertices = 12
+
+[edges."paper cites paper"]
+file = "edges.csv"
+src = "src"
+dst = "dst"
+
+[edges."venue holds paper"]
+file = "edges.csv"
+reverse = "held_by"
+"""
+
+
+class TypedTables(_Files):
+    """``gsplit import typed``: damaged tables, and a TOML file whose other lines than names of files are damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("edges", "vertices"):
+            pyarrow.csv.write_csv(_tables()[name], folder / f"{name}.csv")
+        (folder / "graph.toml").write_text(_TOML)
+        super().__init__(folder, lambda: typed_tables_source(folder / "graph.toml"))
+
+    def damage(self, random: Random, path: Path, data: bytes) -> bytes:
+        """A line of the TOML file, or any byte of a table."""
+        if path.suffix != ".toml":
+            return super().damage(random, path, data)
+        lines = data.split(b"\n")
+        place = random.choice([i for i, line in enumerate(lines) if line and not line.startswith(b"file")])
+        lines[place] = mutate_bytes(random, lines[place])
+        return b"\n".join(lines)
+
+
 def _write_csv(path: Path, rows: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [",".join(str(value) for value in np.atleast_1d(row)) for row in rows]
@@ -184,6 +233,7 @@ IMPORTS: dict[str, Callable[[Path], Surface]] = {
     "npz": Npz,
     "csv": Csv,
     "parquet": Parquet,
+    "typed tables": TypedTables,
     "ogb csv": OgbText,
     "ogb npz": OgbBinary,
 }

@@ -16,6 +16,7 @@ from fuzz_guard import Surface
 from fuzz_mutations import mutate_array, mutate_bytes, mutate_document, mutate_text
 from graphs import sample_store
 from rich.console import Console
+from typed_graphs import academic
 
 import gsplit
 from gsplit.cli.store_view import describe, describe_memory, show, show_memory, show_partition
@@ -250,4 +251,32 @@ def _use_shard(store: Store) -> None:
         local.rows("y").read(ids, torch.empty(ids.numel(), dtype=torch.int64))
 
 
-STORES: dict[str, Callable[[Path], Surface]] = {"store": Stores, "shard": Shards}
+class TypedStores(Stores):
+    """A partitioned store of a heterogeneous graph."""
+
+    def __init__(self, folder: Path) -> None:
+        plain = academic().build(folder / "plain.gsplit")
+        partitioned = folder / "s.gsplit"
+        options: dict[str, Any] = {"batch_size": 8, "solver": "random", "objective": "random", "epochs": 1}
+        gsplit.partition(plain, partitioned, 3, [2, 2], "paper/train", **options)
+        self.begin(folder, partitioned)
+
+    def uses(self) -> tuple[Callable[[Store], object], ...]:
+        """What is done to a store with types that could be opened."""
+        return (
+            verify_store,
+            _inspect,
+            _read,
+            to_pyg,
+            _load_typed,
+            lambda store: presample(Workload.of_store(store, "paper/train", [2, 2], 4), epochs=1, threads=1),
+            lambda store: _write(store, lambda path: write_with_features(store, path, "float16")),
+        )
+
+
+def _load_typed(store: Store) -> None:
+    for batch in gsplit.NeighborLoader(store, [3, 2], ("paper", "train"), batch_size=6, mesh=solo_mesh()):
+        assert batch.x_dict["paper"].size(0) >= batch.num_targets
+
+
+STORES: dict[str, Callable[[Path], Surface]] = {"store": Stores, "typed store": TypedStores, "shard": Shards}
