@@ -78,8 +78,9 @@ class StrategySystem:
         """One step by its name."""
         batch = self.trainer.state.loader.make_batch(epoch, step)
         self.trainer.train_step(batch)
-        batch.telemetry.synchronize()
-        return batch.telemetry
+        telemetry: StepTelemetry = batch.telemetry
+        telemetry.synchronize()
+        return telemetry
 
 
 def check_store(store: Store, scenario: Scenario) -> None:

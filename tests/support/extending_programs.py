@@ -12,7 +12,8 @@ from torch_geometric.nn import GraphSAGE
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.extending import DrawnSampler, EdgeDraw, RowsRead, SampledRange, mix
-from gsplit.sampling.protocol import Frontier, SampledLayer
+from gsplit.sampling.excluded import ExcludedEdges
+from gsplit.sampling.protocol import Fanout, Frontier, SampledLayer
 
 __all__ = ["ComputedRows", "DictSampler", "by_range", "find_mistakes", "keyed_sampler", "train_extended"]
 
@@ -38,6 +39,7 @@ class DictSampler:
     """The same draws, with rows kept in a dictionary: the oracle of ``DrawnSampler``."""
 
     num_bytes = num_range_bytes = 0
+    excluded: ExcludedEdges | None = None
 
     def __init__(self, part: SampledRange) -> None:
         self.part = part
@@ -58,7 +60,8 @@ class _DictFrontier:
     def ids(self, num_rows: int) -> Tensor:
         return torch.tensor(list(self._row_of)[:num_rows], dtype=torch.int64)
 
-    def sample_layer(self, key: int, fanout: int) -> SampledLayer:
+    def sample_layer(self, key: int, fanout: Fanout) -> SampledLayer:
+        assert isinstance(fanout, int)
         graph, sources, slots = self._part.graph, list[int](), dict[int, int]()
         counts, edges = _draw(self._part, self.ids(self.num_rows), key, fanout)
         for source in graph.indices[edges.numpy()].tolist():

@@ -24,6 +24,7 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import GSplitError
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.run.choices import check_degrees, check_labels, fitting_loss
 from gsplit.run.config import TrainSettings
@@ -276,6 +277,7 @@ class TypedStores(Stores):
 
 def _load_typed(store: Store) -> None:
     for batch in gsplit.NeighborLoader(store, [3, 2], ("paper", "train"), batch_size=6, mesh=solo_mesh()):
+        assert isinstance(batch, TypedBatch)
         assert batch.x_dict["paper"].size(0) >= batch.num_targets
 
 

@@ -22,8 +22,8 @@ def hetero_data(graph: TypedGraph) -> HeteroData:
     for name, count in graph.counts.items():
         data[name].num_nodes = count
     for full, array in graph.arrays.items():
-        folder, name, *word = full.split("/")
-        data[name][word[0] if word else folder] = torch.from_numpy(array)
+        folder, name, *words = full.split("/")
+        data[name][words[0] if words else folder] = torch.from_numpy(array)
     for full, ids in graph.targets.items():
         name, word = full.split("/")
         data[name][f"{word}_mask"] = torch.zeros(graph.counts[name], dtype=torch.bool)
@@ -90,6 +90,7 @@ def test_a_partition_in_memory_has_parts_for_every_type() -> None:
     rng = np.random.default_rng(0)
     parts = {name: torch.from_numpy(rng.integers(0, 3, count)) for name, count in graph.counts.items()}
     store = as_graph_store(hetero_data(graph), parts)
+    assert isinstance(store, MemoryStore)
     assert_holds(store, graph)
     assert store.types is not None
     papers = [stop - first for first, stop in store.types.ranges("paper")]
