@@ -29,7 +29,7 @@ from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
-from gsplit.store.conversion import as_graph_store
+from gsplit.store.conversion import as_untyped_store
 from gsplit.store.protocol import GraphStore
 
 __all__ = [
@@ -184,7 +184,7 @@ def evaluate_targets(
     """Exact scores with their cost. Each target is counted by its owner only. A collective."""
     chosen = check_metrics(metrics)
     mesh = flat_mesh(mesh_of(model))
-    store = as_graph_store(graph)
+    store = as_untyped_store(graph, "gsplit.evaluate")
     _check(store, names)
     local = LocalGraph(store, mesh, inference_ownership(store, mesh, ownership))
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
@@ -261,7 +261,7 @@ def _finish(metric: Metric, sums: Tensor, name: str, *, is_first: bool) -> float
 def count_evaluation_edges(graph: Any, names: list[str], mesh: Mesh, num_layers: int) -> int:
     """Edges that one exact evaluation computes, over all layers and ranks. A collective."""
     ranks = flat_mesh(mesh)
-    store = as_graph_store(graph)
+    store = as_untyped_store(graph, "gsplit.evaluate")
     local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
     return _closure(local, ranks, [local.targets(name).ids for name in names], num_layers).num_edges
 

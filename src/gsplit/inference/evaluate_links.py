@@ -41,7 +41,7 @@ from gsplit.sampling.minibatch import StepKey, evaluation_key
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.sampling.pairs import draw_vertices
 from gsplit.sampling.protocol import LayerSampler
-from gsplit.store.conversion import as_graph_store
+from gsplit.store.conversion import as_untyped_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
@@ -95,7 +95,7 @@ class _Evaluation:
     ) -> None:
         self._model = model
         self._mesh = flat_mesh(mesh_of(model))
-        self._store = as_graph_store(graph)
+        self._store = as_untyped_store(graph, "gsplit.evaluate_links")
         self._local = LocalGraph(self._store, self._mesh, inference_ownership(self._store, self._mesh, ownership))
         self._arrays = ArrayNames(self._store, features, edge_attr, edge_weight)
         self._workspace = workspace

@@ -32,7 +32,7 @@ from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
-from gsplit.store.conversion import as_graph_store
+from gsplit.store.conversion import as_untyped_store
 from gsplit.store.files import plain_header
 from gsplit.store.protocol import GraphStore, OriginalOrder
 
@@ -50,7 +50,7 @@ def infer(
     the import, use ``gsplit.write_predictions``.
     """
     num_ranks = mesh_of(model).size
-    store = as_graph_store(graph)
+    store = as_untyped_store(graph, "gsplit.infer")
     if out is None:
         if num_ranks > 1:
             fix = "give out=, a .npy file that all ranks can write to"
@@ -99,7 +99,7 @@ def write_predictions(
     ``gsplit.infer``.
     """
     path = Path(out)
-    store = as_graph_store(graph)
+    store = as_untyped_store(graph, "gsplit.infer")
     what = what or default_what(path, classifies=store.num_classes > 0)
     check_request(path, what, only)
     is_table = path.suffix in TABLES

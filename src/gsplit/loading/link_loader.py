@@ -28,7 +28,7 @@ from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.pairs import ListedPairs, StepPairs, parse_negatives
 from gsplit.sampling.protocol import SamplerFactory
-from gsplit.store.conversion import as_graph_store
+from gsplit.store.conversion import as_untyped_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
@@ -90,7 +90,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
         **options: Unpack[LoaderOptions],
     ) -> None:
         ranks = resolve_mesh(mesh, "LinkNeighborLoader")
-        store = as_graph_store(graph, partition)
+        store = as_untyped_store(graph, "LinkNeighborLoader", partition)
         self._negatives = parse_negatives(neg_sampling)
         if exclude_seed_edges not in ("reverse", True, False):
             fix = "use one of these"

@@ -31,9 +31,9 @@ from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.minibatch.route import Route
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["NO_ROWS", "StepLoader"]
+__all__ = ["StepLoader"]
 
-NO_ROWS = torch.empty(0)
+_NO_ROWS = torch.empty(0)
 
 
 class StepLoader:
@@ -95,7 +95,7 @@ class StepLoader:
         pending = self._locate_inputs(sampled)
         kind = Batch if sampled.pairs is None else LinkBatch
         batch = kind(
-            x=NO_ROWS if pending is not None else self._read_inputs(sampled),
+            x=_NO_ROWS if pending is not None else self._read_inputs(sampled),
             labels=None if self._labels is None else take_rows(self._labels, self._label_rows(sampled.targets), device),
             frontiers=sampled.frontiers,
             layers=tuple(layers),

@@ -7,12 +7,13 @@ thread of the loader. Every rank joins the exchange of every type with features,
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gsplit.distributed.comm.comm import Call
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.graph.types import GraphTypes
-from gsplit.loading.step_loader import NO_ROWS, StepLoader
+from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.shuffle import exchange_stored
@@ -65,7 +66,7 @@ class TypedStepLoader(StepLoader):
 
     def _read_inputs(self, sampled: SampledStep) -> Tensor:
         """No fused rows: ``load`` reads the rows of every type."""
-        return NO_ROWS
+        return torch.empty(0, device=self._mesh.sample_device)
 
     def _read_types(self, sampled: SampledStep, mixed: RowTypes) -> dict[str, Tensor]:
         """The mixed input rows of every type with features. A collective for each of them."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import UninitializedParameter
 
+from gsplit.device.devices import fork_random_states
 from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
@@ -108,14 +109,17 @@ def _plan_for(model: Module, runtime: Runtime, like: Toys, pairs: str) -> None:
 
 
 def _make_sizes(model: Module, runtime: Runtime, like: Toys) -> None:
-    """Run the model once, so that parameters whose size was not given (-1) get it from the rows of the graph."""
+    """Run the model once, so that parameters whose size was not given (-1) get it from the rows of the graph.
+
+    Their values are drawn from torch's generator, which is restored like by the dry run.
+    """
     if not any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         return
     batch, space_of = like.batch(max(len(layers_of(model)), 1))
     runtime.override = Recorder(batch, space_of)
     runtime.override.allows_draws = True
     try:
-        with torch.no_grad():
+        with fork_random_states(like.device), torch.no_grad():
             explain_failure(lambda: call_model(model, batch))
     finally:
         runtime.override = None

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +24,12 @@ from gsplit.errors import InputError, explain
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
-from gsplit.minibatch.local_graph import Features
+from gsplit.minibatch.local_graph import Features, InputNodes
 from gsplit.nn.parallelize import call_wrapped, parallelize
 from gsplit.sampling.protocol import SamplerFactory
+from gsplit.sampling.relations import RelationFanouts
 from gsplit.store.conversion import as_graph_store
+from gsplit.store.protocol import GraphStore
 from gsplit.training.losses import LossFunction, PairLossFunction, loss_of_batch, resolve_loss
 from gsplit.training.training_step import check_finite
 
@@ -68,9 +70,10 @@ def _train(
     steps: int,
     lr: float,
     loss: LossFunction | PairLossFunction,
+    graph: GraphStore | None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Losses, gradients of all parameters in all steps, and the last buffers, on the host."""
-    model = parallelize(copy.deepcopy(model).double().train(), mesh)
+    model = parallelize(copy.deepcopy(model).double().train(), mesh, graph=graph)
     losses: list[float] = []
     gradients: list[Tensor] = []
     for number in range(steps):
@@ -106,8 +109,8 @@ def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
 def verify(
     model: Module,
     graph: Any,
-    num_neighbors: list[int],
-    input_nodes: str | Tensor | None = None,
+    num_neighbors: RelationFanouts,
+    input_nodes: InputNodes = None,
     *,
     edge_label_index: str | Tensor | None = None,
     edge_label: Tensor | None = None,
@@ -147,7 +150,7 @@ def verify(
         make = partial(
             LinkNeighborLoader,
             store,
-            num_neighbors,
+            cast(list[int], num_neighbors),
             edge_label_index,
             edge_label=edge_label,
             neg_sampling=neg_sampling,
@@ -170,7 +173,7 @@ def verify(
         )
         if len(loader) == 0:
             raise InputError(explain("input_nodes", "at least one target", "0 targets", "name other targets"))
-        return _train(model, loader, on, steps, lr, loss)
+        return _train(model, loader, on, steps, lr, loss, None if store.types is None else store)
 
     losses, gradients, buffers = run(ranks, strategy)
     found = torch.zeros(4, dtype=torch.float64, device=ranks.device)

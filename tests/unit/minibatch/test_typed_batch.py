@@ -31,10 +31,10 @@ def test_rows_labels_and_edges_are_those_of_the_graph(strategy: str) -> None:
         assert items.x is batch.x_dict[name] and items.n_id is batch.n_id_dict[name]
         assert items.n_id.unique().numel() == items.n_id.numel()
     targets = batch.n_id_dict["paper"][: batch.batch_size]
-    assert batch["paper"].batch_size == batch.num_targets == 20 and batch["author"].batch_size == 0
+    assert batch["paper"].batch_size == batch.num_targets == 20 and batch["author"].batch_size == 0  # type: ignore[union-attr]
     assert set(targets.tolist()) <= set(TRAINED.tolist())
-    assert torch.equal(batch.y, data["paper"].y[targets]) and batch["paper"].y is batch.y
-    assert batch["author"].y is None
+    assert torch.equal(batch.y, data["paper"].y[targets]) and batch["paper"].y is batch.y  # type: ignore[union-attr]
+    assert batch["author"].y is None  # type: ignore[union-attr]
     for relation in RELATIONS:
         src, dst = batch.part(relation).blocks[0].edge_index()
         edges = set(zip(*data[relation].edge_index.tolist(), strict=True))
@@ -94,7 +94,7 @@ def test_types_without_features_have_ids_only() -> None:
     batch = loader.make_batch(0, 0)
     assert isinstance(batch, TypedBatch) and loader.num_targets == COUNTS["paper"]
     assert list(batch.x_dict) == ["paper"] and batch.x_dict["paper"].size(1) == 2 * WIDTHS["paper"]
-    assert batch["author"].x is None and batch.n_id_dict["author"].numel() > 0
+    assert batch["author"].x is None and batch.n_id_dict["author"].numel() > 0  # type: ignore[union-attr]
 
 
 def test_targets_by_ids_masks_and_type() -> None:

@@ -144,4 +144,4 @@ def test_fanouts_that_do_not_fit_are_refused(num_neighbors: object, expected: st
 
 def test_a_list_counts_for_every_relation() -> None:
     assert resolve_relation_fanouts([3, 0], TYPES) == [(3, 3), (0, 0)]
-    assert resolve_relation_fanouts({WRITES: [np.int64(1), 0], CITES: [2, -1]}, TYPES) == [(2, 1), (-1, 0)]
+    assert resolve_relation_fanouts({WRITES: [np.int64(1), 0], CITES: [2, -1]}, TYPES) == [(2, 1), (-1, 0)]  # type: ignore[list-item]
