@@ -3,7 +3,8 @@
 Edges are removed after the draw and before rows are numbered, in every layer. A vertex may then have fewer edges than
 the fanout, and vertices that only these edges reach are not loaded. Edges are excluded by vertex, not by row: under
 data parallelism an endpoint of another rank's pair may be a source deep in a micro-batch. Excluding an edge that the
-graph does not have has no effect.
+graph does not have has no effect. The degrees of GCN's normalisation are those of the whole graph, excluded edges
+included.
 """
 
 from dataclasses import dataclass
