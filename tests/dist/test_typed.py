@@ -10,6 +10,7 @@ from typed_programs import FANOUTS, MODELS, TypedCase, TypedRun, largest_error, 
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
+from gsplit_bench.simulated import why_not_supported
 
 STRATEGIES = ("split", "data", "data_cached", "hybrid(1)")
 BOUND = 1e-9
@@ -29,6 +30,7 @@ def _cases(splits: int, replicas: int) -> list[TypedCase]:
         TypedCase("deep", "hybrid(1)", fanouts=THREE),
         TypedCase("deep", "hybrid(2)", fanouts=THREE),
         TypedCase("deep", "split", num_parts=splits, fanouts=THREE),
+        TypedCase("hgt", "split", num_parts=1),  # equal ranges of ids, which are ordered by type
     ]
     if replicas == 1:
         cases.append(TypedCase("norm", "split", fanouts=PLAIN))
@@ -57,3 +59,21 @@ def test_models_equal_one_process(replicas: int, splits: int) -> None:
             assert num_edges >= one.num_edges
     # a rank without vertices of a type took part
     assert any(count["field"] == 0 for rank in ranks for run in rank for count in run.counts)
+
+
+simulated = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
+
+
+@simulated
+def test_a_device_that_samples_equals_the_host() -> None:
+    """The draws and the cut in torch operations."""
+    cases = [TypedCase("sage", "split"), TypedCase("rgcn", "hybrid(1)"), TypedCase("hgt", "data_cached")]
+    for rank in run_ranks(train_all, 2, cases, device="sim:0", sample_device="sim:0"):
+        for case, run in zip(cases, rank, strict=True):
+            assert largest_error(_one_process(case.kind, "default", 0), run) <= BOUND, case
+
+
+@simulated
+def test_a_device_that_the_host_samples_for_is_refused() -> None:
+    with pytest.raises(AssertionError, match="built for heterogeneous graphs.*sample_device"):
+        run_ranks(train_all, 1, [TypedCase("sage", "split")], device="sim:0")

@@ -253,7 +253,7 @@ def train_typed(mesh: Mesh, model: Module, case: TypedCase, steps: int = 3) -> T
         with torch.no_grad():
             for parameter in model.parameters():
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                run.gradients.append(gradient.numpy().copy())
+                run.gradients.append(gradient.to("cpu", copy=True).numpy())
                 parameter -= 0.05 * gradient  # type: ignore[misc]
         model.zero_grad()
     return run
