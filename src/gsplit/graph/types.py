@@ -111,7 +111,8 @@ class GraphTypes:
 
     def of(self, ids: "Tensor") -> "Tensor":
         """The number of the type of each vertex, from internal ids."""
-        return self._ranges(ids) % self.num_types
+        numbers = tuple(range(self.num_types)) * ((len(self.boundaries) - 1) // self.num_types)
+        return _on_device(numbers, ids.dtype, ids.device)[self._ranges(ids)]
 
     def rows(self, ids: "Tensor") -> "Tensor":
         """The row of each vertex in the arrays of its type, from internal ids."""

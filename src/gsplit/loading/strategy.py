@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from gsplit.distributed.comm.comm import Comm
@@ -46,8 +45,8 @@ class SampledStep:
     ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: the route along which the loader
     exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
     None if nothing is exchanged at this layer. Input rows take ``input_route``; degrees and ids of
-    layer 0 take ``routes[0]``. ``pairs``: of a step of link prediction, with the route above the last layer.
-    ``mixed_ids``: the vertices of every mixed frontier, for heterogeneous graphs.
+    layer 0 take ``routes[0]``. ``foreign_ids[l]``: the vertices of the rows that layer l receives in its shuffle.
+    ``pairs``: of a step of link prediction, with the route above the last layer.
     """
 
     key: StepKey
@@ -59,8 +58,8 @@ class SampledStep:
     input_route: Route | None
     routes: tuple[Route | None, ...]
     telemetry: StepTelemetry
+    foreign_ids: tuple[Tensor, ...]
     pairs: PairRows | None = None
-    mixed_ids: tuple[Tensor, ...] = ()
 
 
 class Strategy:
@@ -209,8 +208,8 @@ class Strategy:
             input_route=input_route,
             routes=tuple(routes),
             telemetry=telemetry,
+            foreign_ids=tuple(layer.foreign_ids for layer in lower.layers),
             pairs=pairs,
-            mixed_ids=() if self._graph.store.types is None else _mixed_ids(lower, upper),
         )
 
     def _input_route(self, lower: Split, telemetry: StepTelemetry) -> Route:
@@ -220,10 +219,3 @@ class Strategy:
             return bottom.route
         with telemetry.span("split"):
             return skip_copied_rows(bottom.route, lower.input_ids, bottom.foreign_ids, self._copies)
-
-
-def _mixed_ids(lower: Split, upper: MiniBatch | None) -> tuple[Tensor, ...]:
-    """The vertices of the mixed frontier of every layer; of a split layer they are [local | foreign]."""
-    split = [torch.cat([lower.input_ids[: layer.route.num_local], layer.foreign_ids]) for layer in lower.layers]
-    above = [] if upper is None else [upper.input_ids[: block.num_src] for block in upper.blocks]
-    return (*split, *above)

@@ -17,7 +17,7 @@ from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.shuffle import exchange_stored
-from gsplit.minibatch.typed import RowTypes, cut_route
+from gsplit.minibatch.typed import RowTypes, StepRows, cut_route
 from gsplit.minibatch.typed_batch import TypedBatch, cut_batch
 
 __all__ = ["TypedStepLoader"]
@@ -46,20 +46,17 @@ class TypedStepLoader(StepLoader):
         device = self._mesh.sample_device
         telemetry = sampled.telemetry
         with telemetry.span("split"):
-            mixed = [self._types_of(ids) for ids in sampled.mixed_ids]
+            rows = StepRows.of(sampled.frontiers, sampled.blocks, sampled.routes, sampled.foreign_ids, self._types)
             kinds = []
             for block in sampled.blocks:
                 assert block.edge_ids is not None
                 kinds.append(take_rows(self._kinds, block.edge_ids, device).long())
-        x_dict = self._read_types(sampled, mixed[0])
+        x_dict = self._read_types(sampled, rows)
         n_id = self._exchange_ids(sampled)
         with telemetry.span("split"):
-            batch = cut_batch(fused, self._types, mixed, tuple(kinds), x_dict, n_id, self._target_type)
+            batch = cut_batch(fused, self._types, rows, tuple(kinds), x_dict, n_id, self._target_type)
         batch.record_bytes()
         return batch
-
-    def _types_of(self, ids: Tensor) -> RowTypes:
-        return RowTypes.of(self._types.of(ids), self._types.num_types)
 
     def _label_rows(self, targets: Tensor) -> Tensor:
         return self._types.rows(targets)
@@ -68,16 +65,20 @@ class TypedStepLoader(StepLoader):
         """No fused rows: ``load`` reads the rows of every type."""
         return torch.empty(0, device=self._mesh.sample_device)
 
-    def _read_types(self, sampled: SampledStep, mixed: RowTypes) -> dict[str, Tensor]:
+    def _read_types(self, sampled: SampledStep, step_rows: StepRows) -> dict[str, Tensor]:
         """The mixed input rows of every type with features. A collective for each of them."""
-        local = self._types_of(sampled.read_ids)
-        routes = None if sampled.input_route is None else cut_route(sampled.input_route, local, mixed)
-        rows = self._types.rows(sampled.read_ids)
+        ids = sampled.read_ids
+        local = step_rows.frontiers[0]
+        if ids is not sampled.frontiers[0].ids:  # data_cached: owners read what other ranks compute
+            local = RowTypes.of(self._types.of(ids), self._types.num_types)
+        routes = None if sampled.input_route is None else cut_route(sampled.input_route, local, step_rows.mixed[0])
+        rows = self._types.rows(ids)
+        rows_of = local.rows()
         found = {}
         for name, features in self._features_of.items():  # all ranks: every type, in the order of the graph
             number = self._types.number(name)
             route = None if routes is None else routes[number]
-            found[name] = self._read_rows(features, rows[local.rows(number)], route, sampled, name)
+            found[name] = self._read_rows(features, rows[rows_of[number]], route, sampled, name)
         return found
 
     def _exchange_ids(self, sampled: SampledStep) -> Tensor:

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from gsplit.array_types import Ids
 from gsplit.errors import StoreError, explain
-from gsplit.graph.blocks import Block
+from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.types import GraphTypes
 from gsplit.kernels.csr import destination_rows
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.jit import kernel
 from gsplit.minibatch.route import Route, count_kept
 
-__all__ = ["RowTypes", "cut_block", "cut_route"]
+__all__ = ["RowTypes", "StepRows", "cut_block", "cut_route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,59 @@ class RowTypes:
             places = torch.where(mine, mine.cumsum(0) - 1, places)
         return cls(types, places, num_types)
 
+    def prefix(self, num_rows: int) -> "RowTypes":
+        """The first rows; they keep their places."""
+        return RowTypes(self.types[:num_rows], self.places[:num_rows], self.num_types)
+
+    def extend(self, types: Tensor) -> "RowTypes":
+        """These rows, followed by others."""
+        appended = RowTypes.of(types, self.num_types)
+        before = torch.tensor(self.counts(), device=types.device)
+        places = torch.cat([self.places, appended.places + before[types]])
+        return RowTypes(torch.cat([self.types, types]), places, self.num_types)
+
     def counts(self, num_rows: int | None = None) -> tuple[int, ...]:
         """The number of rows of every type among the first ``num_rows``."""
         found: list[int] = torch.bincount(self.types[:num_rows], minlength=self.num_types).tolist()  # device sync
         return tuple(found)
 
-    def rows(self, number: int) -> Tensor:
-        """The rows of one type, in order."""
-        return torch.nonzero(self.types == number).view(-1)  # device sync
+    def rows(self) -> tuple[Tensor, ...]:
+        """The rows of every type, in order."""
+        counts = self.counts()
+        firsts = torch.tensor([sum(counts[:number]) for number in range(self.num_types)], device=self.types.device)
+        order = torch.empty_like(self.types)
+        order[firsts[self.types] + self.places] = torch.arange(order.numel(), device=order.device)
+        return tuple(order.split(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The types of all rows of a step: of its local frontiers, and of the mixed rows of every layer."""
+
+    frontiers: tuple[RowTypes, ...]
+    mixed: tuple[RowTypes, ...]
+
+    @classmethod
+    def of(
+        cls,
+        frontiers: Sequence[FrontierIds],
+        blocks: Sequence[Block],
+        routes: Sequence[Route | None],
+        foreign_ids: Sequence[Tensor],
+        types: GraphTypes,
+    ) -> "StepRows":
+        """``foreign_ids[l]``: the vertices of the rows that layer l appends to its local ones, if its route does so."""
+        found = tuple(RowTypes.of(types.of(frontier.ids), types.num_types) for frontier in frontiers)
+        mixed = []
+        for layer, (block, route) in enumerate(zip(blocks, routes, strict=True)):
+            at_boundary = route is not None and not route.destinations_are_local
+            level = layer + 1 if at_boundary else layer  # the mixed rows of a boundary are those of the level above
+            local = next(rows for rows, ids in zip(found[::-1], frontiers[::-1], strict=True) if ids.level <= level)
+            if route is None or at_boundary:
+                mixed.append(local.prefix(block.num_src))
+            else:
+                mixed.append(local.prefix(route.num_local).extend(types.of(foreign_ids[layer])))
+        return cls(found, tuple(mixed))
 
 
 @kernel

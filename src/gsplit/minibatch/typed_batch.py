@@ -11,7 +11,7 @@ of all relations at once, such as RGCNConv, takes ``batch.edge_index`` and ``bat
 layer and type, and its layers on ``batch.part(relation).blocks[l]``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -22,7 +22,7 @@ from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.minibatch.batch import Batch, BatchLayer
 from gsplit.minibatch.edge_handles import EdgeHandle, EdgeTypeHandle
-from gsplit.minibatch.typed import RowTypes, cut_block, cut_route
+from gsplit.minibatch.typed import RowTypes, StepRows, cut_block, cut_route
 
 __all__ = ["RelationItems", "TypedBatch", "VertexItems", "cut_batch"]
 
@@ -114,8 +114,8 @@ class TypedBatch(Batch):
             raise InputError(explain("to_homogeneous", "rows of every vertex type, of one width", got, fix))
         first = next(iter(rows_of.values()))
         fused = first.new_empty(self.rows.types.numel(), *first.shape[1:])
-        for number, name in enumerate(self.types.vertex_types):
-            fused = fused.index_copy(0, self.rows.rows(number), rows_of[name])
+        for name, places in zip(self.types.vertex_types, self.rows.rows(), strict=True):
+            fused = fused.index_copy(0, places, rows_of[name])
         return fused
 
     def _refuse_input_gradients(self) -> None:
@@ -136,7 +136,7 @@ class TypedBatch(Batch):
 def cut_batch(
     fused: Batch,
     types: GraphTypes,
-    mixed: Sequence[RowTypes],
+    rows: StepRows,
     kinds: tuple[Tensor, ...],
     x_dict: dict[str, Tensor],
     n_id: Tensor,
@@ -144,38 +144,42 @@ def cut_batch(
 ) -> TypedBatch:
     """Cut a batch by types. No communication.
 
-    ``mixed``: the types of the mixed rows of every layer. ``kinds``: the relation of every edge, layer by layer.
+    ``rows``: the types of its rows. ``kinds``: the relation of every edge, layer by layer.
     ``n_id``: the original ids of the mixed input rows. ``target_type``: the type that has the labels.
     """
-    frontiers = [RowTypes.of(types.of(found.ids), types.num_types) for found in fused.frontiers]
-    of_level = {found.level: rows for found, rows in zip(fused.frontiers, frontiers, strict=True)}
+    frontiers = rows.frontiers
+    mixed = rows.mixed
+    of_level = {found.level: of_rows for found, of_rows in zip(fused.frontiers, frontiers, strict=True)}
     layers_of = [
-        _rows_of_types(layer, of_level[fused.frontier(number).level], rows)
-        for number, (layer, rows) in enumerate(zip(fused.layers, mixed, strict=True))
+        _rows_of_types(layer, of_level[fused.frontier(number).level], of_rows)
+        for number, (layer, of_rows) in enumerate(zip(fused.layers, mixed, strict=True))
     ]
+    kept = [of_rows.rows() for of_rows in frontiers]
+    input_rows = mixed[0].rows()
     num_targets = frontiers[-1].counts(fused.num_targets)
     parts: dict[str | EdgeType, Batch] = {}
     for number, name in enumerate(types.vertex_types):
-        kept = [rows.rows(number) for rows in frontiers]
         parts[name] = replace(
             fused,
             x=x_dict.get(name, fused.x),
             labels=fused.labels if name == target_type else None,
             frontiers=tuple(
-                FrontierIds(found.level, found.n_id[mine], found.ids[mine])
+                FrontierIds(found.level, found.n_id[mine[number]], found.ids[mine[number]])
                 for found, mine in zip(fused.frontiers, kept, strict=True)
             ),
             layers=tuple(layers[number] for layers in layers_of),
             num_targets=num_targets[number],
             of=name,
         )
-    blocks = [cut_block(block, kind, rows, types) for block, kind, rows in zip(fused.blocks, kinds, mixed, strict=True)]
+    blocks = [
+        cut_block(block, kind, of_rows, types) for block, kind, of_rows in zip(fused.blocks, kinds, mixed, strict=True)
+    ]
     for relation, of in enumerate(types.edge_types):
         source = parts[of[0]]
         layers = tuple(replace(layer, block=cut[relation]) for layer, cut in zip(source.layers, blocks, strict=True))
         parts[of] = replace(source, layers=layers, of=str(of))
     n_id_dict = {
-        name: n_id[mixed[0].rows(number)] - types.offsets[number] for number, name in enumerate(types.vertex_types)
+        name: n_id[input_rows[number]] - types.offsets[number] for number, name in enumerate(types.vertex_types)
     }
     return TypedBatch(
         **{field.name: getattr(fused, field.name) for field in fields(fused)},

@@ -46,7 +46,7 @@ def _block(seed: int, num_mixed: int) -> tuple[Block, torch.Tensor, RowTypes]:
 def test_the_blocks_of_relations_have_the_edges_of_the_fused_block(seed: int, num_mixed: int) -> None:
     block, kinds, mixed = _block(seed, num_mixed)
     cut = cut_block(block, kinds, mixed, TYPES)
-    rows = [mixed.rows(number) for number in range(3)]
+    rows = mixed.rows()
     src, dst = block.edge_index()
     for relation, (source, _, destination) in enumerate(RELATIONS):
         of_src = rows[TYPES.number(source)]
@@ -98,10 +98,10 @@ def test_rows_along_the_cut_routes_are_those_of_the_fused_route(seed: int, bound
     num_dst = int(rng.integers(0, num_own + 1))
     route = Route(send_rows, num_sent, recv_counts, num_local, num_dst, own_places, recv_places)
     for number, cut in enumerate(cut_route(route, local, mixed)):
-        rows = local.rows(number)
+        rows = local.rows()[number]
         assert cut.num_local == rows.numel()
-        assert cut.num_mixed == mixed.rows(number).numel()
-        assert cut.num_dst == int((mixed.rows(number) < num_dst).sum())
+        assert cut.num_mixed == mixed.rows()[number].numel()
+        assert cut.num_dst == int((mixed.rows()[number] < num_dst).sum())
         assert cut.appends == (not boundary)
         wanted = [part[local.types[part] == number] for part in send_rows.split(num_sent)]
         assert [part.tolist() for part in rows[cut.send_rows].split(cut.send_counts)] == [w.tolist() for w in wanted]
@@ -109,6 +109,6 @@ def test_rows_along_the_cut_routes_are_those_of_the_fused_route(seed: int, bound
         if boundary:
             assert own_places is not None and cut.own_places is not None and cut.recv_places is not None
             mine = own_places[local.types[:num_own] == number]
-            assert torch.equal(mixed.rows(number)[cut.own_places], mine)
+            assert torch.equal(mixed.rows()[number][cut.own_places], mine)
             assert recv_places is not None
-            assert torch.equal(mixed.rows(number)[cut.recv_places], recv_places[received == number])
+            assert torch.equal(mixed.rows()[number][cut.recv_places], recv_places[received == number])

@@ -23,7 +23,7 @@ from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.minibatch.route import Route
-from gsplit.minibatch.typed import RowTypes
+from gsplit.minibatch.typed import StepRows
 from gsplit.minibatch.typed_batch import TypedBatch, cut_batch
 from gsplit.nn.checks.toy import ALL_TARGETS, PAIRS, num_toy_vertices, toy_sources, toy_targets
 from gsplit.nn.forward_plan import RowSpace, num_rows
@@ -69,7 +69,8 @@ class TypedExample:
             blocks.append(block)
             kinds.append(kind)
         num_targets = sum(sizes.local[num_layers])
-        made = self._assemble(sizes.types, blocks, kinds, routes, mixed_ids, [(0, frontier)], num_targets)
+        foreign_ids = [ids[sum(local) :] for ids, local in zip(mixed_ids, sizes.local, strict=False)]
+        made = self._assemble(sizes.types, blocks, kinds, routes, foreign_ids, [(0, frontier)], num_targets)
         spaces = _row_spaces(sizes.types, num_layers)
         return made, {num_rows(made, space): space for space in spaces}
 
@@ -93,17 +94,15 @@ class TypedExample:
         num_dst = upper.blocks[0].num_dst
         boundary = Route(nothing, (0,), (0,), num_rows, num_dst, own_places=places, recv_places=nothing)
         routes: list[Route | None] = [*[None] * level, boundary, *[None] * (num_layers - level - 1)]
-        mixed_ids = [minibatch.input_ids[: b.num_src] for minibatch in (lower, upper) for b in minibatch.blocks]
         frontiers = [(0, lower.input_ids), (level + 1, upper.input_ids)]
-        return self._of_store(store, [*lower.blocks, *upper.blocks], routes, mixed_ids, frontiers)
+        return self._of_store(store, [*lower.blocks, *upper.blocks], routes, frontiers)
 
     def _sampled(self, num_layers: int, part: slice) -> TypedBatch:
         """All in-edges of some targets of every type, hop after hop."""
         store, sampler = _toy_store(self.vertex_types, self.edge_types, num_layers)
         sample = self._sample(sampler, num_layers, part, num_layers, 0)
-        mixed_ids = [sample.input_ids[: block.num_src] for block in sample.blocks]
         routes: list[Route | None] = [None] * num_layers
-        return self._of_store(store, list(sample.blocks), routes, mixed_ids, [(0, sample.input_ids)])
+        return self._of_store(store, list(sample.blocks), routes, [(0, sample.input_ids)])
 
     def _sample(
         self, sampler: HostRelationSampler, num_layers: int, part: slice, num_hops: int, bottom_layer: int
@@ -121,7 +120,6 @@ class TypedExample:
         store: MemoryStore,
         blocks: list[Block],
         routes: list[Route | None],
-        mixed_ids: list[Tensor],
         frontiers: list[tuple[int, Tensor]],
     ) -> TypedBatch:
         assert store.types is not None
@@ -130,7 +128,7 @@ class TypedExample:
         for block in blocks:
             assert block.edge_ids is not None
             kinds.append(edge_type[block.edge_ids])
-        return self._assemble(store.types, blocks, kinds, routes, mixed_ids, frontiers, blocks[-1].num_dst)
+        return self._assemble(store.types, blocks, kinds, routes, [], frontiers, blocks[-1].num_dst)
 
     def _assemble(
         self,
@@ -138,7 +136,7 @@ class TypedExample:
         blocks: list[Block],
         kinds: list[Tensor],
         routes: list[Route | None],
-        mixed_ids: list[Tensor],
+        foreign_ids: list[Tensor],
         frontiers: list[tuple[int, Tensor]],
         num_targets: int,
     ) -> TypedBatch:
@@ -160,15 +158,16 @@ class TypedExample:
             global_batch_size=num_targets,
             context=context,
         )
-        rows = types.rows(mixed_ids[0])
-        mixed = [RowTypes.of(types.of(ids.to(device)), types.num_types) for ids in mixed_ids]
+        moved = [ids.to(device) for ids in foreign_ids]
+        routes_there = [layer.route for layer in fused.layers]
+        rows = StepRows.of(fused.frontiers, fused.blocks, routes_there, moved, types)
+        ids = torch.cat([fused.frontiers[0].ids[: fused.layers[0].num_local], *moved[:1]])
         x_dict = {}
         for name, shape in self.row_shapes.items():
             number = types.number(name)
-            table = _toy_rows(number, types.count(name), shape)
-            x_dict[name] = table[rows[types.of(mixed_ids[0]) == number]].to(device, self.dtype)
-        moved = tuple(kind.to(device) for kind in kinds)
-        return cut_batch(fused, types, mixed, moved, x_dict, mixed_ids[0].to(device))
+            table = _toy_rows(number, types.count(name), shape).to(device, self.dtype)
+            x_dict[name] = table[types.rows(ids)[rows.mixed[0].rows()[number]]]
+        return cut_batch(fused, types, rows, tuple(kind.to(device) for kind in kinds), x_dict, ids)
 
 
 def _moved(route: Route | None, device: torch.device) -> Route | None:
