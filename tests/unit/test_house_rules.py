@@ -84,6 +84,7 @@ def test_only_documents_are_dictionaries_of_anything() -> None:
         "training/train_state.py",
         "training/checkpoints/state_tree.py",
         "store/manifest.py",
+        "store/importers/pyg.py",  # the attributes of a Data
     )
     found = [
         f"{module.relative_to(ROOT)}:{node.lineno}"

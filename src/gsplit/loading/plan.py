@@ -229,22 +229,15 @@ def resolve_plan(
     device_bytes = _check_device_cache(device_cache, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     if store.types is not None:
-        _check_typed(
-            strategy=strategy,
-            sampler=sampler,
-            cache=cache,
-            device_cache=device_cache,
-            copies=copies,
-            features_on_disk=features_on_disk,
-            mesh=mesh,
-        )
+        drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
+        sizes = {"cache": cache, "device_cache": device_cache, "copies": copies}
+        _check_typed(strategy, drawn, sizes, mesh, features_on_disk=features_on_disk)
     if strategy == AUTO:
         _check_auto(sampler, arrays, pairs)
         assert not isinstance(input_nodes, tuple)
         numbers = [fanout for fanout in fanouts if isinstance(fanout, int)]
-        steps = PlannedSteps(
-            input_nodes, numbers, size, arrays.stored_features, features_on_disk, cache, copies, draw=draw
-        )
+        names = arrays.stored_features
+        steps = PlannedSteps(input_nodes, numbers, size, names, features_on_disk, cache, copies, draw=draw)
         # all ranks: rank 0 sends its choice to the others
         strategy = resolve_strategy(strategy, store, mesh, steps).strategy
     spec = parse_strategy(strategy, len(fanouts))
@@ -311,22 +304,15 @@ def _resolve_fanouts(num_neighbors: RelationFanouts, store: GraphStore) -> list[
 
 
 def _check_typed(
-    *,
-    strategy: str,
-    sampler: str | SamplerFactory,
-    cache: int | str,
-    device_cache: int | str,
-    copies: int | str,
-    features_on_disk: bool,
-    mesh: Mesh,
+    strategy: str, sampler: str, sizes: Mapping[str, int | str], mesh: Mesh, *, features_on_disk: bool
 ) -> None:
-    """Refuse options that are not built for heterogeneous graphs."""
+    """Refuse options that are not built for heterogeneous graphs. ``sampler``: what differs from the uniform one."""
     refused: dict[str, tuple[object, str]] = {}
     if strategy == AUTO:
         refused["strategy"] = (strategy, "name a strategy: split, data, data_cached or hybrid(k)")
-    if sampler != "uniform":
-        refused["sampler"] = (sampler, "use sampler='uniform', which draws every relation")
-    for name, size in (("cache", cache), ("device_cache", device_cache), ("copies", copies)):
+    if sampler:
+        refused["sampler"] = (sampler, "use sampler='uniform' without options, which draws every relation")
+    for name, size in sizes.items():
         if parse_bytes(size, name):
             refused[name] = (size, "leave it out; stored features are memory-mapped")
     if features_on_disk:

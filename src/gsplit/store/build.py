@@ -342,10 +342,7 @@ def _write_csc(
         indptr.append(before + np.cumsum(in_degrees))
         histogram += degree_histogram(in_degrees)
         max_degree = max(max_degree, int(in_degrees.max(initial=0)))
-    if num_sorted != sorter.num_added:
-        got = f"{num_sorted} of {sorter.num_added}"
-        fix = "free disk space, run it again"
-        raise InputError(explain("edges", "all edges back from the temporary files", got, fix))
+    _check_all_sorted(num_sorted, sorter.num_added)
     statistics = Statistics(
         num_self_loops=self_loops,
         num_duplicate_edges=0 if drop else duplicates,
@@ -354,6 +351,13 @@ def _write_csc(
         in_degree_histogram=without_empty_tail(histogram),
     )
     return num_kept, duplicates, statistics, by_type.tolist()
+
+
+def _check_all_sorted(num_sorted: int, num_added: int) -> None:
+    if num_sorted != num_added:
+        got = f"{num_sorted} of {num_added}"
+        fix = "free disk space, run it again"
+        raise InputError(explain("edges", "all edges back from the temporary files", got, fix))
 
 
 def _write_vertices(
