@@ -1,7 +1,8 @@
 """Draws by relation, for heterogeneous graphs: each relation of a vertex is drawn as in a graph of its own.
 
 A column lists in-edges by (relation, source), so the edges of a relation are a run of it, found by bisection over
-``edge_type``. Relation r of a vertex is the uniform draw of ``neighbor`` from that run, with the key mix(layer key, r).
+``edge_type``. Relation r of a vertex is the uniform draw of ``neighbor`` from that run, with the key mix(layer key, r);
+a single relation has the layer key itself, so that its draws are those of a graph without types.
 A layer's fanout is one number per relation; 0 leaves a relation out. There is a compiled version for the host and a
 version in torch operations for devices, which give equal layers.
 """
@@ -73,6 +74,11 @@ def relation_sampler(graph: Graph, original_ids: Ids, device: torch.device, edge
     if kernel_for("sample", device) == "numba":
         return HostRelationSampler(graph, original_ids, edge_type)
     return TorchRelationSampler(graph, original_ids, device, edge_type)
+
+
+def _relation_keys(key: int, num_relations: int) -> list[int]:
+    """The key of every relation. A single one is drawn as in a graph without types."""
+    return [key] if num_relations == 1 else [scalar.mix(key, relation) for relation in range(num_relations)]
 
 
 @kernel
@@ -166,7 +172,7 @@ class HostRelationSampler(HostNeighborSampler):
         indptr = np.empty(frontier.size + 1, np.int64)
         raise_status(_count_relations(graph.indptr, self._edge_type, first, frontier, fanouts, indptr), graph)
         places = np.empty(int(indptr[-1]), np.int64)
-        keys = np.array([scalar.mix(key, relation) for relation in range(len(fanout))], np.uint64)
+        keys = np.array(_relation_keys(key, len(fanout)), np.uint64)
         _draw_relations(graph.indptr, self._edge_type, first, self._original, keys, frontier, fanouts, indptr, places)
         return indptr, places
 
@@ -188,12 +194,13 @@ class TorchRelationSampler(TorchNeighborSampler):
         at = self.indptr[rows]
         stops = self.indptr[rows + 1]
         drawn: list[tuple[Tensor, Tensor]] = []
+        keys = _relation_keys(key, len(fanout))
         for relation, number in enumerate(fanout):
             end = self._end_of_runs(at, stops, relation)
             degrees = end - at
             counts = degrees if number < 0 else degrees.clamp(max=number)
             offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-            places = draw_from_runs(at, degrees, names, scalar.mix(key, relation), offsets) if number else at[:0]
+            places = draw_from_runs(at, degrees, names, keys[relation], offsets) if number else at[:0]
             drawn.append((offsets, places))
             at = end
         return _interleave(drawn)

@@ -115,6 +115,23 @@ def test_the_draw_does_not_depend_on_the_numbering() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("fanout", [-1, 2, 5])
+def test_a_single_relation_is_drawn_as_in_a_graph_without_types(fanout: int) -> None:
+    rng = np.random.default_rng(3)
+    edges = {CITES: (rng.integers(0, 60, 400), rng.integers(0, 60, 400))}
+    store = typed_store({"paper": 60}, edges, {"paper": rng.integers(0, 3, 60)}, {}, {})
+    graph, original, edge_type = _part(store)
+    every = torch.arange(60)
+    plain = HostNeighborSampler(graph, original, edge_ids=True).start(every).sample_layer(KEY, fanout)
+    for sampler in (
+        HostRelationSampler(graph, original, edge_type),
+        TorchRelationSampler(graph, original, CPU, edge_type),
+    ):
+        drawn = sampler.start(every).sample_layer(KEY, (fanout,))
+        for name in ("indptr", "sources", "edge_ids"):
+            assert torch.equal(getattr(plain, name), getattr(drawn, name)), name
+
+
 def test_a_damaged_type_is_refused() -> None:
     store = _store(0)
     store.stored_array("edge_type")[:] = 77
