@@ -52,6 +52,8 @@ def test_models_equal_one_process(replicas: int, splits: int) -> None:
         assert len(set(one.losses)) == len(one.losses) == 3
         for rank in ranks:
             assert largest_error(one, rank[place]) <= BOUND, case
+        warned = any("ordered by type" in text for text in ranks[0][place].warnings)
+        assert warned == (case.num_parts == 1), case
         num_edges = sum(rank[place].num_edges for rank in ranks)
         if case.strategy == "split" and replicas == 1:
             assert num_edges == one.num_edges  # each in-edge is drawn on one rank

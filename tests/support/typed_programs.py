@@ -1,5 +1,6 @@
 """A small heterogeneous graph, models of every kind for it, and training on any mesh."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -221,17 +222,22 @@ class TypedCase:
 
 @dataclass
 class TypedRun:
-    """Losses and gradients of every step, the number of sampled edges, and the local input rows of every type."""
+    """Losses and gradients of every step, the number of sampled edges, the local input rows of every type, warnings."""
 
     losses: list[float]
     gradients: list[np.ndarray[Any, Any]]
     num_edges: int
     counts: list[dict[str, int]]
+    warnings: list[str]
 
 
 def train_typed(mesh: Mesh, model: Module, case: TypedCase, steps: int = 3) -> TypedRun:
     """Gradient descent of some steps."""
     store = make_store(case.num_parts)
+    warnings: list[str] = []
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gsplit.loading.loader").addHandler(listener)
     loader = NeighborLoader(
         store,
         case.fanouts or FANOUTS,
@@ -242,8 +248,9 @@ def train_typed(mesh: Mesh, model: Module, case: TypedCase, steps: int = 3) -> T
         seed=2,
         prefetch=case.prefetch,
     )
+    logging.getLogger("gsplit.loading.loader").removeHandler(listener)
     loader.load_state_dict({"epoch": 0, "step": case.first_step})
-    run = TypedRun([], [], 0, [])
+    run = TypedRun([], [], 0, [], warnings)
     for batch in _steps(loader, steps):
         loss = batch.mean(F.cross_entropy(run_model(model, batch), batch.y, reduction="none"))
         loss.backward()

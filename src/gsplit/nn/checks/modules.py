@@ -43,7 +43,7 @@ _REFUSED: dict[str, tuple[str, str]] = {
         (_GRAPH, "predict per vertex, without pooling"),
     ),
 }
-_TYPED = ("HeteroConv", "RGCNConv", "RGATConv", "HGTConv", "HEATConv")
+_TYPED = ("HeteroConv", "RGCNConv", "RGATConv", "HGTConv")
 _GIVE_GRAPH = "wrap it with gsplit.parallelize(model, mesh, graph=graph), where graph is a heterogeneous graph"
 _AGGREGATIONS = (aggr.LSTMAggregation, aggr.MedianAggregation, aggr.QuantileAggregation, aggr.GRUAggregation)
 
