@@ -3,6 +3,7 @@
 ``batch_size`` is the size of the GLOBAL mini-batch, which all ranks share.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class NeighborLoader(BatchLoader[Batch]):
         seed: int = 0,
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
-        partition: Tensor | None = None,
+        partition: Tensor | Mapping[str, Tensor] | None = None,
         features: Features = "x",
         features_on_disk: bool = False,
         cache: int | str = 0,
