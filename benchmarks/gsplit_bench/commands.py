@@ -214,6 +214,32 @@ def _partition_cells(row: dict[str, Any]) -> list[str]:
 
 
 @app.command()
+def pairs(
+    store: Annotated[Path, typer.Argument(help="a partitioned store with features")],
+    ranks: Annotated[int, typer.Option(min=2, help="ranks")] = 2,
+    fanout: Annotated[str, typer.Option(help="neighbours per layer")] = "15,10,5",
+    batch_size: Annotated[int, typer.Option(help="pairs per mini-batch, of all ranks")] = 1024,
+    negatives: Annotated[int, typer.Option(help="random pairs for each pair")] = 1,
+    steps: Annotated[int, typer.Option(help="steps to measure, for each strategy")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Measure steps of link prediction under split and data parallelism."""
+    with command(as_json):
+        from gsplit_bench.pairs import bench_pairs
+
+        numbers = [int(number) for number in fanout.split(",")]
+        found = bench_pairs(str(store), ranks, numbers, batch_size=batch_size, amount=negatives, steps=steps)
+        if as_json:
+            emit_json({"store": store.name, "rows": [row.as_dict() for row in found]})
+            return
+        table = _table("strategy", "CPU s per step", "to split", "rows", "edges")
+        for row in found:
+            ratios = (f"{ratio:.2f}" for ratio in (row.cpu_ratio, row.rows_ratio, row.edges_ratio))
+            table.add_row(row.strategy, f"{row.cpu_s:.2f}", *ratios)
+        Console().print(table)
+
+
+@app.command()
 def exactness(
     model: Annotated[list[str] | None, typer.Option(help="model to check; repeatable [default: all]")] = None,
     ranks: Annotated[

@@ -65,7 +65,10 @@ def test_what_is_compared_of_samplers_and_sources(store: Store) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"sampler": 3}, "sampler: expected 'uniform', which is built in, or a function that makes a sampler"),
+        (
+            {"sampler": 3},
+            "sampler: expected 'uniform' or 'labor', which are built in, or a function that makes a sampler",
+        ),
         ({"sampler": lambda part: None}, "a function that returns a DrawnSampler .got one that returns NoneType"),
         ({"sampler": DictSampler}, "a function that returns a DrawnSampler .got one that returns DictSampler"),
         ({"features": torch.ones(300, 2)}, "features: expected names of stored features, or sources .*got Tensor"),
