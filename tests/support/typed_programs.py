@@ -237,7 +237,7 @@ def train_typed(mesh: Mesh, model: Module, case: TypedCase, steps: int = 3) -> T
     warnings: list[str] = []
     listener = logging.Handler(logging.WARNING)
     listener.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gsplit.loading.loader").addHandler(listener)
+    logging.getLogger("gsplit.loading.batch_loader").addHandler(listener)
     loader = NeighborLoader(
         store,
         case.fanouts or FANOUTS,
@@ -248,7 +248,7 @@ def train_typed(mesh: Mesh, model: Module, case: TypedCase, steps: int = 3) -> T
         seed=2,
         prefetch=case.prefetch,
     )
-    logging.getLogger("gsplit.loading.loader").removeHandler(listener)
+    logging.getLogger("gsplit.loading.batch_loader").removeHandler(listener)
     loader.load_state_dict({"epoch": 0, "step": case.first_step})
     run = TypedRun([], [], 0, [], warnings)
     for batch in _steps(loader, steps):
