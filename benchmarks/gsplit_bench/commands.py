@@ -240,6 +240,28 @@ def pairs(
 
 
 @app.command()
+def typed_steps(
+    ranks: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    batch_size: Annotated[int, typer.Option(help="targets per mini-batch, of all ranks")] = 1024,
+    steps: Annotated[int, typer.Option(help="steps to measure, for each side")] = 10,
+    scale: Annotated[float, typer.Option(help="size of the generated graph, relative to 6.7 M edges")] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """Measure steps of a heterogeneous graph against the same graph without types."""
+    with command(as_json):
+        from gsplit_bench.typed_steps import bench_typed_steps
+
+        found = bench_typed_steps(ranks, steps=steps, batch_size=batch_size, scale=scale)
+        if as_json:
+            emit_json(found.as_dict())
+            return
+        table = _table("per drawn edge, typed to untyped", "")
+        for name in ("batch_ratio", "model_ratio", "step_ratio", "bare_ratio"):
+            table.add_row(name, f"{getattr(found, name):.2f}")
+        Console().print(table)
+
+
+@app.command()
 def exactness(
     model: Annotated[list[str] | None, typer.Option(help="model to check; repeatable [default: all]")] = None,
     ranks: Annotated[

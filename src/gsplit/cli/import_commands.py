@@ -92,11 +92,12 @@ class _NpzSettings(_ImportSettings):
 class _OgbSettings(_ImportSettings):
     folder: Path
     split: str | None = Field(None, description="which split, where there are several")
+    reverse: bool = Field(False, description="also add rev_NAME for every relation of a heterogeneous set")
 
     def source(self) -> GraphSource:
         from gsplit.store.importers.ogb import ogb_source
 
-        return ogb_source(self.folder, split=self.split)
+        return ogb_source(self.folder, split=self.split, reverse=self.reverse)
 
 
 class _TypedSettings(_ImportSettings):
@@ -256,7 +257,7 @@ def ogb(
 ) -> None:
     """Import a folder that OGB downloaded.
 
-    Reads csv.gz files and the binary layout of papers100M.
+    Reads csv.gz files, the binary layout of papers100M and the folders of heterogeneous sets such as mag.
     """
     with command(as_json):
         _import(flags.parse(folder=folder), output, as_json=as_json)

@@ -31,6 +31,10 @@ from gsplit.minibatch.route import Route, count_kept
 __all__ = ["RowTypes", "StepRows", "cut_block", "cut_route"]
 
 
+def _on_host(rows: Tensor) -> bool:
+    return kernel_for("sample", rows.device) == "numba"
+
+
 @dataclass(frozen=True, slots=True)
 class RowTypes:
     """The types of the rows of a frontier, and each row's place among the rows of its type.
@@ -48,7 +52,7 @@ class RowTypes:
     def of(cls, types: Tensor, num_types: int) -> "RowTypes":
         """Number the rows of every type."""
         places = torch.empty_like(types)
-        if kernel_for("sample", types.device) == "numba":
+        if _on_host(types):
             _number_rows(types.numpy(), np.zeros(num_types, np.int64), places.numpy())
             return cls(types, places, num_types)
         for number in range(num_types):
@@ -69,15 +73,21 @@ class RowTypes:
 
     def counts(self, num_rows: int | None = None) -> tuple[int, ...]:
         """The number of rows of every type among the first ``num_rows``."""
-        found: list[int] = torch.bincount(self.types[:num_rows], minlength=self.num_types).tolist()  # device sync
-        return tuple(found)
+        types = self.types[:num_rows]
+        if _on_host(types):
+            return tuple(_count_types(types.numpy(), self.num_types).tolist())
+        return tuple(torch.bincount(types, minlength=self.num_types).tolist())  # device sync
 
     def rows(self) -> tuple[Tensor, ...]:
         """The rows of every type, in order."""
         counts = self.counts()
-        firsts = torch.tensor([sum(counts[:number]) for number in range(self.num_types)], device=self.types.device)
+        firsts = [sum(counts[:number]) for number in range(self.num_types)]
         order = torch.empty_like(self.types)
-        order[firsts[self.types] + self.places] = torch.arange(order.numel(), device=order.device)
+        if _on_host(order):
+            _order_rows(self.types.numpy(), self.places.numpy(), np.array(firsts), order.numpy())
+        else:
+            places = torch.tensor(firsts, device=order.device)[self.types] + self.places
+            order[places] = torch.arange(order.numel(), device=order.device)
         return tuple(order.split(counts))
 
 
@@ -118,6 +128,20 @@ def _number_rows(types: Ids, counts: Ids, places: Ids) -> None:
         counts[types[i]] += 1
 
 
+@kernel
+def _count_types(types: Ids, num_types: int) -> Ids:
+    counts = np.zeros(num_types, np.int64)
+    for i in range(types.size):
+        counts[types[i]] += 1
+    return counts
+
+
+@kernel
+def _order_rows(types: Ids, places: Ids, firsts: Ids, order: Ids) -> None:
+    for i in range(types.size):
+        order[firsts[types[i]] + places[i]] = i
+
+
 def cut_route(route: Route, local: RowTypes, mixed: RowTypes) -> tuple[Route, ...]:
     """The routes of the rows of every type. ``local`` has the types of the local rows, or of more.
 
@@ -151,7 +175,7 @@ def cut_block(block: Block, kinds: Tensor, mixed: RowTypes, types: GraphTypes) -
     dst_types = [types.number(relation[2]) for relation in types.edge_types]
     num_src = mixed.counts()
     num_dst = mixed.counts(block.num_dst)
-    cut = _cut_on_host if kernel_for("sample", kinds.device) == "numba" else _cut_on_device
+    cut = _cut_on_host if _on_host(kinds) else _cut_on_device
     edges = cut(block, kinds, mixed, src_types, dst_types, num_dst)
     return tuple(
         Block(indptr, src_rows, num_src[src]) for (indptr, src_rows), src in zip(edges, src_types, strict=True)

@@ -1,11 +1,17 @@
 """Folders that OGB downloads for node property prediction, read without the ogb package.
 
-Two layouts: ``raw/*.csv.gz`` (arxiv, products, proteins) and ``raw/data.npz`` with ``raw/node-label.npz``
-(papers100M). Splits are in ``split/NAME/{train,valid,test}.csv.gz``. Missing labels (NaN) become -1.
-Heterogeneous sets are refused. Sets that list each undirected edge once (products, proteins) need ``symmetrise``.
+Three layouts: ``raw/*.csv.gz`` (arxiv, products, proteins), ``raw/data.npz`` with ``raw/node-label.npz``
+(papers100M), and a folder of ``csv.gz`` files for every vertex type and relation (mag). Splits are in
+``split/NAME/{train,valid,test}.csv.gz``, of a heterogeneous set in ``split/NAME/TYPE/``. Missing labels (NaN) become
+-1. Sets that list each undirected edge once (products, proteins) need ``symmetrise``; ``reverse`` adds the reverse of
+every relation.
 """
 
-from collections.abc import Iterator, Sequence
+import csv
+import gzip
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ import numpy as np
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 from gsplit.store.importers.arrow import explained, load_arrow, number_column
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.importers.npz import edge_index_chunks, feature_rows
@@ -32,40 +39,49 @@ from gsplit.store.source import (
 __all__ = ["ogb_source"]
 
 _MAX_NUMBERS = 1 << 30
+_MAX_LIST_BYTES = 1 << 20  # of a file that lists types
 _AGAIN = "download the set again"
 _SPLITS = {"train": "train", "valid": "val", "test": "test"}
 
 
-def ogb_source(folder: str | Path, *, split: str | None = None) -> GraphSource:
-    """The graph in a folder such as ``dataset/ogbn_arxiv``; ``split`` chooses among several."""
+def ogb_source(folder: str | Path, *, split: str | None = None, reverse: bool = False) -> GraphSource:
+    """The graph in a folder such as ``dataset/ogbn_arxiv``; ``split`` chooses among several.
+
+    ``reverse``: for every relation (src, NAME, dst) of a heterogeneous set also (dst, rev_NAME, src).
+    """
     folder = Path(folder)
     raw = folder / "raw"
-    targets = _targets(folder, split)
+    where = _split_folder(folder, split)
+    if (raw / "triplet-type-list.csv.gz").is_file():
+        return _typed_source(folder, where, reverse=reverse)
+    if reverse:
+        fix = "use --symmetrise to add the reverse of every edge"
+        raise InputError(explain("reverse", "a heterogeneous OGB set", folder, fix))
     if (raw / "data.npz").is_file():
-        return _binary_source(folder, targets)
+        return _binary_source(folder, _targets(where))
     if (raw / "edge.csv.gz").is_file():
-        return _csv_source(folder, targets)
-    if (raw / "triplet-type-list.csv.gz").is_file() or (raw / "relations").exists():
-        fix = "only homogeneous graphs can be imported"
-        raise InputError(explain(folder, "a homogeneous OGB set", "a heterogeneous OGB set", fix))
+        return _csv_source(folder, _targets(where))
     fix = "give the folder that holds raw/ and split/"
     found = sorted(p.name for p in (raw if raw.is_dir() else folder).iterdir()) if folder.is_dir() else None
     got = "no such folder" if found is None else f"only {', '.join(found[:5]) or 'an empty folder'}"
-    raise InputError(explain(folder, "raw/edge.csv.gz or raw/data.npz", got, fix))
+    raise InputError(explain(folder, "raw/edge.csv.gz, raw/data.npz or raw/triplet-type-list.csv.gz", got, fix))
 
 
-def _targets(folder: Path, split: str | None) -> dict[str, Ids]:
+def _split_folder(folder: Path, split: str | None) -> Path | None:
     choices = sorted(p.name for p in (folder / "split").iterdir() if p.is_dir()) if (folder / "split").is_dir() else []
     if (split is None and len(choices) > 1) or (split is not None and split not in choices):
         fix = "choose one with --split"
         raise InputError(explain(folder / "split", f"one of {', '.join(choices) or 'no splits'}", split, fix))
-    if not choices:
+    return folder / "split" / (split or choices[0]) if choices else None
+
+
+def _targets(where: Path | None) -> dict[str, Ids]:
+    if where is None:
         return {}
-    where = folder / "split" / (split or choices[0])
     if (where / "train.pt").exists():
         got = f"{where / 'train.pt'}, a pickle, which could run any program"
         fix = "load the set with the ogb package, then use gsplit.from_pyg(data, path, pairs=...)"
-        raise InputError(explain(folder, "an OGB set for node property prediction", got, fix))
+        raise InputError(explain(where, "an OGB set for node property prediction", got, fix))
     return {name: _csv_integers(where / f"{file}.csv.gz") for file, name in _SPLITS.items()}
 
 
@@ -125,35 +141,117 @@ def _csv_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
     raw = folder / "raw"
     num_vertices = _total(raw / "num-node-list.csv.gz")
     num_edges = _total(raw / "num-edge-list.csv.gz")
-
-    def edges() -> Iterator[EdgeChunk]:
-        file = raw / "edge.csv.gz"
-        found = 0
-        for columns in _csv_columns(file):
-            if len(columns) != 2:
-                raise InputError(explain(file, "two columns", len(columns), _AGAIN))
-            found += len(columns[0])
-            yield EdgeChunk(_integers(file, columns[0]), _integers(file, columns[1]))
-        if found != num_edges:
-            raise InputError(explain(file, f"{num_edges} edges, as in num-edge-list", found, _AGAIN))
-
-    features = {}
-    labels = None
-    if (raw / "node-feat.csv.gz").is_file():
-        features["x"] = _csv_features(raw / "node-feat.csv.gz")
-    if (raw / "node-label.csv.gz").is_file():
-        labels = _labels(_csv_matrix(raw / "node-label.csv.gz", num_vertices))
+    features, labels = _csv_vertices(raw / "node-feat.csv.gz", raw / "node-label.csv.gz", num_vertices)
     return GraphSource(
         kind="ogb",
         num_vertices=num_vertices,
         num_edges=num_edges,
-        edges=edges,
+        edges=lambda: (EdgeChunk(src, dst) for src, dst in _csv_edges(raw / "edge.csv.gz", num_edges)),
         features=features,
         y=labels.rows if labels else None,
         targets=targets,
         settings={"folder": plain_name(folder), "layout": "csv"},
         notes=labels.notes if labels else (),
     )
+
+
+def _csv_edges(path: Path, num_edges: int) -> Iterator[tuple[Ids, Ids]]:
+    found = 0
+    for columns in _csv_columns(path):
+        if len(columns) != 2:
+            raise InputError(explain(path, "two columns", len(columns), _AGAIN))
+        found += len(columns[0])
+        yield _integers(path, columns[0]), _integers(path, columns[1])
+    if found != num_edges:
+        raise InputError(explain(path, f"{num_edges} edges, as in num-edge-list", found, _AGAIN))
+
+
+def _csv_vertices(features: Path, labels: Path, num_vertices: int) -> tuple[dict[str, RowStream], Labels | None]:
+    """The features and labels in two files, each of which may be missing."""
+    return (
+        {"x": _csv_features(features)} if features.is_file() else {},
+        _labels(_csv_matrix(labels, num_vertices)) if labels.is_file() else None,
+    )
+
+
+def _typed_source(folder: Path, split: Path | None, *, reverse: bool) -> GraphSource:
+    raw = folder / "raw"
+    counts = _vertex_counts(raw / "num-node-dict.csv.gz")
+    relations = _relations(raw / "triplet-type-list.csv.gz", counts)
+    vertices: dict[str, GraphSource] = {}
+    for name, count in counts.items():
+        files = (raw / "node-feat" / name / "node-feat.csv.gz", raw / "node-label" / name / "node-label.csv.gz")
+        features, labels = _csv_vertices(*files, count)
+        vertices[name] = GraphSource(
+            kind="ogb",
+            num_vertices=count,
+            num_edges=0,
+            edges=lambda: iter(()),
+            features=features,
+            y=labels.rows if labels else None,
+            targets=_targets(split / name) if split is not None and (split / name).is_dir() else {},
+            notes=labels.notes if labels else (),
+        )
+    folders = [raw / "relations" / "___".join(relation) for relation in relations]
+    num_edges = [_total(of / "num-edge-list.csv.gz") for of in folders]
+    offsets = dict(zip(counts, [0, *accumulate(counts.values())], strict=False))
+
+    def edges() -> Iterator[EdgeChunk]:
+        for number, (relation, of, count) in enumerate(zip(relations, folders, num_edges, strict=True)):
+            for src, dst in _csv_edges(of / "edge.csv.gz", count):
+                ends = _fuse(of, src, relation[0], counts, offsets), _fuse(of, dst, relation[2], counts, offsets)
+                yield EdgeChunk(*ends, relation=number)
+                if reverse:
+                    yield EdgeChunk(*ends[::-1], relation=len(relations) + number)
+
+    turned = [(dst, f"rev_{name}", src) for src, name, dst in relations] if reverse else []
+    return GraphSource(
+        kind="ogb",
+        num_vertices=sum(counts.values()),
+        num_edges=sum(num_edges) * (2 if reverse else 1),
+        edges=edges,
+        settings={"folder": plain_name(folder), "layout": "typed csv", "reverse": reverse},
+        notes=tuple(f"{name}: {note}" for name, source in vertices.items() for note in source.notes),
+        vertices=vertices,
+        edge_types=(*relations, *turned),
+    )
+
+
+def _fuse(where: Path, ids: Ids, name: str, counts: Mapping[str, int], offsets: Mapping[str, int]) -> Ids:
+    """Ids in a type as fused ids."""
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= counts[name]):
+        got = f"{ids.min()}..{ids.max()}"
+        raise InputError(explain(where, f"ids of {name} from 0 to {counts[name] - 1}", got, _AGAIN))
+    return ids + offsets[name]
+
+
+def _read_list(path: Path) -> list[list[str]]:
+    """The rows of a small CSV file."""
+    with explained(path, _AGAIN), gzip.open(path) as file:
+        content = file.read(_MAX_LIST_BYTES + 1)
+        if len(content) > _MAX_LIST_BYTES:
+            raise InputError(explain(path, f"at most {_MAX_LIST_BYTES} bytes", "more", _AGAIN))
+        rows = [row for row in csv.reader(io.StringIO(content.decode())) if row]
+    for word in [word for row in rows for word in row]:
+        if "/" in word or word in ("", ".", ".."):  # names of types are names of folders
+            raise InputError(explain(path, "names of folders", repr(word), _AGAIN))
+    return rows
+
+
+def _vertex_counts(path: Path) -> dict[str, int]:
+    """The number of vertices of every type: a row of names, then a row of numbers."""
+    rows = _read_list(path)
+    if len(rows) != 2 or len(rows[0]) != len(rows[1]) or not all(count.isdecimal() for count in rows[1]):
+        raise InputError(explain(path, "a row of vertex types and a row of their counts", rows[:3], _AGAIN))
+    return {name: int(count) for name, count in zip(*rows, strict=True)}
+
+
+def _relations(path: Path, counts: Mapping[str, int]) -> list[EdgeType]:
+    rows = _read_list(path)
+    for row in rows:
+        if len(row) != 3 or row[0] not in counts or row[2] not in counts:
+            raise InputError(explain(path, "rows of source type, name, destination type", row, _AGAIN))
+    return [(src, name, dst) for src, name, dst in rows]
 
 
 def _csv_matrix(path: Path, num_rows: int) -> Array:

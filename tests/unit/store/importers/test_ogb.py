@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import expected_edges, stored_edges
+from torch_geometric.data import HeteroData
 
 from gsplit.errors import InputError
 from gsplit.store.build import build_store
 from gsplit.store.importers.ogb import ogb_source
+from gsplit.store.importers.pyg import to_pyg
 from gsplit.store.source import EdgeRules
 
 RNG = np.random.default_rng(0)
@@ -80,16 +82,16 @@ def test_several_splits_want_a_choice(tmp_path: Path) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got only an empty folder"):
+    with pytest.raises(
+        InputError,
+        match=r"expected raw/edge.csv.gz, .*triplet-type-list.csv.gz .got only an empty folder",
+    ):
         ogb_source(tmp_path)
-    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got no such folder"):
+    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz, .*triplet-type-list.csv.gz .got no such folder"):
         ogb_source(tmp_path / "absent")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "notes.txt").touch()
-    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz or raw/data.npz .got only notes.txt"):
-        ogb_source(tmp_path)
-    (tmp_path / "raw" / "relations").mkdir(parents=True)
-    with pytest.raises(InputError, match="expected a homogeneous OGB set"):
+    with pytest.raises(InputError, match=r"expected raw/edge.csv.gz, .*triplet-type-list.csv.gz .got only notes.txt"):
         ogb_source(tmp_path)
     half = _binary_layout(tmp_path / "half")
     np.savez(half / "raw" / "node-label.npz", other=Y)
@@ -122,3 +124,64 @@ def test_splits_of_links_are_refused_because_they_are_pickles(tmp_path: Path) ->
         (folder / "split" / "time" / f"{split}.pt").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(InputError, match=r"node property prediction .got .*train.pt, a pickle.*pairs=\.\.\."):
         ogb_source(folder)
+
+
+COUNTS = {"author": 12, "paper": 30, "topic": 4}
+RELATIONS = {("author", "writes", "paper"): 40, ("paper", "cites", "paper"): 90, ("paper", "has_topic", "topic"): 20}
+
+
+def _text(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+
+
+def _typed_layout(folder: Path) -> dict[tuple[str, str, str], Any]:
+    raw = folder / "raw"
+    _text(raw / "num-node-dict.csv.gz", ",".join(COUNTS), ",".join(map(str, COUNTS.values())))
+    _text(raw / "triplet-type-list.csv.gz", *(",".join(relation) for relation in RELATIONS))
+    _csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", X)
+    _csv(raw / "node-label" / "paper" / "node-label.csv.gz", Y)
+    edges = {}
+    for relation, count in RELATIONS.items():
+        edges[relation] = RNG.integers(0, (COUNTS[relation[0]], COUNTS[relation[2]]), (count, 2))
+        _csv(raw / "relations" / "___".join(relation) / "edge.csv.gz", edges[relation])
+        _csv(raw / "relations" / "___".join(relation) / "num-edge-list.csv.gz", [count])
+    for split, start in (("train", 0), ("valid", 1), ("test", 2)):
+        _csv(folder / "split" / "time" / "paper" / f"{split}.csv.gz", np.arange(start, N, 3))
+    return edges
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_heterogeneous_set(tmp_path: Path, reverse: bool) -> None:
+    edges = _typed_layout(tmp_path / "ogbn_mag")
+    store = build_store(ogb_source(tmp_path / "ogbn_mag", reverse=reverse), tmp_path / "g.gsplit")
+    data = to_pyg(store)
+    assert isinstance(data, HeteroData)
+    turned = {(dst, f"rev_{name}", src): pairs[:, ::-1] for (src, name, dst), pairs in edges.items()}
+    wanted = {**edges, **turned} if reverse else edges
+    assert data.edge_types == list(wanted)
+    for relation, pairs in wanted.items():
+        assert sorted(data[relation].edge_index.T.tolist()) == sorted(pairs.tolist())
+    assert {name: data[name].num_nodes for name in data.node_types} == COUNTS
+    assert np.allclose(data["paper"].x, X)
+    assert np.array_equal(store.stored_array("y/paper"), np.nan_to_num(Y, nan=-1).astype(np.int64))
+    assert store.stored_array("targets/paper/val").tolist() == (np.arange(1, N, 3) + COUNTS["author"]).tolist()
+
+
+def test_damaged_heterogeneous_sets_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "ogbn_mag"
+    _typed_layout(folder)
+    _csv(folder / "raw" / "relations" / "paper___cites___paper" / "edge.csv.gz", [[0, N]] * 90)
+    with pytest.raises(InputError, match=r"ids of paper from 0 to 29 .got 30..30"):
+        build_store(ogb_source(folder), tmp_path / "g.gsplit")
+    _text(folder / "raw" / "num-node-dict.csv.gz", "author,paper,../topic", "12,30,4")
+    with pytest.raises(InputError, match=r"expected names of folders .got '../topic'"):
+        ogb_source(folder)
+    _text(folder / "raw" / "num-node-dict.csv.gz", "author,paper,topic", "12,30")
+    with pytest.raises(InputError, match=r"a row of vertex types and a row of their counts"):
+        ogb_source(folder)
+    _text(folder / "raw" / "num-node-dict.csv.gz", "author,paper", "12,30")
+    with pytest.raises(InputError, match=r"rows of source type, name, destination type"):
+        ogb_source(folder)
+    with pytest.raises(InputError, match=r"reverse: expected a heterogeneous OGB set"):
+        ogb_source(_csv_layout(tmp_path / "ogbn_test"), reverse=True)
