@@ -533,6 +533,7 @@ _SCRIPTS = {
     "pipeline": ("pipeline:main", "Measure what prefetching hides."),
     "planner-check": ("planner_check:main", "Compare the planner's predictions with records of the command train."),
     "planner-paper": ("paper_table:main", "Print the paper's Table 3 beside the planner's predictions."),
+    "quality": ("quality:main", "Compare samplers, link prediction and vertex types with what they replace."),
     "resume": ("resume:main", "Check exact resume: kills, other numbers of ranks, cost of saving."),
     "scale": ("scale:main", "Print the tables of docs/scale.md."),
     "sharded-import": ("sharded_import:main", "Compare an import by several processes with one."),

@@ -12,21 +12,27 @@ from gsplit.store.importers.npz import npz_source
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import EdgeRules
 
-__all__ = ["real_store"]
+__all__ = ["load_real", "real_store"]
 
 _FEATURES = {"debian_packages": "x128", "ogbn_arxiv_nofeat": "prone128"}
 
 
-def real_store(name: str, work: Path) -> Store:
-    """An undirected graph as a store, with dense features where there are any; made once."""
-    path = work / f"{name}.gsplit"
-    if path.exists():
-        return open_store(path)
+def load_real(name: str) -> dict[str, Any]:
+    """The arrays of a graph, with dense features where there are any."""
     data = Path(os.environ.get("GSPLIT_TEST_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
     sys.path.insert(0, str(data))
     from load_graph import load
 
-    graph: dict[str, Any] = load(name, dense=_FEATURES[name]) if name in _FEATURES else load(name)
+    found: dict[str, Any] = load(name, dense=_FEATURES[name]) if name in _FEATURES else load(name)
+    return found
+
+
+def real_store(name: str, work: Path) -> Store:
+    """An undirected graph as a store; made once."""
+    path = work / f"{name}.gsplit"
+    if path.exists():
+        return open_store(path)
+    graph = load_real(name)
     arrays = {"edge_index": graph["edge_index"], "num_nodes": graph["num_nodes"]}
     for key in ("x", "y", "train_idx", "val_idx", "test_idx"):
         if graph.get(key) is not None:
