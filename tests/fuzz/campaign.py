@@ -39,7 +39,10 @@ SHARES: dict[str, float] = {
     "parquet": 0.6,
     "ogb csv": 0.4,
     "ogb npz": 0.4,
+    "ogb typed": 0.4,
+    "typed tables": 0.4,
     "store": 1.2,
+    "typed store": 1.2,
     "shard": 1,
 }
 """Of all inputs, in percent: what is cheap gets many."""
@@ -80,6 +83,8 @@ class Campaign:
         from fuzz_surfaces import SURFACES
 
         self.folder, self._guard, self._surfaces = folder, Guard(), {}
+        if SURFACES.keys() != SHARES.keys():
+            sys.exit(f"a share for each surface is needed: {sorted(SURFACES.keys() ^ SHARES.keys())}")
         for name in SHARES:
             (folder / name).mkdir()
             self._surfaces[name] = SURFACES[name](folder / name)

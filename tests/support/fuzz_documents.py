@@ -14,6 +14,7 @@ from fuzz_guard import Surface
 from fuzz_mutations import mutate_bytes, mutate_document, mutate_text
 from graphs import sample_store
 from report_samples import bench_document, count, partition_document, planner_document, record, save_run
+from typed_graphs import academic
 
 from gsplit.planner.hardware import PRESETS, read_hardware
 from gsplit.run.config import TrainSettings, load_settings
@@ -39,7 +40,7 @@ def _toml(random: Random, table: Any) -> bytes:
 
 
 class Manifests:
-    """``manifest.json``, parsed."""
+    """``manifest.json``, parsed: of a graph without types, or of one with types and pairs."""
 
     def __init__(self, folder: Path) -> None:
         sample_store(folder / "s.gsplit", 40, 200)
@@ -48,11 +49,17 @@ class Manifests:
         for name, dtype in (("original_ids", "int64"), ("internal_ids", "int32")):
             document["arrays"][name] = {"dtype": dtype, "shape": [40], "sha256": "0" * 64}
         document["part_statistics"] = {"num_batches": 2, "loads": [3, 4], "links": [[1, 2], [3, 4]]}
-        self._text = json.dumps(document)
-        parse_manifest(self._text.encode())
+        academic().build(folder / "typed.gsplit")
+        typed = json.loads((folder / "typed.gsplit" / "manifest.json").read_text())
+        for name, shape in (("pairs/train", [9, 2]), ("pair_labels/train", [9]), ("pair_negatives/train", [9, 4])):
+            document["arrays"][name] = {"dtype": "int64", "shape": shape, "sha256": "0" * 64}
+        document["version"] = typed["version"]
+        self._texts = [json.dumps(document), json.dumps(typed)]
+        for text in self._texts:
+            parse_manifest(text.encode())
 
     def attempt(self, random: Random) -> None:
-        parse_manifest(mutate_text(random, self._text))
+        parse_manifest(mutate_text(random, random.choice(self._texts)))
 
 
 class Arrays:

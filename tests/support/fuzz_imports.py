@@ -212,6 +212,22 @@ class OgbText(_Files):
         super().__init__(folder, lambda: ogb_source(folder))
 
 
+class OgbTyped(_Files):
+    """``gsplit import ogb`` from the folders of a heterogeneous set."""
+
+    def __init__(self, folder: Path) -> None:
+        raw = folder / "raw"
+        _write_csv(raw / "num-node-dict.csv.gz", [["a", "b"], [N, N]])
+        _write_csv(raw / "triplet-type-list.csv.gz", [["a", "to", "b"], ["b", "to", "b"]])
+        for name in ("a___to___b", "b___to___b"):
+            _write_csv(raw / "relations" / name / "edge.csv.gz", _EDGES.T)
+            _write_csv(raw / "relations" / name / "num-edge-list.csv.gz", [E])
+        _write_csv(raw / "node-feat" / "b" / "node-feat.csv.gz", _X)
+        _write_csv(raw / "node-label" / "b" / "node-label.csv.gz", _Y)
+        _write_ogb_splits(folder, "time/b")
+        super().__init__(folder, lambda: ogb_source(folder, reverse=True))
+
+
 class OgbBinary(_Files):
     """``gsplit import ogb`` from the layout in arrays."""
 
@@ -224,9 +240,9 @@ class OgbBinary(_Files):
         super().__init__(folder, lambda: ogb_source(folder))
 
 
-def _write_ogb_splits(folder: Path) -> None:
+def _write_ogb_splits(folder: Path, split: str = "time") -> None:
     for name, start in (("train", 0), ("valid", 1), ("test", 2)):
-        _write_csv(folder / "split" / "time" / f"{name}.csv.gz", np.arange(start, N, 3))
+        _write_csv(folder / "split" / split / f"{name}.csv.gz", np.arange(start, N, 3))
 
 
 IMPORTS: dict[str, Callable[[Path], Surface]] = {
@@ -235,5 +251,6 @@ IMPORTS: dict[str, Callable[[Path], Surface]] = {
     "parquet": Parquet,
     "typed tables": TypedTables,
     "ogb csv": OgbText,
+    "ogb typed": OgbTyped,
     "ogb npz": OgbBinary,
 }
