@@ -28,7 +28,7 @@ from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, original_ids_of, own_parts
 from gsplit.sampling.draws import Draw, DrawOptions, open_draw
 from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
-from gsplit.store.protocol import GraphStore
+from gsplit.store.protocol import GraphStore, missing_array
 
 __all__ = ["ArrayNames", "Features", "GcnRows", "InputNodes", "LocalGraph", "make_ownership", "type_of_targets"]
 
@@ -100,10 +100,13 @@ def _list_typed_features(store: GraphStore, features: Features) -> dict[str, lis
         for vertex_type in store.types.vertex_types:
             if f"features/{vertex_type}/{features}" in store.names:
                 found[vertex_type] = [f"{vertex_type}/{features}"]
+        if not found and features != "x":  # the default, which no type needs to have
+            raise missing_array("graph", f"features/{features}", store.names)
         return found
-    if not isinstance(features, Mapping):
+    if not isinstance(features, Mapping) or None in features.values():
         fix = 'write features={"paper": "x", "author": ["x", "emb"]}'
-        raise InputError(explain("features", "names of stored features by vertex type", type(features).__name__, fix))
+        got = features if isinstance(features, Mapping) else type(features).__name__
+        raise InputError(explain("features", "names of stored features by vertex type", got, fix))
     for vertex_type, names in features.items():
         store.types.number(vertex_type)  # refuses unknown types
         found[vertex_type] = [f"{vertex_type}/{name}" for name in ([names] if isinstance(names, str) else names)]
@@ -290,7 +293,8 @@ class LocalGraph:
         count = store.types.count(vertex_type)
         chosen = np.arange(count) if input_nodes is None else _as_ids(input_nodes, count)
         original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
-        return local_listed_targets(chosen + store.types.offsets[store.types.number(vertex_type)], original, self.first)
+        in_type = original - store.types.offsets[store.types.number(vertex_type)]
+        return local_listed_targets(chosen, in_type, self.first)
 
 
 def _as_ids(nodes: Tensor, num_vertices: int) -> Ids:

@@ -50,7 +50,7 @@ def _statistics(
 
 
 def _check_rows(total: Tensor) -> None:
-    if total < 2:
+    if total == 1:
         got = f"{int(total)} in the whole mini-batch"
         fix = "use larger mini-batches, or leave the last one out"
         raise InputError(explain("batch norm", "at least 2 rows", got, fix))
@@ -109,12 +109,14 @@ def global_batch_norm(
 ) -> Tensor:
     """``F.batch_norm`` in training, over the rows of all ranks; running statistics stay equal on all ranks.
 
-    ``checks`` gets the check that there are at least two rows. ``telemetry`` counts both all-reduces.
+    Without rows on any rank, as of a vertex type that a mini-batch does not reach, they stay what they are, as in
+    torch. ``checks`` gets the check that there is not only one row. ``telemetry`` counts both all-reduces.
     """
     call = Call("batch norm", step)
     total, mean, variance = _statistics(x.detach(), comm, call, checks, telemetry)
     if running_mean is not None and running_var is not None:
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_((variance * (total / (total - 1))).to(running_var.dtype), momentum)
+        unbiased = variance * (total / (total - 1))
+        running_mean.lerp_(torch.where(total > 0, mean.to(running_mean.dtype), running_mean), momentum)
+        running_var.lerp_(torch.where(total > 0, unbiased.to(running_var.dtype), running_var), momentum)
     out: Tensor = _GlobalBatchNorm.apply(x, weight, total, mean, variance, eps, comm, call, telemetry)  # type: ignore[no-untyped-call]
     return (out if bias is None else out + bias).to(x.dtype)

@@ -6,9 +6,10 @@ No module is wrapped or renamed, so ``state_dict`` keys do not change. A hook on
 tensors the model computes what it did before. Gradients are averaged over all ranks during backward.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from gsplit.minibatch.link_batch import LinkBatch, PairModeError
 from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
     Recorder,
+    TooDeepError,
     example_input,
     explain_failure,
     forbid_changed_buffers,
@@ -46,12 +48,29 @@ from gsplit.store.protocol import GraphStore
 __all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "mesh_of", "override_forward_pass"]
 
 M = TypeVar("M", bound=Module)
+T = TypeVar("T")
 
 
-def _record(model: Module, runtime: Runtime, like: Toys, pairs: str) -> ForwardPlan:
+def _with_enough_layers(model: Module, like: Toys, run: Callable[[int], T]) -> T:
+    """Run with a number of layers of the toy batch: one per module that passes messages.
+
+    The modules of different relations are parallel, and a batch with a layer for each of 255 would not end. So a model
+    with types runs on 2 layers first, then on twice as many, until they are enough.
+    """
+    most = max(len(layers_of(model)), 1)
+    num_layers = most if isinstance(like, ExampleInput) else min(2, most)
+    while True:
+        try:
+            return run(num_layers)
+        except TooDeepError:
+            if num_layers == most:
+                raise
+        num_layers = min(2 * num_layers, most)
+
+
+def _record(model: Module, runtime: Runtime, like: Toys, pairs: str, num_layers: int) -> ForwardPlan:
     """Run the model on a toy batch, of vertices or of a kind of pairs, and record its layers, dropouts and norms."""
     takes_edge_attr = like.num_edge_features is not None
-    num_layers = max(len(layers_of(model)), 1)
     found: tuple[Batch, dict[int, RowSpace]] = like.batch(num_layers)
     if pairs:
         assert isinstance(like, ExampleInput)
@@ -103,7 +122,7 @@ def _make_plan(model: Module, runtime: Runtime, like: Toys) -> None:
 
 def _plan_for(model: Module, runtime: Runtime, like: Toys, pairs: str) -> None:
     """The plan of a model on vertices, or on a kind of pairs."""
-    runtime.plan = plan = _record(model, runtime, like, pairs)
+    runtime.plan = plan = _with_enough_layers(model, like, partial(_record, model, runtime, like, pairs))
     boundaries = check_row_independence(model, plan, like, override_forward_pass)
     runtime.plan = replace(plan, boundaries=boundaries)
 
@@ -115,12 +134,16 @@ def _make_sizes(model: Module, runtime: Runtime, like: Toys) -> None:
     """
     if not any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         return
-    batch, space_of = like.batch(max(len(layers_of(model)), 1))
-    runtime.override = Recorder(batch, space_of)
-    runtime.override.allows_draws = True
+
+    def run(num_layers: int) -> None:
+        batch, space_of = like.batch(num_layers)
+        runtime.override = Recorder(batch, space_of)
+        runtime.override.allows_draws = True
+        explain_failure(lambda: call_model(model, batch))
+
     try:
         with fork_random_states(like.device), torch.no_grad():
-            explain_failure(lambda: call_model(model, batch))
+            _with_enough_layers(model, like, run)
     finally:
         runtime.override = None
 
@@ -145,7 +168,9 @@ def _example_of(
         fix = "give num_features={vertex type: number}, or leave it out; edges of typed graphs have no features here"
         raise InputError(explain("num_features", "numbers by vertex type", (num_features, edges), fix))
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return TypedExample(store.types.vertex_types, store.types.edge_types, shapes, dtype_of(model), device)
+    types = store.types
+    counts = tuple(types.count(name) for name in types.vertex_types)
+    return TypedExample(types.vertex_types, types.edge_types, counts, shapes, dtype_of(model), device)
 
 
 def _broadcast_weights(model: Module, mesh: Mesh) -> None:

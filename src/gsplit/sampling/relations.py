@@ -50,14 +50,23 @@ def resolve_relation_fanouts(num_neighbors: RelationFanouts, types: GraphTypes) 
     >>> resolve_relation_fanouts({("a", "to", "a"): [4, 2], ("a", "of", "a"): [0, -1]}, types)
     [(4, 0), (2, -1)]
     """
+    given: list[Any]
     if isinstance(num_neighbors, Mapping):
         if set(num_neighbors) != set(types.edge_types):
             expected = f"a list for each of {list(types.edge_types)}"
             fix = "add the missing edge types, [0, 0, ...] leaves one out, and remove the others"
             raise InputError(explain("num_neighbors", expected, list(num_neighbors), fix))
-        columns = [list(num_neighbors[relation]) for relation in types.edge_types]
+        given = [num_neighbors[relation] for relation in types.edge_types]
     else:
-        columns = [list(num_neighbors)] * types.num_relations
+        given = [num_neighbors] * types.num_relations
+    for column in given:
+        if isinstance(column, str) or not isinstance(column, Sequence):
+            fix = "write [10, 5], or {edge type: [10, 5]}"
+            raise InputError(explain("num_neighbors", "a list with a number for every layer", repr(column), fix))
+    if not given:
+        fix = "import edges, or use a graph without types"
+        raise InputError(explain("num_neighbors", "a graph with edge types", "a graph without edge types", fix))
+    columns = [list(column) for column in given]
     depths = sorted({len(column) for column in columns})
     if len(depths) != 1 or depths[0] == 0:
         fix = "give one number per layer of the model"

@@ -27,6 +27,7 @@ from gsplit.store.manifest import (
     Manifest,
     Shard,
     VertexTypeEntry,
+    check_vertex_type,
     edge_type_dtype,
     index_type,
     new_step,
@@ -171,11 +172,7 @@ def _check_types(source: GraphSource, held: VertexRange) -> None:
             explain("edge types", f"at most {MAX_EDGE_TYPES}", len(source.edge_types), "join some of them")
         )
     for name, of_type in source.vertices.items():
-        try:
-            role_of(f"y/{name}")
-        except ValueError:
-            expected = "a word: letters, digits, _ and -, not a digit first, at most 64"
-            raise InputError(explain("vertex type", expected, repr(name), "rename the type")) from None
+        check_vertex_type(name)
         try:
             check_source(of_type, of_type.whole)
         except InputError as error:

@@ -41,6 +41,7 @@ __all__ = [
     "Role",
     "Shard",
     "VertexTypeEntry",
+    "check_vertex_type",
     "edge_type_dtype",
     "file_of",
     "index_type",
@@ -132,6 +133,13 @@ def role_of(name: str) -> Role:
     known = ", ".join([*ROLES, *(f"{folder}/NAME" for folder in FOLDERS)])
     by_type = f"for a vertex type, {', '.join(BY_TYPE)} have it as first word"
     raise ValueError(f"array name {name[:80]!r} is not one of {known} (NAME: letters, digits, _ and -; {by_type})")
+
+
+def check_vertex_type(name: str) -> None:
+    """Refuse a name of a vertex type that cannot be a word in names of arrays."""
+    if not _WORD.fullmatch(name):
+        expected = "a word: letters, digits, _ and -, not a digit first, at most 64"
+        raise InputError(explain("vertex type", expected, repr(name), "rename the type"))
 
 
 def index_type(num_vertices: int) -> str:

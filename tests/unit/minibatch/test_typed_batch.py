@@ -9,6 +9,7 @@ from typed_programs import CITES, COUNTS, FANOUTS, RELATIONS, TRAINED, WIDTHS, W
 from gsplit.errors import InputError
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.typed_batch import RelationItems, TypedBatch, VertexItems
+from gsplit.store.in_memory import typed_store
 
 
 def _batch(strategy: str = "split", num_parts: int = 4) -> TypedBatch:
@@ -153,3 +154,21 @@ def test_layers_by_hand() -> None:
     block = batch.part(CITES).blocks[0]
     assert h_mixed.size(0) == block.num_src and h_dst.size(0) == block.num_dst
     assert np.isfinite(h_mixed.numpy()).all()
+
+
+def test_wrong_features_fanouts_and_ids_are_refused() -> None:
+    store = make_store(3)
+    for options, reason in (
+        ({"num_neighbors": 5}, "a list with a number for every layer .got 5"),
+        ({"num_neighbors": dict.fromkeys(RELATIONS, 2)}, "a list with a number for every layer .got 2"),
+        ({"num_neighbors": "ab"}, "a list with a number for every layer .got 'ab'"),
+        ({"features": "emb"}, "one of the features it has.*got features/emb"),
+        ({"features": {"paper": None}}, "names of stored features by vertex type.*'paper': None"),
+        ({"input_nodes": ("author", torch.tensor([7, 3, 7]))}, "1 of them more than once, such as 7"),
+    ):
+        given = {"num_neighbors": [2], "input_nodes": ("paper", "train"), **options}
+        with pytest.raises(InputError, match=reason):
+            NeighborLoader(store, **given)  # type: ignore[arg-type]
+    no_edges = typed_store({"a": 3}, {}, {"a": np.zeros(3, np.int64)}, {}, {})
+    with pytest.raises(InputError, match="a graph with edge types"):
+        NeighborLoader(no_edges, [2], ("a", None))

@@ -272,6 +272,75 @@ def test_one_type_and_one_relation(make: Callable[[], Module]) -> None:
     assert forward_plan_of(model).depth == 1 and torch.isfinite(loss)
 
 
+def test_wrapping_takes_as_long_for_many_relations_as_for_few() -> None:
+    """The modules of the relations of a layer are parallel: toy batches have the depth of the model."""
+    relations = [("a", f"r{number}", "b") for number in range(255)] + [("b", "back", "a")]
+    ids = torch.arange(4).numpy()
+    arrays: dict[str, Any] = {f"features/{name}/x": (torch.rand(4, 2).double().numpy(), "float64") for name in "ab"}
+    store = typed_store(
+        dict.fromkeys("ab", 4), dict.fromkeys(relations, (ids, ids)), dict.fromkeys("ab", 0 * ids), arrays, {}
+    )
+    model = HeteroConv({relation: SAGEConv((2, 2), 2) for relation in relations}).double()
+    assert forward_plan_of(parallelize(model, solo_mesh(), graph=store)).depth == 1
+    batch = NeighborLoader(store, [2], ("b", None), batch_size=4).make_batch(0, 0)
+    assert isinstance(batch, TypedBatch) and batch.blocks[0].num_edges == 255 * 4
+    ids_of = batch.n_id_dict
+    x_dict = {name: batch.x_dict[name][ids_of[name].argsort()] for name in "ab"}
+    with torch.no_grad():
+        whole = model(x_dict, {relation: torch.from_numpy(ids).expand(2, 4) for relation in relations})["b"]
+        out = model(batch.x_dict, batch.edge_index_dict)["b"]
+    assert float((out - whole[ids_of["b"]]).abs().max()) < 1e-12
+
+
+class _Embedded(Module):
+    """Authors have an embedding in place of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(5, 3)
+        self.conv = HeteroConv({("author", "writes", "paper"): SAGEConv((3, 4), 2), CITES: SAGEConv(4, 2)})
+
+    def forward(self, batch: TypedBatch) -> Tensor:
+        x_dict = {**batch.x_dict, "author": self.rows(batch.n_id_dict["author"])}
+        return self.conv(x_dict, batch.edge_index_dict)["paper"]  # type: ignore[no-any-return]
+
+
+def _few_authors() -> MemoryStore:
+    rng = torch.Generator().manual_seed(0)
+    papers = torch.randint(0, 20, (2, 60), generator=rng).numpy()
+    arrays: dict[str, Any] = {"features/paper/x": (torch.rand(20, 4, generator=rng).double().numpy(), "float64")}
+    return typed_store(
+        {"author": 5, "paper": 20},
+        {WRITES: (papers[0] % 5, papers[1]), CITES: (papers[0], papers[1])},
+        {"author": papers[0][:5] % 2, "paper": papers[0][:20] % 2},
+        arrays,
+        {},
+    )
+
+
+@pytest.mark.filterwarnings("ignore:There exist node types")
+def test_an_embedding_has_a_row_for_every_vertex_of_the_graph_only() -> None:
+    """Ids of toy batches are below the number of vertices, however few there are."""
+    store = _few_authors()
+    model = parallelize(_Embedded().double(), solo_mesh(), graph=store)
+    batch = NeighborLoader(store, [-1], ("paper", None), batch_size=20).make_batch(0, 0)
+    batch.mean(model(batch).sum(1)).backward()
+    assert model.rows.weight.grad is not None and bool((model.rows.weight.grad != 0).all())
+
+
+def test_batch_norm_of_a_type_that_a_mini_batch_does_not_reach() -> None:
+    """As in torch: no rows leave the running statistics as they are."""
+    model = _wrap(make_model("norm"))
+    fanouts = {relation: [0, 2] if relation[0] == "author" else [2, 2] for relation in RELATIONS}
+    batch = _batch(fanouts)
+    batch.mean(run_model(model, batch).sum(1)).backward()
+    norms = dict(model.named_modules())
+    author, paper = norms["norms.author"], norms["norms.paper"]
+    assert torch.equal(author.running_mean, torch.zeros(8).double()) and torch.equal(author.running_var, torch.ones(8))
+    assert bool((paper.running_mean != 0).all()) and author.weight.grad is not None
+    assert not author.weight.grad.any()
+
+
 def run_model_of(model: Module, batch: TypedBatch) -> Tensor:
     out: Tensor = model(batch.x_dict, batch.edge_index_dict)
     return out

@@ -31,12 +31,17 @@ from gsplit.nn.split_forward import SplitForward
 
 __all__ = [
     "Recorder",
+    "TooDeepError",
     "example_input",
     "explain_failure",
     "forbid_changed_buffers",
     "forbid_random_draws",
     "preserve_state",
 ]
+
+
+class TooDeepError(InputError):
+    """The model has more layers than the toy batch."""
 
 
 class Recorder(ForwardPass):
@@ -70,6 +75,10 @@ class Recorder(ForwardPass):
             raise InputError(explain(name, "one call per forward", "a second call", fix))
         for of, h in _given_rows(name, call):
             rows = self._row_space(f"the input of {name}", h)
+            if rows.layer == self.batch.num_layers:
+                fix = "pass the rows of all vertices of the batch to the first layer"
+                got = "a layer on rows of the targets"
+                raise TooDeepError(explain(name, f"at most {self.batch.num_layers} layers", got, fix))
             is_input = (rows.space == "mixed") == (rows.layer == 0) and rows.space in ("local", "mixed")
             if not is_input or not self._is_type(rows, of) or self._layer_of.setdefault(name, rows.layer) != rows.layer:
                 raise InputError(explain_rows(f"the input of {name}", h))

@@ -39,10 +39,15 @@ _HALVES = (ALL_TARGETS, slice(0, PAIRS), slice(PAIRS, 2 * PAIRS))
 
 @dataclass(frozen=True)
 class TypedExample:
-    """The types of a graph and the shape of the input rows of each type that has some; see ``toy.Toys``."""
+    """The types of a graph and the shape of the input rows of each type that has some; see ``toy.Toys``.
+
+    ``counts``: the vertices of every type of the graph. Ids in ``n_id_dict`` are below them, so that an embedding of
+    the graph's vertices takes them.
+    """
 
     vertex_types: tuple[str, ...]
     edge_types: tuple[EdgeType, ...]
+    counts: tuple[int, ...]
     row_shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     device: torch.device
@@ -167,7 +172,10 @@ class TypedExample:
             number = types.number(name)
             table = _toy_rows(number, types.count(name), shape).to(device, self.dtype)
             x_dict[name] = table[types.rows(ids)[rows.mixed[0].rows()[number]]]
-        return cut_batch(fused, types, rows, tuple(kind.to(device) for kind in kinds), x_dict, ids)
+        made = cut_batch(fused, types, rows, tuple(kind.to(device) for kind in kinds), x_dict, ids)
+        counts = dict(zip(self.vertex_types, self.counts, strict=True))
+        folded = {name: n_id % max(1, counts[name]) for name, n_id in made.n_id_dict.items()}
+        return replace(made, n_id_dict=folded)
 
 
 def _moved(route: Route | None, device: torch.device) -> Route | None:

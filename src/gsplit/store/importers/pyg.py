@@ -28,7 +28,7 @@ from gsplit.store.build import build_store
 from gsplit.store.files import storage_dtype
 from gsplit.store.importers.labels import Labels, as_labels
 from gsplit.store.in_memory import MemoryStore, renumbered_store, typed_store
-from gsplit.store.manifest import INPUT_POSITION, role_of
+from gsplit.store.manifest import INPUT_POSITION, check_vertex_type, role_of
 from gsplit.store.pairs import pair_list
 from gsplit.store.reader import Store
 from gsplit.store.source import (
@@ -275,6 +275,8 @@ def memory_store(data: Data | HeteroData, partition: Tensor | Mapping[str, Tenso
 
 
 def _hetero_memory_store(data: HeteroData, partition: Tensor | Mapping[str, Tensor] | None) -> MemoryStore:
+    for name in data.node_types:
+        check_vertex_type(name)
     unused = {name: _not_for_sampling(_vertices_of(data, name)) for name in data.node_types}
     vertices = {name: _vertex_source(data, name, unused[name]) for name in data.node_types}
     counts = {name: source.num_vertices for name, source in vertices.items()}

@@ -21,7 +21,10 @@ RELATIONS = (
 
 def _like(num_types: int, num_relations: int) -> TypedExample:
     shapes = dict.fromkeys(TYPES[:num_types], (5,))
-    return TypedExample(TYPES[:num_types], RELATIONS[:num_relations], shapes, torch.float64, torch.device("cpu"))
+    counts = (3,) * num_types
+    return TypedExample(
+        TYPES[:num_types], RELATIONS[:num_relations], counts, shapes, torch.float64, torch.device("cpu")
+    )
 
 
 @pytest.mark.parametrize("num_types, num_relations", [(4, 7), (4, 1), (1, 1), (2, 3)])

@@ -143,3 +143,11 @@ def test_edge_values_can_be_left_out(tmp_path: Path) -> None:
     assert_holds(store, academic())
     memory = as_graph_store(_with_values())
     assert memory.unused == ("author writes paper.edge_attr",)
+
+
+def test_names_of_vertex_types_are_words_in_memory_and_on_disk(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["a/b"].x = torch.rand(3, 2)
+    for convert in (as_graph_store, lambda found: gsplit.from_pyg(found, tmp_path / "g.gsplit")):
+        with pytest.raises(InputError, match="a word: letters.*'a/b'"):
+            convert(data)
