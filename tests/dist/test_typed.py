@@ -3,12 +3,33 @@
 The reference runs on an unpartitioned graph, so that it has another numbering of the vertices too.
 """
 
+import shutil
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from typed_programs import FANOUTS, MODELS, TypedCase, TypedRun, largest_error, train_all
+import torch
+from typed_programs import (
+    COUNTS,
+    FANOUTS,
+    MODELS,
+    TRAINED,
+    Fused,
+    TypedCase,
+    TypedRun,
+    infer_all,
+    largest_error,
+    make_data,
+    make_model,
+    make_store,
+    train_all,
+    train_and_save,
+)
 
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.nn.parallelize import parallelize
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import why_not_supported
 
@@ -61,6 +82,54 @@ def test_models_equal_one_process(replicas: int, splits: int) -> None:
             assert num_edges >= one.num_edges
     # a rank without vertices of a type took part
     assert any(count["field"] == 0 for rank in ranks for run in rank for count in run.counts)
+
+
+INFERRED = (*MODELS, "rgat", "deep", "norm")
+
+
+def _papers(kind: str) -> np.ndarray[Any, Any]:
+    """The outputs of PyG's model for all papers of the whole graph."""
+    data = make_data()
+    model = parallelize(make_model(kind), solo_mesh(), graph=make_store(2)).eval()
+    with torch.no_grad():
+        if isinstance(model, Fused):
+            whole = data.to_homogeneous(node_attrs=[])
+            encoded = model.encode(data.x_dict)
+            out = model.run(torch.cat([encoded[name] for name in COUNTS]), whole.edge_index, whole.edge_type)
+            return out[: COUNTS["paper"]].numpy()
+        out = model(data.x_dict, data.edge_index_dict)
+        return (out["paper"] if isinstance(out, dict) else out).numpy()
+
+
+@pytest.mark.parametrize("replicas, splits", [(1, 3), (2, 2)])
+def test_inference_and_scores_are_those_of_pyg_on_the_whole_graph(replicas: int, splits: int, tmp_path: Path) -> None:
+    kinds = INFERRED if replicas == 1 else MODELS
+    ranks = run_ranks(infer_all, replicas * splits, kinds, tmp_path, replicas=replicas)
+    y = make_data()["paper"].y.numpy()
+    for kind in kinds:
+        wanted = _papers(kind)
+        right = (wanted.argmax(1) == y)[TRAINED].mean()
+        for rank in ranks:
+            assert np.abs(rank[kind] - wanted).max() < 1e-11, kind
+            assert float(rank[f"{kind} score"]) == pytest.approx(float(right), abs=1e-12), kind
+
+
+def test_a_killed_training_continues_bit_for_bit_and_on_other_ranks(tmp_path: Path) -> None:
+    steps = 7  # of four in an epoch
+    whole = run_ranks(train_and_save, 2, tmp_path / "whole", steps)
+    killed = tmp_path / "killed"
+    with pytest.raises(AssertionError):
+        run_ranks(train_and_save, 2, killed, steps, 5)
+    shutil.copytree(killed, tmp_path / "copy")
+    again = run_ranks(train_and_save, 2, killed, steps)
+    other = run_ranks(train_and_save, 3, tmp_path / "copy", steps)
+    for wanted, found in zip(whole, again, strict=True):
+        assert 0 < found.num_before < 5 and found.losses == wanted.losses and found.scores == wanted.scores
+        assert all(np.array_equal(found.weights[name], value) for name, value in wanted.weights.items())
+    for found in other:
+        assert found.num_before > 0 and found.losses == pytest.approx(whole[0].losses, abs=BOUND)
+        assert all(np.abs(found.weights[name] - value).max() < BOUND for name, value in whole[0].weights.items())
+        assert found.scores == whole[0].scores
 
 
 simulated = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))

@@ -1,8 +1,11 @@
 """A small heterogeneous graph, models of every kind for it, and training on any mesh."""
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,9 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATConv, HeteroConv, HGTConv, RGATConv, RGCNConv, SAGEConv, to_hetero
+from trainer_programs import EachStep
 
+import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.typed_batch import TypedBatch
@@ -286,6 +291,55 @@ def train_all(mesh: Mesh, cases: list[TypedCase]) -> list[TypedRun]:
         model.load_state_dict(weights)
         runs.append(train_typed(mesh, model, case))
     return runs
+
+
+@dataclass(frozen=True)
+class TypedTraining:
+    """Losses and weights of a training, exact scores after it, and how many steps were made before it began."""
+
+    losses: list[float]
+    weights: dict[str, np.ndarray[Any, Any]]
+    scores: dict[str, float]
+    num_before: int
+
+
+def train_and_save(mesh: Mesh, folder: Path, steps: int, killed_at: int | None = None) -> TypedTraining:
+    """Train with dropout and Adam from the newest checkpoint of a folder, if any. Rank 1 may end itself on the way."""
+    store = make_store(6)
+    model = parallelize(make_model("sage"), mesh, graph=make_store(2))
+    loader = NeighborLoader(store, FANOUTS, ("paper", "train"), batch_size=BATCH, mesh=mesh, seed=2, prefetch=1)
+
+    def end_rank() -> None:
+        if mesh.rank == 1 and trainer.state.num_steps == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer = gsplit.Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.05),
+        loader,
+        save_to=folder,
+        save_every=2,
+        callbacks=[EachStep(lambda report: end_rank())],
+    )
+    if folder.is_dir() and any(folder.iterdir()):
+        trainer.load(folder)
+    before = trainer.state.num_steps
+    while trainer.state.num_steps < steps:
+        trainer.train_epoch(steps - trainer.state.num_steps)
+    scores = trainer.evaluate(store, ["paper/train"], keep_best="paper/train")
+    weights = {name: value.numpy(force=True).copy() for name, value in model.state_dict().items()}
+    return TypedTraining(list(trainer.state.history.losses), weights, scores, before)
+
+
+def infer_all(mesh: Mesh, kinds: tuple[str, ...], folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The outputs of models for every paper, and the score of one of them."""
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for kind in kinds:
+        model = parallelize(make_model(kind), mesh, graph=make_store(2))
+        found[kind] = np.array(gsplit.infer(model, make_store(6), folder / f"{kind}.npy", vertex_type="paper"))
+        score = gsplit.evaluate(model, make_store(6), ["paper/train"])["paper/train"]
+        found[f"{kind} score"] = np.array(score)
+    return found
 
 
 def largest_error(one: TypedRun, other: TypedRun) -> float:

@@ -21,15 +21,17 @@ from gsplit.array_types import Ids
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.features.protocol import take_rows
 from gsplit.graph.ownership import Ownership
 from gsplit.inference.closure import RequiredVertices, targets_closure
-from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, inference_ownership
 from gsplit.inference.metrics import Metric, Scored, check_metrics, is_classes, is_labelled, rank_area, score_columns
+from gsplit.inference.typed_layerwise import labels_of, make_pass
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
-from gsplit.store.conversion import as_untyped_store
+from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 
 __all__ = [
@@ -162,6 +164,8 @@ def evaluate(model: Module, graph: Any, names: list[str], **options: Unpack[Eval
     ``scores["val mae"]`` another. Each target is counted once, on any number of ranks. A score that is not a finite
     number, such as that of outputs of NaN, is left out, with a warning.
 
+    In a heterogeneous graph names have the vertex type before them, such as "paper/val", and are of one type.
+
     Computes the named targets and the neighbourhoods that they need. Below a layer that needs more than half of the
     vertices, all are computed; a log message states which. Other options are those of ``gsplit.infer``.
     """
@@ -184,20 +188,23 @@ def evaluate_targets(
     """Exact scores with their cost. Each target is counted by its owner only. A collective."""
     chosen = check_metrics(metrics)
     mesh = flat_mesh(mesh_of(model))
-    store = as_untyped_store(graph, "gsplit.evaluate")
-    _check(store, names)
+    store = as_graph_store(graph)
+    vertex_type = _type_of(store, names)
+    _check(store, names, vertex_type)
     local = LocalGraph(store, mesh, inference_ownership(store, mesh, ownership))
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
-    own = {name: np.sort(local.targets(name).ids) for name in names}
+    own = {name: np.sort(_own_targets(local, name)) for name in names}
     tallies = {name: TargetScores(chosen) for name in names}
-    labels = store.stored_array("y")
-    offset = store.vertex_range[0]
+    labels = local.rows(labels_of(vertex_type), vertex_type)
     with evaluating(model):
         needed = _closure(local, mesh, list(own.values()), forward_plan_of(model).depth)
-        run = LayerwisePass(model, local, mesh, arrays, needed, workspace=workspace, progress=progress)
+        run = make_pass(
+            model, local, mesh, arrays, needed, workspace=workspace, progress=progress, vertex_type=vertex_type
+        )
         for ids, rows in run.outputs():
             out = rows.cpu()
-            y = torch.from_numpy(np.array(labels[ids - offset]))
+            vertices = torch.from_numpy(ids)
+            y = take_rows(labels, vertices if store.types is None else store.types.rows(vertices), out.device)
             for name, listed in own.items():
                 places = torch.from_numpy(_places(ids, listed))
                 tallies[name].add(out[places], y[places])
@@ -261,9 +268,9 @@ def _finish(metric: Metric, sums: Tensor, name: str, *, is_first: bool) -> float
 def count_evaluation_edges(graph: Any, names: list[str], mesh: Mesh, num_layers: int) -> int:
     """Edges that one exact evaluation computes, over all layers and ranks. A collective."""
     ranks = flat_mesh(mesh)
-    store = as_untyped_store(graph, "gsplit.evaluate")
+    store = as_graph_store(graph)
     local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
-    return _closure(local, ranks, [local.targets(name).ids for name in names], num_layers).num_edges
+    return _closure(local, ranks, [_own_targets(local, name) for name in names], num_layers).num_edges
 
 
 def _closure(local: LocalGraph, mesh: Mesh, own: list[Ids], num_layers: int) -> RequiredVertices:
@@ -284,8 +291,29 @@ def _report(scores: dict[str, float], needed: RequiredVertices, rank: int) -> Ex
     return found
 
 
-def _check(store: GraphStore, names: list[str]) -> None:
-    if store.dtype("y") == "bfloat16":
+def _type_of(store: GraphStore, names: list[str]) -> str | None:
+    """The vertex type of some target lists; None without types."""
+    if store.types is None:
+        return None
+    found = {name.partition("/")[0] for name in names}
+    if len(found) != 1 or not all("/" in name for name in names):
+        fix = "name lists of one vertex type, such as paper/val and paper/test"
+        raise InputError(explain("names", "targets of one vertex type", ", ".join(names), fix))
+    vertex_type = found.pop()
+    store.types.number(vertex_type)  # refuses unknown types
+    return vertex_type
+
+
+def _own_targets(local: LocalGraph, name: str) -> Ids:
+    """The targets of a list that this rank owns. In a heterogeneous graph the name begins with the vertex type."""
+    if local.store.types is None:
+        return local.targets(name).ids
+    vertex_type, _, word = name.partition("/")
+    return local.targets((vertex_type, word)).ids
+
+
+def _check(store: GraphStore, names: list[str], vertex_type: str | None) -> None:
+    if store.dtype(labels_of(vertex_type)) == "bfloat16":
         fix = "import the labels as floats of another type"
         raise InputError(explain("y", "integers or floats of 16, 32 or 64 bits", "bfloat16", fix))
     for name in names:

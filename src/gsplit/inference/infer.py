@@ -25,14 +25,15 @@ from gsplit.files.atomic import open_lock, try_lock
 from gsplit.files.mapped_files import fill_mapped
 from gsplit.graph.ownership import Ownership
 from gsplit.inference.closure import all_vertices, targets_closure
-from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, inference_ownership
 from gsplit.inference.metrics import predicted_classes
 from gsplit.inference.prediction_table import TABLES, PredictionTable, What, check_request, default_what
+from gsplit.inference.typed_layerwise import labels_of, make_pass
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.nn.parallelize import forward_plan_of, mesh_of
 from gsplit.progress import Progress, silent
 from gsplit.sampling.neighbor import make_sampler
-from gsplit.store.conversion import as_untyped_store
+from gsplit.store.conversion import as_graph_store
 from gsplit.store.files import plain_header
 from gsplit.store.protocol import GraphStore, OriginalOrder
 
@@ -40,7 +41,12 @@ __all__ = ["Predictions", "infer", "write_predictions"]
 
 
 def infer(
-    model: Module, graph: Any, out: str | Path | None = None, **options: Unpack[InferenceOptions]
+    model: Module,
+    graph: Any,
+    out: str | Path | None = None,
+    *,
+    vertex_type: str | None = None,
+    **options: Unpack[InferenceOptions],
 ) -> npt.NDArray[Any]:
     """The model's outputs for all vertices with all their neighbours, row v for original vertex v. A collective.
 
@@ -48,19 +54,22 @@ def infer(
     ``.npy`` file that every rank can write to: each rank writes the rows of its vertices, and a memory map of the file
     is returned. One process may leave it out and gets an array in memory. For classes, and for tables with the ids of
     the import, use ``gsplit.write_predictions``.
+
+    In a heterogeneous graph the outputs are those of the vertices of ``vertex_type``, row v for vertex v of the type.
     """
     num_ranks = mesh_of(model).size
-    store = as_untyped_store(graph, "gsplit.infer")
+    store = as_graph_store(graph)
+    _check_type(store, vertex_type)
     if out is None:
         if num_ranks > 1:
             fix = "give out=, a .npy file that all ranks can write to"
             raise InputError(explain("out", f"a file, for {num_ranks} ranks", out, fix))
-        return _write_rows(model, store, None, **options)
+        return _write_rows(model, store, None, vertex_type=vertex_type, **options)
     path = Path(out)
     if path.suffix != ".npy":
         fix = "name it .npy, or use gsplit.write_predictions for .parquet and .csv"
         raise InputError(explain(path, "a .npy file", path.suffix or "no suffix", fix))
-    _write_file(model, store, path, **options)
+    _write_file(model, store, path, vertex_type=vertex_type, **options)
     return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
 
@@ -86,6 +95,7 @@ def write_predictions(
     what: What | None = None,
     only: str | None = None,
     class_names: Sequence[str] | None = None,
+    vertex_type: str | None = None,
     **options: Unpack[InferenceOptions],
 ) -> Predictions:
     """Write the predictions of a wrapped model for every vertex, exact, from all neighbours. A collective.
@@ -96,11 +106,14 @@ def write_predictions(
     labels, else outputs. Where the largest output is NaN or infinite, the class is empty, -1 in .npy. ``only``: a
     table of the targets of this name, such as ``test``. ``class_names`` are written instead of numbers; by default
     those of the store. Every rank must be able to write to the folder of ``out``; other options are those of
-    ``gsplit.infer``.
+    ``gsplit.infer``. In a heterogeneous graph the rows are the vertices of ``vertex_type``, and ``only`` is the name of
+    targets of the type, without it.
     """
     path = Path(out)
-    store = as_untyped_store(graph, "gsplit.infer")
-    what = what or default_what(path, classifies=store.num_classes > 0)
+    store = as_graph_store(graph)
+    _check_type(store, vertex_type)
+    classifies = store.num_classes > 0 if vertex_type is None else _has_classes(store, vertex_type)
+    what = what or default_what(path, classifies=classifies)
     check_request(path, what, only)
     is_table = path.suffix in TABLES
     first, stop = store.vertex_range
@@ -109,7 +122,7 @@ def write_predictions(
         got = f"a shard of vertices {first}..{stop - 1}"
         raise InputError(explain(path, "the ids of all vertices for a table", got, fix))
     names = tuple(store.class_names if class_names is None else _check_names(class_names))
-    vertices = None if only is None else _target_ids(store, only)
+    vertices = None if only is None else _target_ids(store, only, vertex_type)
     num_without_class = torch.zeros(1, dtype=torch.int64)
 
     def convert(rows: Tensor) -> Tensor:
@@ -124,7 +137,9 @@ def write_predictions(
         return PredictionTable(what=what, class_names=names, rows=rows, vertices=vertices)
 
     table = make_table if is_table else None
-    rows = _write_file(model, store, path, make_table=table, only=only, convert=convert, **options)
+    rows = _write_file(
+        model, store, path, make_table=table, only=only, convert=convert, vertex_type=vertex_type, **options
+    )
     comm = mesh_of(model).world
     total = num_without_class.to(comm.device)
     comm.all_reduce(Call("count rows without a class"), total).wait()
@@ -157,10 +172,30 @@ def _check_classes(rows: Tensor, names: Sequence[str]) -> None:
         raise InputError(explain("class names", f"{rows.shape[1]}, one per output", len(names), fix))
 
 
-def _target_ids(store: GraphStore, name: str) -> Ids:
-    """The targets of a whole store as ascending original ids."""
-    targets = store.stored_targets(name)[0]
-    return np.sort(store.original_ids()[targets]) if store.is_renumbered else np.sort(targets)
+def _check_type(store: GraphStore, vertex_type: str | None) -> None:
+    """Refuse a heterogeneous graph without a vertex type, and any other graph with one."""
+    if (store.types is None) != (vertex_type is None):
+        names = (
+            "None, the graph has no types" if store.types is None else f"one of {', '.join(store.types.vertex_types)}"
+        )
+        raise InputError(explain("vertex_type", names, vertex_type, "write gsplit.infer(..., vertex_type='paper')"))
+    if store.types is not None and vertex_type is not None:
+        store.types.number(vertex_type)  # refuses unknown types
+
+
+def _has_classes(store: GraphStore, vertex_type: str) -> bool:
+    name = labels_of(vertex_type)
+    return name in store.names and store.stored_array(name).ndim == 1 and "int" in store.dtype(name)
+
+
+def _target_ids(store: GraphStore, name: str, vertex_type: str | None) -> Ids:
+    """The targets of a whole store as ascending original ids, in the type if there are types."""
+    if store.types is None or vertex_type is None:
+        targets = store.stored_targets(name)[0]
+        return np.sort(store.original_ids()[targets]) if store.is_renumbered else np.sort(targets)
+    targets = store.stored_targets(f"{vertex_type}/{name}")[0]
+    found: Ids = np.sort(store.original_ids()[targets]) - store.types.offsets[store.types.number(vertex_type)]
+    return found
 
 
 def _write_file(
@@ -171,6 +206,7 @@ def _write_file(
     make_table: Callable[[npt.NDArray[Any]], PredictionTable] | None = None,
     convert: Callable[[Tensor], Tensor] = lambda rows: rows,
     only: str | None = None,
+    vertex_type: str | None = None,
     **options: Unpack[InferenceOptions],
 ) -> npt.NDArray[Any]:
     """Write rows to a partial file; rank 0 renames it, or writes a table of it. A collective.
@@ -184,11 +220,11 @@ def _write_file(
         if make_table is None:
             partial.rename(path)
         else:  # mapped again: on a network file system the earlier map may not show the rows of other hosts
-            make_table(_open_result(partial)).write(path, OriginalOrder(store, path))
+            make_table(_open_result(partial)).write(path, OriginalOrder(store, path), vertex_type)
 
     with ExitStack() as held:
         run_on_rank_zero(mesh.world, "check output", lambda: _lock_partial(path, partial, held))
-        rows = _write_rows(model, store, partial, convert=convert, only=only, **options)
+        rows = _write_rows(model, store, partial, convert=convert, only=only, vertex_type=vertex_type, **options)
         run_on_rank_zero(mesh.world, "finish file", finish)
         return rows
 
@@ -200,6 +236,7 @@ def _write_rows(
     *,
     convert: Callable[[Tensor], Tensor] = lambda rows: rows,
     only: str | None = None,
+    vertex_type: str | None = None,
     ownership: Ownership | None = None,
     features: Features = "x",
     edge_attr: str | None = "edge_attr",
@@ -216,21 +253,28 @@ def _write_rows(
     local = LocalGraph(store, mesh, inference_ownership(store, mesh, ownership))
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     depth = forward_plan_of(model).depth
-    wanted = None if only is None else _target_ids(store, only)
+    wanted = None if only is None else _target_ids(store, only, vertex_type)
+    num_rows = store.num_vertices if vertex_type is None or store.types is None else store.types.count(vertex_type)
+    first_id = 0
+    if vertex_type is not None and store.types is not None:
+        first_id = store.types.offsets[store.types.number(vertex_type)]
     result: npt.NDArray[Any] | None = None
     with evaluating(model):
-        if only is None:
+        if only is None and vertex_type is None:
             needed = all_vertices(local, mesh, depth)
         else:
             sampler = make_sampler(local.graph, local.original_ids, mesh.sample_device)
-            needed = targets_closure(local.targets(only).ids, local, sampler, mesh, depth)
-        run = LayerwisePass(model, local, mesh, arrays, needed, workspace=workspace, progress=progress)
+            targets = local.targets(only if vertex_type is None else (vertex_type, only))
+            needed = targets_closure(targets.ids, local, sampler, mesh, depth)
+        run = make_pass(
+            model, local, mesh, arrays, needed, workspace=workspace, progress=progress, vertex_type=vertex_type
+        )
         for ids, rows in run.outputs():
             values = _as_numpy(convert(rows))
             if result is None:
-                num_rows = store.num_vertices if wanted is None else wanted.size
-                result = _make_result(file, (num_rows, *values.shape[1:]), values.dtype, mesh)
-            original = local.to_original_ids(torch.from_numpy(ids)).numpy()
+                shape = (num_rows if wanted is None else wanted.size, *values.shape[1:])
+                result = _make_result(file, shape, values.dtype, mesh)
+            original = local.to_original_ids(torch.from_numpy(ids)).numpy() - first_id
             result[original if wanted is None else np.searchsorted(wanted, original)] = values
     assert result is not None
     if isinstance(result, np.memmap):

@@ -54,16 +54,19 @@ from gsplit.nn.split_forward import SplitForward
 from gsplit.progress import Progress
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
+from gsplit.sampling.protocol import LayerSampler
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
 __all__ = [
     "InferenceOptions",
     "LayerwisePass",
+    "ReachedLayer",
     "check_workspace",
     "evaluating",
     "flat_mesh",
     "inference_ownership",
+    "write_rows",
 ]
 
 _KEY = StepKey(0, 0, 0)
@@ -109,7 +112,7 @@ def evaluating(model: Module) -> Iterator[None]:
             module.training = modes[name]
 
 
-class _ReachedLayer(Exception):  # noqa: N818
+class ReachedLayer(Exception):  # noqa: N818
     """The model has called the layer whose inputs are wanted."""
 
     def __init__(self, split: SplitForward, call: LayerCall) -> None:
@@ -142,7 +145,7 @@ class _ReplayPass(ForwardPass):
 
     def run_layer(self, split: SplitForward, call: LayerCall) -> Any:
         if split.name == self._wanted:
-            raise _ReachedLayer(split, call)
+            raise ReachedLayer(split, call)
         return take_rows(self._outputs[split.name], self.batch.input_ids, self.batch.x.device)
 
 
@@ -169,21 +172,30 @@ class LayerwisePass:
         self._progress = progress
         self._plan = forward_plan_of(model)
         self._dtype = dtype_of(model)
-        self._x = open_features(local, arrays.features)
-        self._sampler = make_sampler(
-            local.graph, local.original_ids, mesh.sample_device, edge_ids=arrays.has_edge_values
-        )
         self._outputs: dict[str, RowSource] = {}
+        self._open()
+
+    def _open(self) -> None:
+        """Open the input rows and make the sampler."""
+        local = self._local
+        self._x = open_features(local, self._arrays.features)
+        self._sampler: LayerSampler = make_sampler(
+            local.graph, local.original_ids, self._mesh.sample_device, edge_ids=self._arrays.has_edge_values
+        )
+
+    @property
+    def _targets(self) -> Ids:
+        """This rank's vertices whose outputs are wanted."""
+        return self._needed.levels[-1]
 
     def outputs(self) -> Iterator[tuple[Ids, Tensor]]:
         """Outputs of the needed vertices, in chunks, each with its vertices. Collective until the first."""
         names = list(self._plan.layer_of)
         for number, name in enumerate(names):
             self._progress("layers", number, len(names))
-            inputs, split, call = self._collect(name)
-            self._outputs[name] = self._evaluate(inputs, split, call)
+            self._compute(name)
         self._progress("layers", len(names), len(names))
-        for ids in row_chunks(self._needed.levels[-1]):
+        for ids in row_chunks(self._targets):
             out = self._replay(ids)
             if not isinstance(out, Tensor):
                 fix = "let forward return one tensor with a row per vertex"
@@ -196,16 +208,26 @@ class LayerwisePass:
         for ids, out in self.outputs():
             if array is None:
                 array, rows = self._new_map("outputs", out)
-            _write(array, ids - self._local.first, out)
+            write_rows(array, ids - self._local.first, out)
         return rows
 
-    def _new_map(self, name: str, rows: Tensor) -> tuple[npt.NDArray[Any], MappedRows]:
-        """A map for rows like these of all own vertices, in an unnamed file that is removed with the process."""
+    def _compute(self, name: str) -> None:
+        """Compute the outputs of a layer. A collective."""
+        inputs, split, call = self._collect(name)
+        self._outputs[name] = self._evaluate(inputs, split, call)
+
+    def _new_map(
+        self, name: str, rows: Tensor, held: tuple[int, int] | None = None
+    ) -> tuple[npt.NDArray[Any], MappedRows]:
+        """A map for rows like these of all own vertices, in an unnamed file that is removed with the process.
+
+        ``held``: the first row and one past the last, if rows are not numbered by vertex.
+        """
         bits = rows[:0].view(torch.uint16) if rows.dtype == torch.bfloat16 else rows[:0]
-        shape = (self._local.stop - self._local.first, *rows.shape[1:])
+        first, stop = (self._local.first, self._local.stop) if held is None else held
         dtype = bits.cpu().numpy().dtype
-        array = _new_workspace_file(self._workspace, f"rows of {name}", dtype, shape)
-        return array, MappedRows(name, array, rows.dtype, self._local.first)
+        array = _new_workspace_file(self._workspace, f"rows of {name}", dtype, (stop - first, *rows.shape[1:]))
+        return array, MappedRows(name, array, rows.dtype, first)
 
     def _rows_only(self, ids: Ids) -> Batch:
         """A batch of rows without edges, for a replay."""
@@ -218,7 +240,7 @@ class LayerwisePass:
         layer = BatchLayer(block)
         kind = _UndecodedBatch if self._plan.pairs else Batch
         return kind(
-            x=take_rows(self._x, own, device).to(self._dtype),
+            x=self._read_inputs(own),
             labels=None,
             frontiers=(FrontierIds(0, self._local.to_original_ids(own).to(device), own),),
             layers=(layer,) * self._plan.depth,
@@ -227,25 +249,39 @@ class LayerwisePass:
             context=context,
         )
 
+    def _read_inputs(self, own: Tensor) -> Tensor:
+        """The input rows of some own vertices."""
+        return take_rows(self._x, own, self._mesh.device).to(self._dtype)
+
+    def _replay_pass(self, batch: Batch, wanted: str | None) -> ForwardPass:
+        """A forward pass that returns stored outputs, up to the layer ``wanted``."""
+        return _ReplayPass(batch, self._plan, self._outputs, wanted)
+
     def _replay(self, ids: Ids) -> Any:
         """The model's output for some own vertices, from the stored outputs of its layers."""
         batch = self._rows_only(ids)
-        with override_forward_pass(self._model, _ReplayPass(batch, self._plan, self._outputs, None)):
+        with override_forward_pass(self._model, self._replay_pass(batch, None)):
             try:
                 return call_wrapped(self._model, batch)
             except _ReachedEndpoints as reached:
                 return reached.rows
 
-    def _inputs_of(self, name: str, ids: Ids) -> tuple[SplitForward, LayerCall, bool]:
-        """A layer, the model's call of it for some own vertices, and whether its rows are ``batch.x`` itself."""
+    def _reach(self, name: str, ids: Ids) -> tuple[Batch, ForwardPass, ReachedLayer]:
+        """The model's call of a layer for some own vertices, with their batch and the forward pass."""
         batch = self._rows_only(ids)
-        with override_forward_pass(self._model, _ReplayPass(batch, self._plan, self._outputs, name)):
+        forward_pass = self._replay_pass(batch, name)
+        with override_forward_pass(self._model, forward_pass):
             try:
                 call_wrapped(self._model, batch)
-            except _ReachedLayer as reached:
-                h = input_rows(reached.call)
-                return reached.split, reached.call, h is batch.x and h._version == 0  # not written to
+            except ReachedLayer as reached:
+                return batch, forward_pass, reached
         raise AssertionError(f"{name} was not called")  # the dry run saw a call
+
+    def _inputs_of(self, name: str, ids: Ids) -> tuple[SplitForward, LayerCall, bool]:
+        """A layer, the model's call of it for some own vertices, and whether its rows are ``batch.x`` itself."""
+        batch, _, reached = self._reach(name, ids)
+        h = input_rows(reached.call)
+        return reached.split, reached.call, h is batch.x and h._version == 0  # not written to
 
     def _collect(self, name: str) -> tuple[RowSource, SplitForward, LayerCall]:
         """The inputs of a layer for the vertices that need them, the layer, and how the model calls it."""
@@ -256,7 +292,7 @@ class LayerwisePass:
         array, rows = self._new_map(f"{name}-in", input_rows(call))
         for chunk in row_chunks(ids):
             _, chunk_call, _ = self._inputs_of(name, chunk)
-            _write(array, chunk - self._local.first, input_rows(chunk_call))
+            write_rows(array, chunk - self._local.first, input_rows(chunk_call))
         return rows, split, call
 
     def _evaluate(self, inputs: RowSource, split: SplitForward, call: LayerCall) -> RowSource:
@@ -298,11 +334,12 @@ class LayerwisePass:
             out = ForwardPass(batch, plan).run_layer(split, chunk_call)
             if array is None:
                 array, rows = self._new_map(f"{name}-out", out)
-            _write(array, ids - local.first, out)
+            write_rows(array, ids - local.first, out)
         return rows
 
 
-def _write(target: npt.NDArray[Any], places: Ids, rows: Tensor) -> None:
+def write_rows(target: npt.NDArray[Any], places: Ids, rows: Tensor) -> None:
+    """Write rows of any type into a workspace file."""
     rows = rows.detach().cpu()
     target[places] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
 

@@ -85,14 +85,17 @@ class PredictionTable:
         names = self.class_names if len(self.class_names) == width else range(width)
         return tuple(f"output_{name}" for name in names)
 
-    def write(self, path: Path, ids: OriginalOrder) -> None:
-        """Write a .parquet or .csv file. The file is complete, or is not there."""
+    def write(self, path: Path, ids: OriginalOrder, vertex_type: str | None = None) -> None:
+        """Write a .parquet or .csv file. The file is complete, or is not there.
+
+        ``vertex_type``: the type of the vertices, in a heterogeneous graph.
+        """
         if self.rows.ndim > 2:
             got = f"shape {list(self.rows.shape)}"
             fix = "write .npy, or let forward return two dimensions"
             raise InputError(explain(path, "numbers in one row per vertex", got, fix))
         arrow = load_arrow()
-        chunks = self._chunks(ids)
+        chunks = self._chunks(ids, vertex_type)
         first = next(chunks)
         kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
         try:
@@ -103,7 +106,7 @@ class PredictionTable:
             fix = "free space, or write to another disk"
             raise InputError(explain(path, "room for the table", error.strerror or error, fix)) from None
 
-    def _chunks(self, ids: OriginalOrder) -> Iterator[Any]:
+    def _chunks(self, ids: OriginalOrder, vertex_type: str | None) -> Iterator[Any]:
         """The table in chunks of little memory; at least one chunk."""
         arrow = load_arrow()
         num_rows = self.rows.shape[0]
@@ -112,7 +115,7 @@ class PredictionTable:
         for low in range(0, max(1, num_rows), step):
             high = min(num_rows, low + step)
             vertices = np.arange(low, high) if self.vertices is None else self.vertices[low:high]
-            found = ids.imported_ids(vertices)
+            found = ids.imported_ids(vertices, vertex_type)
             kind = arrow.string() if isinstance(found, list) else arrow.int64()  # also for a table without rows
             columns = [arrow.array(found, kind), *self._values(self.rows[low:high])]
             yield arrow.table(columns, names=["id", *self.columns])

@@ -65,6 +65,13 @@ class ArrayNames:
                 raise InputError(explain(f"edges/{self.edge_weight}", "one weight per edge", got, fix))
 
     @property
+    def given(self) -> Any:
+        """The features as an argument: a list, or names by vertex type."""
+        if not self.of_types and self.features:
+            return self.features
+        return {of: [name.removeprefix(f"{of}/") for name in names] for of, names in self.of_types.items()}
+
+    @property
     def stored_features(self) -> list[str]:
         """The names of stored features; the others are user-defined sources."""
         return [name for name in self.features if isinstance(name, str)]

@@ -336,11 +336,13 @@ class OriginalOrder:
         view = np.ascontiguousarray(text).data
         return [str(view[start:stop], "utf-8", "replace") for start, stop in zip(starts, stops, strict=True)]
 
-    def imported_ids(self, ids: npt.ArrayLike) -> list[str] | Ids:
+    def imported_ids(self, ids: npt.ArrayLike, vertex_type: str | None = None) -> list[str] | Ids:
         """The ids in the input of some vertices: strings, numbers, or ``ids`` themselves where those were 0 .. n-1."""
-        if "name_offsets" in self._store.names:
-            return self.vertex_names(ids)
-        return self.rows("vertex_ids", ids) if "vertex_ids" in self._store.names else np.asarray(ids)
+        of_type = f"/{vertex_type}" if vertex_type else ""
+        if f"name_offsets{of_type}" in self._store.names:
+            return self.vertex_names(ids, vertex_type)
+        numbers = f"vertex_ids{of_type}"
+        return self.rows(numbers, ids) if numbers in self._store.names else np.asarray(ids)
 
     def _require_whole(self, what: str, instead: str) -> None:
         if not self._is_whole:

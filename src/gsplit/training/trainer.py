@@ -319,7 +319,7 @@ class Trainer:
             fix = "use gsplit.evaluate_links(trainer.state.model, graph, names)"
             raise InputError(explain("Trainer.evaluate", "a loader of vertices", "a loader of pairs", fix))
         arrays = self.state.loader.arrays
-        options.setdefault("features", arrays.features)
+        options.setdefault("features", arrays.given)
         options.setdefault("edge_attr", arrays.edge_attr)
         options.setdefault("edge_weight", arrays.edge_weight)
         options.setdefault("metrics", [metric.name for metric in self._metrics])

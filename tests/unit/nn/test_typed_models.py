@@ -40,6 +40,7 @@ from gsplit.errors import InputError
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.typed_batch import TypedBatch
+from gsplit.nn.checks.toy_typed import TypedExample
 from gsplit.nn.parallelize import forward_plan_of, parallelize
 from gsplit.store.in_memory import MemoryStore, typed_store
 
@@ -229,14 +230,6 @@ def test_layers_with_types_need_the_graph() -> None:
         _wrap(make_model("sage"), num_features=4)
 
 
-def test_inference_on_typed_graphs_is_refused() -> None:
-    model = _wrap(make_model("sage"))
-    with pytest.raises(InputError, match="a graph without types"):
-        gsplit.infer(model, make_store(2))
-    with pytest.raises(InputError, match="a graph without types"):
-        gsplit.evaluate(model, make_store(2), "train")  # type: ignore[arg-type]
-
-
 class _Plain(Module):
     """Takes fused rows, as models for ``to_homogeneous`` data do."""
 
@@ -272,9 +265,17 @@ def test_one_type_and_one_relation(make: Callable[[], Module]) -> None:
     assert forward_plan_of(model).depth == 1 and torch.isfinite(loss)
 
 
-def test_wrapping_takes_as_long_for_many_relations_as_for_few() -> None:
-    """The modules of the relations of a layer are parallel: toy batches have the depth of the model."""
-    relations = [("a", f"r{number}", "b") for number in range(255)] + [("b", "back", "a")]
+def test_toy_batches_are_as_deep_as_the_model_however_many_relations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of the relations of a layer are parallel."""
+    depths = []
+    make = TypedExample.batch
+
+    def recorded(self: TypedExample, num_layers: int) -> Any:
+        depths.append(num_layers)
+        return make(self, num_layers)
+
+    monkeypatch.setattr(TypedExample, "batch", recorded)
+    relations = [("a", f"r{number}", "b") for number in range(20)] + [("b", "back", "a")]
     ids = torch.arange(4).numpy()
     arrays: dict[str, Any] = {f"features/{name}/x": (torch.rand(4, 2).double().numpy(), "float64") for name in "ab"}
     store = typed_store(
@@ -282,14 +283,9 @@ def test_wrapping_takes_as_long_for_many_relations_as_for_few() -> None:
     )
     model = HeteroConv({relation: SAGEConv((2, 2), 2) for relation in relations}).double()
     assert forward_plan_of(parallelize(model, solo_mesh(), graph=store)).depth == 1
-    batch = NeighborLoader(store, [2], ("b", None), batch_size=4).make_batch(0, 0)
-    assert isinstance(batch, TypedBatch) and batch.blocks[0].num_edges == 255 * 4
-    ids_of = batch.n_id_dict
-    x_dict = {name: batch.x_dict[name][ids_of[name].argsort()] for name in "ab"}
-    with torch.no_grad():
-        whole = model(x_dict, {relation: torch.from_numpy(ids).expand(2, 4) for relation in relations})["b"]
-        out = model(batch.x_dict, batch.edge_index_dict)["b"]
-    assert float((out - whole[ids_of["b"]]).abs().max()) < 1e-12
+    assert depths == [2]
+    deep = forward_plan_of(_wrap(make_model("deep")))
+    assert deep.depth == 3 and depths == [2, 2, 4]
 
 
 class _Embedded(Module):
