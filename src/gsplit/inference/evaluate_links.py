@@ -8,7 +8,8 @@ A pair's rank among its K negatives follows OGB: ties count half. With s the sco
 
     rank = 1 + (number of t > s + number of t >= s) / 2          mrr = mean of 1 / rank;  hits@k = share of rank <= k
 
-A score of NaN is the lowest of a pair and the highest of a negative.
+A score of NaN is the lowest of a pair and the highest of a negative. A negative that is the pair's own destination has
+the pair's score: a decoder may round it differently in another batch of rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +24,17 @@ from torch.nn import Module
 
 from gsplit.array_types import Array, Ids
 from gsplit.device.packing import map_tensors
-from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.errors import InputError, explain
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.graph.ownership import Ownership
 from gsplit.inference.closure import RequiredVertices, all_vertices, targets_closure
+from gsplit.inference.evaluate import EvaluationOptions
 from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.metrics import check_metrics
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.link_loader import list_pairs, to_internal
+from gsplit.loading.plan import fingerprint_of
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.minibatch.shuffle import exchange_stored
 from gsplit.minibatch.split import request_from_owners
@@ -45,7 +49,7 @@ from gsplit.store.conversion import as_untyped_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Decoder", "evaluate_links", "ranks_among"]
+__all__ = ["Decoder", "LinkEvaluationOptions", "evaluate_links", "evaluate_pair_lists", "ranks_among"]
 
 _ROUND_ENDPOINTS = 1 << 16
 _KEY = StepKey(0, 0, 0)
@@ -72,7 +76,70 @@ def evaluate_links(
     default their dot product. A model that decodes pairs itself needs it, such as ``decoder=model.score``. Other
     options are those of ``gsplit.infer``.
     """
-    return _Evaluation(model, graph, pairs, num_negatives, seed, **options).scores(_parse_metrics(metrics), decoder)
+    found, _ = evaluate_pair_lists(
+        model,
+        graph,
+        [pairs],
+        metrics=metrics,
+        num_negatives=num_negatives,
+        decoder=decoder,
+        seed=seed,
+        **options,
+    )
+    return found[0]
+
+
+class LinkEvaluationOptions(EvaluationOptions, total=False):
+    """Options of ``evaluate_links``."""
+
+    num_negatives: int
+    decoder: Decoder | None
+    seed: int
+
+
+def evaluate_pair_lists(
+    model: Module,
+    graph: Any,
+    lists: Sequence[str | Tensor],
+    *,
+    metrics: Sequence[str] = ("mrr", "hits@10"),
+    num_negatives: int = 1000,
+    decoder: Decoder | None = None,
+    seed: int = 0,
+    **options: Unpack[InferenceOptions],
+) -> tuple[list[dict[str, float]], int]:
+    """``evaluate_links`` of several lists, whose rows are computed once; and the edges that it computed."""
+    names = [metric.name for metric in check_metrics(metrics, of_pairs=True)]
+    return _Evaluation(model, graph, lists, num_negatives, seed, **options).scores(names, decoder)
+
+
+class _RankedPairs:
+    """A list of pairs with their negatives, by original id."""
+
+    def __init__(self, store: GraphStore, pairs: str | Tensor, num_negatives: int, seed: int) -> None:
+        self.negatives = _Negatives(store, pairs, num_negatives, seed)
+        self._pairs = list_pairs(store, pairs, None)
+        self._num_vertices = store.num_vertices
+        if self.num_pairs == 0:
+            raise InputError(explain("pairs", "at least one pair", "0 pairs", "name other pairs"))
+
+    @property
+    def num_pairs(self) -> int:
+        return self._pairs.num_pairs
+
+    def read(self, positions: Ids, slots: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Sources, destinations and some of the negatives at some positions of the list."""
+        src, dst = self._pairs.read(positions)
+        found = (torch.from_numpy(src), torch.from_numpy(dst), self.negatives.read(positions, slots))
+        for ids in found:
+            _check_ids(ids, self._num_vertices)
+        return found
+
+    def rounds(self, rank: int, num_ranks: int) -> Iterator[Ids]:
+        """The positions of a rank's pairs in rounds of bounded size. All ranks have the same number of them."""
+        size = num_ranks * max(1, _ROUND_ENDPOINTS // (min(self.negatives.count, _ROUND_ENDPOINTS) + 2))
+        for first in range(0, self.num_pairs, size):
+            yield np.arange(first + rank, min(first + size, self.num_pairs), num_ranks)
 
 
 class _Evaluation:
@@ -82,7 +149,7 @@ class _Evaluation:
         self,
         model: Module,
         graph: Any,
-        pairs: str | Tensor,
+        lists: Sequence[str | Tensor],
         num_negatives: int,
         seed: int,
         *,
@@ -100,74 +167,68 @@ class _Evaluation:
         self._arrays = ArrayNames(self._store, features, edge_attr, edge_weight)
         self._workspace = workspace
         self._progress = progress
-        self._pairs = list_pairs(self._store, pairs, None)
-        self._negatives = _Negatives(self._store, pairs, num_negatives, seed)
-        if self._pairs.num_pairs == 0:
-            raise InputError(explain("pairs", "at least one pair", "0 pairs", "name other pairs"))
+        self._lists = [_RankedPairs(self._store, pairs, num_negatives, seed) for pairs in lists]
+        names = ", ".join(fingerprint_of(pairs) for pairs in lists)
+        counts = [ranked.negatives.count for ranked in self._lists]
+        self._compared = {"pairs": names, "num_negatives": counts, "seed": seed}
 
-    def scores(self, metrics: dict[str, int | None], decoder: Decoder | None) -> dict[str, float]:
-        """The scores by name. A collective."""
+    def scores(self, metrics: list[str], decoder: Decoder | None) -> tuple[list[dict[str, float]], int]:
+        """The scores of every list by name, and the number of edges computed. A collective."""
         if decoder is None and forward_plan_of(self._model).pairs:
             fix = "pass decoder=, a function of the rows of sources and of destinations"
             raise InputError(explain("decoder", "a function, because the model decodes pairs itself", None, fix))
         mesh = self._mesh
         local = self._local
+        # all ranks: ranks with other pairs would have another number of rounds
+        assert_same_on_all_ranks(mesh.world, "gsplit.evaluate_links", {**self._compared, "metrics": metrics})
         sampler = make_sampler(local.graph, local.original_ids, mesh.sample_device)
         with evaluating(self._model):
+            needed = self._needed(sampler)
             run = LayerwisePass(
                 self._model,
                 local,
                 mesh,
                 self._arrays,
-                self._needed(sampler),
+                needed,
                 workspace=self._workspace,
                 progress=self._progress,
             )
             rows = run.stored_outputs()
-            sums = torch.zeros(len(metrics) + 1, dtype=torch.float64)
-            for src, dst, others in self._rounds():
-                z_src, z_dst, z_others = self._fetch(rows, sampler, src, dst, others)
-                ranks = ranks_among(*_score(decoder or _dot, z_src, z_dst, z_others)).cpu()
-                found = [(1 / ranks if k is None else (ranks <= k).double()).sum() for k in metrics.values()]
-                sums += torch.stack([*found, torch.tensor(float(src.numel()), dtype=torch.float64)])
-        there = sums.to(mesh.device)
-        mesh.world.all_reduce(Call("sums of ranks"), there).wait()  # all ranks: once
-        return {name: float(there[place] / there[-1]) for place, name in enumerate(metrics)}
+            found = [self._score_list(ranked, rows, sampler, metrics, decoder or _dot) for ranked in self._lists]
+        return found, needed.num_edges
 
-    @property
-    def _pairs_per_round(self) -> int:
-        return max(1, _ROUND_ENDPOINTS // (self._negatives.count + 2))
+    def _score_list(
+        self, ranked: _RankedPairs, rows: RowSource, sampler: LayerSampler, metrics: list[str], decoder: Decoder
+    ) -> dict[str, float]:
+        """The scores of one list. A collective."""
+        mesh = self._mesh
+        sums = torch.zeros(len(metrics), dtype=torch.float64)
+        for positions in ranked.rounds(mesh.rank, mesh.size):
+            ranks = torch.ones(positions.size, dtype=torch.float64)
+            for slots in ranked.negatives.slices():
+                src, dst, others = ranked.read(positions, slots)
+                rows_of_pairs = self._fetch(rows, sampler, src, dst, others)
+                same = (others == dst.unsqueeze(1)).to(mesh.device)
+                ranks += ranks_among(*_score(decoder, *rows_of_pairs, same)).cpu() - 1
+            sums += torch.stack([_sum_of(metric, ranks) for metric in metrics])
+        there = sums.to(mesh.device)
+        mesh.world.all_reduce(Call("sums of ranks"), there).wait()  # all ranks: once per list
+        return {name: float(there[place] / ranked.num_pairs) for place, name in enumerate(metrics)}
 
     def _needed(self, sampler: LayerSampler) -> RequiredVertices:
         """The endpoints of all pairs and negatives that this rank owns, and what their rows need. A collective."""
         local = self._local
         depth = forward_plan_of(self._model).depth
-        if self._pairs.num_pairs * self._negatives.count > local.store.num_vertices:
+        if sum(ranked.num_pairs * ranked.negatives.count for ranked in self._lists) > local.store.num_vertices:
             return all_vertices(local, self._mesh, depth)
         wanted = np.zeros(local.stop - local.first, bool)
-        positions = np.arange(self._pairs.num_pairs)
-        size = self._pairs_per_round
-        for first in range(0, positions.size, size):
-            for ids in self._read(positions[first : first + size]):
-                found = to_internal(self._store, ids.reshape(-1)).numpy()
-                wanted[found[(found >= local.first) & (found < local.stop)] - local.first] = True
+        for ranked in self._lists:
+            for positions in ranked.rounds(0, 1):
+                for slots in ranked.negatives.slices():
+                    for ids in ranked.read(positions, slots):
+                        found = to_internal(self._store, ids.reshape(-1)).numpy()
+                        wanted[found[(found >= local.first) & (found < local.stop)] - local.first] = True
         return targets_closure(local.first + np.flatnonzero(wanted), local, sampler, self._mesh, depth)
-
-    def _read(self, positions: Ids) -> tuple[Tensor, Tensor, Tensor]:
-        """Sources, destinations and negatives at some positions of the list, by original id."""
-        src, dst = self._pairs.read(positions)
-        found = (torch.from_numpy(src), torch.from_numpy(dst), self._negatives.read(positions))
-        for ids in found:
-            _check_ids(ids, self._store.num_vertices)
-        return found
-
-    def _rounds(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """This rank's pairs in rounds. All ranks have the same number of them."""
-        mesh = self._mesh
-        size = self._pairs_per_round
-        for first in range(0, self._pairs.num_pairs, size * mesh.size):
-            stop = min(first + size * mesh.size, self._pairs.num_pairs)
-            yield self._read(np.arange(first + mesh.rank, stop, mesh.size))
 
     def _fetch(
         self, rows: RowSource, sampler: LayerSampler, src: Tensor, dst: Tensor, others: Tensor
@@ -203,16 +264,22 @@ class _Negatives:
         self._stored: Array | None = store.pair_negatives(pairs) if isinstance(pairs, str) else None
         self._num_vertices = store.num_vertices
         self._key = evaluation_key(seed)
-        if not isinstance(num_negatives, int) or num_negatives < 1:
-            raise InputError(explain("num_negatives", "a positive number", num_negatives, "choose 1000"))
         self.count = num_negatives if self._stored is None else int(self._stored.shape[1])
+        if not hasattr(self.count, "__index__") or self.count < 1:
+            where = "num_negatives" if self._stored is None else f"pair_negatives/{pairs}"
+            raise InputError(explain(where, "a positive number for each pair", self.count, "choose 1000"))
 
-    def read(self, positions: Ids) -> Tensor:
-        """Negatives of the pairs at some positions [n, K], by original id."""
+    def slices(self) -> Iterator[slice]:
+        """All negatives of a pair, in slices of bounded size."""
+        for first in range(0, self.count, _ROUND_ENDPOINTS):
+            yield slice(first, min(first + _ROUND_ENDPOINTS, self.count))
+
+    def read(self, positions: Ids, slots: slice) -> Tensor:
+        """Some of the negatives of the pairs at some positions [n, slots], by original id."""
         if self._stored is not None:
-            return torch.from_numpy(np.array(self._stored[positions], np.int64))
-        slots = torch.arange(self.count)
-        return draw_vertices(self._key, torch.from_numpy(positions).unsqueeze(1), slots, self._num_vertices)
+            return torch.from_numpy(np.array(self._stored[positions, slots], np.int64))
+        numbers = torch.arange(slots.start, slots.stop)
+        return draw_vertices(self._key, torch.from_numpy(positions).unsqueeze(1), numbers, self._num_vertices)
 
 
 def ranks_among(score: Tensor, others: Tensor) -> Tensor:
@@ -225,12 +292,17 @@ def ranks_among(score: Tensor, others: Tensor) -> Tensor:
     return 1 + ((~(others <= score)).sum(1) + (~(others < score)).sum(1)).double() / 2
 
 
+def _sum_of(metric: str, ranks: Tensor) -> Tensor:
+    """The sum over pairs of what a metric is the mean of."""
+    return (1 / ranks if metric == "mrr" else (ranks <= int(metric.removeprefix("hits@"))).double()).sum()
+
+
 def _dot(src: Tensor, dst: Tensor) -> Tensor:
     return (src * dst).sum(-1)
 
 
-def _score(decoder: Decoder, src: Tensor, dst: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of pairs [n] and of their negatives [n, K]."""
+def _score(decoder: Decoder, src: Tensor, dst: Tensor, others: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of pairs [n] and of their negatives [n, K], of which some are the ``same`` as the destination."""
     num_pairs, num_negatives = others.shape[:2]
     of_pairs = decoder(src, dst)
     of_others = decoder(src.repeat_interleave(num_negatives, dim=0), others.flatten(0, 1))
@@ -238,23 +310,11 @@ def _score(decoder: Decoder, src: Tensor, dst: Tensor, others: Tensor) -> tuple[
         if found.numel() != count:
             fix = "return one score per pair"
             raise InputError(explain("decoder", f"{count} scores", list(found.shape), fix))
-    return of_pairs.reshape(-1), of_others.reshape(num_pairs, num_negatives)
+    of_pairs = of_pairs.reshape(-1)
+    return of_pairs, torch.where(same, of_pairs.unsqueeze(1), of_others.reshape(num_pairs, num_negatives))
 
 
 def _check_ids(ids: Tensor, num_vertices: int) -> None:
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_vertices:
         got = f"{ids.min()}..{ids.max()}"
         raise InputError(explain("pairs", f"original ids in 0..{num_vertices - 1}", got, "correct the pairs"))
-
-
-def _parse_metrics(names: Sequence[str]) -> dict[str, int | None]:
-    """The metrics by name: None for mrr, and k for hits@k."""
-    found: dict[str, int | None] = {}
-    for name in names:
-        _, _, number = name.partition("hits@")
-        if name != "mrr" and not (number.isdecimal() and int(number) > 0):
-            raise InputError(explain("metrics", "mrr or hits@K", name, "choose one of these"))
-        found[name] = None if name == "mrr" else int(number)
-    if not found:
-        raise InputError(explain("metrics", "at least one", list(names), "name mrr"))
-    return found

@@ -168,16 +168,23 @@ DEFAULT_METRICS = {"cross_entropy": "accuracy", "bce": "f1_micro", "mse": "rmse"
 """The default metric of each loss."""
 
 
-def check_metrics(names: Sequence[str]) -> list[Metric]:
-    """Look up metrics by name; the first one determines the best evaluation."""
+def check_metrics(names: Sequence[str], *, of_pairs: bool = False) -> list[Metric]:
+    """Look up metrics by name; the first one determines the best evaluation. Those of pairs: mrr and hits@K.
+
+    >>> [metric.name for metric in check_metrics(["mrr", "hits@10"], of_pairs=True)]
+    ['mrr', 'hits@10']
+    """
     for name in names:
-        if name not in METRICS:
-            raise InputError(explain("metric", f"one of {', '.join(METRICS)}", name, "choose one of these"))
+        number = name[5:] if isinstance(name, str) and name.startswith("hits@") else ""
+        ranks = name == "mrr" or (number.isdecimal() and int(number) > 0)
+        if not (ranks if of_pairs else name in METRICS):
+            expected = "mrr or hits@K for pairs" if of_pairs else f"one of {', '.join(METRICS)}"
+            raise InputError(explain("metric", expected, name, "choose one of these"))
     if not names or len(set(names)) < len(names):
         raise InputError(
             explain("metric", "at least one, each once", ", ".join(names) or "an empty list", "name each once")
         )
-    return [METRICS[name] for name in names]
+    return [Metric(name, True, None, float) if of_pairs else METRICS[name] for name in names]
 
 
 def score_columns(targets: Scored) -> list[tuple[Tensor, Tensor]]:

@@ -92,7 +92,8 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
         ranks = resolve_mesh(mesh, "LinkNeighborLoader")
         store = as_untyped_store(graph, "LinkNeighborLoader", partition)
         self._negatives = parse_negatives(neg_sampling)
-        if exclude_seed_edges not in ("reverse", True, False):
+        given: object = exclude_seed_edges
+        if not isinstance(given, bool) and not (isinstance(given, str) and given == "reverse"):
             fix = "use one of these"
             raise InputError(explain("exclude_seed_edges", "'reverse', True or False", repr(exclude_seed_edges), fix))
         self._excludes = exclude_seed_edges
@@ -165,16 +166,8 @@ def to_internal(store: GraphStore, ids: Tensor) -> Tensor:
 
 def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_label: Tensor | None) -> ListedPairs:
     """The pairs of a stored list, of a tensor, or all edges, with their labels."""
-    if isinstance(edge_label_index, Tensor):
-        if (
-            edge_label_index.dim() != 2
-            or edge_label_index.size(0) != 2
-            or edge_label_index.dtype not in (torch.int64, torch.int32)
-        ):
-            got = f"{edge_label_index.dtype} {list(edge_label_index.shape)}"
-            fix = "give sources and destinations by original id"
-            raise InputError(explain("edge_label_index", "a tensor [2, n] of integers", got, fix))
-        pairs = edge_label_index.T.cpu().numpy()
+    if edge_label_index is not None and not isinstance(edge_label_index, str):
+        pairs = _pairs_of(edge_label_index)
         return ListedPairs.listed(pairs, _labels_of(edge_label, pairs.shape[0]))
     if edge_label_index is None:
         _require_original_order(store)
@@ -186,14 +179,30 @@ def list_pairs(store: GraphStore, edge_label_index: str | Tensor | None, edge_la
     return ListedPairs.listed(listed, store.pair_labels(edge_label_index))
 
 
+def _pairs_of(edge_label_index: Tensor) -> Array:
+    """The pairs [n, 2] of a tensor [2, n]."""
+    is_tensor = isinstance(edge_label_index, Tensor)
+    if not is_tensor or edge_label_index.shape[:-1] != (2,) or edge_label_index.dtype not in (torch.int64, torch.int32):
+        got = type(edge_label_index).__name__
+        if is_tensor:
+            got = f"{edge_label_index.dtype} {list(edge_label_index.shape)}"
+        fix = "give sources and destinations by original id"
+        raise InputError(explain("edge_label_index", "a name, or a tensor [2, n] of int64 or int32", got, fix))
+    pairs: Array = edge_label_index.T.cpu().numpy()
+    return pairs
+
+
 def _labels_of(edge_label: Tensor | None, num_pairs: int) -> Array | None:
     if edge_label is None:
         return None
-    if edge_label.dim() == 0 or edge_label.size(0) != num_pairs:
-        fix = "give one label per pair, in the order of the pairs"
-        raise InputError(explain("edge_label", f"{num_pairs} labels", list(edge_label.shape), fix))
-    labels: Array = edge_label.cpu().numpy()
-    return labels
+    got = type(edge_label).__name__
+    if isinstance(edge_label, Tensor):
+        got = f"{edge_label.dtype} {list(edge_label.shape)}"
+        if edge_label.shape[:1] == (num_pairs,) and edge_label.dtype != torch.bfloat16:
+            labels: Array = edge_label.detach().cpu().numpy()
+            return labels
+    fix = "give one label per pair, in the order of the pairs"
+    raise InputError(explain("edge_label", f"a tensor of {num_pairs} labels, not bfloat16", got, fix))
 
 
 def _raise_labels(pairs: ListedPairs, mode: str) -> ListedPairs:
@@ -203,7 +212,11 @@ def _raise_labels(pairs: ListedPairs, mode: str) -> ListedPairs:
     if mode != "binary":
         fix = "leave the labels out, or use neg_sampling='binary'"
         raise InputError(explain("edge_label", f"None for neg_sampling {mode}", f"{labels.shape[0]} labels", fix))
-    return replace(pairs, labels=labels + 1) if labels.size and labels.min() == 0 else pairs
+    if not labels.size or labels.min() != 0:
+        return pairs
+    if labels.dtype.kind in "iub":  # the largest label of a narrow type has no next one
+        labels = labels.astype(np.int64)
+    return replace(pairs, labels=labels + 1)
 
 
 def _require_original_order(store: GraphStore) -> None:

@@ -408,7 +408,7 @@ def fingerprint_of(nodes: str | Tensor | None) -> str:
     """A short text that identifies a list of targets or pairs."""
     if nodes is None or isinstance(nodes, str):
         return str(nodes)
-    return hashlib.sha256(nodes.cpu().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(nodes.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def _checksums_of(

@@ -20,7 +20,7 @@ __all__ = ["ExcludedEdges", "drop_excluded", "keep_included"]
 
 @dataclass(frozen=True, slots=True)
 class ExcludedEdges:
-    """The edges ``src[i] -> dst[i]`` by internal id, ordered by destination."""
+    """The edges ``src[i] -> dst[i]`` by internal id, ordered by destination, then by source."""
 
     src: Tensor
     dst: Tensor
@@ -34,14 +34,14 @@ class ExcludedEdges:
         """
         if reverse:
             src, dst = torch.cat([src, dst]), torch.cat([dst, src])
-        order = torch.argsort(dst, stable=True)
+        by_source = torch.argsort(src)
+        order = by_source[torch.argsort(dst[by_source], stable=True)]
         return cls(src[order], dst[order])
 
 
 @kernel
-def _first_at_least(values: Ids, wanted: int) -> int:
-    low = 0
-    high = values.size
+def _first_at_least(values: Ids, wanted: int, low: int, high: int) -> int:
+    """The first place from ``low`` to ``high`` whose value is not below ``wanted``; ``high`` if there is none."""
     while low < high:
         middle = (low + high) // 2
         if values[middle] < wanted:
@@ -53,7 +53,7 @@ def _first_at_least(values: Ids, wanted: int) -> int:
 
 @kernel
 def drop_excluded(frontier: Ids, indptr: Ids, sources: Ids, places: Ids, src: Ids, dst: Ids) -> None:
-    """Remove the edges ``src -> dst``, which are ordered by ``dst``, from a drawn layer, in place.
+    """Remove the edges ``src -> dst``, which are ordered by ``dst``, then by ``src``, from a drawn layer, in place.
 
     The edges that are kept are moved to the front, and ``indptr`` becomes theirs. ``sources`` and ``places`` may be the
     same array.
@@ -62,14 +62,11 @@ def drop_excluded(frontier: Ids, indptr: Ids, sources: Ids, places: Ids, src: Id
     begin = indptr[0]
     for i in range(frontier.size):
         end = indptr[i + 1]
-        first = _first_at_least(dst, frontier[i])
+        first = _first_at_least(dst, frontier[i], 0, dst.size)
+        stop = _first_at_least(dst, frontier[i] + 1, first, dst.size)
         for e in range(begin, end):
-            kept = True
-            x = first
-            while x < dst.size and dst[x] == frontier[i]:
-                kept &= src[x] != sources[e]
-                x += 1
-            if kept:
+            x = _first_at_least(src, sources[e], first, stop)
+            if x == stop or src[x] != sources[e]:
                 source = sources[e]
                 place = places[e]
                 sources[count] = source

@@ -15,6 +15,7 @@ negative may be an edge of the graph, as in PyG.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ __all__ = ["MODES", "Negatives", "ListedPairs", "StepPairs", "draw_vertices", "p
 
 MODES = ("binary", "triplet", "joint", "in_batch")
 _MAX_VERTICES = 1 << 32
+_MOST = 1 << 20  # negatives of a pair, or of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,18 @@ def parse_negatives(given: object) -> Negatives | None:
     for name in ("src_weight", "dst_weight"):
         if found.get(name) is not None:
             fix = "leave it out: negatives are uniform over all vertices"
-            raise InputError(explain("neg_sampling", f"{name}=None", f"{name} of {len(found[name])} values", fix))
-    is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
-    if not is_number or not 0 < amount < math.inf or (mode != "binary" and amount != math.ceil(amount)):
-        expected = "a positive amount" if mode == "binary" else f"a positive whole amount for {mode}"
-        raise InputError(explain("neg_sampling", expected, amount, fix))
-    return Negatives(mode, amount)
+            got = f"{name} of type {type(found[name]).__name__}"
+            raise InputError(explain("neg_sampling", f"{name}=None", got, fix))
+    is_number = isinstance(amount, Real) and not isinstance(amount, bool)
+    if not is_number or not 0 < amount <= _MOST or (mode != "binary" and amount != math.ceil(amount)):
+        expected = f"a number up to {_MOST}, above 0" if mode == "binary" else f"1 to {_MOST}, for {mode}"
+        raise InputError(explain("the amount of neg_sampling", expected, repr(amount), fix))
+    return Negatives(mode, int(amount) if amount == math.ceil(amount) else float(amount))
 
 
 def draw_vertices(key: int, positions: Tensor, slots: Tensor, num_vertices: int) -> Tensor:
     """An original id for every slot of every list position: a hash of both, uniform over all vertices."""
-    if num_vertices >= _MAX_VERTICES:
+    if positions.numel() and num_vertices >= _MAX_VERTICES:
         fix = "list negative pairs with labels"
         raise InputError(explain("negatives", f"fewer than {_MAX_VERTICES} vertices", num_vertices, fix))
     return bounded(mix(mix(key, positions), slots), num_vertices)

@@ -157,9 +157,14 @@ def link_cross_entropy(out: Tensor, batch: LinkBatch) -> TargetLoss:
     """
     mode = batch.pair_rows.mode
     if mode == "binary":
-        score = out if out.dim() == 1 else _dot(out, batch.edge_label_index)
+        score = out if out.dim() == 1 else _dot(_rows(out, batch), batch.edge_label_index)
+        if score.shape != batch.edge_label.shape:
+            fix = "return one score for each, and give one label per pair"
+            expected = f"{list(batch.edge_label.shape)}, as the labels have"
+            raise InputError(explain("the scores of pairs", expected, list(score.shape), fix))
         return TargetLoss(F.binary_cross_entropy_with_logits(score, batch.edge_label.to(score.dtype), reduction="none"))
     if mode == "in_batch":
+        out = _rows(out, batch)
         scores = out[batch.src_index] @ out[batch.candidates].T
         return TargetLoss(F.cross_entropy(scores, batch.own_columns, reduction="none"))
     positive, negative = _scores(out, batch)
@@ -174,12 +179,24 @@ def bpr(out: Tensor, batch: LinkBatch) -> TargetLoss:
     return TargetLoss(F.softplus(negative - positive.unsqueeze(1)).mean(1))
 
 
+def _rows(out: Tensor, batch: LinkBatch) -> Tensor:
+    """The rows of the endpoints. Other outputs, such as scores of shape [n, 1], must not be indexed by endpoints."""
+    num_rows = batch.endpoint_ids.numel()
+    if out.dim() != 2 or out.size(0) != num_rows:
+        fix = "return the rows of batch.endpoints, or one score per column of edge_label_index as a vector"
+        raise InputError(
+            explain("the model's output", f"[{num_rows}, ...], one row per endpoint", list(out.shape), fix)
+        )
+    return out
+
+
 def _dot(out: Tensor, index: Tensor) -> Tensor:
     return (out[index[0]] * out[index[1]]).sum(-1)
 
 
 def _scores(out: Tensor, batch: LinkBatch) -> tuple[Tensor, Tensor]:
     """The scores of pairs [n] and of their negatives [n, K]."""
+    out = _rows(out, batch)
     src = out[batch.src_index]
     positive = (src * out[batch.dst_pos_index]).sum(-1)
     rows = batch.dst_neg_index

@@ -144,6 +144,9 @@ def verify(
     ranks = resolve_mesh(mesh, "gsplit.verify")
     store = as_graph_store(graph, partition)
     has_pairs = edge_label_index is not None
+    if not has_pairs and (edge_label is not None or neg_sampling is not None):
+        fix = "give edge_label_index, the name of stored pairs or a tensor [2, n]"
+        raise InputError(explain("edge_label_index", "pairs, for edge_label and neg_sampling", None, fix))
     loss = resolve_loss(loss_fn, of_pairs=has_pairs)
     make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, store, num_neighbors, input_nodes)
     if has_pairs:

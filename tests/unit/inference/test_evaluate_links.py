@@ -13,6 +13,7 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.inference.evaluate_links import ranks_among
 from gsplit.keys import scalar
+from gsplit.store.in_memory import MemoryStore
 
 WIDTH = 5
 
@@ -63,10 +64,12 @@ def test_ties_count_half_and_nan_loses() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metrics": ["auc"]}, "metrics: expected mrr or hits@K .got auc"),
-        ({"metrics": ["hits@0"]}, "metrics: expected mrr or hits@K .got hits@0"),
-        ({"metrics": []}, "metrics: expected at least one"),
-        ({"num_negatives": 0}, "num_negatives: expected a positive number .got 0"),
+        ({"metrics": ["auc"]}, "metric: expected mrr or hits@K for pairs .got auc"),
+        ({"metrics": ["myhits@5"]}, "metric: expected mrr or hits@K for pairs .got myhits@5"),
+        ({"metrics": [5]}, "metric: expected mrr or hits@K for pairs .got 5"),
+        ({"metrics": ["hits@0"]}, "metric: expected mrr or hits@K for pairs .got hits@0"),
+        ({"metrics": []}, "metric: expected at least one"),
+        ({"num_negatives": 0}, "num_negatives: expected a positive number for each pair .got 0"),
         ({"pairs": torch.zeros(2, 0, dtype=torch.int64)}, "pairs: expected at least one pair .got 0 pairs"),
         ({"pairs": torch.tensor([[0], [VERTICES]])}, f"pairs: expected original ids in 0..{VERTICES - 1} .got 90..90"),
         ({"decoder": lambda src, dst: src[:, :2]}, "decoder: expected 46 scores"),
@@ -77,6 +80,43 @@ def test_other_arguments_are_refused(options: dict[str, Any], message: str) -> N
     pairs = options.pop("pairs", pairs_of())
     with pytest.raises(InputError, match=message):
         gsplit.evaluate_links(_model(), store, pairs, **{"num_negatives": 3, **options})
+
+
+@pytest.mark.parametrize("size", [5, 1 << 16])
+def test_many_candidates_are_ranked_in_slices(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A round of 5 endpoints: 23 candidates of a pair come in 5 slices, and the ranks are the same."""
+    store, _ = link_store("mixed")
+    monkeypatch.setattr("gsplit.inference.evaluate_links._ROUND_ENDPOINTS", size)
+    most = 0
+
+    def score(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, src.size(0))
+        return (src * dst).sum(-1)
+
+    metrics = ("mrr", "hits@1", "hits@5")
+    found = gsplit.evaluate_links(_model(), store, pairs_of(), metrics=metrics, num_negatives=23, decoder=score)
+    assert most == min(size, 46 * 23)
+    monkeypatch.undo()
+    assert found == gsplit.evaluate_links(_model(), store, pairs_of(), metrics=metrics, num_negatives=23)
+
+
+def test_a_candidate_that_is_the_destination_is_a_tie_for_every_decoder() -> None:
+    """A linear layer may round the same row differently in another batch of rows."""
+    store, _ = link_store("mixed")
+    pairs = pairs_of()
+    negatives = pairs[1].unsqueeze(1).repeat(1, 30).numpy()
+    arrays = store.arrays | {"pairs/test": pairs.T.numpy(), "pair_negatives/test": negatives}
+    named = MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes)
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 100), torch.nn.Tanh(), torch.nn.Linear(100, 1)).double()
+    found = gsplit.evaluate_links(_model(), named, "test", metrics=["mrr"], decoder=lambda a, b: layers(a * b))
+    assert found["mrr"] == pytest.approx(1 / 16, abs=1e-12)
+    none = MemoryStore(
+        store.graph, store.part_boundaries, arrays | {"pair_negatives/test": negatives[:, :0]}, store.dtypes
+    )
+    with pytest.raises(InputError, match="pair_negatives/test: expected a positive number for each pair .got 0"):
+        gsplit.evaluate_links(_model(), none, "test")
 
 
 def test_a_model_that_decodes_pairs_needs_a_decoder() -> None:

@@ -76,6 +76,10 @@ def test_labels_are_raised_for_binary_negatives() -> None:
     label = torch.tensor([0, 1, 0])
     assert next(iter(_loader(edge_label=label))).edge_label.tolist() == [0, 1, 0]
     assert next(iter(_loader(edge_label=label, neg_sampling="binary"))).edge_label.tolist() == [1, 2, 1, 0, 0, 0]
+    narrow = torch.tensor([0, 127, 1], dtype=torch.int8)
+    assert next(iter(_loader(edge_label=narrow, neg_sampling="binary"))).edge_label.tolist() == [1, 128, 2, 0, 0, 0]
+    learnt = torch.ones(3, requires_grad=True)
+    assert next(iter(_loader(edge_label=learnt))).edge_label.tolist() == [1, 1, 1]
     label = torch.tensor([3, 1, 2])
     assert next(iter(_loader(edge_label=label, neg_sampling="binary"))).edge_label.tolist() == [3, 1, 2, 0, 0, 0]
 
@@ -121,9 +125,14 @@ def test_any_step_can_be_made_and_an_epoch_is_resumed() -> None:
             "strategy='auto': expected vertices as targets, which the planner can count .got 3 pairs",
         ),
         ({"exclude_seed_edges": "both"}, "exclude_seed_edges: expected 'reverse', True or False .got 'both'"),
-        ({"edge_label": torch.ones(2)}, r"edge_label: expected 3 labels .got \[2\]"),
+        ({"exclude_seed_edges": torch.ones(3)}, "exclude_seed_edges: expected 'reverse', True or False"),
+        ({"edge_label": torch.ones(2)}, r"edge_label: expected a tensor of 3 labels, .*got torch.float32 \[2\]"),
+        ({"edge_label": [1, 0, 1]}, "edge_label: expected a tensor of 3 labels, not bfloat16 .got list"),
+        ({"edge_label": torch.ones(3, dtype=torch.bfloat16)}, r"not bfloat16 .got torch.bfloat16 \[3\]"),
         ({"edge_label": torch.ones(3), "neg_sampling": "joint"}, "edge_label: expected None for neg_sampling joint"),
-        ({"pairs": torch.zeros(3, 2)}, r"edge_label_index: expected a tensor \[2, n\] of integers .got torch.float32"),
+        ({"pairs": torch.zeros(3, 2)}, r"edge_label_index: expected a name, or a tensor \[2, n\] .*got torch.float32"),
+        ({"pairs": [[0, 1], [1, 2]]}, r"edge_label_index: expected a name, or a tensor \[2, n\] .*got list"),
+        ({"pairs": (("a", "to", "a"), PAIRS)}, r"edge_label_index: expected a name, or a tensor .*got tuple"),
         ({"num_workers": 2}, "option num_workers"),
         ({"edge_label_time": 2}, "temporal sampling is not built"),
         ({"neg_sampling_ratio": 2}, "use neg_sampling=dict"),

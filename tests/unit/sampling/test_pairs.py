@@ -94,6 +94,7 @@ def test_negative_sampling_is_given_as_in_pyg() -> None:
     assert parse_negatives("triplet") == Negatives("triplet", 1)
     assert parse_negatives({"mode": "binary", "amount": 0.5}) == Negatives("binary", 0.5)
     assert parse_negatives(NegativeSampling("triplet", 3)) == Negatives("triplet", 3)
+    assert parse_negatives({"mode": "triplet", "amount": np.int64(2)}) == Negatives("triplet", 2)
     assert str(Negatives("binary", 2)) == "binary 2" and str(Negatives("in_batch")) == "in_batch"
 
 
@@ -102,14 +103,32 @@ def test_negative_sampling_is_given_as_in_pyg() -> None:
     [
         ("hard", "neg_sampling: expected one of binary, triplet, joint, in_batch, with an amount .got hard"),
         ({"mode": "binary", "ratio": 2}, "neg_sampling: expected one of .*ratio"),
-        ({"mode": "triplet", "amount": 0.5}, "a positive whole amount for triplet .got 0.5"),
-        ({"mode": "binary", "amount": 0}, "a positive amount .got 0"),
-        (NegativeSampling("binary", dst_weight=torch.ones(3)), "dst_weight=None .got dst_weight of 3 values"),
+        ({"mode": "triplet", "amount": 0.5}, "expected 1 to 1048576, for triplet .got 0.5"),
+        ({"mode": "binary", "amount": 0}, "expected a number up to 1048576, above 0 .got 0"),
+        ({"mode": "binary", "amount": 1e15}, "a number up to 1048576, above 0 .got 1000000000000000.0"),
+        ({"mode": "joint", "amount": "2"}, "1 to 1048576, for joint .got '2'"),
+        (NegativeSampling("binary", dst_weight=torch.ones(3)), "dst_weight=None .got dst_weight of type Tensor"),
+        ({"mode": "binary", "src_weight": 3}, "src_weight=None .got src_weight of type int"),
     ],
 )
 def test_other_negative_sampling_is_refused(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_negatives(given)
+
+
+def test_pairs_without_negatives_may_be_of_any_number_of_vertices() -> None:
+    assert ListedPairs.listed(np.array([[0, 1]])).for_step(StepKey(0, 0, 0), 2, None, 1 << 33).num_pairs == 1
+
+
+def test_excluding_the_edges_of_a_hub_takes_a_bisection_for_each() -> None:
+    """By a search through all excluded edges of the hub it would be 4e10 comparisons: minutes."""
+    n = 200_000
+    graph = memory_store(n, np.arange(1, n), np.zeros(n - 1, np.int64)).graph
+    sampler = HostNeighborSampler(graph, np.empty(0, np.int64))
+    leaves = torch.arange(1, n, 2)
+    sampler.excluded = ExcludedEdges.of(leaves, torch.zeros_like(leaves), reverse=True)
+    drawn = sampler.start(torch.tensor([0])).sample_layer(1, -1)
+    assert drawn.num_edges == n - 1 - leaves.numel()
 
 
 def test_ids_outside_the_graph_are_refused() -> None:

@@ -74,6 +74,11 @@ def test_nothing_to_compare_is_refused() -> None:
         _verify(nodes=torch.empty(0, dtype=torch.int64))
 
 
+def test_negatives_without_pairs_are_refused() -> None:
+    with pytest.raises(InputError, match="edge_label_index: expected pairs, for edge_label and neg_sampling .got None"):
+        _verify(neg_sampling="binary")
+
+
 def test_the_matrix_does_not_overlook_what_is_no_number() -> None:
     one = TrainedCase([{1: [0.0]}], [0.0], [[[0.0]]], {"w": [0.0]})
     bad = TrainedCase([{1: [NAN]}], [NAN], [[[NAN]]], {"w": [NAN]})
