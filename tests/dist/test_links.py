@@ -32,6 +32,11 @@ SOME = [
     *(LinkCase(strategy, "binary", exclude=exclude) for strategy in ("split", "data") for exclude in (True, False)),
     *(LinkCase(strategy, "in_batch", parts="first", batch_size=3) for strategy in STRATEGIES),
     *(LinkCase(strategy, "triplet", parts="first", prefetch=1) for strategy in STRATEGIES),
+    *(
+        LinkCase(strategy, "binary", sampler=sampler)
+        for strategy in ("split", "data")
+        for sampler in ("labor", "replace")
+    ),
 ]
 RUNS: list[tuple[int, int, list[LinkCase]]] = [
     (2, 1, GRID),
@@ -42,9 +47,9 @@ RUNS: list[tuple[int, int, list[LinkCase]]] = [
 
 
 @cache
-def _alone(mode: str, exclude: Any, batch_size: int) -> LinkResult:
+def _alone(mode: str, exclude: Any, batch_size: int, sampler: str = "uniform") -> LinkResult:
     """One process on the graph in its original order."""
-    case = LinkCase("split", mode, exclude, parts="original", batch_size=batch_size)
+    case = LinkCase("split", mode, exclude, parts="original", batch_size=batch_size, sampler=sampler)
     return train_links(solo_mesh(), [case])[0]
 
 
@@ -59,7 +64,7 @@ def _together(ranks: int, replicas: int) -> list[list[LinkResult]]:
 def _cases(ranks: int, replicas: int) -> list[tuple[LinkCase, list[LinkResult], LinkResult]]:
     cases = next(found for number, split, found in RUNS if (number, split) == (ranks, replicas))
     return [
-        (case, found, _alone(case.negatives, case.exclude, case.batch_size))
+        (case, found, _alone(case.negatives, case.exclude, case.batch_size, case.sampler))
         for case, found in zip(cases, _together(ranks, replicas), strict=True)
     ]
 

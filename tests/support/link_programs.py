@@ -1,6 +1,6 @@
 """What ranks run in the tests of link prediction: some steps of training on pairs, and what they saw."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,10 @@ import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.in_memory import MemoryStore, renumbered_store
+from gsplit.store.reader import Store
 
 VERTICES, WIDTH, BATCH, SEED = 90, 5, 16, 5
 NEGATIVES: dict[str, Any] = {
@@ -39,6 +42,7 @@ __all__ = [
     "link_loader",
     "link_store",
     "pairs_of",
+    "store_with_pairs",
     "train_links",
     "train_piece_of_links",
     "train_pieces_of_links",
@@ -56,6 +60,7 @@ class LinkCase:
     prefetch: int = 0
     parts: str = "mixed"
     batch_size: int = BATCH
+    sampler: str = "uniform"
 
 
 @dataclass
@@ -106,6 +111,21 @@ def link_store(parts: str) -> tuple[MemoryStore, dict[int, Ownership]]:
     return MemoryStore(store.graph, [0, VERTICES], store.arrays, store.dtypes), owners
 
 
+def store_with_pairs(path: Path, num_vertices: int = 300, num_pairs: int = 200) -> Store:
+    """A store without labels whose edges are also pairs: train, val, test, and some with labels of 0 and 1."""
+    planted = PlantedGraph(num_vertices, 8 * num_vertices, num_features=WIDTH, seed=3)
+    store = build_store(replace(synthetic_source(planted), y=None, class_names=(), targets={}), path)
+    graph = store.graph
+    dst = np.repeat(np.arange(num_vertices), graph.in_degrees())
+    edges = np.stack([np.asarray(graph.indices, np.int64), dst])
+    edges = edges[:, np.random.default_rng(0).permutation(graph.num_edges)]
+    for number, name in enumerate(("train", "val", "test", "labelled")):
+        labels = np.arange(num_pairs) % 2 if name == "labelled" else None
+        pairs = edges[:, number * num_pairs : (number + 1) * num_pairs]
+        store = gsplit.add_pairs(store, name, pairs, labels=labels)
+    return store
+
+
 def link_loader(mesh: Mesh, case: LinkCase) -> gsplit.LinkNeighborLoader:
     store, owners = link_store(case.parts)
     pairs = pairs_of()
@@ -122,6 +142,8 @@ def link_loader(mesh: Mesh, case: LinkCase) -> gsplit.LinkNeighborLoader:
         strategy=case.strategy,
         ownership=owners[mesh.num_splits],
         prefetch=case.prefetch,
+        sampler="uniform" if case.sampler == "replace" else case.sampler,
+        replace=case.sampler == "replace",
         seed=SEED,
     )
 
@@ -302,6 +324,9 @@ def evaluate_pairs(mesh: Mesh, numberings: list[str]) -> list[list[dict[str, flo
     torch.manual_seed(2)
     encoder = gsplit.parallelize(GraphSAGE(WIDTH, 8, 2, 6, dropout=0.5).double(), mesh)
     decoder = gsplit.parallelize(PairScores().double(), mesh)
+    if mesh.size > 1:  # refused on all ranks, before a round that only some have
+        with pytest.raises(gsplit.InputError, match="evaluate_links: pairs: expected the same on every rank"):
+            gsplit.evaluate_links(encoder, link_store("mixed")[0], pairs_of()[:, : 1 + mesh.rank])
     return [_evaluate_pairs(mesh, parts, encoder, decoder) for parts in numberings]
 
 

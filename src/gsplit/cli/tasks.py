@@ -318,7 +318,7 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.minibatch.strategy_names import parse_strategy
     from gsplit.nn.parallelize import parallelize
     from gsplit.planner.auto import AUTO
-    from gsplit.run.choices import check_labels, fitting_loss
+    from gsplit.run.choices import check_labels, choose_for_pairs, fitting_loss, refuse_link_settings
     from gsplit.run.recipe import build_model, shape_of
     from gsplit.sampling.draws import DrawOptions
 
@@ -331,8 +331,12 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     if nproc % settings.replicas:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
     own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)
-    store.stored_array(f"targets/{settings.targets}")
-    check_labels(store, settings.targets, settings.loss or fitting_loss(store, settings.targets))
+    if settings.of_pairs:
+        settings = choose_for_pairs(settings, store)
+    else:
+        refuse_link_settings(settings)
+        store.stored_array(f"targets/{settings.targets}")
+        check_labels(store, settings.targets, settings.loss or fitting_loss(store, settings.targets))
     parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())
 
 

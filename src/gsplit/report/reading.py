@@ -85,7 +85,8 @@ class Run:
     @property
     def metric(self) -> Metric:
         """The metric that decides which weights are best; runs of older versions have accuracy."""
-        return check_metrics((self.settings.metric or "accuracy").split(","))[0]
+        settings = self.settings
+        return check_metrics((settings.metric or "accuracy").split(","), of_pairs=settings.of_pairs)[0]
 
     @property
     def best_score(self) -> float | None:

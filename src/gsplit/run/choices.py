@@ -27,13 +27,20 @@ from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.reader import Store
-from gsplit.training.losses import LossFunction, named_loss, weighted_cross_entropy
+from gsplit.training.losses import (
+    LINK_LOSSES,
+    LossFunction,
+    PairLossFunction,
+    named_loss,
+    weighted_cross_entropy,
+)
 
 __all__ = [
     "balanced_weights",
     "check_degrees",
     "check_labels",
     "check_metric_labels",
+    "choose_for_pairs",
     "choose_loss",
     "choose_strategy",
     "fitting_loss",
@@ -43,6 +50,7 @@ __all__ = [
     "make_loss",
     "num_outputs",
     "own_labels",
+    "refuse_link_settings",
 ]
 
 _VERIFY = "run gsplit inspect --verify, then restore the store or import it again"
@@ -51,6 +59,9 @@ _CONVERT = "import the labels in another form, or choose another --loss"
 
 def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView | None = None) -> TrainSettings:
     """The settings with a loss and a metric in place of None; the view shows the choice. A collective."""
+    if settings.of_pairs:
+        return choose_for_pairs(settings, store)
+    refuse_link_settings(settings)
     if settings.loss is not None:
         return settings.model_copy(update={"metric": settings.metric or DEFAULT_METRICS[settings.loss]})
     loss = fitting_loss(store, settings.targets)
@@ -61,6 +72,39 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
     metric = settings.metric or DEFAULT_METRICS[loss]
     (view or RunView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
     return settings.model_copy(update={"loss": loss, "metric": metric})
+
+
+def refuse_link_settings(settings: TrainSettings) -> None:
+    """Refuse what only link prediction has in a run on vertices."""
+    given = {"loss": settings.loss == "bpr", "neg_sampling": settings.neg_sampling is not None}
+    for name, is_given in given.items():
+        if is_given:
+            fix = "add --task link, or leave it out"
+            raise InputError(explain(name, "a setting of --task node", getattr(settings, name), fix))
+
+
+def choose_for_pairs(settings: TrainSettings, store: Store) -> TrainSettings:
+    """The settings of link prediction with loss, metric and negatives in place of None; refused if they do not fit."""
+    labels = store.pair_labels(settings.pairs)
+    loss = settings.loss or "cross_entropy"
+    if loss not in LINK_LOSSES:
+        raise InputError(explain("loss", f"{' or '.join(LINK_LOSSES)} for --task link", loss, "choose one of these"))
+    fitting = "triplet" if loss == "bpr" else "binary"
+    mode = settings.neg_sampling or (fitting if labels is None else "none")
+    if loss == "bpr" and mode not in ("triplet", "joint"):
+        fix = "choose one of these, or --loss cross_entropy"
+        raise InputError(explain("neg_sampling", "triplet or joint for --loss bpr", mode, fix))
+    if (labels is None) == (mode == "none"):
+        expected = "none, because the pairs have labels" if mode != "none" else "negatives, or pairs with labels"
+        raise InputError(explain("neg_sampling", expected, mode, "leave it out"))
+    if settings.count_targets(store) == 0:
+        raise InputError(explain(f"pairs/{settings.pairs}", "at least one pair", "an empty list", "name other pairs"))
+    if labels is not None and not ((labels == 0) | (labels == 1)).all():
+        other = labels[(labels != 0) & (labels != 1)][0]
+        raise InputError(explain(f"pair_labels/{settings.pairs}", "labels 0 and 1", other, "store other labels"))
+    if settings.class_weights is not None:
+        raise InputError(explain("class_weights", "a task with classes", "--task link", "leave one of them out"))
+    return settings.model_copy(update={"loss": loss, "metric": settings.metric or "mrr,hits@10", "neg_sampling": mode})
 
 
 def fitting_loss(store: Store, targets: str) -> str:
@@ -179,9 +223,11 @@ def _describe(store: Store, loss: str) -> str:
 _BALANCED = "balanced"
 
 
-def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction:
+def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction | PairLossFunction:
     """The loss function of settings whose loss was chosen. A collective for balanced weights."""
     assert settings.loss is not None
+    if settings.of_pairs:
+        return LINK_LOSSES[settings.loss]
     if settings.class_weights is None:
         return named_loss(settings.loss)
     if settings.loss != "cross_entropy":

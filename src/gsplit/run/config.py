@@ -6,7 +6,7 @@ generated from its fields. Settings exist only in this layer: classes below take
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
@@ -16,7 +16,11 @@ from gsplit.errors import InputError
 from gsplit.files.untrusted import Expected, read_document
 from gsplit.partitioning.settings import SamplerOptions
 
+if TYPE_CHECKING:
+    from gsplit.store.reader import Store
+
 __all__ = [
+    "LINK_SETTINGS",
     "MAX_LAYERS",
     "MODELS",
     "TrainSettings",
@@ -34,6 +38,9 @@ MAX_LAYERS = 64
 _MOST = 1 << 40  # steps and targets: products stay within 64 bits
 _LARGEST_RATE = 1e6  # its square is finite in float32
 
+LINK_SETTINGS = frozenset({"task", "pairs", "neg_sampling", "num_negatives", "embedding", "ranked_negatives"})
+"""Settings that only link prediction has."""
+
 _ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
 """Marks settings that ``gsplit verify`` does not have."""
 _SIZE: JsonDict = _ONLY_TRAINING | {"metavar": "SIZE"}
@@ -45,6 +52,9 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=1000)
 
+    task: Literal["node", "link"] = Field(
+        "node", description="what to learn: labels of vertices, or pairs of vertices (link prediction)"
+    )
     model: str = Field("sage", description=f"{', '.join(MODELS[:-1])} or {MODELS[-1]}")
     hidden: int = Field(256, ge=1, le=1 << 20, description="width of the hidden layers")
     heads: int = Field(4, ge=1, le=1 << 12, description="attention heads of gat, gatv2 and transformer")
@@ -82,8 +92,9 @@ class TrainSettings(BaseModel):
         description="stop after this number of steps, regardless of --epochs",
         json_schema_extra=_ONLY_TRAINING,
     )
-    loss: Literal["cross_entropy", "bce", "mse", "l1", "huber"] | None = Field(
-        None, description="loss function, by PyTorch's names [default: what fits the labels]"
+    loss: Literal["cross_entropy", "bce", "mse", "l1", "huber", "bpr"] | None = Field(
+        None,
+        description="loss function, by PyTorch's names; cross_entropy or bpr for pairs [default: what fits the labels]",
     )
     class_weights: str | None = Field(
         None,
@@ -92,8 +103,8 @@ class TrainSettings(BaseModel):
     )
     metric: str | None = Field(
         None,
-        description="metrics to evaluate: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; of several, as in "
-        "rmse,mae, the first decides what is best [default: what fits the loss]",
+        description="metrics to evaluate: accuracy, f1_micro, f1_macro, roc_auc, rmse, mae; mrr, hits@K for pairs; of "
+        "several, as in rmse,mae, the first decides what is best [default: what fits the loss]",
         json_schema_extra=_ONLY_TRAINING,
     )
     lr: float = Field(1e-3, gt=0.0, le=_LARGEST_RATE, description="learning rate of Adam")
@@ -111,6 +122,21 @@ class TrainSettings(BaseModel):
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="seed of the mini-batches, the dropout and the initial weights")
     targets: str = Field("train", description="stored targets to train on")
+    pairs: str = Field("train", description="stored pairs to train on, for --task link")
+    neg_sampling: Literal["none", "binary", "triplet", "joint", "in_batch"] | None = Field(
+        None, description="negatives for --task link [default: binary; triplet for bpr; none for pairs with labels]"
+    )
+    num_negatives: float = Field(
+        1.0, gt=0.0, le=1 << 20, description="negatives per pair, or per step if they are joint, for --task link"
+    )
+    embedding: int = Field(64, ge=1, le=1 << 20, description="width of the embeddings, for --task link")
+    ranked_negatives: int = Field(
+        1000,
+        ge=1,
+        le=_MOST,
+        description="negatives to rank a pair among in evaluations for --task link, if none are stored",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     features: str = Field("x", description="stored features to train from; several, side by side: x,z")
     cache: str = Field(
         "0",
@@ -210,6 +236,15 @@ class TrainSettings(BaseModel):
             "replace": self.replace,
             "layer_dependency": self.layer_dependency,
         }
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether the run is of link prediction."""
+        return self.task == "link"
+
+    def count_targets(self, store: "Store") -> int:
+        """The targets of an epoch: vertices or pairs."""
+        return store.pairs(self.pairs).shape[0] if self.of_pairs else store.stored_targets(self.targets)[2]
 
     def steps_per_epoch(self, num_targets: int) -> int:
         """Steps of the optimizer in an epoch of so many targets."""

@@ -22,24 +22,29 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import InferenceResult, ModelShape
+from gsplit.sampling.pairs import Negatives, parse_negatives
 from gsplit.store.reader import Store
 from gsplit.training.verification import Verification, verify
 
 __all__ = [
     "ArrayOptions",
+    "PairOptions",
     "array_names",
     "build_model",
     "check_new_file",
     "choose_what",
     "infer_run",
+    "pair_options",
     "shape_of",
     "verify_run",
 ]
 
 
 def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
-    """Input and output width of a model for a store."""
-    outputs = num_outputs(store, settings.loss or fitting_loss(store, settings.targets))
+    """Input and output width of a model for a store. The outputs of link prediction are embeddings."""
+    outputs = settings.embedding
+    if not settings.of_pairs:
+        outputs = num_outputs(store, settings.loss or fitting_loss(store, settings.targets))
     if outputs < 1:
         raise InputError(explain("y", "at least one class", f"{outputs} classes", "import labels with the graph"))
     edge_features = None
@@ -50,7 +55,7 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
         num_features=_num_columns(store, settings),
         num_classes=outputs,
         num_edge_features=edge_features,
-        class_names=store.class_names,
+        class_names=() if settings.of_pairs else store.class_names,
         feature_columns=_columns(store, settings),
     )
 
@@ -86,6 +91,21 @@ class ArrayOptions(TypedDict):
     features: list[str]
     edge_attr: str | None
     edge_weight: str | None
+
+
+class PairOptions(TypedDict, total=False):
+    """The pairs of a run, as keyword arguments of the loader of pairs and of verification."""
+
+    edge_label_index: str
+    neg_sampling: Negatives | None
+
+
+def pair_options(settings: TrainSettings) -> PairOptions:
+    """The pairs and negatives of a run of link prediction whose loss was chosen."""
+    mode = settings.neg_sampling
+    assert mode is not None  # choose_loss
+    negatives = None if mode == "none" else parse_negatives({"mode": mode, "amount": settings.num_negatives})
+    return {"edge_label_index": settings.pairs, "neg_sampling": negatives}
 
 
 def array_names(settings: TrainSettings) -> ArrayOptions:
@@ -152,10 +172,11 @@ def infer_run(
 
 def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
     """What to write: the given choice if it fits the model, otherwise the default of the file."""
-    classifies = settings.loss in (None, "cross_entropy")  # None: a run of an older version
+    classifies = not settings.of_pairs and settings.loss in (None, "cross_entropy")  # None: a run of an older version
     if what not in (None, "outputs") and not classifies:
         fix = "leave --what out: the file holds the values"
-        raise InputError(explain("--what", f"outputs, for a model trained with {settings.loss}", what, fix))
+        trained = "on pairs" if settings.of_pairs else f"with {settings.loss}"
+        raise InputError(explain("--what", f"outputs, for a model trained {trained}", what, fix))
     return what or default_what(out, classifies=classifies)
 
 
@@ -171,11 +192,13 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
     settings = choose_loss(settings, store, mesh)
     shape = shape_of(store, settings)
     settings = choose_strategy(settings, shape, store, mesh)
+    pairs: PairOptions = pair_options(settings) if settings.of_pairs else {}
     return verify(
         build_model(settings, shape, store),
         store,
         settings.fanout,
-        settings.targets,
+        None if settings.of_pairs else settings.targets,
+        **pairs,
         batch_size=settings.batch_size,
         mesh=mesh,
         strategy=settings.strategy,

@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any, cast
 
 import torch
 
@@ -22,7 +24,10 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.distributed.watch.stragglers import WaitClock
 from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
+from gsplit.inference.evaluate_links import LinkEvaluationOptions
 from gsplit.inference.metrics import Metric, check_metrics
+from gsplit.loading.batch_loader import BatchLoader
+from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
 from gsplit.loading.plan import stored_checksums
 from gsplit.nn.parallelize import parallelize
@@ -34,7 +39,7 @@ from gsplit.run.choices import (
     hint_at_partitioning,
     make_loss,
 )
-from gsplit.run.config import TrainSettings
+from gsplit.run.config import LINK_SETTINGS, TrainSettings
 from gsplit.run.folder import (
     begin_run,
     check_new_run,
@@ -48,7 +53,7 @@ from gsplit.run.folder import (
     training_folder,
     write_settings,
 )
-from gsplit.run.recipe import array_names, build_model, shape_of
+from gsplit.run.recipe import array_names, build_model, pair_options, shape_of
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
 from gsplit.sampling.draws import DrawOptions
 from gsplit.store.reader import Store
@@ -105,7 +110,7 @@ class _Run:
     def metrics(self) -> list[Metric]:
         """The metrics of an evaluation; the first one decides which weights are best."""
         assert self.settings.metric is not None  # choose_loss
-        return check_metrics(self.settings.metric.split(","))
+        return check_metrics(self.settings.metric.split(","), of_pairs=self.settings.of_pairs)
 
     @property
     def saves(self) -> bool:
@@ -114,21 +119,25 @@ class _Run:
 
     @property
     def evaluated(self) -> list[str]:
-        """The names of the targets that are evaluated."""
+        """The names of the targets or pairs that are evaluated."""
+        if self.settings.of_pairs:
+            listed = [name for name in ("val", "test") if name in self.store.pair_names]
+            return [name for name in listed if self.store.pairs(name).shape[0]]
         stored = [name for name in ("val", "test") if f"targets/{name}" in self.store.names]
         return [name for name in stored if self.store.stored_targets(name)[2]]
 
     @property
     def num_steps(self) -> int:
         """Steps of the whole run, unless it stops early."""
-        num_targets = self.store.stored_targets(self.settings.targets)[2]
+        num_targets = self.settings.count_targets(self.store)
         return self.settings.steps or self.settings.epochs * self.settings.steps_per_epoch(num_targets)
 
     @property
     def description(self) -> dict[str, str]:
         """What a resumed run must have in common with the checkpoint, beside loader, model and optimizer."""
         settings = self.settings
-        described = settings.model_dump(exclude={*_ADJUSTABLE, *settings.sampler_options})
+        others = set() if settings.of_pairs else LINK_SETTINGS
+        described = settings.model_dump(exclude={*_ADJUSTABLE, *settings.sampler_options, *others})
         found = {name: str(value) for name, value in described.items()}
         sampler = str(DrawOptions(**settings.sampler_options))
         if sampler:  # as in the description of a loader
@@ -140,7 +149,11 @@ class _Run:
         found["store parts"] = str(len(self.store.part_boundaries) - 1)
         arrays = ["indptr", "indices", "original_ids", "y"]
         arrays += [f"features/{name}" for name in settings.feature_names]
-        arrays += [f"targets/{name}" for name in (settings.targets, "val", "test")]
+        if settings.of_pairs:
+            lists = (settings.pairs, "val", "test")
+            arrays += [f"{kind}/{name}" for kind in ("pairs", "pair_labels", "pair_negatives") for name in lists]
+        else:
+            arrays += [f"targets/{name}" for name in (settings.targets, "val", "test")]
         arrays += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight, settings.weight_attr)]
         return found | stored_checksums(self.store, arrays)
 
@@ -205,9 +218,10 @@ def train_run(
     settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
     run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
-    run_on_all_ranks(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
+    if not settings.of_pairs:
+        run_on_all_ranks(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
     schedule = _make_schedule(run)
-    if schedule.every != 0:
+    if schedule.every != 0 and not settings.of_pairs:
         check_metric_labels(store, run.evaluated, run.metrics, run.loss, mesh)
     checkpoint = None
     with ExitStack() as lock:  # entered on rank 0
@@ -246,7 +260,8 @@ def _read_checkpoint(run: _Run, out: Path, view: RunView) -> Checkpoint:
     """The latest checkpoint; one of a different training is refused before any file is changed. A collective."""
     checkpoint = read_on_all_ranks(run.mesh.world, checkpoint_folder(training_folder(out)))
     saved = checkpoint.manifest
-    saved.compare(CheckpointManifest({**saved.fixed, **run.description}), checkpoint.path)
+    others = {name: value for name, value in saved.fixed.items() if name != "sampler"}  # not set: the uniform one
+    saved.compare(CheckpointManifest({**others, **run.description}), checkpoint.path)
     for text in checkpoint.damaged:
         view.note(f"not used: {text}")
     return checkpoint
@@ -278,9 +293,11 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
     if schedule.is_due(state, last=is_over):
         if run.saves:  # a run that is killed during a long evaluation repeats only the evaluation
             trainer.save_in_background()
-        scores = trainer.evaluate(
-            run.store, run.evaluated, keep_best="val", workspace=run.workspace, **array_names(run.settings)
-        )
+        options: LinkEvaluationOptions = {"workspace": run.workspace}
+        options.update(cast(LinkEvaluationOptions, array_names(run.settings)))
+        if run.settings.of_pairs:
+            options["num_negatives"] = run.settings.ranked_negatives
+        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **options)
         if "val" not in scores:
             view.note(f"{run.metrics[0].name} of val is not a finite number: this epoch cannot be the best")
         if run.saves:
@@ -335,12 +352,16 @@ def _make_schedule(run: _Run) -> EvaluationSchedule:
     names = run.evaluated
     if (settings.evaluate_every or settings.patience) and "val" not in names:
         key = "evaluate_every" if settings.evaluate_every else "patience"
-        got = f"{run.store.path} with {', '.join(names) or 'neither val nor test'} targets"
-        fix = "import the store with val targets, or leave the option out"
-        raise InputError(explain(key, "val targets to evaluate on", got, fix))
+        what = "pairs" if settings.of_pairs else "targets"
+        got = f"{run.store.path} with {', '.join(names) or 'neither val nor test'} {what}"
+        fix = f"import the store with val {what}, or leave the option out"
+        raise InputError(explain(key, f"val {what} to evaluate on", got, fix))
     every = settings.evaluate_every if "val" in names else 0
-    cost = 0 if every is not None else count_evaluation_edges(run.store, names, run.mesh, settings.num_layers)
-    return EvaluationSchedule(every, cost)
+    if every is not None:
+        return EvaluationSchedule(every, cost=0)
+    if settings.of_pairs:  # with their negatives they mostly reach every vertex
+        return EvaluationSchedule(every, cost=settings.num_layers * run.store.num_edges)
+    return EvaluationSchedule(every, count_evaluation_edges(run.store, names, run.mesh, settings.num_layers))
 
 
 def _learning_rate(settings: TrainSettings, num_steps: int) -> Callable[[int], float]:
@@ -414,10 +435,12 @@ def _make_trainer(
     mesh = run.mesh
     out = run.out if writes else None
     model = parallelize(build_model(settings, run.shape, run.store), mesh)
-    loader = NeighborLoader(
+    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, input_nodes=settings.targets)
+    if settings.of_pairs:
+        make = partial(LinkNeighborLoader, **pair_options(settings))
+    loader = make(
         run.store,
         settings.fanout,
-        settings.targets,
         batch_size=settings.batch_size,
         strategy=settings.strategy,
         seed=settings.seed,

@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 from gsplit.device.devices import AsyncHostCopy
 from gsplit.distributed.comm.comm import Call, Comm, Work
 from gsplit.errors import InputError, explain
-from gsplit.inference.evaluate import EvaluationOptions, evaluate_targets
+from gsplit.inference.evaluate import evaluate_targets
+from gsplit.inference.evaluate_links import LinkEvaluationOptions, evaluate_pair_lists
 from gsplit.inference.metrics import DEFAULT_METRICS, check_metrics
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
@@ -133,6 +134,21 @@ def _check_scheduler(scheduler: object) -> None:
         raise InputError(explain("lr_scheduler", "one that steps without a score", "ReduceLROnPlateau", fix))
 
 
+def _evaluate_targets(model: Module, graph: Any, names: list[str], **options: Any) -> tuple[dict[str, float], int]:
+    found = evaluate_targets(model, graph, names, **options)
+    return found.scores, found.num_edges
+
+
+def _evaluate_pairs(model: Module, graph: Any, names: list[str], **options: Any) -> tuple[dict[str, float], int]:
+    """Scores by name of the pairs: the first metric, and the others with their names."""
+    found, num_edges = evaluate_pair_lists(model, graph, names, **options)
+    scores = {}
+    for name, of_list in zip(names, found, strict=True):
+        for number, (metric, score) in enumerate(of_list.items()):
+            scores[name if number == 0 else f"{name} {metric}"] = score
+    return scores, num_edges
+
+
 class Trainer:
     """Trains a model returned by ``gsplit.parallelize``. Every rank makes one and calls the same methods."""
 
@@ -176,8 +192,10 @@ class Trainer:
         self.state = TrainState(model, optimizer, loader, lr_scheduler)
         has_pairs = isinstance(loader, LinkNeighborLoader)
         loss = resolve_loss(loss_fn, of_pairs=has_pairs)
-        fitting = DEFAULT_METRICS[loss_fn] if isinstance(loss_fn, str) and not has_pairs else "accuracy"
-        self._metrics = check_metrics(metrics if metrics is not None else [fitting])
+        fitting = "mrr" if has_pairs else "accuracy"
+        if isinstance(loss_fn, str) and not has_pairs:
+            fitting = DEFAULT_METRICS[loss_fn]
+        self._metrics = check_metrics(metrics if metrics is not None else [fitting], of_pairs=has_pairs)
         self._step = TrainingStep(
             self.state, loss, max_grad_norm=max_grad_norm, accumulate=accumulate, precision=precision
         )
@@ -306,31 +324,31 @@ class Trainer:
         )
 
     def evaluate(
-        self, graph: Any, names: list[str], *, keep_best: str | None = None, **options: Unpack[EvaluationOptions]
+        self, graph: Any, names: list[str], *, keep_best: str | None = None, **options: Unpack[LinkEvaluationOptions]
     ) -> dict[str, float]:
-        """Compute exact scores on stored targets and add them to the history. A collective.
+        """Compute exact scores on stored targets, or stored pairs, and add them to the history. A collective.
 
         ``keep_best`` is one of ``names``: the weights with the best score on it are kept in ``state.best``. Arrays
-        are those of the loader; options are those of ``gsplit.evaluate``.
+        are those of the loader; options are those of ``gsplit.evaluate``, or of ``gsplit.evaluate_links``.
         """
         if keep_best is not None and keep_best not in names:
             raise InputError(explain("keep_best", f"one of {', '.join(names)}", keep_best, "evaluate it too"))
-        if isinstance(self.state.loader, LinkNeighborLoader):
-            fix = "use gsplit.evaluate_links(trainer.state.model, graph, names)"
-            raise InputError(explain("Trainer.evaluate", "a loader of vertices", "a loader of pairs", fix))
         arrays = self.state.loader.arrays
         options.setdefault("features", arrays.given)
         options.setdefault("edge_attr", arrays.edge_attr)
         options.setdefault("edge_weight", arrays.edge_weight)
         options.setdefault("metrics", [metric.name for metric in self._metrics])
-        found = evaluate_targets(self.state.model, graph, names, **options)
-        self.state.evaluation_edges += found.num_edges
-        self.state.record_evaluation(found.scores, keep_best, check_metrics(options["metrics"])[0])
+        has_pairs = isinstance(self.state.loader, LinkNeighborLoader)
+        evaluate_names = _evaluate_pairs if has_pairs else _evaluate_targets
+        scores, num_edges = evaluate_names(self.state.model, graph, names, **options)
+        self.state.evaluation_edges += num_edges
+        best_by = check_metrics(options["metrics"], of_pairs=has_pairs)[0]
+        self.state.record_evaluation(scores, keep_best, best_by)
         self._call_on_start()
-        report = EvaluationReport(self.state.epoch, self.state.num_steps, tuple(options["metrics"]), found.scores)
+        report = EvaluationReport(self.state.epoch, self.state.num_steps, tuple(options["metrics"]), scores)
         for callback in self._callbacks:
             callback.on_evaluation(report)
-        return found.scores
+        return scores
 
     def save_in_background(self) -> None:
         """Copy the state and write it into ``save_to`` in the background. A collective."""

@@ -23,7 +23,7 @@ def test_flags_come_before_the_file(tmp_path: Path) -> None:
         (
             "layers = 3",
             {},
-            r"run.toml: layers: expected a setting that exists .got 3.*use one of model, hidden",
+            r"run.toml: layers: expected a setting that exists .got 3.*use one of task, model",
         ),
         ("lr = -1", {}, r"run.toml: lr: expected greater than 0 .got -1"),
         ("", {"dropout": 1.0}, r"^dropout: expected less than 1 .got 1"),

@@ -159,6 +159,18 @@ def test_a_kill_during_an_evaluation_costs_only_that(
     assert whole.out is not None and _state(run) == _state(whole.out)
 
 
+@pytest.mark.parametrize("drawn, other", [("labor", "uniform"), ("uniform", "labor")])
+def test_another_sampler_is_refused_before_the_run_is_changed(
+    store: Store, tmp_path: Path, drawn: str, other: str
+) -> None:
+    run = tmp_path / "run"
+    _train(store, run, _Stopping(2, signal.SIGTERM), sampler=drawn)
+    with pytest.raises(InputError, match="expected the same training .got sampler"):
+        _train(store, run, sampler=other, resume=True)
+    assert load_run(training_folder(run))[0].sampler == drawn  # what --resume without options reads
+    assert _train(store, run, sampler=drawn, resume=True).finished
+
+
 def test_a_finished_run_is_finished_and_can_be_made_longer(store: Store, tmp_path: Path) -> None:
     run, longer = tmp_path / "run", tmp_path / "longer"
     first = _train(store, run, lr_scheduler="constant", epochs=2)

@@ -11,7 +11,7 @@ from link_programs import link_store, pairs_of
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
-from gsplit import InputError, LinkNeighborLoader, NeighborLoader, Trainer, losses, parallelize
+from gsplit import InputError, LinkNeighborLoader, NeighborLoader, Trainer, evaluate_links, losses, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.in_memory import MemoryStore
 from gsplit_bench.exactness import WIDTH, small_store
@@ -114,7 +114,6 @@ def _links(negatives: Any, **options: Any) -> LinkNeighborLoader:
 def test_losses_of_pairs_are_those_of_a_loop(amount: int) -> None:
     modes: list[Any] = [{"mode": "triplet", "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"]
     for negatives in modes:
-        # , "amount": amount}, {"mode": "joint", "amount": amount}, "in_batch"):
         batch = next(iter(_links(negatives)))
         z = torch.randn(batch.endpoint_ids.numel(), 4, dtype=torch.float64)
         cross, ranked = [], []
@@ -141,6 +140,12 @@ def test_binary_losses_of_pairs_take_rows_or_scores() -> None:
     want = F.binary_cross_entropy_with_logits(scores, batch.edge_label, reduction="none")
     assert torch.equal(losses.link_cross_entropy(z, batch).values, want)
     assert torch.equal(losses.link_cross_entropy(scores, batch).values, want)
+    with pytest.raises(
+        InputError, match=r"the model's output: expected \[\d+, ...\], one row per endpoint .got \[24, 1\]"
+    ):
+        losses.link_cross_entropy(scores.unsqueeze(1), batch)
+    with pytest.raises(InputError, match=r"the scores of pairs: expected \[24\], as the labels have .got \[12\]"):
+        losses.link_cross_entropy(scores[:12], batch)
 
 
 def test_a_trainer_of_pairs_learns_and_refuses_what_does_not_fit() -> None:
@@ -150,7 +155,14 @@ def test_a_trainer_of_pairs_learns_and_refuses_what_does_not_fit() -> None:
     trainer = Trainer(model, torch.optim.Adam(model.parameters(), lr=0.02), loader)
     found = [trainer.train_epoch()[0] for _ in range(25)]
     assert found[-1] < 0.7 * found[0]
-    with pytest.raises(InputError, match="Trainer.evaluate: expected a loader of vertices .got a loader of pairs"):
-        trainer.evaluate(loader._graph.store, ["val"])
+    store, _ = link_store("mixed")
+    with pytest.raises(InputError, match="expected pairs .got none; pairs/val was asked for"):
+        trainer.evaluate(store, ["val"])
+    arrays = {**store.arrays, "pairs/val": pairs_of()[:, :12].T.numpy()}
+    named = MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes)
+    scores = trainer.evaluate(named, ["val"], keep_best="val", metrics=["mrr", "hits@5"], num_negatives=9)
+    wanted = evaluate_links(model, named, "val", metrics=["mrr", "hits@5"], num_negatives=9)
+    assert scores == {"val": wanted["mrr"], "val hits@5": wanted["hits@5"]}
+    assert trainer.state.best is not None and trainer.state.evaluation_edges > 0
     with pytest.raises(InputError, match="loss_fn: expected one of cross_entropy, bpr for pairs .got mse"):
         Trainer(model, torch.optim.Adam(model.parameters()), loader, loss_fn="mse")
