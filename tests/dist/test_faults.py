@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from forked_scripts import run_forked, start_forked
+from link_programs import store_with_pairs
 
-from gsplit.run.folder import history_path
+from gsplit.run.folder import finished_folder, history_path
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit_bench.faults import Fault, run_command
@@ -92,3 +93,27 @@ def test_a_run_goes_on_after_its_ranks_were_killed_in_the_end_with_fewer(store: 
     found = json.loads(history_path(tmp_path / "run").read_text())["losses"]
     assert len(found) == 30
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_run_of_pairs_whose_rank_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Two ranks, one killed at its 9th mini-batch: started again from step 5, with the weights of a run without it."""
+    pairs = str(store_with_pairs(tmp_path / "links.gsplit", num_vertices=1000, num_pairs=600).path)
+    model = ["--task", "link", "--hidden", "8", "--embedding", "8", "--fanout", "4,4", "--batch-size", "100"]
+    words = ["train", pairs, *model, "--epochs", "2", "--evaluate-every", "1", "--ranked-negatives", "20"]
+    words += ["--save-every", "5", "--nproc", "2"]
+    fault = Fault("sampling", "SIGKILL", call=9)
+    killed = tmp_path / "killed"
+    outcome = run_command(
+        [*words, "--max-restarts", "1", "--out", str(killed)], fault, tmp_path / "trial", timeout_s=500
+    )
+    assert outcome.exit_codes == [0], outcome
+    assert outcome.message.startswith("restart 1 of at most 1, 2 rank(s), from ") and outcome.left == [], outcome
+    whole = tmp_path / "whole"
+    done = run_forked(["-m", "gsplit", *words, "--out", str(whole)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    histories = [json.loads(history_path(run).read_text()) for run in (killed, whole)]
+    assert len(histories[1]["losses"]) == 12 and len(histories[1]["evaluations"]) == 2
+    assert histories[0]["losses"] == histories[1]["losses"]
+    assert histories[0]["evaluations"] == histories[1]["evaluations"]
+    weights = [(finished_folder(run) / "weights.safetensors").read_bytes() for run in (killed, whole)]
+    assert weights[0] == weights[1]
