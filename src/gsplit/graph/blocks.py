@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gsplit.kernels.csr import destination_rows
 
-__all__ = ["Block", "FrontierIds", "count_self_loops"]
+__all__ = ["Block", "FrontierIds", "TimedSeeds", "count_self_loops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class FrontierIds:
     """The vertices of a rank's local frontiers from level ``level`` up, where level l is the input of layer l.
 
     Each local frontier is a prefix of the one below it (law 4), so the ids of the lowest one are enough. ``n_id``:
-    original ids; ``ids``: the same vertices in the numbering of the store.
+    original ids; ``ids``: the same vertices in the numbering of the store. ``timed``: hashes of (original id, time), in
+    temporal sampling, where a row belongs to a vertex and a time.
 
     Local frontiers [7, 8, 6] at level 0 and [7] at level 1 are ``FrontierIds(level=0, n_id=[7, 8, 6], ...)``: the local
     frontier of level 1 is its first row.
@@ -75,3 +76,17 @@ class FrontierIds:
     level: int
     n_id: Tensor
     ids: Tensor
+    timed: Tensor | None = None
+
+    @property
+    def names(self) -> Tensor:
+        """What random numbers of the rows depend on: original ids, with the time if there is one."""
+        return self.n_id if self.timed is None else self.timed
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSeeds:
+    """A rank's targets in temporal sampling: the time of each, and its position in the ``input_nodes`` given."""
+
+    time: Tensor
+    input_id: Tensor

@@ -38,6 +38,7 @@ from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.sampling.protocol import LayerSampler, SampledRange, SamplerFactory
 from gsplit.sampling.relations import relation_sampler
+from gsplit.sampling.temporal import open_edge_times, temporal_sampler
 from gsplit.telemetry import StepTelemetry, Telemetry
 
 __all__ = ["BatchLoader"]
@@ -94,6 +95,11 @@ class BatchLoader(ABC, Generic[B]):
             if graph.store.types is not None:
                 edge_type = graph.store.stored_array("edge_type")
                 return relation_sampler(view.graph, view.original_ids, mesh.sample_device, edge_type)
+            if plan.draw.time_attr is not None:
+                times = open_edge_times(graph.store, view.graph, plan.draw.time_attr)
+                last = plan.draw.temporal_strategy == "last"
+                device = mesh.sample_device
+                return temporal_sampler(view.graph, view.original_ids, device, times, last=last, edge_ids=with_ids)
             draw = view.open_draw(plan.draw)
             return make_sampler(view.graph, view.original_ids, mesh.sample_device, edge_ids=with_ids, draw=draw)
 

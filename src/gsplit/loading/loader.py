@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh
+from gsplit.graph.blocks import TimedSeeds
 from gsplit.graph.ownership import Ownership
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.plan import resolve_plan
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import Features, InputNodes
-from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.minibatch import StepKey, positions_of_step
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.relations import RelationFanouts
 from gsplit.store.conversion import as_graph_store
@@ -42,6 +45,11 @@ class NeighborLoader(BatchLoader[Batch]):
     ``sampler``: "uniform", "labor" for fewer distinct vertices, or a function that makes a user-defined sampler.
     ``weight_attr``: the name of stored weights; edges are drawn by weight. ``replace``: draw with replacement.
     ``layer_dependency``: a vertex draws by the same random numbers at every layer (docs/samplers.md).
+
+    ``time_attr``: the name of stored times of the edges, as integers; a target then draws in-edges that are not later
+    than its own time, in every layer. ``input_time``: the times of the targets, in the order of ``input_nodes``, whose
+    ids may then be given several times, with different times. ``temporal_strategy``: "uniform", or "last" for the
+    latest in-edges. ``batch.seed_time`` and ``batch.input_id`` belong to the targets.
 
     ``features``, ``edge_attr`` and ``edge_weight`` name stored arrays. Edge values are loaded if the graph has an array
     of that name. ``features`` may also be a user-defined source of rows, which is called with original ids, or several
@@ -72,6 +80,9 @@ class NeighborLoader(BatchLoader[Batch]):
         weight_attr: str | None = None,
         replace: bool = False,
         layer_dependency: bool = False,
+        time_attr: str | None = None,
+        input_time: Tensor | None = None,
+        temporal_strategy: str = "uniform",
         seed: int = 0,
         mesh: Mesh | None = None,
         ownership: Ownership | None = None,
@@ -103,6 +114,9 @@ class NeighborLoader(BatchLoader[Batch]):
             weight_attr=weight_attr,
             replace=replace,
             layer_dependency=layer_dependency,
+            time_attr=time_attr,
+            input_time=input_time,
+            temporal_strategy=temporal_strategy,
             seed=seed,
             ownership=ownership,
             features=features,
@@ -134,10 +148,22 @@ class NeighborLoader(BatchLoader[Batch]):
         stride = (mesh.replica, mesh.num_replicas)  # each replica takes a strided share of the mini-batch
         if plan.strategy.targets == "strided":
             stride = (mesh.replica + mesh.num_replicas * mesh.split_rank, mesh.size)  # and so does each of its ranks
-        own = targets.for_step(key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, stride=stride)
+        places, own = targets.places_in_step(
+            key.seed, key.epoch, key.step, plan.batch_size, shuffle=plan.shuffle, stride=stride
+        )
         telemetry.record_max("targets_bytes", targets.num_bytes)
         if not plan.strategy.needs_whole_graph:
             largest_bytes = max(self._strategy.num_range_bytes, targets.largest_bytes)
             telemetry.record_max("largest_range_array_bytes", largest_bytes)
         size = targets.size_of_step(key.step, plan.batch_size)
-        return self._strategy.sample(own.to(mesh.sample_device), key, size, telemetry)
+        ids = torch.from_numpy(own).to(mesh.sample_device)
+        if targets.seed_times is None:
+            return self._strategy.sample(ids, key, size, telemetry)
+        listed = positions_of_step(key, targets.num_targets, plan.batch_size, shuffle=plan.shuffle)
+        times = targets.seed_times.time[listed]  # of the targets of all ranks
+        seeds = TimedSeeds(
+            time=torch.from_numpy(times[places]).to(mesh.sample_device),
+            input_id=torch.from_numpy(targets.seed_times.input_id[listed[places]]).to(mesh.sample_device),
+        )
+        distinct = torch.from_numpy(np.unique(times)).to(mesh.sample_device)
+        return self._strategy.sample(ids, key, size, telemetry, seeds=seeds, times=distinct)

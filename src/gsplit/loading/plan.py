@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from torch import Tensor
 
@@ -43,11 +43,12 @@ from gsplit.store.reader import Store
 __all__ = ["LoaderPlan", "PairSeeds", "RankGraph", "fingerprint_of", "resolve_plan", "stored_checksums"]
 
 _HASHED_BYTES = 64 << 20  # of an array in memory; larger ones are sampled
+_NO_TIMES_OF_PAIRS = "times of pairs are not built; NeighborLoader has time_attr and input_time for vertices"
 _REFUSED = {
     "disjoint": "a mini-batch is one graph, shared by all targets",
-    "time_attr": "temporal sampling is not built",
-    "input_time": "temporal sampling is not built",
-    "temporal_strategy": "temporal sampling is not built",
+    "time_attr": _NO_TIMES_OF_PAIRS,
+    "input_time": _NO_TIMES_OF_PAIRS,
+    "temporal_strategy": _NO_TIMES_OF_PAIRS,
     "subgraph_type": "blocks have the sampled edges, in their direction",
     "directed": "blocks have the sampled edges, in their direction",
     "transform": "change the batch in the training loop",
@@ -59,7 +60,7 @@ _REFUSED = {
     "pin_memory": "batches for a device are pinned already; leave it out",
     "filter_per_worker": "there are no workers; leave it out",
     "is_sorted": "the store is sorted; leave it out",
-    "edge_label_time": "temporal sampling is not built",
+    "edge_label_time": _NO_TIMES_OF_PAIRS,
     "neg_sampling_ratio": "use neg_sampling=dict(mode='binary', amount=RATIO)",
 }
 
@@ -170,10 +171,12 @@ class RankGraph:
     def num_targets(self) -> int:
         return 0 if self.targets is None else self.targets.num_targets
 
-    def with_targets(self, spec: StrategySpec, input_nodes: InputNodes) -> "RankGraph":
-        """The same with the targets that this rank needs under a strategy."""
+    def with_targets(self, spec: StrategySpec, input_nodes: InputNodes, input_time: Tensor | None) -> "RankGraph":
+        """The same with the targets that this rank needs under a strategy, and their times if given."""
         holder = self.owned if spec.targets == "owner" else self.sampled
-        return replace(self, targets=holder.targets(input_nodes))
+        if input_time is None:
+            return replace(self, targets=holder.targets(input_nodes))
+        return replace(self, targets=holder.timed_targets(input_nodes, input_time))
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,9 @@ def resolve_plan(
     weight_attr: str | None = None,
     replace: bool = False,
     layer_dependency: bool = False,
+    time_attr: str | None = None,
+    input_time: Tensor | None = None,
+    temporal_strategy: str = "uniform",
     seed: int = 0,
     ownership: Ownership | None = None,
     features: Features = "x",
@@ -217,19 +223,24 @@ def resolve_plan(
     options: Mapping[str, object],
     pairs: PairSeeds | None = None,
 ) -> tuple[LoaderPlan, RankGraph]:
-    """Resolve the arguments of a loader. Also returns this rank's part of the graph. A collective for "auto".
-
-    ``pairs``: the targets are the endpoints of pairs, in place of ``input_nodes``.
-    """
+    """Resolve the arguments of a loader. Also returns this rank's part of the graph. A collective for "auto"."""
     _check_sampling(seed, options)
     fanouts = _resolve_fanouts(num_neighbors, store)
-    draw = _resolve_draw(sampler, weight_attr, replace=replace, layer_dependency=layer_dependency)
+    draw = _resolve_draw(
+        sampler,
+        weight_attr=weight_attr,
+        replace=replace,
+        layer_dependency=layer_dependency,
+        time_attr=time_attr,
+        temporal_strategy=temporal_strategy,
+    )
+    _check_times(store, draw, input_time, strategy, copies)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
     depth = _check_prefetch(prefetch, mesh)
     device_bytes = _check_device_cache(device_cache, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
+    drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
     if store.types is not None:
-        drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
         sizes = {"cache": cache, "device_cache": device_cache, "copies": copies}
         _check_typed(strategy, drawn, sizes, mesh, features_on_disk=features_on_disk)
     if strategy == AUTO:
@@ -245,11 +256,11 @@ def resolve_plan(
     copied_bytes = _check_copies(copies, spec)
     view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec)
     if pairs is None:
-        view = view.with_targets(spec, input_nodes)
+        view = view.with_targets(spec, input_nodes, input_time)
     plan = LoaderPlan(
         graph=store.fingerprint,
         num_vertices=store.num_vertices,
-        input_nodes=_describe_nodes(target_type, nodes) if pairs is None else pairs.name,
+        input_nodes=_describe_nodes(target_type, nodes, input_time) if pairs is None else pairs.name,
         num_targets=view.num_targets if pairs is None else pairs.num_pairs,
         num_neighbors=tuple(fanouts),
         batch_size=size,
@@ -258,7 +269,7 @@ def resolve_plan(
         seed=operator.index(seed),
         arrays=arrays,
         draw=draw,
-        sampler=_describe_sampler(sampler) if callable(sampler) else str(draw),
+        sampler=drawn,
         negatives="" if pairs is None else pairs.negatives,
         checksums=_checksums_of(store, arrays, draw, target_type, nodes, pairs),
         strategy=spec,
@@ -332,17 +343,38 @@ def _check_sampling(seed: int, options: Mapping[str, object]) -> None:
         raise InputError(explain(f"option {name}", "an option of this loader", f"{name}={value!r}", fix))
 
 
-def _resolve_draw(
-    sampler: str | SamplerFactory, weight_attr: str | None, *, replace: bool, layer_dependency: bool
-) -> DrawOptions:
+def _resolve_draw(sampler: str | SamplerFactory, **options: Any) -> DrawOptions:
     """The options of the built-in sampler. They are refused with a user-defined one, which draws as it does."""
     if not callable(sampler):
-        return DrawOptions(sampler=sampler, weight_attr=weight_attr, replace=replace, layer_dependency=layer_dependency)
-    given = DrawOptions(weight_attr=weight_attr, replace=replace, layer_dependency=layer_dependency)
+        return DrawOptions(sampler=sampler, **options)
+    given = DrawOptions(**options)
     if str(given):
         fix = "leave them out, or use sampler='uniform' or sampler='labor'"
         raise InputError(explain("sampler", "a built-in sampler for these options", f"a function and {given}", fix))
     return given
+
+
+def _check_times(
+    store: GraphStore, draw: DrawOptions, input_time: Tensor | None, strategy: str, copies: int | str
+) -> None:
+    """Refuse options that are not built for temporal sampling."""
+    if draw.time_attr is None and input_time is None:
+        return
+    if draw.time_attr is None or input_time is None:
+        given = None if input_time is None else f"{input_time.numel()} times"
+        got = f"time_attr={draw.time_attr!r}, input_time={given}"
+        fix = "name the stored times of the edges, and give the times of the targets"
+        raise InputError(explain("temporal sampling", "time_attr and input_time", got, fix))
+    refused = []
+    if store.types is not None:
+        kinds = ", ".join(store.types.vertex_types)
+        refused.append((f"a graph with the vertex types {kinds}", "leave time_attr out, or use a graph without types"))
+    if strategy == AUTO:
+        refused.append((f"strategy={AUTO!r}", "name a strategy: split, data, data_cached or hybrid(k)"))
+    if parse_bytes(copies, "copies"):
+        refused.append((f"copies={copies!r}", "leave copies out"))
+    for got, fix in refused:
+        raise InputError(explain("time_attr", "options that temporal sampling is built for", got, fix))
 
 
 def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSeeds | None) -> None:
@@ -390,8 +422,9 @@ def _check_copies(copies: int | str, spec: StrategySpec) -> int:
     return num_bytes
 
 
-def _describe_nodes(target_type: str | None, nodes: str | Tensor | None) -> str:
-    return fingerprint_of(nodes) if target_type is None else f"{target_type}/{fingerprint_of(nodes)}"
+def _describe_nodes(target_type: str | None, nodes: str | Tensor | None, input_time: Tensor | None) -> str:
+    name = fingerprint_of(nodes) if target_type is None else f"{target_type}/{fingerprint_of(nodes)}"
+    return name if input_time is None else f"{name}, times {fingerprint_of(input_time)}"
 
 
 def _describe_sampler(sampler: SamplerFactory) -> str:
@@ -423,7 +456,7 @@ def _checksums_of(
     of_type = "" if target_type is None else f"/{target_type}"
     names = [f"y{of_type}"]
     names += [f"features/{name}" for name in arrays.stored_features]
-    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight, draw.weight_attr)]
+    names += [f"edges/{name}" for name in (arrays.edge_attr, arrays.edge_weight, draw.weight_attr, draw.time_attr)]
     names += (f"targets{of_type}/{input_nodes}",) if pairs is None else pairs.arrays
     return stored_checksums(store, names)
 

@@ -103,6 +103,7 @@ class StepLoader:
             global_batch_size=sampled.global_batch_size,
             context=self._context(sampled),
             pairs=sampled.pairs,
+            seeds=sampled.seeds,
             pending=pending,
         )
         telemetry.count("targets", batch.num_targets)

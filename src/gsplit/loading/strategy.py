@@ -20,11 +20,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from gsplit.distributed.comm.comm import Comm
 from gsplit.features.copies import ForeignCopies
-from gsplit.graph.blocks import Block, FrontierIds
+from gsplit.graph.blocks import Block, FrontierIds, TimedSeeds
+from gsplit.graph.ownership import Ownership
+from gsplit.keys.kernels_torch import mix
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route, count_sample, skip_copied_rows
@@ -33,6 +36,7 @@ from gsplit.minibatch.strategy_names import StrategySpec
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.protocol import Fanout, LayerSampler
+from gsplit.sampling.temporal import TemporalSampler, scale_ownership
 from gsplit.telemetry import StepTelemetry
 
 __all__ = ["SampledStep", "Strategy"]
@@ -46,7 +50,8 @@ class SampledStep:
     exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
     None if nothing is exchanged at this layer. Input rows take ``input_route``; degrees and ids of
     layer 0 take ``routes[0]``. ``foreign_ids[l]``: the vertices of the rows that layer l receives in its shuffle.
-    ``pairs``: of a step of link prediction, with the route above the last layer.
+    ``pairs``: of a step of link prediction, with the route above the last layer. ``seeds``: the times of the targets,
+    in temporal sampling, where a row belongs to a vertex and a time; ids are those of the vertices.
     """
 
     key: StepKey
@@ -60,6 +65,7 @@ class SampledStep:
     telemetry: StepTelemetry
     foreign_ids: tuple[Tensor, ...]
     pairs: PairRows | None = None
+    seeds: TimedSeeds | None = None
 
 
 class Strategy:
@@ -111,14 +117,22 @@ class Strategy:
         *,
         pairs: PairRows | None = None,
         excluded: ExcludedEdges | None = None,
+        seeds: TimedSeeds | None = None,
+        times: Tensor | None = None,
     ) -> SampledStep:
         """Sample this rank's part of a step, for its targets of the mini-batch. A collective over ``comm``.
 
         ``pairs``: the targets are the endpoints of these. ``excluded``: edges that the mini-batch must not have.
+        ``seeds``: the times of the targets, in temporal sampling; ``times``: the distinct ones of all ranks, ascending.
         """
         for sampler in (self._own, self._whole):
             if sampler is not None:
                 sampler.excluded = excluded
+            if times is not None and sampler is not None:
+                assert isinstance(sampler, TemporalSampler)
+                sampler.times = times
+        if times is not None and seeds is not None:
+            targets = targets * times.numel() + torch.searchsorted(times, seeds.time)
         upper: MiniBatch | None = None
         if self._upper_fanouts:
             assert self._whole is not None
@@ -130,22 +144,28 @@ class Strategy:
             lower = Split(layers=(), input_ids=upper.input_ids, num_targets=0)
             boundary = None
         else:
-            lower, boundary = self._sample_lower(targets, upper, key, telemetry, requests_targets=pairs is not None)
+            ownership = (
+                self._graph.ownership if times is None else scale_ownership(self._graph.ownership, times.numel())
+            )
+            lower, boundary = self._sample_lower(
+                targets, upper, key, ownership, telemetry, requests_targets=pairs is not None
+            )
         telemetry.record_max("sampler_bytes", self.num_sampler_bytes)
-        return self._join(lower, boundary, upper, targets, pairs, key, global_batch_size, telemetry)
+        joined = self._join(lower, boundary, upper, targets, pairs, times, key, global_batch_size, telemetry)
+        return joined if seeds is None else replace(joined, seeds=seeds)
 
     def _sample_lower(
         self,
         targets: Tensor,
         upper: MiniBatch | None,
         key: StepKey,
+        ownership: Ownership,
         telemetry: StepTelemetry,
         *,
         requests_targets: bool,
     ) -> tuple[Split, Route | None]:
         """Sample the split layers, below the targets or below the vertices that micro-batches read. A collective."""
         assert self._own is not None
-        ownership = self._graph.ownership
         if upper is None and not requests_targets:
             frontier = self._own.start(targets)
             boundary = None
@@ -170,11 +190,13 @@ class Strategy:
         upper: MiniBatch | None,
         targets: Tensor,
         pairs: PairRows | None,
+        times: Tensor | None,
         key: StepKey,
         global_batch_size: int,
         telemetry: StepTelemetry,
     ) -> SampledStep:
         """Join the lower and upper layers to one step, with the routes of their rows."""
+        num_times = 1 if times is None else times.numel()
         blocks = tuple(layer.block for layer in lower.layers)
         routes: list[Route | None] = [layer.route for layer in lower.layers]
         asked = [layer.route for layer in lower.layers]
@@ -198,19 +220,24 @@ class Strategy:
         count_sample(asked, [input_route, *routes[1:], top], telemetry)
         return SampledStep(
             key=key,
-            targets=targets,
+            targets=_vertices(targets, num_times),
             global_batch_size=global_batch_size,
             blocks=blocks,
-            read_ids=lower.input_ids,
-            frontiers=tuple(
-                FrontierIds(level=level, n_id=self._graph.to_original_ids(ids), ids=ids) for level, ids in frontiers
-            ),
+            read_ids=_vertices(lower.input_ids, num_times),
+            frontiers=tuple(self._frontier_ids(level, ids, times) for level, ids in frontiers),
             input_route=input_route,
             routes=tuple(routes),
             telemetry=telemetry,
-            foreign_ids=tuple(layer.foreign_ids for layer in lower.layers),
+            foreign_ids=tuple(_vertices(layer.foreign_ids, num_times) for layer in lower.layers),
             pairs=pairs,
         )
+
+    def _frontier_ids(self, level: int, ids: Tensor, times: Tensor | None) -> FrontierIds:
+        """The vertices of a frontier. With ``times``, ``ids`` are those of (vertex, time) pairs."""
+        vertices = ids if times is None else ids // times.numel()
+        n_id = self._graph.to_original_ids(vertices)
+        timed = None if times is None else mix(n_id, times[ids % times.numel()])
+        return FrontierIds(level=level, n_id=n_id, ids=vertices, timed=timed)
 
     def _input_route(self, lower: Split, telemetry: StepTelemetry) -> Route:
         """The route of stored features: that of the bottom layer, without the rows that receivers have copies of."""
@@ -219,3 +246,8 @@ class Strategy:
             return bottom.route
         with telemetry.span("split"):
             return skip_copied_rows(bottom.route, lower.input_ids, bottom.foreign_ids, self._copies)
+
+
+def _vertices(ids: Tensor, num_times: int) -> Tensor:
+    """The vertices of (vertex, time) pairs (``sampling.temporal``); of a single time, the ids themselves."""
+    return ids if num_times == 1 else ids // num_times

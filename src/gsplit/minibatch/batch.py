@@ -24,7 +24,7 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import take_rows
-from gsplit.graph.blocks import Block, FrontierIds
+from gsplit.graph.blocks import Block, FrontierIds, TimedSeeds
 from gsplit.graph.types import EdgeType
 from gsplit.kernels.buffers import BufferPool
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
@@ -187,6 +187,7 @@ class Batch:
     global_batch_size: int
     context: BatchContext
     pairs: PairRows | None = None
+    seeds: TimedSeeds | None = None
     pending: PendingRows | None = None
     pinned: PinnedMemory | None = None
     of: str = ""
@@ -254,6 +255,22 @@ class Batch:
         return self.labels
 
     @property
+    def seed_time(self) -> Tensor:
+        """The times of this rank's targets, in temporal sampling; the name is PyG's."""
+        return self._timed_seeds("seed_time").time
+
+    @property
+    def input_id(self) -> Tensor:
+        """The positions of this rank's targets in ``input_nodes``, in temporal sampling; the name is PyG's."""
+        return self._timed_seeds("input_id").input_id
+
+    def _timed_seeds(self, name: str) -> TimedSeeds:
+        if self.seeds is None:
+            fix = "give NeighborLoader(time_attr=..., input_time=...)"
+            raise InputError(explain(f"batch.{name}", "targets with times", "targets without times", fix))
+        return self.seeds
+
+    @property
     def edge_index(self) -> "EdgeHandle[Batch]":
         """A placeholder for the edges, for models wrapped by ``gsplit.parallelize``."""
         return EdgeHandle(self)
@@ -309,6 +326,10 @@ class Batch:
         """The original ids of a layer's mixed frontier. A collective."""
         return self._exchange_stored(layer, self.frontier(layer).n_id, "exchange mixed ids")
 
+    def mixed_names(self, layer: int) -> Tensor:
+        """``FrontierIds.names`` of a layer's mixed frontier. A collective."""
+        return self._exchange_stored(layer, self.frontier(layer).names, "exchange mixed ids")
+
     def _exchange_stored(self, layer: int, rows: Tensor, purpose: str) -> Tensor:
         """Exchange values of the local rows of a layer for those of its mixed rows. A collective."""
         route = self.layers[layer].route
@@ -329,6 +350,10 @@ class Batch:
         ``weighted``; without edge weights all self-loops have weight 1, and None is returned for their weights.
         """
         context = self.context
+        if self.seeds is not None:
+            got = "targets with times, and degrees of the whole graph, which count later edges"
+            fix = "use a layer without them, such as SAGEConv or GATConv, or GCNConv(normalize=False)"
+            raise InputError(explain("GCN normalisation", "a mini-batch without times", got, fix))
         name = context.arrays.edge_weight if weighted else None
         found = context.graph.gcn_rows(add_self_loops=add_self_loops, fill_value=fill_value, edge_weight=name)
         device = self.x.device
@@ -433,10 +458,17 @@ class Batch:
 
     def pin(self, buffers: PinnedBuffers) -> Self:
         """The batch with its tensors in pinned memory, from which one copy moves them to a device."""
-        data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pairs, self.pending))
-        labels, frontiers, layers, pairs, pending = data
+        data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pairs, self.seeds, self.pending))
+        labels, frontiers, layers, pairs, seeds, pending = data
         return replace(
-            self, labels=labels, frontiers=frontiers, layers=layers, pairs=pairs, pending=pending, pinned=pinned
+            self,
+            labels=labels,
+            frontiers=frontiers,
+            layers=layers,
+            pairs=pairs,
+            seeds=seeds,
+            pending=pending,
+            pinned=pinned,
         )
 
     def to(self, device: torch.device | str) -> Self:
@@ -449,12 +481,20 @@ class Batch:
         if self.pinned is None:
             return self
         with self.telemetry.span("copy", own):
-            data = self.pinned.to(own, (self.labels, self.frontiers, self.layers, self.pairs, self.pending))
-        labels, frontiers, layers, pairs, pending = data
+            held = (self.labels, self.frontiers, self.layers, self.pairs, self.seeds, self.pending)
+            labels, frontiers, layers, pairs, seeds, pending = self.pinned.to(own, held)
         assert pending is not None  # a batch is pinned with its rows located
         x = pending.gather(own, self.key.step, self.context.pool, self.telemetry)
         moved = replace(
-            self, x=x, labels=labels, frontiers=frontiers, layers=layers, pairs=pairs, pending=None, pinned=None
+            self,
+            x=x,
+            labels=labels,
+            frontiers=frontiers,
+            layers=layers,
+            pairs=pairs,
+            seeds=seeds,
+            pending=None,
+            pinned=None,
         )
         moved.record_bytes()
         return moved

@@ -27,7 +27,7 @@ from gsplit.graph.degrees import gcn_degrees
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, original_ids_of, own_parts
 from gsplit.sampling.draws import Draw, DrawOptions, open_draw
-from gsplit.sampling.targets import LocalTargets, StoredTargets, all_local_vertices, local_listed_targets
+from gsplit.sampling.targets import LocalTargets, SeedTimes, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore, missing_array
 
 __all__ = ["ArrayNames", "Features", "GcnRows", "InputNodes", "LocalGraph", "make_ownership", "type_of_targets"]
@@ -287,6 +287,21 @@ class LocalGraph:
             return all_local_vertices(original, self.first, store.num_vertices)
         return local_listed_targets(_as_ids(input_nodes, store.num_vertices), original, self.first)
 
+    def timed_targets(self, input_nodes: InputNodes, input_time: Tensor) -> LocalTargets:
+        """``targets`` with a time for each, in the order of ``input_nodes``: of ids, of a mask, or by original id.
+
+        Of ids, a vertex may be given several times, at different times.
+        """
+        if isinstance(input_nodes, Tensor):
+            ids = _as_ids(input_nodes, self.store.num_vertices)
+            original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
+            return local_listed_targets(
+                ids, original, self.first, SeedTimes.sorted(_as_times(input_time, ids.size), ids)
+            )
+        found = self.targets(input_nodes)
+        found.seed_times = SeedTimes.listed(_as_times(input_time, found.num_targets))
+        return found
+
     def _targets_of_type(self, vertex_type: str, input_nodes: str | Tensor | None) -> LocalTargets:
         """Targets of one vertex type; ids and masks are those of the type."""
         store = self.store
@@ -302,6 +317,17 @@ class LocalGraph:
         original = self.original_ids if self.original_ids.size else np.arange(self.first, self.stop)
         in_type = original - store.types.offsets[store.types.number(vertex_type)]
         return local_listed_targets(chosen, in_type, self.first)
+
+
+def _as_times(input_time: Tensor, num_targets: int) -> Ids:
+    whole = isinstance(input_time, Tensor) and input_time.dtype in (torch.int64, torch.int32)
+    if not whole or input_time.shape != (num_targets,):
+        is_tensor = isinstance(input_time, Tensor)
+        got = f"{input_time.dtype} {list(input_time.shape)}" if is_tensor else type(input_time).__name__
+        fix = "give one time per target, in the order of input_nodes"
+        raise InputError(explain("input_time", f"a tensor of {num_targets} integers", got, fix))
+    times: Ids = input_time.cpu().numpy().astype(np.int64)
+    return times
 
 
 def _as_ids(nodes: Tensor, num_vertices: int) -> Ids:

@@ -185,7 +185,7 @@ class ForwardPass:
         rows = RowSpace("looped edges" if layer.add_self_loops else "edges", index)
         if rows not in self._plan.dropouts[call : call + 1]:
             raise InputError(_explain_other_calls("dropout", call, edges.places))
-        dst_ids = self.batch.destinations(index).n_id[: self.batch.blocks[index].num_dst]
+        dst_ids = self.batch.destinations(index).names[: self.batch.blocks[index].num_dst]
         dst_keys = kernels_torch.mix(self.batch.context.key.dropout(call), dst_ids)
         return keyed_edge_mask(dst_keys, edges.indptr, edges.places, layer.heads, layer.dropout)
 
@@ -210,16 +210,16 @@ class ForwardPass:
     def _row_keys(self, rows: RowSpace, key: int) -> Tensor:
         batch = self.batch.part(rows.of)
         if rows.space == "mixed":
-            ids = self._once(("ids", rows.layer, rows.of), lambda: batch.mixed_ids(rows.layer))
+            ids = self._once(("ids", rows.layer, rows.of), lambda: batch.mixed_names(rows.layer))
             return kernels_torch.mix(key, ids)
         if batch.pairs is not None and rows.space in ("endpoints", "pairs"):
             names = batch.pairs.n_id if rows.space == "endpoints" else batch.pairs.value_keys
             return kernels_torch.mix(key, names)
         if rows.space == "local":
-            return kernels_torch.mix(key, batch.frontier(rows.layer).n_id[: num_rows(self.batch, rows)])
+            return kernels_torch.mix(key, batch.frontier(rows.layer).names[: num_rows(self.batch, rows)])
         dst_rows, places = self._once(("places", rows), lambda: _edge_places(batch.blocks[rows.layer], rows.space))
         of_dst = self.batch.part(rows.of[2] if isinstance(rows.of, tuple) else None)
-        dst_ids = of_dst.destinations(rows.layer).n_id[: batch.blocks[rows.layer].num_dst]
+        dst_ids = of_dst.destinations(rows.layer).names[: batch.blocks[rows.layer].num_dst]
         dst_keys = kernels_torch.mix(key, dst_ids)
         return kernels_torch.mix(dst_keys[dst_rows], places)
 

@@ -35,6 +35,7 @@ from gsplit.store.protocol import GraphStore
 __all__ = ["UNIFORM", "Draw", "DrawOptions", "TorchDraw", "open_draw"]
 
 _SAMPLERS = ("uniform", "labor")
+_TEMPORAL_STRATEGIES = ("uniform", "last")
 _OF_A_WHOLE_LAYER = ("ladies", "fastgcn", "labor-")
 _NONE: npt.NDArray[Any] = np.empty(0, np.int64)
 
@@ -51,10 +52,22 @@ class DrawOptions:
     weight_attr: str | None = None
     replace: bool = False
     layer_dependency: bool = False
+    time_attr: str | None = None
+    temporal_strategy: str = "uniform"
 
     def __post_init__(self) -> None:
         if self.sampler not in _SAMPLERS:
             raise _unknown_sampler(self.sampler)
+        if self.temporal_strategy not in _TEMPORAL_STRATEGIES:
+            expected = "'uniform', or 'last' for the latest in-edges"
+            fix = "use one of these"
+            raise InputError(explain("temporal_strategy", expected, repr(self.temporal_strategy), fix))
+        if self.time_attr is not None and (self.sampler != "uniform" or self.weight_attr is not None or self.replace):
+            fix = "leave the other options out, or time_attr"
+            raise InputError(explain("time_attr", "the uniform sampler without weights or replacement", str(self), fix))
+        if self.time_attr is None and self.temporal_strategy != "uniform":
+            fix = "name the stored times: time_attr='time'"
+            raise InputError(explain("temporal_strategy", "time_attr", f"time_attr={self.time_attr}", fix))
         if self.replace and (self.sampler != "uniform" or self.weight_attr is not None):
             got = f"replace=True with {self}"
             fix = "leave replace out, or draw uniformly and without weights"
@@ -65,6 +78,7 @@ class DrawOptions:
         found = [] if self.sampler == "uniform" else [self.sampler]
         found += [] if self.weight_attr is None else [f"weight_attr {self.weight_attr}"]
         found += [name for name in ("replace", "layer_dependency") if getattr(self, name)]
+        found += [] if self.time_attr is None else [f"time_attr {self.time_attr}, {self.temporal_strategy}"]
         return ", ".join(found)
 
 

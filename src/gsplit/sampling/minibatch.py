@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gsplit.graph.blocks import Block
 from gsplit.keys import scalar
-from gsplit.keys.kernels_numba import unpermute
+from gsplit.keys.kernels_numba import permute, unpermute
 from gsplit.sampling.protocol import Fanout, LayerSampler
 
-__all__ = ["MiniBatch", "StepKey", "epoch_positions", "evaluation_key", "sample_minibatch"]
+__all__ = ["MiniBatch", "StepKey", "epoch_positions", "evaluation_key", "positions_of_step", "sample_minibatch"]
 
 
 class _Domain(IntEnum):
@@ -76,6 +76,13 @@ def epoch_positions(
     if not shuffle or not list_positions.size:
         return list_positions
     return unpermute(list_positions, num_targets, scalar.mix(seed, _Domain.TARGETS, epoch))
+
+
+def positions_of_step(key: StepKey, num_listed: int, batch_size: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
+    """The positions in a list of targets or pairs that one step has, in the order of the step; for all ranks."""
+    first = key.step * batch_size
+    places = np.arange(first, min(first + batch_size, num_listed))
+    return permute(places, num_listed, key.targets()) if shuffle and places.size else places
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from torch import Tensor
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.graph.graph import Graph
-from gsplit.keys.kernels_numba import permute
 from gsplit.keys.kernels_torch import bounded, mix
-from gsplit.sampling.minibatch import StepKey
+from gsplit.sampling.minibatch import StepKey, positions_of_step
 
 __all__ = ["MODES", "Negatives", "ListedPairs", "StepPairs", "draw_vertices", "parse_negatives"]
 
@@ -168,9 +167,7 @@ class ListedPairs:
         shuffle: bool = True,
     ) -> StepPairs:
         """The pairs of a step, the same on every rank."""
-        first = key.step * batch_size
-        places = np.arange(first, min(first + batch_size, self.num_pairs))
-        listed = permute(places, self.num_pairs, key.targets()) if shuffle and places.size else places
+        listed = positions_of_step(key, self.num_pairs, batch_size, shuffle=shuffle)
         src, dst = self.read(listed)
         for ids in (src, dst):
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_vertices:

@@ -16,18 +16,50 @@ from gsplit.array_types import Ids
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.sampling.minibatch import epoch_positions
 
-__all__ = ["LocalTargets", "all_local_vertices", "local_listed_targets", "StoredTargets"]
+__all__ = ["LocalTargets", "SeedTimes", "StoredTargets", "all_local_vertices", "local_listed_targets"]
 
 _PIECE = 1 << 20
 
 
-class LocalTargets:
-    """The targets one rank owns. ``list_positions`` are positions in the whole list of ``num_targets``."""
+@dataclass(frozen=True)
+class SeedTimes:
+    """The time of every target of the list, which all ranks have, and its position in the ``input_nodes`` given."""
 
-    def __init__(self, list_positions: Ids, ids: Ids, num_targets: int) -> None:
+    time: Ids
+    input_id: Ids
+
+    @classmethod
+    def listed(cls, time: Ids) -> "SeedTimes":
+        """Times in the order of the target list."""
+        return cls(time, np.arange(time.size))
+
+    @classmethod
+    def sorted(cls, time: Ids, ids: Ids) -> "SeedTimes":
+        """Times of targets in any order. A vertex may be a target at several times; the list is sorted by both.
+
+        >>> SeedTimes.sorted(np.array([7, 2, 1]), np.array([4, 4, 3])).input_id.tolist()
+        [2, 1, 0]
+        """
+        order = np.lexsort([time, ids])
+        twice = np.flatnonzero((np.diff(ids[order]) == 0) & (np.diff(time[order]) == 0))
+        if twice.size:
+            place = order[twice[0]]
+            got = f"{twice.size} repeated, such as vertex {ids[place]} at {time[place]}"
+            raise InputError(explain("input_nodes", "every vertex once at each time", got, "remove the duplicates"))
+        return cls(time[order], order)
+
+
+class LocalTargets:
+    """The targets one rank owns. ``list_positions`` are positions in the whole list of ``num_targets``.
+
+    ``seed_times``: of all targets, for temporal sampling.
+    """
+
+    def __init__(self, list_positions: Ids, ids: Ids, num_targets: int, seed_times: SeedTimes | None = None) -> None:
         self._list_positions = list_positions
         self._ids = ids
         self.num_targets = num_targets
+        self.seed_times = seed_times
         self._epoch: tuple[int, int, bool] | None = None
         self._epoch_positions = list_positions
         self._epoch_ids = ids
@@ -57,6 +89,12 @@ class LocalTargets:
 
         ``stride = (start, step)`` keeps the targets at positions start, start + step, ... of the mini-batch.
         """
+        return torch.from_numpy(self.places_in_step(seed, epoch, step, batch_size, shuffle=shuffle, stride=stride)[1])
+
+    def places_in_step(
+        self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, stride: tuple[int, int] = (0, 1)
+    ) -> tuple[Ids, Ids]:
+        """``for_step``, with the place of every target in the mini-batch of all ranks."""
         if self._epoch != (seed, epoch, shuffle):
             positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
             order = np.argsort(positions)
@@ -68,8 +106,9 @@ class LocalTargets:
                 raise StoreError(explain("original_ids", "every id once", f"two targets at position {twice[0]}", fix))
             self._epoch = (seed, epoch, shuffle)
         first, stop = np.searchsorted(self._epoch_positions, [step * batch_size, (step + 1) * batch_size])
-        kept = (self._epoch_positions[first:stop] - step * batch_size) % stride[1] == stride[0]
-        return torch.from_numpy(self._epoch_ids[first:stop][kept])
+        places = self._epoch_positions[first:stop] - step * batch_size
+        kept = places % stride[1] == stride[0]
+        return places[kept], self._epoch_ids[first:stop][kept]
 
     def size_of_step(self, step: int, batch_size: int) -> int:
         """Targets of a step over all ranks: the last mini-batch of an epoch may be smaller."""
@@ -124,18 +163,24 @@ class StoredTargets:
         return StoreError(explain(f"targets/{self.name}", expected, got, fix))
 
 
-def local_listed_targets(original_targets: Ids, original_ids: Ids, first: int) -> LocalTargets:
-    """The own part of a list of original ids; ``original_ids`` are those of the range that begins at ``first``."""
+def local_listed_targets(
+    original_targets: Ids, original_ids: Ids, first: int, seed_times: SeedTimes | None = None
+) -> LocalTargets:
+    """The own part of a list of original ids; ``original_ids`` are those of the range that begins at ``first``.
+
+    With ``seed_times`` a vertex may be listed several times.
+    """
     wanted = np.sort(original_targets)
     again = wanted[1:][wanted[1:] == wanted[:-1]]
-    if again.size:
+    if again.size and seed_times is None:
         got = f"{np.unique(again).size} of them more than once, such as {again[0]}"
         fix = "remove the duplicates: a vertex has one loss per mini-batch"
         raise InputError(explain("input_nodes", "every vertex once", got, fix))
-    places = np.searchsorted(wanted, original_ids)
-    found = places < wanted.size
-    found[found] = wanted[places[found]] == original_ids[found]
-    return LocalTargets(places[found], first + np.flatnonzero(found), wanted.size)
+    begins = np.searchsorted(wanted, original_ids)
+    counts = np.searchsorted(wanted, original_ids, side="right") - begins
+    ids = np.repeat(first + np.arange(original_ids.size), counts)
+    positions = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(ids.size)
+    return LocalTargets(positions, ids, wanted.size, seed_times)
 
 
 def all_local_vertices(original_ids: Ids, first: int, num_vertices: int) -> LocalTargets:

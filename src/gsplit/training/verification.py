@@ -123,6 +123,9 @@ def verify(
     weight_attr: str | None = None,
     replace: bool = False,
     layer_dependency: bool = False,
+    time_attr: str | None = None,
+    input_time: Tensor | None = None,
+    temporal_strategy: str = "uniform",
     features: Features = "x",
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
@@ -148,7 +151,10 @@ def verify(
         fix = "give edge_label_index, the name of stored pairs or a tensor [2, n]"
         raise InputError(explain("edge_label_index", "pairs, for edge_label and neg_sampling", None, fix))
     loss = resolve_loss(loss_fn, of_pairs=has_pairs)
-    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, store, num_neighbors, input_nodes)
+    timed: dict[str, Any] = {}
+    if time_attr is not None or input_time is not None:
+        timed = {"time_attr": time_attr, "input_time": input_time, "temporal_strategy": temporal_strategy}
+    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, store, num_neighbors, input_nodes, **timed)
     if has_pairs:
         make = partial(
             LinkNeighborLoader,
@@ -158,6 +164,7 @@ def verify(
             edge_label=edge_label,
             neg_sampling=neg_sampling,
             exclude_seed_edges=exclude_seed_edges,
+            **timed,  # refused
         )
 
     def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:

@@ -134,7 +134,8 @@ def test_any_step_can_be_made_and_an_epoch_is_resumed() -> None:
         ({"pairs": [[0, 1], [1, 2]]}, r"edge_label_index: expected a name, or a tensor \[2, n\] .*got list"),
         ({"pairs": (("a", "to", "a"), PAIRS)}, r"edge_label_index: expected a name, or a tensor .*got tuple"),
         ({"num_workers": 2}, "option num_workers"),
-        ({"edge_label_time": 2}, "temporal sampling is not built"),
+        ({"edge_label_time": 2}, "times of pairs are not built"),
+        ({"time_attr": "time"}, "times of pairs are not built"),
         ({"neg_sampling_ratio": 2}, "use neg_sampling=dict"),
     ],
 )
