@@ -99,7 +99,11 @@ def convert(
     ] = None,
     add: Annotated[
         str | None,
-        typer.Option(metavar="internal_ids", help="add this array to a store that an older version partitioned"),
+        typer.Option(
+            metavar="ARRAY",
+            help="add internal_ids, to a store that an older version partitioned, or time_order/NAME, "
+            "for temporal sampling by the times edges/NAME",
+        ),
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -109,18 +113,25 @@ def convert(
     Smaller types take less disk, memory and cache; training then uses the rounded values.
     """
     with command(as_json):
-        from gsplit.store.feature_types import write_with_features, write_with_internal_ids  # numba, only when used
+        from gsplit.store import feature_types  # numba, only when used
 
-        if (features is None) == (add is None) or add not in (None, "internal_ids"):
+        folder, _, name = (add or "").partition("/")
+        known = add in (None, "internal_ids") or (folder == "time_order" and name)
+        if (features is None) == (add is None) or not known:
+            expected = "--features TYPE, --add internal_ids or --add time_order/NAME"
             got = f"--features {features}, --add {add}"
-            raise InputError(explain("convert", "--features TYPE or --add internal_ids", got, "give one of them"))
+            raise InputError(explain("convert", expected, got, "give one of them"))
         check_output(output, overwrite=overwrite)
         opened = open_store(store)
         with progress_bars(as_json) as progress:
-            if features is None:
-                made = write_with_internal_ids(opened, output, overwrite=overwrite, progress=progress)
+            if features is not None:
+                made = feature_types.write_with_features(
+                    opened, output, features, overwrite=overwrite, progress=progress
+                )
+            elif add == "internal_ids":
+                made = feature_types.write_with_internal_ids(opened, output, overwrite=overwrite, progress=progress)
             else:
-                made = write_with_features(opened, output, features, overwrite=overwrite, progress=progress)
+                made = feature_types.write_with_time_order(opened, output, name, overwrite=overwrite, progress=progress)
         _print_store(made, as_json=as_json)
 
 

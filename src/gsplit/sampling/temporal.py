@@ -14,9 +14,8 @@ edges a row draws
 for layer key K, original id v and fanout k. Edges of equal time are ordered by source. The slot is not part of the key:
 a draw depends on the key, the vertex, the time and the in-edges alone (law 1).
 
-The columns of a store stay in the order of their sources. ``EdgeTimes.order`` has the positions of a column's edges by
-time, relative to its first edge, so it does not change when vertices are renumbered. There is a compiled version for
-the host and a version in torch operations for devices, which give equal layers.
+The columns of a store stay in the order of their sources; ``store.time_order`` has the order by time. There is a
+compiled version for the host and a version in torch operations for devices, which give equal layers.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ import torch
 from torch import Tensor
 
 from gsplit.array_types import Array, Ids
-from gsplit.errors import InputError, explain
 from gsplit.files.mapped_files import check_files, files_behind
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership
@@ -43,6 +41,7 @@ from gsplit.sampling.kernels_numba import DAMAGED, MAX_DEGREE, OK, TOO_MANY, pic
 from gsplit.sampling.kernels_torch import draw_from_runs, first_seen
 from gsplit.sampling.protocol import Fanout, Frontier
 from gsplit.store.protocol import GraphStore
+from gsplit.store.time_order import order_by_time, stored_times
 
 __all__ = [
     "EdgeTimes",
@@ -50,7 +49,6 @@ __all__ = [
     "TemporalSampler",
     "TorchTemporalSampler",
     "open_edge_times",
-    "order_by_time",
     "scale_ownership",
     "temporal_sampler",
 ]
@@ -69,50 +67,13 @@ class EdgeTimes:
 
 
 def open_edge_times(store: GraphStore, graph: Graph, name: str) -> EdgeTimes:
-    """Stored times of the edges of a graph, or of a range of vertices of it. Without a stored order it is made."""
-    if name not in store.edge_names:
-        got = f"{name!r}; stored are {', '.join(store.edge_names) or 'none'}"
-        fix = "store a time per edge; for times of vertices: data.time = vertex_time[data.edge_index[0]]"
-        raise InputError(explain("time_attr", "the name of a stored per-edge array", got, fix))
-    array = store.stored_array(f"edges/{name}")
-    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1) or array.dtype.kind not in "iu":
-        got = f"{store.dtype(f'edges/{name}')} {list(array.shape)}"
-        fix = "store times as integers, such as seconds"
-        raise InputError(explain(f"edges/{name}", "one integer per edge", got, fix))
+    """Times of the edges of a graph, or of a range of vertices of it. Without a stored order, it is made and held."""
     first_edge = max(0, int(graph.indptr[0]))
-    stop_edge = max(first_edge, int(graph.indptr[-1]))
-    time = array.reshape(-1)[first_edge:stop_edge].astype(np.int64, copy=False)
+    held = slice(first_edge, max(first_edge, int(graph.indptr[-1])))
+    time = stored_times(store, name)[held].astype(np.int64, copy=False)
     if f"time_order/{name}" in store.names:
-        return EdgeTimes(time, store.stored_array(f"time_order/{name}")[first_edge:stop_edge], first_edge)
+        return EdgeTimes(time, store.stored_array(f"time_order/{name}")[held], first_edge)
     return EdgeTimes(time, order_by_time(graph, time, first_edge), first_edge)
-
-
-def order_by_time(graph: Graph, time: Ids, first_edge: int) -> npt.NDArray[np.int32]:
-    """The positions of every column's edges, relative to its first one, by time; of equal times the first comes first.
-
-    ``time`` has the times of the graph's edges from ``first_edge`` on.
-    """
-    order = np.empty(time.size, np.int32)
-    raise_status(_order_columns(graph.indptr, time, first_edge, order), graph)
-    return order
-
-
-@kernel
-def _order_columns(indptr: Ids, time: Ids, first_edge: int, order: npt.NDArray[np.int32]) -> int:
-    for row in range(indptr.size - 1):
-        start = indptr[row] - first_edge
-        stop = indptr[row + 1] - first_edge
-        if not 0 <= start <= stop <= time.size:
-            return DAMAGED
-        if stop - start >= 1 << 31:
-            return TOO_MANY
-        ordered = True
-        for at in range(start, stop):
-            order[at] = at - start
-            ordered &= at == start or time[at - 1] <= time[at]
-        if not ordered:
-            order[start:stop] = np.argsort(time[start:stop], kind="mergesort")
-    return OK
 
 
 def scale_ownership(ownership: Ownership, num_times: int) -> Ownership:

@@ -1,12 +1,13 @@
 """``gsplit convert``: write a store again with its features in another type, to store, read and cache fewer bytes.
 
-Or with ``internal_ids``, which older versions of gsplit did not write.
+Or with another array: ``internal_ids``, which older versions of gsplit did not write, or an order by time.
 
 float16 and bfloat16 take half of float32, int8 a quarter and one float32 scale per row: the largest absolute value of a
 row becomes 127. Every rank and strategy then trains on the same rounded values. All other arrays are copied. Arrays are
 converted in pieces.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,17 @@ from gsplit.progress import Progress, silent
 from gsplit.store.manifest import index_type, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import row_slices
+from gsplit.store.time_order import orders_by_time, stored_times
 from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
 
-__all__ = ["FEATURE_TYPES", "feature_values", "write_with_features", "write_with_internal_ids"]
+__all__ = [
+    "FEATURE_TYPES",
+    "feature_values",
+    "write_with_features",
+    "write_with_internal_ids",
+    "write_with_time_order",
+]
 
 FEATURE_TYPES = ("float32", "float16", "bfloat16", "int8")
 _BFLOAT16_ROUNDING = np.uint32(0x7FFF)
@@ -62,12 +70,40 @@ def write_with_internal_ids(
         fix = "give the whole store that gsplit partition wrote" if is_shard else "use the store as it is"
         got = "a shard" if is_shard else has_them
         raise InputError(explain(store.path, "a whole partitioned store without internal_ids", got, fix))
+    pieces = iter([store.internal_ids])
+    return _write_with(store, path, "internal_ids", index_type(store.num_vertices), pieces, overwrite, progress)
+
+
+def write_with_time_order(
+    store: Store, path: str | Path, name: str, *, overwrite: bool = False, progress: Progress = silent
+) -> Store:
+    """Write a store with the order of its edges by the times ``edges/NAME``, and open the result."""
+    if f"time_order/{name}" in store.names or store.types is not None:
+        got = "a graph with vertex types" if store.types is not None else f"one that has time_order/{name}"
+        raise InputError(explain(store.path, f"a store without time_order/{name}", got, "use the store as it is"))
+    times = stored_times(store, name)
+    pieces = (order for _, order in orders_by_time(store.graph, times))
+    return _write_with(store, path, f"time_order/{name}", "int32", pieces, overwrite, progress)
+
+
+def _write_with(
+    store: Store,
+    path: str | Path,
+    added: str,
+    dtype: str,
+    pieces: Iterator[Array],
+    overwrite: bool,
+    progress: Progress,
+) -> Store:
+    """Write a store with one more array, given in pieces, and open the result."""
     with StoreWriter(Path(path), overwrite=overwrite) as writer:
         verify_store(store, progress)  # damage would get new checksums
         for name in store.names:
             writer.copy(name, store.dtype(name), store.stored_array(name), progress)
-        writer.write("internal_ids", index_type(store.num_vertices), store.internal_ids)
-        step = new_step("convert", {"add": "internal_ids"}, {})
+        appender = writer.append(added, dtype)
+        for piece in pieces:
+            appender.append(piece)
+        step = new_step("convert", {"add": added}, {})
         progress("flush to disk", 0, None)
         changes = {"arrays": writer.finish_arrays(), "provenance": [*store.manifest.provenance, step]}
         writer.commit(store.manifest.model_copy(update=changes))

@@ -103,6 +103,7 @@ FOLDERS = {
     "features": Role(("int8", *_FLOATS), "vertex", (2,)),
     "scales": Role(("float32",), "vertex"),
     "edges": Role(_ANY, "edge", (1, 2)),
+    "time_order": Role(("int32",), "edge"),
     "targets": Role(("int64",), "any"),
     "target_positions": Role(("int64",), "any"),
     "pairs": Role(("int64",), "pair", (2,)),
@@ -310,13 +311,14 @@ class Manifest(_Strict):
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(f"class_names: {len(self.class_names)} for {self.num_classes} classes")
         if self.version < self.needed_version:
-            what = "internal_ids, pairs and vertex types"
+            what = "internal_ids, pairs, vertex types and orders by time"
             raise ValueError(f"version {self.version} does not have {what}, version {VERSION} does")
         self._check_columns()
         self._check_scales()
         self._check_part_statistics()
         self._check_shard()
         self._check_pairs()
+        self._check_times()
         return self
 
     def _check_types(self) -> None:
@@ -406,6 +408,13 @@ class Manifest(_Strict):
                     num_pairs = "no" if pairs is None else pairs.shape[0]
                     raise ValueError(f"{folder}/{name}: {rows} rows for {num_pairs} pairs")
 
+    def _check_times(self) -> None:
+        """An order by time belongs to one integer per edge."""
+        for name in self.names("time_order"):
+            times = self.arrays.get(f"edges/{name}")
+            if times is None or times.dtype not in _INTEGERS or times.shape[1:] not in ((), (1,)) or self.vertex_types:
+                raise ValueError(f"time_order/{name} goes with integers edges/{name} of a graph without vertex types")
+
     def _check_entry(self, name: str, entry: ArrayEntry) -> None:
         role = role_of(name)
         held = {found.name: found.count for found in self.vertex_types}
@@ -433,7 +442,9 @@ class Manifest(_Strict):
     @property
     def needed_version(self) -> int:
         """The oldest version of the format that has all these arrays."""
-        is_new = self.vertex_types or any(role_of(name).is_whole for name in self.arrays)
+        is_new = self.vertex_types or any(
+            role_of(name).is_whole or name.startswith("time_order/") for name in self.arrays
+        )
         return VERSION if is_new else _OLDEST_VERSION
 
     def as_json(self) -> str:

@@ -390,6 +390,7 @@ _FOLDERS = {
     "scales": ("scales of int8 features", "use gsplit convert --features int8"),
     "targets": ("targets", "import the graph with a train, val or test split, or pass a tensor of ids"),
     "edges": ("per-edge values", "import the graph with per-edge values"),
+    "time_order": ("orders by time", "run gsplit convert --add time_order/NAME"),
     "target_positions": ("target positions", "cut a shard: a whole store needs none"),
     "pairs": ("pairs", "import the graph with pairs, or pass a tensor of them"),
     "pair_labels": ("labels of pairs", "import the pairs with labels"),

@@ -21,6 +21,7 @@ from gsplit.store.manifest import file_of
 from gsplit.store.reader import Store
 from gsplit.store.source import row_slices
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
+from gsplit.store.time_order import orders_by_time, stored_times
 
 __all__ = ["scan_edges", "verify_store"]
 
@@ -39,6 +40,7 @@ def verify_store(store: Store, progress: Progress = silent) -> None:
             _verify_types(store, store.types, progress)
         _verify_hotness(store)
         _verify_scales(store)
+        _verify_time_orders(store)
         _verify_statistics(store, statistics)
         _verify_listing(store)
     except StoreError as error:
@@ -298,6 +300,17 @@ def _verify_scales(store: Store) -> None:
             bad = np.flatnonzero(~(np.isfinite(part) & (part >= 0)))
             if bad.size:
                 raise _fail(f"scales/{name}", "finite numbers from 0", f"{part[bad[0]]} at element {start + bad[0]}")
+
+
+def _verify_time_orders(store: Store) -> None:
+    for name in store.manifest.names("time_order"):
+        stored = store.stored_array(f"time_order/{name}")
+        for edges, order in orders_by_time(store.graph, stored_times(store, name)):
+            wrong = np.flatnonzero(stored[edges] != order)
+            if wrong.size:
+                at = int(wrong[0])
+                expected = f"position {order[at]} for edge {edges.start + at}, by the times edges/{name}"
+                raise _fail(f"time_order/{name}", expected, stored[edges][at])
 
 
 def _verify_positions(store: Store, name: str) -> None:

@@ -107,7 +107,7 @@ def test_a_store_without_them_keeps_version_2(tmp_path: Path) -> None:
 def test_version_2_with_pairs_is_refused(tmp_path: Path) -> None:
     manifest = _plain(tmp_path / "g.gsplit").path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 3', '"version": 2'))
-    with pytest.raises(StoreError, match="version 2 does not have internal_ids, pairs and vertex types"):
+    with pytest.raises(StoreError, match="version 2 does not have internal_ids, pairs, vertex types"):
         open_store(manifest.parent)
 
 
@@ -193,7 +193,7 @@ def test_convert_adds_internal_ids(tmp_path: Path) -> None:
     for wrong in ([], ["--add", "y"], ["--add", "internal_ids", "--features", "float16"]):
         refused = CliRunner().invoke(app, ["convert", path, str(tmp_path / "d.gsplit"), *wrong])
         assert refused.exit_code != 0
-        assert "expected --features TYPE or --add internal_ids" in refused.output
+        assert "expected --features TYPE, --add internal_ids or" in refused.output
 
 
 def test_a_shard_of_the_original_numbering_has_internal_ids(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def find_new_order(
 def _move_arrays(writer: StoreWriter, order: NewOrder, progress: Progress = silent) -> Graph:
     """Fill the shard of this rank's new range with all arrays; returns its graph. A collective."""
     store = order.held.store
-    edge_values = [f"edges/{name}" for name in store.manifest.names("edges")]
+    edge_values = [name for name in store.names if role_of(name).rows == "edge" and name != "indices"]
     indptr, indices = _move_runs(writer, order, "indptr", ["indices", *edge_values], progress)
     for name in store.names:
         role = role_of(name)
