@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gsplit.inference.infer import Predictions, infer, write_predictions
     from gsplit.loading.link_loader import LinkNeighborLoader
     from gsplit.loading.loader import NeighborLoader
+    from gsplit.nn.owned_embedding import OwnedEmbedding
     from gsplit.nn.parallelize import parallelize
     from gsplit.partitioning.partition import partition
     from gsplit.store.importers.pyg import from_pyg, to_pyg
@@ -37,6 +38,7 @@ _HOME = {
     "Store": ("gsplit.store.reader", "Store"),
     "NeighborLoader": ("gsplit.loading.loader", "NeighborLoader"),
     "LinkNeighborLoader": ("gsplit.loading.link_loader", "LinkNeighborLoader"),
+    "OwnedEmbedding": ("gsplit.nn.owned_embedding", "OwnedEmbedding"),
     "parallelize": ("gsplit.nn.parallelize", "parallelize"),
     "Trainer": ("gsplit.training.trainer", "Trainer"),
     "ScalarLog": ("gsplit.training.scalar_log", "ScalarLog"),
@@ -71,6 +73,7 @@ __all__ = [
     "Store",
     "NeighborLoader",
     "LinkNeighborLoader",
+    "OwnedEmbedding",
     "parallelize",
     "Trainer",
     "losses",

@@ -105,6 +105,7 @@ def test_public_names() -> None:
         "Store",
         "NeighborLoader",
         "LinkNeighborLoader",
+        "OwnedEmbedding",
         "parallelize",
         "Trainer",
         "losses",

@@ -138,7 +138,7 @@ class ScaledRows:
 class ConcatRows:
     """The concatenated rows of several sources, each of which writes directly to its columns.
 
-    Columns are in the order of the sources. The type is that of ``torch.cat``.
+    Columns are in the order of the sources. The type is that of ``torch.cat``. Without sources, rows have no columns.
     """
 
     def __init__(self, sources: list[HostSource]) -> None:
@@ -149,7 +149,7 @@ class ConcatRows:
         self._sources = sources
         self._pool = BufferPool(torch.device("cpu"))
         self.row_shape = (sum(source.row_shape[0] for source in sources),)
-        self.dtype = functools.reduce(torch.promote_types, (source.dtype for source in sources))
+        self.dtype = functools.reduce(torch.promote_types, [source.dtype for source in sources] or [torch.float32])
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)
@@ -157,7 +157,7 @@ class ConcatRows:
     def place(self, ids: Ids, places: Ids | None, out: Tensor) -> RowsRead:
         column = 0
         num_bytes = 0
-        hits = ids.size
+        hits = ids.size if self._sources else 0
         for source in self._sources:
             columns = out[:, column : column + source.row_shape[0]]
             read = self._place(source, ids, places, columns)

@@ -54,8 +54,9 @@ class NeighborLoader(BatchLoader[Batch]):
     ``features``, ``edge_attr`` and ``edge_weight`` name stored arrays. Edge values are loaded if the graph has an array
     of that name. ``features`` may also be a user-defined source of rows, which is called with original ids, or several
     names and sources, whose rows are concatenated (docs/loading.md; the protocols are in ``gsplit.extending``).
-    ``features_on_disk``: read features from files instead of mapping them. ``cache``: memory of each rank for its
-    hottest rows, such as "2GB", from a partitioned store; ``device_cache``: the same in the memory of a device.
+    ``features=None``: no features, ``x`` has no columns. ``features_on_disk``: read features from files instead of
+    mapping them. ``cache``: memory of each rank for its hottest rows, such as "2GB", from a partitioned store;
+    ``device_cache``: the same in the memory of a device.
     ``copies``: memory of each rank for copies of the hottest rows of other ranks, which are then not exchanged.
 
     ``prefetch``: the number of batches that a thread makes ahead; batches do not depend on it. ``telemetry``: a file

@@ -385,10 +385,11 @@ def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSe
         raise InputError(explain("strategy='auto'", "vertices as targets, which the planner can count", got, fix))
     own = ["sampler"] if callable(sampler) else []
     own += ["features"] if len(arrays.stored_features) < len(arrays.features) else []
-    if own:
+    if own or not arrays.features:
         expected = "the built-in sampler and stored features, which the planner can count"
         fix = "name a strategy, such as strategy='split'"
-        raise InputError(explain("strategy='auto'", expected, f"user-defined {' and '.join(own)}", fix))
+        got = f"user-defined {' and '.join(own)}" if own else "features=None"
+        raise InputError(explain("strategy='auto'", expected, got, fix))
 
 
 def _check_prefetch(prefetch: int, mesh: Mesh) -> int:

@@ -105,6 +105,7 @@ class StepLoader:
             pairs=sampled.pairs,
             seeds=sampled.seeds,
             pending=pending,
+            requested=_requested(sampled),
         )
         telemetry.count("targets", batch.num_targets)
         telemetry.count("edges", sum(block.num_edges for block in sampled.blocks))
@@ -171,6 +172,13 @@ class StepLoader:
             return None
         assert block.edge_ids is not None  # the sampler returns edge ids if edge values are loaded
         return take_rows(source, block.edge_ids, self._mesh.sample_device)
+
+
+def _requested(sampled: SampledStep) -> tuple[Tensor, Route] | None:
+    """The rows that owners have sent and the forward pass does not exchange (``data_cached``)."""
+    if sampled.input_route is None or sampled.routes[0] is not None:
+        return None
+    return sampled.read_ids, sampled.input_route
 
 
 def _count_read(read: RowsRead, num_local: int, telemetry: StepTelemetry) -> None:

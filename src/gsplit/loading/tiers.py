@@ -64,7 +64,7 @@ def open_features(
     for name in names:
         store.stored_array(f"features/{name}")  # refuses names that are not stored
     if on_disk and not names:
-        got = "only user-defined sources"
+        got = "only user-defined sources" if features else "features=None"
         raise InputError(explain("features_on_disk", "stored features", got, "leave features_on_disk out"))
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
     sources = [_open(local, found, order, on_disk=on_disk, vertex_type=vertex_type) for found in features]

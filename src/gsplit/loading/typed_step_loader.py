@@ -16,6 +16,7 @@ from gsplit.graph.types import GraphTypes
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.minibatch.route import Route
 from gsplit.minibatch.shuffle import exchange_stored
 from gsplit.minibatch.typed import RowTypes, StepRows, cut_route
 from gsplit.minibatch.typed_batch import TypedBatch, cut_batch
@@ -51,10 +52,11 @@ class TypedStepLoader(StepLoader):
             for block in sampled.blocks:
                 assert block.edge_ids is not None
                 kinds.append(take_rows(self._kinds, block.edge_ids, device).long())
-        x_dict = self._read_types(sampled, rows)
+            inputs = self._cut_inputs(sampled, rows)
+        x_dict = self._read_types(sampled, inputs)
         n_id = self._exchange_ids(sampled)
         with telemetry.span("split"):
-            batch = cut_batch(fused, self._types, rows, tuple(kinds), x_dict, n_id, self._target_type)
+            batch = cut_batch(fused, self._types, rows, tuple(kinds), x_dict, n_id, self._target_type, inputs)
         batch.record_bytes()
         return batch
 
@@ -65,20 +67,21 @@ class TypedStepLoader(StepLoader):
         """No fused rows: ``load`` reads the rows of every type."""
         return torch.empty(0, device=self._mesh.sample_device)
 
-    def _read_types(self, sampled: SampledStep, step_rows: StepRows) -> dict[str, Tensor]:
-        """The mixed input rows of every type with features. A collective for each of them."""
+    def _cut_inputs(self, sampled: SampledStep, step_rows: StepRows) -> list[tuple[Tensor, Route | None]]:
+        """The vertices of every type whose input rows this rank reads, and the route of these rows."""
         ids = sampled.read_ids
         local = step_rows.frontiers[0]
         if ids is not sampled.frontiers[0].ids:  # data_cached: owners read what other ranks compute
             local = RowTypes.of(self._types.of(ids), self._types.num_types)
         routes = None if sampled.input_route is None else cut_route(sampled.input_route, local, step_rows.mixed[0])
-        rows = self._types.rows(ids)
-        rows_of = local.rows()
+        return [(ids[rows], None if routes is None else routes[number]) for number, rows in enumerate(local.rows())]
+
+    def _read_types(self, sampled: SampledStep, inputs: list[tuple[Tensor, Route | None]]) -> dict[str, Tensor]:
+        """The mixed input rows of every type with features. A collective for each of them."""
         found = {}
         for name, features in self._features_of.items():  # all ranks: every type, in the order of the graph
-            number = self._types.number(name)
-            route = None if routes is None else routes[number]
-            found[name] = self._read_rows(features, rows[rows_of[number]], route, sampled, name)
+            ids, route = inputs[self._types.number(name)]
+            found[name] = self._read_rows(features, self._types.rows(ids), route, sampled, name)
         return found
 
     def _exchange_ids(self, sampled: SampledStep) -> Tensor:

@@ -177,6 +177,9 @@ class Batch:
     (``pending``) in place of ``x``. The training thread moves it to the device with ``to``.
 
     ``of``: the vertex type or relation, for a part of the batch of a heterogeneous graph (``typed_batch``).
+
+    ``requested``: for ``data_cached``, the vertices whose input rows this rank has sent as their owner, and the route
+    of these rows. The other strategies find both in layer 0 (``owned_inputs``).
     """
 
     x: Tensor
@@ -191,6 +194,7 @@ class Batch:
     pending: PendingRows | None = None
     pinned: PinnedMemory | None = None
     of: str = ""
+    requested: tuple[Tensor, Route | None] | None = None
 
     def __repr__(self) -> str:
         mesh = self.context.mesh
@@ -225,6 +229,13 @@ class Batch:
     def input_ids(self) -> Tensor:
         """``n_id`` in the numbering of the store."""
         return self.frontiers[0].ids
+
+    @property
+    def owned_inputs(self) -> tuple[Tensor, Route | None]:
+        """The vertices whose input rows this rank reads, and the route to the mixed rows; None if it reads them all."""
+        if self.requested is not None:
+            return self.requested
+        return self.input_ids[: self.layers[0].num_local], self.layers[0].route
 
     @property
     def num_layers(self) -> int:
@@ -458,8 +469,15 @@ class Batch:
 
     def pin(self, buffers: PinnedBuffers) -> Self:
         """The batch with its tensors in pinned memory, from which one copy moves them to a device."""
-        data, pinned = buffers.pin((self.labels, self.frontiers, self.layers, self.pairs, self.seeds, self.pending))
-        labels, frontiers, layers, pairs, seeds, pending = data
+        data, pinned = buffers.pin(self._packed())
+        return self._unpacked(data, pinned)
+
+    def _packed(self) -> tuple[Any, ...]:
+        """What ``pin`` and ``to`` copy."""
+        return self.labels, self.frontiers, self.layers, self.pairs, self.seeds, self.pending, self.requested
+
+    def _unpacked(self, data: tuple[Any, ...], pinned: PinnedMemory | None) -> Self:
+        labels, frontiers, layers, pairs, seeds, pending, requested = data
         return replace(
             self,
             labels=labels,
@@ -468,6 +486,7 @@ class Batch:
             pairs=pairs,
             seeds=seeds,
             pending=pending,
+            requested=requested,
             pinned=pinned,
         )
 
@@ -481,21 +500,10 @@ class Batch:
         if self.pinned is None:
             return self
         with self.telemetry.span("copy", own):
-            held = (self.labels, self.frontiers, self.layers, self.pairs, self.seeds, self.pending)
-            labels, frontiers, layers, pairs, seeds, pending = self.pinned.to(own, held)
-        assert pending is not None  # a batch is pinned with its rows located
-        x = pending.gather(own, self.key.step, self.context.pool, self.telemetry)
-        moved = replace(
-            self,
-            x=x,
-            labels=labels,
-            frontiers=frontiers,
-            layers=layers,
-            pairs=pairs,
-            seeds=seeds,
-            pending=None,
-            pinned=None,
-        )
+            moved = self._unpacked(self.pinned.to(own, self._packed()), None)
+        assert moved.pending is not None  # a batch is pinned with its rows located
+        x = moved.pending.gather(own, self.key.step, self.context.pool, self.telemetry)
+        moved = replace(moved, x=x, pending=None)
         moved.record_bytes()
         return moved
 

@@ -32,8 +32,10 @@ from gsplit.store.protocol import GraphStore, missing_array
 
 __all__ = ["ArrayNames", "Features", "GcnRows", "InputNodes", "LocalGraph", "make_ownership", "type_of_targets"]
 
-Features = str | RowSource | Sequence[str | RowSource] | Mapping[str, str | Sequence[str]]
+Features = str | RowSource | Sequence[str | RowSource] | Mapping[str, str | Sequence[str]] | None
 """The name of stored features or a user-defined source of rows, or several of them, whose rows are concatenated.
+
+None: no features, for a model that takes rows of an embedding.
 
 For a heterogeneous graph: one name, for all types that have it, or names by vertex type."""
 InputNodes = str | Tensor | None | tuple[str, str | Tensor | None]
@@ -83,10 +85,12 @@ class ArrayNames:
 
     def __str__(self) -> str:
         features = [found if isinstance(found, str) else describe_rows(found) for found in self.features]
-        return f"features {', '.join(features)}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
+        return f"features {', '.join(features) or None}, edge_attr {self.edge_attr}, edge_weight {self.edge_weight}"
 
 
 def _list_features(features: Features) -> list[str | RowSource]:
+    if features is None:
+        return []
     found: list[Any] = [features]
     if isinstance(features, Sequence) and not isinstance(features, str | RowSource):
         found = list(features)
@@ -103,6 +107,8 @@ def _list_features(features: Features) -> list[str | RowSource]:
 def _list_typed_features(store: GraphStore, features: Features) -> dict[str, list[str]]:
     assert store.types is not None
     found: dict[str, list[str]] = {}
+    if features is None:
+        return found
     if isinstance(features, str):
         for vertex_type in store.types.vertex_types:
             if f"features/{vertex_type}/{features}" in store.names:

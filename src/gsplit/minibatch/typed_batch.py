@@ -11,7 +11,7 @@ of all relations at once, such as RGCNConv, takes ``batch.edge_index`` and ``bat
 layer and type, and its layers on ``batch.part(relation).blocks[l]``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -22,6 +22,7 @@ from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.minibatch.batch import Batch, BatchLayer
 from gsplit.minibatch.edge_handles import EdgeHandle, EdgeTypeHandle
+from gsplit.minibatch.route import Route
 from gsplit.minibatch.typed import RowTypes, StepRows, cut_block, cut_route
 
 __all__ = ["RelationItems", "TypedBatch", "VertexItems", "cut_batch"]
@@ -141,11 +142,13 @@ def cut_batch(
     x_dict: dict[str, Tensor],
     n_id: Tensor,
     target_type: str | None = None,
+    inputs: Sequence[tuple[Tensor, Route | None]] = (),
 ) -> TypedBatch:
     """Cut a batch by types. No communication.
 
     ``rows``: the types of its rows. ``kinds``: the relation of every edge, layer by layer.
-    ``n_id``: the original ids of the mixed input rows. ``target_type``: the type that has the labels.
+    ``n_id``: the original ids of the mixed input rows. ``target_type``: the type that has the labels. ``inputs``: the
+    vertices of every type whose input rows this rank has read, and the route of these rows.
     """
     frontiers = rows.frontiers
     mixed = rows.mixed
@@ -170,6 +173,7 @@ def cut_batch(
             layers=tuple(layers[number] for layers in layers_of),
             num_targets=num_targets[number],
             of=name,
+            requested=inputs[number] if fused.requested is not None else None,
         )
     blocks = [
         cut_block(block, kind, of_rows, types) for block, kind, of_rows in zip(fused.blocks, kinds, mixed, strict=True)

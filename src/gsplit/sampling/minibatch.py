@@ -17,7 +17,15 @@ from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import permute, unpermute
 from gsplit.sampling.protocol import Fanout, LayerSampler
 
-__all__ = ["MiniBatch", "StepKey", "epoch_positions", "evaluation_key", "positions_of_step", "sample_minibatch"]
+__all__ = [
+    "MiniBatch",
+    "StepKey",
+    "embedding_key",
+    "epoch_positions",
+    "evaluation_key",
+    "positions_of_step",
+    "sample_minibatch",
+]
 
 
 class _Domain(IntEnum):
@@ -28,6 +36,7 @@ class _Domain(IntEnum):
     DROPOUT = 2
     NEGATIVES = 3
     EVALUATION = 4
+    EMBEDDING = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,11 @@ class StepKey:
 def evaluation_key(seed: int) -> int:
     """The key of the negatives of an evaluation, which do not change from epoch to epoch."""
     return scalar.mix(seed, _Domain.EVALUATION)
+
+
+def embedding_key(seed: int) -> int:
+    """The key of the first rows of an embedding."""
+    return scalar.mix(seed, _Domain.EMBEDDING)
 
 
 def epoch_positions(

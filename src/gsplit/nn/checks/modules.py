@@ -15,6 +15,7 @@ from torch_geometric.nn import aggr
 from gsplit.errors import InputError, explain
 from gsplit.nn.layer_edges import gcn_options
 from gsplit.nn.layers import is_layer
+from gsplit.nn.owned_embedding import OwnedEmbedding
 
 __all__ = ["check_modules"]
 
@@ -88,7 +89,11 @@ def _check_module(name: str, module: Any, *, typed: bool) -> _Finding | None:
     if isinstance(module, torch.nn.RNNBase) and module.dropout > 0:
         return _Finding(name, "its inner dropout cannot be keyed", "set its dropout to 0")
     if isinstance(module, torch.nn.Embedding) and module.sparse:
-        return _Finding(name, "sparse gradients cannot be averaged", "use sparse=False")
+        fix = "use sparse=False, or gsplit.OwnedEmbedding beside the model"
+        return _Finding(name, "sparse gradients cannot be averaged", fix)
+    if isinstance(module, OwnedEmbedding):
+        fix = "keep it beside the model, and pass embedding(batch) to the model"
+        return _Finding(name, "it has the rows of one rank, which are not averaged over ranks", fix)
     return _check_layer(name, module) if is_layer(module) else None
 
 
