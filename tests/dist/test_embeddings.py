@@ -82,11 +82,13 @@ def test_training_resumes_on_another_number_of_ranks(tmp_path: Path) -> None:
 
 def test_exact_inference_reads_the_rows(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    outputs, accuracy = infer_outputs(solo_mesh(), tmp_path)
+    outputs, accuracy, mrr = infer_outputs(solo_mesh(), tmp_path)
     assert 0 < accuracy < 1
+    assert 0 < mrr < 1
     for rank in run_ranks(infer_outputs, 3, tmp_path):
         assert np.abs(rank[0] - outputs).max() <= BOUND
         assert rank[1] == accuracy
+        assert abs(rank[2] - mrr) <= BOUND
 
 
 def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:

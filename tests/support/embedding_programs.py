@@ -270,8 +270,8 @@ def infer_in_replicas(mesh: Mesh, folder: Path) -> None:
     gsplit.infer(make_model(case, mesh), plain_store(6), folder / "out.npy", features=embedding)
 
 
-def infer_outputs(mesh: Mesh, folder: Path) -> tuple[Array, float]:
-    """Exact outputs and accuracy with the rows of an embedding as features."""
+def infer_outputs(mesh: Mesh, folder: Path) -> tuple[Array, float, float]:
+    """Exact outputs, accuracy and MRR with the rows of an embedding as features."""
     case = EmbeddingCase("untyped")
     training = start(mesh, case, make_model(case, mesh), by_torch=False)
     store = plain_store(case.num_parts)
@@ -279,7 +279,9 @@ def infer_outputs(mesh: Mesh, folder: Path) -> tuple[Array, float]:
     training.run(2)
     out = gsplit.infer(training.model, store, folder / f"{mesh.size}.npy", features=embedding)
     scores = gsplit.evaluate(training.model, store, ["train"], features=embedding)
-    return np.array(out), float(scores["train"])
+    pairs = torch.from_numpy(np.random.default_rng(6).integers(0, VERTICES, (2, 20)))
+    ranks = gsplit.evaluate_links(training.model, store, pairs, num_negatives=9, features=embedding)
+    return np.array(out), scores["train"], ranks["mrr"]
 
 
 def largest_difference(one: EmbeddingRun, ranks: list[EmbeddingRun]) -> float:
