@@ -7,9 +7,6 @@ Three layouts: ``raw/*.csv.gz`` (arxiv, products, proteins), ``raw/data.npz`` wi
 every relation.
 """
 
-import csv
-import gzip
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -132,8 +129,11 @@ def _integers(path: Path, column: Any) -> Ids:
     return values.astype(np.int64)
 
 
-def _labels(raw: Array) -> Labels:
+def _labels(where: object, raw: Array) -> Labels:
     """Classes, with -1 for NaN. Several columns, and a column of fractions, are not changed."""
+    largest = float(np.nanmax(np.abs(raw), initial=0.0)) if raw.dtype.kind == "f" else 0.0
+    if float(np.finfo(np.float32).max) < largest < np.inf:
+        raise InputError(explain(where, "labels within the range of float32", largest, _AGAIN))
     return as_labels(stream_rows(raw, "int64" if raw.dtype.kind in "iu" else "float32"), floats_are_classes=True)
 
 
@@ -170,7 +170,7 @@ def _csv_vertices(features: Path, labels: Path, num_vertices: int) -> tuple[dict
     """The features and labels in two files, each of which may be missing."""
     return (
         {"x": _csv_features(features)} if features.is_file() else {},
-        _labels(_csv_matrix(labels, num_vertices)) if labels.is_file() else None,
+        _labels(labels, _csv_matrix(labels, num_vertices)) if labels.is_file() else None,
     )
 
 
@@ -226,14 +226,14 @@ def _fuse(where: Path, ids: Ids, name: str, counts: Mapping[str, int], offsets: 
 
 
 def _read_list(path: Path) -> list[list[str]]:
-    """The rows of a small CSV file."""
-    with explained(path, _AGAIN), gzip.open(path) as file:
-        content = file.read(_MAX_LIST_BYTES + 1)
+    """The rows of a small CSV file of names of types and numbers."""
+    with explained(path, _AGAIN), load_arrow().input_stream(path, compression="gzip") as stream:
+        content = stream.read(_MAX_LIST_BYTES + 1)
         if len(content) > _MAX_LIST_BYTES:
             raise InputError(explain(path, f"at most {_MAX_LIST_BYTES} bytes", "more", _AGAIN))
-        rows = [row for row in csv.reader(io.StringIO(content.decode())) if row]
+        rows = [line.split(",") for line in content.decode().splitlines() if line]
     for word in [word for row in rows for word in row]:
-        if "/" in word or word in ("", ".", ".."):  # names of types are names of folders
+        if "/" in word or "\0" in word or word in ("", ".", ".."):  # names of types are names of folders
             raise InputError(explain(path, "names of folders", repr(word), _AGAIN))
     return rows
 
@@ -302,7 +302,8 @@ def _members(path: Path, names: Sequence[str]) -> dict[str, NpzMember]:
 def _binary_source(folder: Path, targets: dict[str, Ids]) -> GraphSource:
     data = _members(folder / "raw" / "data.npz", ("edge_index", "num_nodes_list"))
     edges = data["edge_index"]
-    labels = _labels(_members(folder / "raw" / "node-label.npz", ("node_label",))["node_label"].read())
+    label_file = folder / "raw" / "node-label.npz"
+    labels = _labels(label_file, _members(label_file, ("node_label",))["node_label"].read())
     check_edge_index(edges.where, edges.dtype, edges.shape)
     return GraphSource(
         kind="ogb",

@@ -174,6 +174,15 @@ def test_damaged_heterogeneous_sets_are_refused(tmp_path: Path) -> None:
     _csv(folder / "raw" / "relations" / "paper___cites___paper" / "edge.csv.gz", [[0, N]] * 90)
     with pytest.raises(InputError, match=r"ids of paper from 0 to 29 .got 30..30"):
         build_store(ogb_source(folder), tmp_path / "g.gsplit")
+    _csv(folder / "raw" / "node-label" / "paper" / "node-label.csv.gz", [1e300] * N)
+    with pytest.raises(
+        InputError, match=r"node-label.csv.gz: expected labels within the range of float32 .got 1e\+300"
+    ):
+        ogb_source(folder)
+    counts = folder / "raw" / "num-node-dict.csv.gz"
+    counts.write_bytes(counts.read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"num-node-dict.csv.gz: expected a readable table"):
+        ogb_source(folder)
     _text(folder / "raw" / "num-node-dict.csv.gz", "author,paper,../topic", "12,30,4")
     with pytest.raises(InputError, match=r"expected names of folders .got '../topic'"):
         ogb_source(folder)
