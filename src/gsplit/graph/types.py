@@ -114,6 +114,12 @@ class GraphTypes:
         numbers = tuple(range(self.num_types)) * ((len(self.boundaries) - 1) // self.num_types)
         return _on_device(numbers, ids.dtype, ids.device)[self._ranges(ids)]
 
+    def of_original(self, ids: "Tensor") -> "Tensor":
+        """The number of the type of each vertex, from original ids."""
+        import torch
+
+        return torch.searchsorted(_on_device(self.offsets[1:-1], ids.dtype, ids.device), ids, right=True)
+
     def rows(self, ids: "Tensor") -> "Tensor":
         """The row of each vertex in the arrays of its type, from internal ids."""
         ranges = self._ranges(ids)

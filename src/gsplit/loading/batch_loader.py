@@ -127,6 +127,7 @@ class BatchLoader(ABC, Generic[B]):
                 types,
                 plan.target_type,
                 {name: open_features(read, found, vertex_type=name) for name, found in plan.arrays.of_types.items()},
+                pair_type=plan.pair_type,
                 mesh=mesh,
                 comm=comm,
                 arrays=plan.arrays,

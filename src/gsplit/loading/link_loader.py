@@ -5,6 +5,7 @@
 W-th. The endpoints of its pairs are the targets of the strategy.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -18,6 +19,7 @@ from gsplit.device.packing import map_tensors
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
 from gsplit.graph.ownership import Ownership
+from gsplit.graph.types import EdgeType
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.plan import PairSeeds, fingerprint_of, resolve_plan
 from gsplit.loading.strategy import SampledStep
@@ -28,7 +30,9 @@ from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.pairs import ListedPairs, StepPairs, parse_negatives
 from gsplit.sampling.protocol import SamplerFactory
-from gsplit.store.conversion import as_untyped_store
+from gsplit.sampling.relations import RelationFanouts
+from gsplit.sampling.typed_pairs import PairType, pair_type
+from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
@@ -70,6 +74,11 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
     edges; True: only themselves; False: keep them), because a model would otherwise see the edges that it predicts.
     ``batch_size``: the pairs of the GLOBAL mini-batch. Other options are those of ``NeighborLoader``; the strategy
     "auto" is not supported.
+
+    Heterogeneous graphs: ``edge_label_index`` is (edge type, name of stored pairs or tensor), by ids in the types of
+    the ends, and negatives are vertices of these types. Excluded are the edges of the edge type and of its reverse:
+    that of ``reverse_edge_types``, {edge type: edge type}, or one named "rev_...", as ``ToUndirected`` does.
+    ``num_neighbors`` and ``features`` are those of ``NeighborLoader``. Batches are ``TypedLinkBatch``.
     """
 
     _counted = "pairs"
@@ -77,20 +86,22 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
     def __init__(
         self,
         graph: "GraphStore | Any",
-        num_neighbors: list[int],
-        edge_label_index: str | Tensor | None = None,
+        num_neighbors: RelationFanouts,
+        edge_label_index: str | Tensor | tuple[EdgeType, str | Tensor] | None = None,
         *,
         edge_label: Tensor | None = None,
         neg_sampling: Any = None,
         exclude_seed_edges: Literal["reverse", True, False] = "reverse",
+        reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
         batch_size: int = 1,
         mesh: Mesh | None = None,
-        partition: Tensor | None = None,
+        partition: Tensor | Mapping[str, Tensor] | None = None,
         telemetry: str | Path | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
         ranks = resolve_mesh(mesh, "LinkNeighborLoader")
-        store = as_untyped_store(graph, "LinkNeighborLoader", partition)
+        store = as_graph_store(graph, partition)
+        self._type, edge_label_index = _type_of_pairs(store, edge_label_index, reverse_edge_types)
         self._negatives = parse_negatives(neg_sampling)
         given: object = exclude_seed_edges
         if not isinstance(given, bool) and not (isinstance(given, str) and given == "reverse"):
@@ -98,6 +109,8 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             raise InputError(explain("exclude_seed_edges", "'reverse', True or False", repr(exclude_seed_edges), fix))
         self._excludes = exclude_seed_edges
         self._pairs = list_pairs(store, edge_label_index, edge_label)
+        if self._type is not None:
+            self._pairs = self._type.fuse(self._pairs)
         if self._negatives is not None and self._pairs.labels is not None:
             self._pairs = _raise_labels(self._pairs, self._negatives.mode)
         known = {name: value for name, value in options.items() if name in LoaderOptions.__annotations__}
@@ -111,10 +124,11 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             batch_size=batch_size,
             options={name: value for name, value in options.items() if name not in known},
             pairs=PairSeeds(
-                name=f"pairs {fingerprint_of(edge_label_index)}{label}",
+                name=f"{'' if self._type is None else f'{self._type} '}pairs {fingerprint_of(edge_label_index)}{label}",
                 num_pairs=self._pairs.num_pairs,
                 negatives=f"{self._negatives}, exclude_seed_edges={exclude_seed_edges}",
                 arrays=(f"pairs/{named}", f"pair_labels/{named}"),
+                edge_type=None if self._type is None else self._type.edge_type,
             ),
             **known,  # type: ignore[arg-type]
         )
@@ -133,12 +147,21 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
         store = self._graph.store
         device = self.mesh.sample_device
         with telemetry.span("sample"):
-            step = self._pairs.for_step(key, plan.batch_size, self._negatives, store.num_vertices, shuffle=plan.shuffle)
+            of = self._type
+            step = self._pairs.for_step(
+                key,
+                plan.batch_size,
+                self._negatives,
+                store.num_vertices,
+                shuffle=plan.shuffle,
+                ends=None if of is None else (of.sources, of.destinations),
+            )
             src = to_internal(store, step.src)
             excluded: ExcludedEdges | None = None
             if self._excludes:
                 reverse = self._excludes == "reverse"
-                edges = ExcludedEdges.of(src, to_internal(store, step.dst), reverse=reverse)
+                exclude = ExcludedEdges.of if of is None else of.exclude
+                edges = exclude(src, to_internal(store, step.dst), reverse=reverse)
                 excluded = ExcludedEdges(edges.src.to(device), edges.dst.to(device))
             ids, rows = own_pairs(step, self._own(step, src), self._pairs.labels)
             endpoints = to_internal(store, ids).to(device)
@@ -155,6 +178,26 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             return places % mesh.size == mesh.replica + mesh.num_replicas * mesh.split_rank
         owners = self._graph.owned.ownership.owners(src)
         return (places % mesh.num_replicas == mesh.replica) & (owners == mesh.split_rank)
+
+
+def _type_of_pairs(
+    store: GraphStore,
+    edge_label_index: str | Tensor | tuple[EdgeType, str | Tensor] | None,
+    reverse: Mapping[EdgeType, EdgeType] | None,
+) -> tuple[PairType | None, str | Tensor | None]:
+    """The edge type of the pairs, None without types, and which pairs they are."""
+    if store.types is None:
+        if isinstance(edge_label_index, tuple):
+            fix = "give a tensor [2, n], or the name of stored pairs"
+            expected = "pairs of a graph without types"
+            raise InputError(explain("edge_label_index", expected, str(edge_label_index[0]), fix))
+        return None, edge_label_index
+    given: Any = edge_label_index
+    if not isinstance(given, tuple) or len(given) != 2 or given[1] is None:
+        got = type(given).__name__ if not isinstance(given, tuple) else f"{given[0]} without pairs"
+        fix = "write (edge type, data[edge type].edge_index), or (edge type, name of stored pairs)"
+        raise InputError(explain("edge_label_index", "(edge type, pairs) for a heterogeneous graph", got, fix))
+    return pair_type(store.types, given[0], reverse), given[1]
 
 
 def to_internal(store: GraphStore, ids: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.cache import parse_bytes
 from gsplit.graph.ownership import Ownership
+from gsplit.graph.types import EdgeType
 from gsplit.minibatch.local_graph import (
     ArrayNames,
     Features,
@@ -70,10 +71,10 @@ class LoaderPlan:
     """See the module; the fields have the names of the arguments of ``NeighborLoader``. Sizes are in bytes.
 
     ``graph`` and ``input_nodes`` are fingerprints. ``target_type``: the vertex type of the targets of a heterogeneous
-    graph, whose ``num_neighbors`` has a number per layer and relation. ``draw``: the options of the built-in sampler.
-    ``sampler``: those of them that differ from the default, or the name of a user-defined sampler. ``boundaries``:
-    those of ``Ownership``. ``checksums``: of the stored arrays that are read. ``negatives``: how a loader of pairs
-    draws negatives and excludes edges, or empty.
+    graph, whose ``num_neighbors`` has a number per layer and relation. ``pair_type``: the edge type of its pairs.
+    ``draw``: the options of the built-in sampler. ``sampler``: those of them that differ from the default, or the name
+    of a user-defined sampler. ``boundaries``: those of ``Ownership``. ``checksums``: of the stored arrays that are
+    read. ``negatives``: how a loader of pairs draws negatives and excludes edges, or empty.
 
     ``NeighborLoader(graph, [15, 10], "train", batch_size=1024, cache="2GB")`` on two ranks has ``num_neighbors``
     (15, 10), ``cache`` 2000000000, ``strategy.name`` "split" and ``boundaries`` such as (0, 1220000, 2449029).
@@ -102,6 +103,7 @@ class LoaderPlan:
     features_on_disk: bool
     deterministic: bool
     target_type: str = ""
+    pair_type: EdgeType | None = None
 
     @property
     def description(self) -> dict[str, str]:
@@ -184,12 +186,14 @@ class PairSeeds:
     """What a plan has of pairs, in place of targets: the name or checksum of the list and its length.
 
     ``negatives``: how negatives are drawn and edges are excluded. ``arrays``: the stored arrays of the list.
+    ``edge_type``: of the pairs of a heterogeneous graph.
     """
 
     name: str
     num_pairs: int
     negatives: str
     arrays: tuple[str, ...]
+    edge_type: EdgeType | None = None
 
 
 def resolve_plan(
@@ -252,7 +256,7 @@ def resolve_plan(
         # all ranks: rank 0 sends its choice to the others
         strategy = resolve_strategy(strategy, store, mesh, steps).strategy
     spec = parse_strategy(strategy, len(fanouts))
-    target_type, nodes = type_of_targets(store, input_nodes)
+    target_type, nodes = (None, None) if pairs is not None else type_of_targets(store, input_nodes)
     copied_bytes = _check_copies(copies, spec)
     view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec)
     if pairs is None:
@@ -281,6 +285,7 @@ def resolve_plan(
         features_on_disk=features_on_disk,
         deterministic=deterministic,
         target_type=target_type or "",
+        pair_type=None if pairs is None else pairs.edge_type,
     )
     return plan, view
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gsplit.distributed.comm.comm import Call
 from gsplit.features.protocol import RowSource, take_rows
-from gsplit.graph.types import GraphTypes
+from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep
 from gsplit.minibatch.local_graph import LocalGraph
@@ -27,15 +27,22 @@ __all__ = ["TypedStepLoader"]
 class TypedStepLoader(StepLoader):
     """Reads the arrays of the batches of one loader. ``features``: of every type that has some, by row in the type.
 
-    ``options``: those of ``StepLoader``.
+    ``pair_type``: the edge type of pairs. ``options``: those of ``StepLoader``.
     """
 
     def __init__(
-        self, graph: LocalGraph, types: GraphTypes, target_type: str, features: Mapping[str, RowSource], **options: Any
+        self,
+        graph: LocalGraph,
+        types: GraphTypes,
+        target_type: str,
+        features: Mapping[str, RowSource],
+        pair_type: EdgeType | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(graph, features=None, labels=False, **options)
         self._types = types
         self._target_type = target_type
+        self._pair_type = pair_type
         self._features_of = features
         self._kinds = graph.edge_types()
         if f"y/{target_type}" in graph.store.names:
@@ -56,7 +63,9 @@ class TypedStepLoader(StepLoader):
         x_dict = self._read_types(sampled, inputs)
         n_id = self._exchange_ids(sampled)
         with telemetry.span("split"):
-            batch = cut_batch(fused, self._types, rows, tuple(kinds), x_dict, n_id, self._target_type, inputs)
+            batch = cut_batch(
+                fused, self._types, rows, tuple(kinds), x_dict, n_id, self._target_type, self._pair_type, inputs
+            )
         batch.record_bytes()
         return batch
 

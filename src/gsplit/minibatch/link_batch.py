@@ -139,7 +139,7 @@ class LinkBatch(Batch):
         route = self.pair_rows.route
         if route is None:
             return h
-        call = Call("endpoints", context.key.step, self.num_layers)
+        call = Call("endpoints", context.key.step, self.num_layers, self.of)
         with self.telemetry.span("shuffle"):  # all ranks: once per forward, with pairs or without
             return exchange_rows(
                 h,

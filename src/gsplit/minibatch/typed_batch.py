@@ -13,6 +13,7 @@ layer and type, and its layers on ``batch.part(relation).blocks[l]``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,12 @@ from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.minibatch.batch import Batch, BatchLayer
 from gsplit.minibatch.edge_handles import EdgeHandle, EdgeTypeHandle
+from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route
 from gsplit.minibatch.typed import RowTypes, StepRows, cut_block, cut_route
 
-__all__ = ["RelationItems", "TypedBatch", "VertexItems", "cut_batch"]
+__all__ = ["RelationItems", "TypedBatch", "TypedLinkBatch", "VertexItems", "cut_batch"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,8 @@ class TypedBatch(Batch):
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in self.x_dict.items())
-        return (
-            super().__repr__().replace(f"x {list(self.x.shape)}", f"x {{{shapes}}}").replace("Batch", "TypedBatch", 1)
-        )
+        text = super().__repr__().replace(f"x {list(self.x.shape)}", f"x {{{shapes}}}")
+        return f"{type(self).__name__}{text[text.index('(') :]}"
 
     def part(self, of: str | EdgeType | None) -> Batch:
         """The rows of a vertex type, or the edges of a relation; None: the fused batch."""
@@ -134,6 +136,52 @@ class TypedBatch(Batch):
         return [*super()._arrays(), *self.x_dict.values(), *self.kinds, *cut]
 
 
+@dataclass(frozen=True, repr=False, kw_only=True)
+class TypedLinkBatch(TypedBatch, LinkBatch):
+    """The mini-batch of pairs of an edge type, ``pair_type``, such as ("user", "rates", "item").
+
+    Rows of pairs are counted in the types of their ends, as in PyG: with ``z_dict``, the output of the wrapped model,
+
+        z_src, z_dst = z_dict["user"], z_dict["item"]
+        score = (z_src[batch.edge_label_index[0]] * z_dst[batch.edge_label_index[1]]).sum(-1)
+    """
+
+    pair_type: EdgeType
+
+    def endpoints(self, h: Mapping[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        """The final rows of the endpoints of this rank's pairs, by vertex type. A collective for each type."""
+        ends = [name for name in self.types.vertex_types if name in (self.pair_type[0], self.pair_type[2])]
+        if not isinstance(h, Mapping) or any(not isinstance(h.get(name), Tensor) for name in ends):
+            got = list(h) if isinstance(h, Mapping) else type(h).__name__
+            fix = "let forward return {vertex type: rows}"
+            raise InputError(explain("the model's output", f"rows of {' and '.join(ends)}", got, fix))
+        found = {}
+        for name in ends:  # all ranks: in the order of the types
+            part = self.parts[name]
+            assert isinstance(part, LinkBatch)
+            found[name] = part.endpoints(h[name])
+        return found
+
+    @property
+    def endpoint_id_dict(self) -> dict[str, Tensor]:
+        """The ids, counted in the type, of the rows that ``endpoints`` returns."""
+        found = {}
+        for name in (self.pair_type[0], self.pair_type[2]):
+            pairs = self.parts[name].pairs
+            assert pairs is not None
+            found[name] = pairs.n_id - self.types.offsets[self.types.number(name)]
+        return found
+
+    def fuse_pairs(self, z_dict: Mapping[str, Tensor]) -> tuple[Tensor, LinkBatch]:
+        """The rows of both types as one tensor, of one width, and a batch whose pairs are rows of it."""
+        src, _, dst = self.pair_type
+        pairs = self.pair_rows
+        first = 0 if src == dst else z_dict[src].size(0)
+        rows = z_dict[dst] if src == dst else torch.cat([z_dict[src], z_dict[dst]])
+        index = torch.stack([pairs.index[0], pairs.index[1] + first])
+        return rows, replace(self, pairs=replace(pairs, index=index, negatives=pairs.negatives + first))
+
+
 def cut_batch(
     fused: Batch,
     types: GraphTypes,
@@ -142,13 +190,15 @@ def cut_batch(
     x_dict: dict[str, Tensor],
     n_id: Tensor,
     target_type: str | None = None,
+    pair_type: EdgeType | None = None,
     inputs: Sequence[tuple[Tensor, Route | None]] = (),
 ) -> TypedBatch:
     """Cut a batch by types. No communication.
 
     ``rows``: the types of its rows. ``kinds``: the relation of every edge, layer by layer.
-    ``n_id``: the original ids of the mixed input rows. ``target_type``: the type that has the labels. ``inputs``: the
-    vertices of every type whose input rows this rank has read, and the route of these rows.
+    ``n_id``: the original ids of the mixed input rows. ``target_type``: the type that has the labels. ``pair_type``:
+    the edge type of the pairs, if it has some. ``inputs``: the vertices of every type whose input rows this rank has
+    read, and the route of these rows.
     """
     frontiers = rows.frontiers
     mixed = rows.mixed
@@ -160,6 +210,7 @@ def cut_batch(
     kept = [of_rows.rows() for of_rows in frontiers]
     input_rows = mixed[0].rows()
     num_targets = frontiers[-1].counts(fused.num_targets)
+    pairs, pairs_of = _cut_pairs(fused, types, frontiers[-1])
     parts: dict[str | EdgeType, Batch] = {}
     for number, name in enumerate(types.vertex_types):
         parts[name] = replace(
@@ -172,6 +223,7 @@ def cut_batch(
             ),
             layers=tuple(layers[number] for layers in layers_of),
             num_targets=num_targets[number],
+            pairs=pairs_of[number],
             of=name,
             requested=inputs[number] if fused.requested is not None else None,
         )
@@ -185,15 +237,26 @@ def cut_batch(
     n_id_dict = {
         name: n_id[input_rows[number]] - types.offsets[number] for number, name in enumerate(types.vertex_types)
     }
-    return TypedBatch(
-        **{field.name: getattr(fused, field.name) for field in fields(fused)},
-        types=types,
-        x_dict=x_dict,
-        n_id_dict=n_id_dict,
-        kinds=kinds,
-        rows=mixed[0],
-        parts=parts,
-    )
+    content: dict[str, Any] = {field.name: getattr(fused, field.name) for field in fields(fused)}
+    content |= {"types": types, "x_dict": x_dict, "n_id_dict": n_id_dict, "kinds": kinds, "pairs": pairs}
+    content |= {"rows": mixed[0], "parts": parts}
+    return TypedBatch(**content) if pair_type is None else TypedLinkBatch(**content, pair_type=pair_type)
+
+
+def _cut_pairs(
+    fused: Batch, types: GraphTypes, frontier: RowTypes
+) -> tuple[PairRows | None, Sequence[PairRows | None]]:
+    """The pairs with rows that are counted in the types of their ends, and the endpoints of every type."""
+    pairs = fused.pairs
+    if pairs is None:
+        return None, [None] * types.num_types
+    ends = RowTypes.of(types.of_original(pairs.n_id), types.num_types)
+    mine = ends.rows()
+    routes: Sequence[Route | None] = [None] * types.num_types
+    if pairs.route is not None:
+        routes = cut_route(pairs.route, frontier.prefix(fused.num_targets), ends)
+    counted = replace(pairs, index=ends.places[pairs.index], negatives=ends.places[pairs.negatives])
+    return counted, [replace(counted, n_id=pairs.n_id[mine[t]], route=routes[t]) for t in range(types.num_types)]
 
 
 def _rows_of_types(layer: BatchLayer, local: RowTypes, mixed: RowTypes) -> list[BatchLayer]:

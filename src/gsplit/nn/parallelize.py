@@ -108,8 +108,12 @@ def _make_plan(model: Module, runtime: Runtime, like: Toys) -> None:
     except InputError as error:
         cause = error.__cause__
         is_missing = isinstance(cause, AttributeError) and isinstance(cause.obj, Batch)
-        if not (isinstance(like, ExampleInput) and is_missing and hasattr(LinkBatch, str(getattr(cause, "name", "")))):
+        if not (is_missing and hasattr(LinkBatch, str(getattr(cause, "name", "")))):
             raise
+        if not isinstance(like, ExampleInput):
+            fix = "return rows by vertex type, and score pairs outside, by a function without parameters"
+            got = f"one that decodes pairs by batch.{getattr(cause, 'name', '')}"
+            raise InputError(explain("the model", "an encoder of a heterogeneous graph", got, fix)) from None
     failures: list[InputError] = []
     for kind in PAIR_KINDS:
         try:

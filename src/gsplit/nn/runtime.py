@@ -19,6 +19,7 @@ from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.edge_handles import Handle
 from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import CallTemplate, LayerCall, template_of, tensors_of
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, check_batch
@@ -226,8 +227,10 @@ class _LeaveModel(_RuntimeHook):
         return out
 
 
-def _exchange_output(batch: LinkBatch, out: Any) -> Tensor:
+def _exchange_output(batch: LinkBatch, out: Any) -> Any:
     """The endpoints' rows from the output of a model that does not decode pairs itself. A collective."""
+    if isinstance(batch, TypedLinkBatch):
+        return batch.endpoints(out)
     if not isinstance(out, Tensor) or out.dim() == 0 or out.size(0) != batch.num_targets:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         fix = "return the rows of the last layer, or call batch.endpoints(h) in forward before decoding pairs"

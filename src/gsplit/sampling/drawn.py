@@ -76,12 +76,17 @@ class TensorFrontier:
         """Offsets of the in-edges drawn for every row, their source vertices and, if wanted, the edges' positions."""
         raise NotImplementedError
 
+    def _name_sources(self, vertices: Tensor, edge_ids: Tensor | None) -> Tensor:
+        """The names of the sources of drawn edges among those of excluded edges."""
+        return vertices
+
     def _draw_included(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         """What ``_draw`` draws, without excluded edges."""
         indptr, vertices, edge_ids = self._draw(key, fanout)
         if self._excluded is None:
             return indptr, vertices, edge_ids
-        indptr, kept = keep_included(self._ids, indptr, vertices, self._excluded)
+        names = self._name_sources(vertices, edge_ids)
+        indptr, kept = keep_included(self._ids, indptr, names, self._excluded)
         return indptr, vertices[kept], None if edge_ids is None else edge_ids[kept]
 
     def _check(self, ids: Tensor) -> None:

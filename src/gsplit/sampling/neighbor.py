@@ -87,6 +87,14 @@ class HostNeighborSampler:
         self._draw.write_places(self._graph, self._original, key, frontier, fanout, indptr, places)
         return indptr, places
 
+    def name_sources(self, sources: Ids, places: Ids) -> Ids:
+        """The names of the sources of drawn edges among those of excluded edges."""
+        return sources
+
+    def sources_of(self, names: Ids) -> Ids:
+        """The sources of edges from their names."""
+        return names
+
     def start(self, targets: Tensor) -> "HostFrontier":
         """Begin a mini-batch from distinct own vertices."""
         if self._open is not None:
@@ -135,8 +143,9 @@ class HostFrontier:
         host.copy_sources(graph.indices, places, sources)
         if sampler.excluded is not None:
             excluded = sampler.excluded
-            drop_excluded(frontier, indptr, sources, places, excluded.src.numpy(), excluded.dst.numpy())
-            sources = sources[: indptr[-1]]
+            names = sampler.name_sources(sources, places)
+            drop_excluded(frontier, indptr, names, places, excluded.src.numpy(), excluded.dst.numpy())
+            sources = sampler.sources_of(names[: indptr[-1]])
             places = places[: indptr[-1]]
         status, self.num_rows, num_foreign = host.relabel_own(
             sources,
@@ -214,6 +223,10 @@ class TorchNeighborSampler:
         rows = ids - self.first
         return self.draw.draw(self.indptr, rows, self.original_ids[rows], key, fanout)
 
+    def name_sources(self, sources: Tensor, edge_ids: Tensor | None) -> Tensor:
+        """The names of the sources of drawn edges among those of excluded edges."""
+        return sources
+
     def start(self, targets: Tensor) -> TensorFrontier:
         """Begin a mini-batch from distinct own vertices."""
         return _TorchFrontier(self, targets)
@@ -223,6 +236,9 @@ class _TorchFrontier(TensorFrontier):
     def __init__(self, sampler: TorchNeighborSampler, targets: Tensor) -> None:
         super().__init__(targets, sampler.first, sampler.stop, sampler.excluded)
         self._sampler = sampler
+
+    def _name_sources(self, vertices: Tensor, edge_ids: Tensor | None) -> Tensor:
+        return self._sampler.name_sources(vertices, edge_ids)
 
     def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         sampler = self._sampler

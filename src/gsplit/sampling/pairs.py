@@ -165,8 +165,10 @@ class ListedPairs:
         num_vertices: int,
         *,
         shuffle: bool = True,
+        ends: tuple[range, range] | None = None,
     ) -> StepPairs:
-        """The pairs of a step, the same on every rank."""
+        """The pairs of a step, the same on every rank. ``ends``: the ids of sources and destinations, if not all."""
+        sources, destinations = ends or (range(num_vertices), range(num_vertices))
         listed = positions_of_step(key, self.num_pairs, batch_size, shuffle=shuffle)
         src, dst = self.read(listed)
         for ids in (src, dst):
@@ -181,18 +183,18 @@ class ListedPairs:
         if negatives is not None and negatives.mode == "joint":
             pair = torch.zeros_like(number)
             slot = number
-            neg_dst = draw_vertices(key.negatives(), torch.full_like(number, key.step), 2 * slot, num_vertices)
+            neg_dst = draw_vertices(key.negatives(), torch.full_like(number, key.step), 2 * slot, len(destinations))
         else:
-            neg_dst = draw_vertices(key.negatives(), positions[pair], 2 * slot, num_vertices)
+            neg_dst = draw_vertices(key.negatives(), positions[pair], 2 * slot, len(destinations))
         neg_src = neg_dst[:0]
         if negatives is not None and negatives.mode == "binary":
-            neg_src = draw_vertices(key.negatives(), positions[pair], 2 * slot + 1, num_vertices)
+            neg_src = draw_vertices(key.negatives(), positions[pair], 2 * slot + 1, len(sources))
         return StepPairs(
             positions=positions,
             src=torch.from_numpy(src),
             dst=torch.from_numpy(dst),
-            neg_src=neg_src,
-            neg_dst=neg_dst,
+            neg_src=neg_src + sources.start,
+            neg_dst=neg_dst + destinations.start,
             neg_pair=pair,
             neg_slot=slot,
             negatives=negatives,

@@ -185,6 +185,14 @@ class HostRelationSampler(HostNeighborSampler):
         _draw_relations(graph.indptr, self._edge_type, first, self._original, keys, frontier, fanouts, indptr, places)
         return indptr, places
 
+    def name_sources(self, sources: Ids, places: Ids) -> Ids:
+        """See the base. An edge is excluded by its relation, source and destination (``typed_pairs``)."""
+        return sources + self._edge_type[places].astype(np.int64) * self._graph.num_vertices
+
+    def sources_of(self, names: Ids) -> Ids:
+        """See the base."""
+        return names % self._graph.num_vertices
+
 
 class TorchRelationSampler(TorchNeighborSampler):
     """Draws by relation with torch operations. The layers have the positions of their edges."""
@@ -193,6 +201,7 @@ class TorchRelationSampler(TorchNeighborSampler):
         super().__init__(graph, original_ids, device, edge_ids=True)
         own = edge_type[self.first_edge : self.first_edge + self.indices.numel()]
         self._edge_type = torch.from_numpy(np.array(own)).to(device)
+        self._num_vertices = graph.num_vertices
         self._num_halvings = int(graph.in_degrees().max(initial=0)).bit_length()
 
     def draw_layer(self, key: int, ids: Tensor, fanout: Fanout) -> tuple[Tensor, Tensor]:
@@ -213,6 +222,11 @@ class TorchRelationSampler(TorchNeighborSampler):
             drawn.append((offsets, places))
             at = end
         return _interleave(drawn)
+
+    def name_sources(self, sources: Tensor, edge_ids: Tensor | None) -> Tensor:
+        """See the base. An edge is excluded by its relation, source and destination (``typed_pairs``)."""
+        assert edge_ids is not None
+        return sources + self._edge_type[edge_ids - self.first_edge].long() * self._num_vertices
 
     def _end_of_runs(self, starts: Tensor, stops: Tensor, relation: int) -> Tensor:
         """One past the last edge of each column whose type is at most ``relation``, by bisection of all columns."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.minibatch.typed_batch import TypedLinkBatch
 
 __all__ = [
     "LINK_LOSSES",
@@ -61,6 +62,8 @@ PairLossFunction = Callable[[Any, LinkBatch], Tensor | tuple[Tensor, Tensor | No
 def loss_of_batch(loss_fn: LossFunction | PairLossFunction, out: Any, batch: Batch) -> TargetLoss:
     """The values of a loss function: of outputs and labels, or of outputs and a batch of pairs."""
     given: Any = batch if isinstance(batch, LinkBatch) else batch.y
+    if isinstance(batch, TypedLinkBatch) and loss_fn in LINK_LOSSES.values():
+        out, given = batch.fuse_pairs(out)
     return as_target_loss(loss_fn(out, given))
 
 

@@ -1,0 +1,153 @@
+"""Users, items and tags, with pairs to predict, and training of a heterogeneous encoder on any mesh."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module, ModuleList
+from torch_geometric.nn import HeteroConv, SAGEConv
+
+import gsplit
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.minibatch.typed_batch import TypedLinkBatch
+from gsplit.nn.parallelize import parallelize
+from gsplit.store.in_memory import MemoryStore, typed_store
+from gsplit.training.losses import LINK_LOSSES, loss_of_batch
+
+RATES = ("user", "rates", "item")
+RATED_BY = ("item", "rev_rates", "user")
+VIEWS = ("user", "views", "item")  # the same edges as RATES, which must not be excluded with it
+LIKE = ("item", "like", "item")
+TAGS = ("tag", "of", "item")
+TAGGED = ("item", "rev_of", "tag")
+RELATIONS = (RATES, RATED_BY, VIEWS, LIKE, TAGS, TAGGED)
+COUNTS = {"user": 40, "tag": 5, "item": 60}
+WIDTHS = {"user": 3, "tag": 2, "item": 4}
+STRATEGIES = ("split", "data", "data_cached", "hybrid(1)")
+NEGATIVES: dict[str, Any] = {
+    "binary": {"mode": "binary", "amount": 2},
+    "triplet": {"mode": "triplet", "amount": 3},
+    "joint": {"mode": "joint", "amount": 4},
+    "in_batch": "in_batch",
+}
+
+
+def rated() -> np.ndarray[Any, Any]:
+    """The edges of RATES [2, n], each once."""
+    rng = np.random.default_rng(2)
+    src = (COUNTS["user"] * rng.random(300) ** 2).astype(np.int64)
+    return np.unique(np.stack([src, rng.integers(0, COUNTS["item"], 300)]), axis=1)
+
+
+def link_store(num_parts: int) -> MemoryStore:
+    """The graph in parts. Tags are in one part only."""
+    rng = np.random.default_rng(6)
+    ends = rated()
+    like = rng.integers(0, COUNTS["item"], (2, 150))
+    tags = np.stack([rng.integers(0, COUNTS["tag"], 80), rng.integers(0, COUNTS["item"], 80)])
+    edges = {
+        RATES: (ends[0], ends[1]),
+        RATED_BY: (ends[1], ends[0]),
+        VIEWS: (ends[0], ends[1]),
+        LIKE: (like[0], like[1]),
+        TAGS: (tags[0], tags[1]),
+        TAGGED: (tags[1], tags[0]),
+    }
+    arrays: dict[str, Any] = {
+        f"features/{name}/x": (rng.normal(size=(count, WIDTHS[name])), "float64") for name, count in COUNTS.items()
+    }
+    parts = {name: rng.integers(0, num_parts, count) for name, count in COUNTS.items()}
+    parts["tag"] = 0 * parts["tag"]
+    return typed_store(COUNTS, edges, parts, arrays, {})
+
+
+class Encoder(Module):
+    """Two layers of all relations with dropout; returns rows of all types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = dict.fromkeys(WIDTHS, 6)
+        self.convs = ModuleList(
+            HeteroConv({r: SAGEConv((w[r[0]], w[r[2]]), 6) for r in RELATIONS}, aggr="mean") for w in (WIDTHS, hidden)
+        )
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> dict[str, Tensor]:
+        for conv in self.convs:
+            x_dict = {k: F.dropout(h.tanh(), 0.3, self.training) for k, h in conv(x_dict, edge_index_dict).items()}
+        return x_dict
+
+
+def make_encoder() -> Module:
+    torch.manual_seed(1)
+    return Encoder().double()
+
+
+def link_loader(mesh: Mesh, mode: str, strategy: str, num_parts: int, **options: Any) -> gsplit.LinkNeighborLoader:
+    given: dict[str, Any] = {"batch_size": 16, "seed": 4, "num_neighbors": [3, 2], "neg_sampling": NEGATIVES[mode]}
+    return gsplit.LinkNeighborLoader(
+        link_store(num_parts),
+        edge_label_index=(RATES, torch.from_numpy(rated()[:, ::4])),
+        strategy=strategy,
+        mesh=mesh,
+        **(given | options),
+    )
+
+
+@dataclass
+class TypedLinks:
+    """Losses and gradients of some steps; the edges of all layers of every step, by ids in the types."""
+
+    losses: list[float]
+    gradients: list[np.ndarray[Any, Any]]
+    edges: list[set[tuple[Any, int, int]]]
+    pairs: list[set[tuple[int, int]]]
+
+
+def train_typed_links(mesh: Mesh, num_parts: int, cases: list[tuple[str, str]]) -> list[TypedLinks]:
+    """Two steps for every mode of negatives and strategy."""
+    model = parallelize(make_encoder(), mesh, graph=link_store(2))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    runs = []
+    for number, (mode, strategy) in enumerate(cases):
+        model.load_state_dict(weights)
+        run = TypedLinks([], [], [], [])
+        loss_fn = LINK_LOSSES["bpr" if mode == "triplet" else "cross_entropy"]
+        loader = link_loader(
+            mesh, mode, strategy, num_parts, prefetch=number % 2 if mesh.sample_device.type == "cpu" else 0
+        )
+        for batch in list(loader)[:2]:
+            assert isinstance(batch, TypedLinkBatch)
+            z_dict = model(batch.x_dict, batch.edge_index_dict)
+            loss = batch.mean(*loss_of_batch(loss_fn, z_dict, batch))
+            loss.backward()
+            run.losses.append(float(loss.detach()))
+            run.gradients += [
+                np.zeros(1) if p.grad is None else p.grad.numpy(force=True).copy() for p in model.parameters()
+            ]
+            model.zero_grad()
+            run.edges.append(_edges_of(batch))
+            run.pairs.append(_pairs_of(batch, z_dict))
+        runs.append(run)
+    return runs
+
+
+def _edges_of(batch: TypedLinkBatch) -> set[tuple[Any, int, int]]:
+    """All edges of the input layer, whose rows have ids."""
+    found = set()
+    for relation in RELATIONS:
+        src, dst = batch.part(relation).blocks[0].edge_index()
+        ids = batch.n_id_dict
+        pairs = zip(ids[relation[0]][src].tolist(), ids[relation[2]][dst].tolist(), strict=True)
+        found |= {(relation, *pair) for pair in pairs}
+    return found
+
+
+def _pairs_of(batch: TypedLinkBatch, z_dict: dict[str, Tensor]) -> set[tuple[int, int]]:
+    """This rank's pairs by the ids of their rows, without negatives."""
+    ids = batch.endpoint_id_dict
+    assert set(z_dict) == {"user", "item"} and all(z_dict[name].size(0) == ids[name].numel() for name in ids)
+    index = batch.pair_rows.index[:, : batch.input_id.numel()]
+    return set(zip(ids["user"][index[0]].tolist(), ids["item"][index[1]].tolist(), strict=True))
