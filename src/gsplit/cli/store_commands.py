@@ -1,4 +1,4 @@
-"""``gsplit inspect``, ``convert``, ``partition`` and ``shard``: show a store, or make another from it."""
+"""``gsplit inspect``, ``convert``, ``propagate``, ``partition``, ``shard``: show a store, or make another from it."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ from gsplit.store.writer import check_output
 if TYPE_CHECKING:
     from gsplit.run.memory import RankMemory
 
-__all__ = ["convert", "inspect", "partition", "shard"]
+__all__ = ["convert", "inspect", "partition", "propagate", "shard"]
 
 _MODEL = ("hidden", "fanout", "batch_size", "targets", "features")
 _MEMORY = ("cache", "copies", "features_on_disk", "prefetch")
@@ -132,6 +132,41 @@ def convert(
                 made = feature_types.write_with_internal_ids(opened, output, overwrite=overwrite, progress=progress)
             else:
                 made = feature_types.write_with_time_order(opened, output, name, overwrite=overwrite, progress=progress)
+        _print_store(made, as_json=as_json)
+
+
+def propagate(
+    store: StoreArgument,
+    output: Output,
+    hops: Annotated[int, typer.Option(min=1, metavar="INT", help="hops to write: features x1, x2, .. of them")],
+    features: Annotated[str, typer.Option(metavar="NAME", help="features to propagate")] = "x",
+    self_loops: Annotated[
+        bool, typer.Option("--self-loops/--no-self-loops", help="as in SGConv, or without, as in PyG's SIGN")
+    ] = True,
+    edge_weight: Annotated[str | None, typer.Option(metavar="NAME", help="stored weights of the edges")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Write a store with features averaged over neighbours.
+
+    For SGC and SIGN: a model of these features does not need the graph any more.
+    """
+    with command(as_json):
+        from gsplit.store.propagate import write_propagated  # numba, only when used
+
+        check_output(output, overwrite=overwrite)
+        opened = open_store(store)
+        with progress_bars(as_json) as progress:
+            made = write_propagated(
+                opened,
+                output,
+                hops,
+                features=features,
+                self_loops=self_loops,
+                edge_weight=edge_weight,
+                overwrite=overwrite,
+                progress=progress,
+            )
         _print_store(made, as_json=as_json)
 
 
