@@ -18,7 +18,7 @@ GRID = [
     for temporal_strategy, model in (("uniform", "sage"), ("last", "sage"), ("uniform", "gat"))
 ]
 SOME = [
-    *(TemporalCase(strategy, prefetch=2) for strategy in STRATEGIES),
+    *(TemporalCase(strategy, prefetch=2) for strategy in (*STRATEGIES, "data(owner)")),
     *(TemporalCase(strategy, "last", "gat", parts="first", prefetch=1) for strategy in STRATEGIES),
     *(TemporalCase(strategy, parts="first", batch_size=1) for strategy in ("split", "data", "hybrid(1)")),
 ]

@@ -43,6 +43,7 @@ SHARES: dict[str, float] = {
     "typed tables": 0.4,
     "store": 1.2,
     "typed store": 1.2,
+    "timed store": 0.8,
     "shard": 1,
 }
 """Of all inputs, in percent: what is cheap gets many."""

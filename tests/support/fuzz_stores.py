@@ -31,8 +31,9 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.memory import MemoryPlan, forecast_memory
 from gsplit.run.recipe import shape_of
 from gsplit.store.conversion import as_graph_store
-from gsplit.store.feature_types import write_with_features
+from gsplit.store.feature_types import write_with_features, write_with_time_order
 from gsplit.store.importers.pyg import to_pyg
+from gsplit.store.propagate import write_propagated
 from gsplit.store.reader import Store, open_store
 from gsplit.store.shard import write_shard
 from gsplit.store.verify import verify_store
@@ -281,4 +282,35 @@ def _load_typed(store: Store) -> None:
         assert batch.x_dict["paper"].size(0) >= batch.num_targets
 
 
-STORES: dict[str, Callable[[Path], Surface]] = {"store": Stores, "typed store": TypedStores, "shard": Shards}
+class TimedStores(Stores):
+    """A partitioned store with times of edges and their order."""
+
+    def __init__(self, folder: Path) -> None:
+        plain = sample_store(folder / "plain.gsplit", 40, 200)
+        data = to_pyg(plain)
+        data.time = torch.arange(200) * 7 % 50
+        timed = gsplit.from_pyg(data, folder / "timed.gsplit")
+        ordered = write_with_time_order(timed, folder / "ordered.gsplit", "time")
+        partitioned = folder / "s.gsplit"
+        gsplit.partition(ordered, partitioned, 3, [2], batch_size=8, solver="random", objective="random", epochs=1)
+        self.begin(folder, partitioned)
+
+    def uses(self) -> tuple[Callable[[Store], object], ...]:
+        """What is done to a store with times that could be opened."""
+        times = torch.arange(20) * 3 % 50
+        return (
+            verify_store,
+            _inspect,
+            lambda store: _load(store, time_attr="time", input_time=times),
+            lambda store: _load(store, time_attr="time", input_time=times, temporal_strategy="last", strategy="data"),
+            lambda store: _write(store, lambda path: write_shard(store, path, 0, 20)),
+            lambda store: _write(store, lambda path: write_propagated(store, path, 1)),
+        )
+
+
+STORES: dict[str, Callable[[Path], Surface]] = {
+    "store": Stores,
+    "typed store": TypedStores,
+    "timed store": TimedStores,
+    "shard": Shards,
+}

@@ -120,6 +120,7 @@ class TemporalSampler:
         self._original = original_ids
         self._edges = edges
         self._last = last
+        self._files = files_behind(graph.indptr, graph.indices, original_ids, edges.time, edges.order)
         self._held_bytes = 0 if files_behind(edges.order) else edges.order.nbytes
 
     @property
@@ -274,9 +275,7 @@ class HostTemporalSampler(TemporalSampler):
 
     def start(self, targets: Tensor) -> Frontier:
         """See the base. Refuses a store whose files have changed."""
-        graph = self._graph
-        edges = self._edges
-        check_files(files_behind(graph.indptr, graph.indices, self._original, edges.time, edges.order))
+        check_files(self._files)
         return super().start(targets)
 
     def draw_layer(self, key: int, ids: Tensor, fanout: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -311,7 +311,7 @@ class Manifest(_Strict):
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(f"class_names: {len(self.class_names)} for {self.num_classes} classes")
         if self.version < self.needed_version:
-            what = "internal_ids, pairs, vertex types and orders by time"
+            what = "orders by time, internal_ids, pairs and vertex types"
             raise ValueError(f"version {self.version} does not have {what}, version {VERSION} does")
         self._check_columns()
         self._check_scales()

@@ -99,6 +99,12 @@ def test_a_store_draws_what_the_data_draws(tmp_path: Path) -> None:
         loader = gsplit.NeighborLoader(graph, [2, 2], "train", input_time=times, seed=3, **TIMED)
         found.append(sorted(loader.make_batch(1, 0).frontier(0).names.tolist()))
     assert found[0] == found[1] == found[2] and len(found[0]) > 60
+    options: tuple[dict[str, Any], ...] = ({}, {"features_on_disk": True}, {"cache": 400})
+    inputs = [  # a vertex has several rows
+        gsplit.NeighborLoader(graph, [2, 2], "train", input_time=times, **TIMED, **how).make_batch(1, 0).x
+        for how in options
+    ]
+    assert all(torch.equal(inputs[0], x) for x in inputs[1:])
 
 
 def test_the_description_has_the_times() -> None:

@@ -107,7 +107,7 @@ def test_a_store_without_them_keeps_version_2(tmp_path: Path) -> None:
 def test_version_2_with_pairs_is_refused(tmp_path: Path) -> None:
     manifest = _plain(tmp_path / "g.gsplit").path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 3', '"version": 2'))
-    with pytest.raises(StoreError, match="version 2 does not have internal_ids, pairs, vertex types"):
+    with pytest.raises(StoreError, match="version 2 does not have .*internal_ids, pairs and vertex types"):
         open_store(manifest.parent)
 
 
