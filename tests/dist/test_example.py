@@ -108,6 +108,23 @@ def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_
         assert re.fullmatch(own.get(script, ".*"), lines[-1])
 
 
+def test_trainable_rows_give_the_same_losses_on_one_and_two_ranks(tmp_path: Path) -> None:
+    store = str(tmp_path / "likes.gsplit")
+    _output(tmp_path, "recommender.py", "make", store, "--users", "200")
+    programs = {
+        r"test accuracy (0\.\d+)": ["ogbn_mag_rgcn.py", "--papers", "600", "--epochs", "5", "--batch-size", "64"],
+        r"test mrr (0\.\d+) hits@10 0\.\d+": ["recommender.py", "train", store, "--epochs", "3", "--batch-size", "128"],
+    }
+    for last_line, words in programs.items():
+        one, two = (_output(tmp_path, *words, ranks=ranks) for ranks in (1, 2))
+        assert _losses(one) == pytest.approx(_losses(two), abs=1e-3)  # float32
+        assert _losses(one)[-1] < _losses(one)[0]
+        for lines in (one, two):
+            score = re.fullmatch(last_line, lines[-1])
+            assert score is not None, lines
+            assert float(score[1]) > (0.5 if "accuracy" in last_line else 0.1)  # by chance: 0.125 and 0.05
+
+
 def _write_npz(store: str, path: Path) -> None:
     data = gsplit.to_pyg(gsplit.open(store))
     train = np.flatnonzero(data.train_mask.numpy())
