@@ -7,19 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 from link_programs import (
+    PLANNED,
     LinkCase,
     LinkResult,
+    count_links,
     evaluate_pairs,
     link_losses,
     link_store,
     pairs_of,
+    store_with_pairs,
     train_links,
     train_piece_of_links,
     train_pieces_of_links,
     verify_links,
 )
 
+import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.graph.ownership import own_parts
+from gsplit.partitioning.presample import Workload
+from gsplit.planner.counts import count_strategies
 from gsplit_bench.ranks import run_ranks
 
 STRATEGIES = ("split", "data", "data(owner)", "data_cached", "hybrid(1)")
@@ -202,6 +209,32 @@ def test_rankings_are_those_of_one_process(ranks: int) -> None:
             for found, want in zip(of_numbering, wanted, strict=True):
                 assert found == pytest.approx(want, abs=BOUND)
     assert all(0 < found["mrr"] < 1 and found["hits@1"] <= found["hits@10"] for found in wanted)
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(3, 1), (4, 2)])
+def test_the_planner_counts_what_ranks_draw(ranks: int, replicas: int, tmp_path: Path) -> None:
+    """Per rank and layer, and the rows of endpoints that cross, on a store that was partitioned for its pairs."""
+    plain = store_with_pairs(tmp_path / "plain.gsplit")
+    splits = ranks // replicas
+    pairs: dict[str, Any] = {"pairs": "train", "neg_sampling": "triplet", "num_negatives": 2}
+    options: dict[str, Any] = {"batch_size": 50, "solver": "restream", "epochs": 2}
+    store = gsplit.partition(plain, tmp_path / "parted.gsplit", splits, [4, 3], **options, **pairs)
+    workload = Workload.of_store(store, None, [4, 3], 50, pairs=PLANNED)
+    ownership = own_parts(store.part_boundaries, splits, store.part_loads)
+    counted = count_strategies(workload, ownership, list(STRATEGIES), replicas=replicas, steps=2)
+    found = run_ranks(count_links, ranks, str(store.path), list(STRATEGIES), replicas=replicas)
+    crossing = 0.0
+    for number, (strategy, counts) in enumerate(zip(STRATEGIES, counted, strict=True)):
+        assert strategy == counts.spec.name
+        for rank, planned in enumerate(counts.ranks):
+            own = found[rank][number]
+            assert planned.edges == tuple(np.mean([step[0] for step in own], axis=0)), strategy
+            assert planned.destinations == tuple(np.mean([step[1] for step in own], axis=0)), strategy
+            assert planned.rows_loaded == np.mean([step[2] for step in own]), strategy
+            crossed = tuple(np.mean([step[3] for step in own], axis=0))
+            assert (planned.endpoints_sent, planned.endpoints_received) == crossed, strategy
+            crossing += planned.endpoints_sent
+    assert crossing > 0 and counted[0].exchanged_levels == (0, 1, 2)
 
 
 @pytest.mark.parametrize("sample_device", [None, "sim:0"])

@@ -17,6 +17,7 @@ import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.link_batch import LinkBatch
+from gsplit.sampling.pairs import StoredPairs, parse_negatives
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.in_memory import MemoryStore, renumbered_store
@@ -35,8 +36,10 @@ NEGATIVES: dict[str, Any] = {
 __all__ = [
     "LinkCase",
     "LinkResult",
+    "PLANNED",
     "PairScores",
     "TripletScores",
+    "count_links",
     "evaluate_pairs",
     "link_losses",
     "link_loader",
@@ -348,6 +351,33 @@ def _evaluate_pairs(mesh: Mesh, parts: str, encoder: GraphSAGE, decoder: PairSco
                 decoder, store, pairs, metrics=METRICS, num_negatives=20, decoder=decoder.score, ownership=own
             ),
         ]
+
+
+PLANNED = StoredPairs("train", parse_negatives({"mode": "triplet", "amount": 2}))
+
+
+def count_links(mesh: Mesh, path: str, strategies: list[str]) -> list[list[Any]]:
+    """For every strategy, the counts of two steps: edges, destinations and rows of this rank, and what crosses."""
+    store = gsplit.open(path)
+    found = []
+    for strategy in strategies:
+        loader = gsplit.LinkNeighborLoader(
+            store, [4, 3], "train", neg_sampling=PLANNED.negatives, batch_size=50, mesh=mesh, strategy=strategy
+        )
+        steps: list[Any] = []
+        for step in range(2):
+            batch = loader.make_batch(0, step)
+            route = batch.pair_rows.route
+            steps.append(
+                (
+                    [block.num_edges for block in batch.blocks],
+                    [block.num_dst for block in batch.blocks],
+                    batch.telemetry.counts["rows_loaded"],
+                    (0, 0) if route is None else (route.num_sent, route.num_received),
+                )
+            )
+        found.append(steps)
+    return found
 
 
 def link_losses(mesh: Mesh, cases: list[LinkCase]) -> list[list[float]]:

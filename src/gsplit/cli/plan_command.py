@@ -24,6 +24,7 @@ __all__ = ["plan"]
 
 @settings_options(
     only=(
+        "task",
         "model",
         "hidden",
         "heads",
@@ -34,6 +35,10 @@ __all__ = ["plan"]
         "layer_dependency",
         "batch_size",
         "targets",
+        "pairs",
+        "neg_sampling",
+        "num_negatives",
+        "embedding",
         "features",
         "cache",
         "features_on_disk",
@@ -67,23 +72,29 @@ def plan(
         from gsplit.partitioning.presample import Workload
         from gsplit.planner.plan import make_plan
         from gsplit.planner.shapes import PlannedModel
+        from gsplit.run.choices import choose_for_pairs
         from gsplit.sampling.draws import DrawOptions
+        from gsplit.sampling.pairs import StoredPairs
 
         settings = flags.parse()
         opened = open_store(store)
+        pairs = None
+        if settings.of_pairs:
+            settings = choose_for_pairs(settings, opened)
+            pairs = StoredPairs.given(settings.pairs, settings.neg_sampling or "binary", settings.num_negatives)
         fanouts = settings.fanout if layers is None else settings.fanout[:1] * layers
         names = tuple(settings.feature_names)
         shape = PlannedModel(
             kind=settings.model,
             num_features=_num_columns(opened, names),
             hidden=settings.hidden,
-            num_classes=max(2, opened.num_classes),
+            num_classes=settings.embedding if settings.of_pairs else max(2, opened.num_classes),
             num_layers=len(fanouts),
             heads=settings.heads,
         )
         targets = None if settings.targets == "all" else settings.targets
         options = DrawOptions(**settings.sampler_options)
-        workload = Workload.of_store(opened, targets, fanouts, settings.batch_size, options=options)
+        workload = Workload.of_store(opened, targets, fanouts, settings.batch_size, options=options, pairs=pairs)
         with progress_bars(as_json) as progress:
             machine = _hardware(hardware, workload, progress, again=recalibrate)
             made = make_plan(

@@ -28,7 +28,7 @@ from gsplit.minibatch.local_graph import Features
 from gsplit.minibatch.pair_rows import own_pairs
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.pairs import ListedPairs, StepPairs, parse_negatives
+from gsplit.sampling.pairs import ListedPairs, StepPairs, StoredPairs, parse_negatives
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.relations import RelationFanouts
 from gsplit.sampling.typed_pairs import PairType, pair_type
@@ -73,7 +73,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
     ``exclude_seed_edges``: remove the edges of all pairs of the step from its mini-batch ("reverse": also their reverse
     edges; True: only themselves; False: keep them), because a model would otherwise see the edges that it predicts.
     ``batch_size``: the pairs of the GLOBAL mini-batch. Other options are those of ``NeighborLoader``; the strategy
-    "auto" is not supported.
+    "auto" needs stored pairs of a graph without types.
 
     Heterogeneous graphs: ``edge_label_index`` is (edge type, name of stored pairs or tensor), by ids in the types of
     the ends, and negatives are vertices of these types. Excluded are the edges of the edge type and of its reverse:
@@ -129,6 +129,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
                 negatives=f"{self._negatives}, exclude_seed_edges={exclude_seed_edges}",
                 arrays=(f"pairs/{named}", f"pair_labels/{named}"),
                 edge_type=None if self._type is None else self._type.edge_type,
+                stored=StoredPairs(named, self._negatives, exclude_seed_edges) if named else None,
             ),
             **known,  # type: ignore[arg-type]
         )

@@ -33,6 +33,7 @@ from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
+from gsplit.sampling.pairs import StoredPairs
 from gsplit.sampling.protocol import Fanout, SamplerFactory
 from gsplit.sampling.relations import RelationFanouts, resolve_relation_fanouts
 from gsplit.sampling.targets import LocalTargets
@@ -187,12 +188,14 @@ class PairSeeds:
 
     ``negatives``: how negatives are drawn and edges are excluded. ``arrays``: the stored arrays of the list.
     ``edge_type``: of the pairs of a heterogeneous graph.
+    ``stored``: the list by its name, for the planner; None for a tensor, or for all edges.
     """
 
     name: str
     num_pairs: int
     negatives: str
     arrays: tuple[str, ...]
+    stored: StoredPairs | None
     edge_type: EdgeType | None = None
 
 
@@ -252,7 +255,10 @@ def resolve_plan(
         assert not isinstance(input_nodes, tuple)
         numbers = [fanout for fanout in fanouts if isinstance(fanout, int)]
         names = arrays.stored_features
-        steps = PlannedSteps(input_nodes, numbers, size, names, features_on_disk, cache, copies, draw=draw)
+        stored = None if pairs is None else pairs.stored
+        steps = PlannedSteps(
+            input_nodes, numbers, size, names, features_on_disk, cache, copies, draw=draw, pairs=stored
+        )
         # all ranks: rank 0 sends its choice to the others
         strategy = resolve_strategy(strategy, store, mesh, steps).strategy
     spec = parse_strategy(strategy, len(fanouts))
@@ -384,10 +390,10 @@ def _check_times(
 
 def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSeeds | None) -> None:
     """Refuse samplers, feature sources and targets that the planner cannot run."""
-    if pairs is not None:
-        fix = "name a strategy, such as strategy='split'"
+    if pairs is not None and pairs.stored is None:
+        fix = "store them with gsplit.add_pairs, or name a strategy, such as strategy='split'"
         got = f"{pairs.num_pairs} pairs"
-        raise InputError(explain("strategy='auto'", "vertices as targets, which the planner can count", got, fix))
+        raise InputError(explain("strategy='auto'", "stored pairs, which the planner can count", got, fix))
     own = ["sampler"] if callable(sampler) else []
     own += ["features"] if len(arrays.stored_features) < len(arrays.features) else []
     if own or not arrays.features:

@@ -17,6 +17,7 @@ from gsplit.partitioning.weights import vertex_work
 from gsplit.progress import Progress, silent
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
+from gsplit.sampling.pairs import StoredPairs
 from gsplit.store.manifest import PartStatistics, new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.verify import verify_store
@@ -32,6 +33,9 @@ def partition(
     num_neighbors: list[int],
     input_nodes: str | None = "train",
     *,
+    pairs: str | None = None,
+    neg_sampling: str = "binary",
+    num_negatives: float = 1,
     batch_size: int = 1024,
     objective: str = "gsplit",
     solver: str | None = None,
@@ -56,12 +60,17 @@ def partition(
     default), "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random" (with the objective of that name).
     A part's work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times
     the mean.
-    ``sampler``, ``weight_attr``, ``replace`` and ``layer_dependency``: as in training; what training draws is counted.
+    ``pairs``: the name of stored pairs, in place of ``input_nodes``, for link prediction, with the mode and the amount
+    of negatives as in training. ``sampler``, ``weight_attr``, ``replace`` and ``layer_dependency``: as in training;
+    what training draws is counted.
     """
     check_fanouts(num_neighbors)
     settings = PartitionSettings(
         parts=parts,
         targets=input_nodes,
+        pairs=pairs,
+        neg_sampling=neg_sampling,
+        num_negatives=num_negatives,
         fanout=tuple(num_neighbors),
         batch_size=batch_size,
         objective=objective,
@@ -79,6 +88,13 @@ def partition(
     with _as_store(graph, Path(path), progress) as store:
         partition_store(store, Path(path), settings, overwrite=overwrite, progress=progress)
     return open_store(path)
+
+
+def _stored_pairs(settings: PartitionSettings) -> StoredPairs | None:
+    """The pairs to partition for, if any."""
+    if settings.pairs is None:
+        return None
+    return StoredPairs.given(settings.pairs, settings.neg_sampling, settings.num_negatives)
 
 
 @contextmanager
@@ -105,6 +121,7 @@ def partition_store(
         settings.batch_size,
         settings.seed,
         DrawOptions(**settings.sampler_options),
+        _stored_pairs(settings),
     )
     check_plan(workload, settings)
     with StoreWriter(path, overwrite=overwrite) as writer:

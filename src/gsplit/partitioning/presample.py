@@ -21,6 +21,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, StoreError, explain
@@ -28,18 +29,23 @@ from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
 from gsplit.graph.types import GraphTypes
 from gsplit.kernels.jit import kernel
+from gsplit.minibatch.pair_rows import own_pairs
 from gsplit.partitioning.settings import EPOCHS
 from gsplit.progress import Progress, silent
 from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
+from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
+from gsplit.sampling.pairs import ListedPairs, StepPairs, StoredPairs
 from gsplit.sampling.protocol import Fanout
 from gsplit.sampling.relations import HostRelationSampler, resolve_relation_fanouts
+from gsplit.sampling.targets import LocalTargets
 from gsplit.store.reader import Store
 
 __all__ = [
     "Counts",
     "Drawn",
+    "PairWorkload",
     "PresampleCounter",
     "Workload",
     "check_batches",
@@ -65,12 +71,44 @@ def check_batches(num_neighbors: list[int], batch_size: int, seed: int, num_targ
 
 
 @dataclass(frozen=True)
+class PairWorkload:
+    """The pairs that will be trained on, and the internal id of every vertex by original id; empty if these are equal.
+
+    The targets of a step are the endpoints of its pairs and negatives, each once.
+    """
+
+    listed: ListedPairs
+    drawn: StoredPairs
+    internal_ids: Array
+    num_vertices: int
+
+    def for_step(self, key: StepKey, batch_size: int) -> StepPairs:
+        """The pairs of a step, by original id."""
+        return self.listed.for_step(key, batch_size, self.drawn.negatives, self.num_vertices)
+
+    def endpoints(self, step: StepPairs, mine: Tensor | None = None) -> Tensor:
+        """The endpoints of all pairs of a step, or of some of them."""
+        every = torch.ones(step.num_pairs, dtype=torch.bool)
+        return self.to_internal(own_pairs(step, every if mine is None else mine, labels=None)[0])
+
+    def excluded(self, step: StepPairs) -> ExcludedEdges | None:
+        """The edges that the mini-batch of a step must not have."""
+        how = self.drawn.exclude_seed_edges
+        if not how:
+            return None
+        return ExcludedEdges.of(self.to_internal(step.src), self.to_internal(step.dst), reverse=how == "reverse")
+
+    def to_internal(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(self.internal_ids[ids.numpy()], np.int64)) if self.internal_ids.size else ids
+
+
+@dataclass(frozen=True)
 class Workload:
     """What will be trained on: a graph, its targets and how mini-batches are drawn.
 
     ``targets`` are internal ids in the order of their original ids, as stores keep them; ``original_ids`` is empty
     where ids are original. ``types`` and ``edge_type`` are those of a heterogeneous graph, in which ``num_neighbors``
-    count for each relation.
+    count for each relation. ``pairs``: for link prediction; ``targets`` are then the vertices of the pairs.
     """
 
     graph: Graph
@@ -82,6 +120,7 @@ class Workload:
     draw: Draw = UNIFORM
     types: GraphTypes | None = None
     edge_type: Array | None = None
+    pairs: PairWorkload | None = None
 
     def __post_init__(self) -> None:
         check_batches(self.num_neighbors, self.batch_size, self.seed, self.targets.size)
@@ -105,13 +144,18 @@ class Workload:
         batch_size: int,
         seed: int = 0,
         options: DrawOptions | None = None,
+        pairs: StoredPairs | None = None,
     ) -> Self:
-        """``input_nodes``: the name of stored targets, or None for every vertex."""
+        """``input_nodes``: the name of stored targets, or None for every vertex. ``pairs``: in place of targets."""
         if store.vertex_range != (0, store.num_vertices):
             raise InputError(explain(store.path, "a whole store", "a host's shard", "use the one it was cut from"))
         renumbered = "original_ids" in store.names
         original = np.asarray(store.original_ids()) if renumbered else np.empty(0, np.int64)
-        if input_nodes is None:
+        of_pairs = None if pairs is None else _read_pairs(store, pairs)
+        if of_pairs is not None:
+            every = torch.from_numpy(np.unique(of_pairs.listed.all_vertices()))
+            targets = of_pairs.to_internal(every).numpy()
+        elif input_nodes is None:
             targets = np.argsort(original) if renumbered else np.arange(store.num_vertices)
         else:
             targets = np.asarray(store.stored_array(f"targets/{input_nodes}"))
@@ -131,6 +175,7 @@ class Workload:
             draw=open_draw(drawn, store, store.graph),
             types=store.types,
             edge_type=store.arrays.get("edge_type"),
+            pairs=of_pairs,
         )
 
     def sampler(self) -> HostNeighborSampler:
@@ -153,11 +198,37 @@ class Workload:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.targets.size // self.batch_size)
+        num_targets = self.targets.size if self.pairs is None else self.pairs.listed.num_pairs
+        return -(-num_targets // self.batch_size)
+
+    def step_targets(self, key: StepKey) -> tuple[Tensor, ExcludedEdges | None]:
+        """The targets of a step over all ranks, and the edges that its mini-batch must not have."""
+        if self.pairs is not None:
+            step = self.pairs.for_step(key, self.batch_size)
+            return self.pairs.endpoints(step), self.pairs.excluded(step)
+        local = LocalTargets(np.arange(self.targets.size), self.targets, self.targets.size)
+        return local.for_step(key.seed, key.epoch, key.step, self.batch_size, shuffle=True), None
 
     def key(self, epoch: int, step: int) -> StepKey:
         """The key of a step."""
         return StepKey(self.seed, epoch, step, self.draw.options.layer_dependency)
+
+
+def _read_pairs(store: Store, pairs: StoredPairs) -> PairWorkload:
+    """Stored pairs of an untyped graph."""
+    if store.types is not None:
+        got = f"a graph with the vertex types {', '.join(store.types.vertex_types)}"
+        raise InputError(explain("pairs", "a homogeneous graph", got, "name targets"))
+    internal = store.internal_ids if store.is_renumbered else np.empty(0, np.int64)
+    found = PairWorkload(ListedPairs.listed(store.pairs(pairs.name)), pairs, internal, store.num_vertices)
+    ids = found.listed.all_vertices()
+    if ids.size == 0:
+        raise InputError(explain(f"pairs/{pairs.name}", "at least one pair", "an empty list", "name other pairs"))
+    if not 0 <= int(ids.min()) <= int(ids.max()) < store.num_vertices:
+        got = f"{ids.min()}..{ids.max()}"
+        fix = "run gsplit inspect --verify"
+        raise StoreError(explain(f"pairs/{pairs.name}", f"ids in 0..{store.num_vertices - 1}", got, fix))
+    return found
 
 
 @dataclass(frozen=True)
@@ -230,26 +301,33 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
         idle.put(workload.sampler())
     fanouts = workload.fanouts
 
-    def draw(batch: Ids, key: StepKey) -> Drawn:
+    def draw(batch: Tensor, key: StepKey, excluded: ExcludedEdges | None) -> Drawn:
         sampler = idle.get()
         try:
-            made = sample_minibatch(sampler, torch.from_numpy(batch), fanouts, key)
+            sampler.excluded = excluded
+            made = sample_minibatch(sampler, batch, fanouts, key)
             return drawn_by(made.blocks, made.input_ids.numpy())
         finally:
             idle.put(sampler)
 
-    def keys() -> Iterator[tuple[Ids, StepKey]]:
+    def keys() -> Iterator[tuple[Tensor, StepKey, ExcludedEdges | None]]:
         for epoch in epochs:
+            if workload.pairs is not None:
+                for step in range(workload.steps_per_epoch):
+                    key = workload.key(epoch, step)
+                    batch, excluded = workload.step_targets(key)
+                    yield batch, key, excluded
+                continue
             order = targets[np.argsort(epoch_positions(positions, targets.size, seed, epoch, shuffle=True))]
             for step, first in enumerate(range(0, order.size, size)):
-                yield order[first : first + size], workload.key(epoch, step)
+                yield torch.from_numpy(order[first : first + size]), workload.key(epoch, step), None
 
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Drawn]] = deque()
-        for batch, key in keys():
+        for batch, key, excluded in keys():
             if len(waiting) >= threads * _HELD_PER_THREAD:
                 yield waiting.popleft().result()
-            waiting.append(pool.submit(draw, batch, key))
+            waiting.append(pool.submit(draw, batch, key, excluded))
         while waiting:
             yield waiting.popleft().result()
 

@@ -40,6 +40,11 @@ class PartitionSettings:
         BeforeValidator(lambda name: None if name == "all" else name),
         Field(description="targets that training uses; all: every vertex"),
     ] = "train"
+    pairs: Annotated[str | None, Field(description="stored pairs that training uses, in place of targets")] = None
+    neg_sampling: Annotated[
+        str, Field(description="negatives of pairs, as in training: binary, triplet, joint, in_batch or none")
+    ] = "binary"
+    num_negatives: Annotated[float, Field(gt=0, description="negatives per pair, or per step if they are joint")] = 1.0
     fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
     batch_size: Annotated[int, Field(ge=1, description="targets of the GLOBAL mini-batch, as in training")] = 1024
     objective: Annotated[str, Field(description="gsplit, or a baseline: node, edge or random")] = "gsplit"
@@ -72,4 +77,8 @@ class PartitionSettings:
         kept = asdict(self)
         kept["num_neighbors"] = list(kept.pop("fanout"))
         kept["targets"] = self.targets or "every vertex"
+        if self.pairs is None:  # as before there were pairs
+            del kept["pairs"], kept["neg_sampling"], kept["num_negatives"]
+        else:
+            kept["targets"] = f"pairs {self.pairs}"
         return kept

@@ -22,6 +22,7 @@ from gsplit.planner.hardware import PRESETS, Hardware
 from gsplit.planner.plan import Choice, choose
 from gsplit.planner.shapes import PlannedModel
 from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.pairs import StoredPairs
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
@@ -43,6 +44,7 @@ class PlannedSteps:
 
     ``shape``: the model, if it is known. ``strategies``: the strategies that can run the model; None for all.
     ``copies`` allows only strategies that shuffle input rows. ``draw``: the built-in sampler; None for the default.
+    ``pairs``: for link prediction, in place of ``input_nodes``.
     """
 
     input_nodes: str | Tensor | None
@@ -55,6 +57,7 @@ class PlannedSteps:
     shape: PlannedModel | None = None
     strategies: tuple[str, ...] | None = None
     draw: DrawOptions | None = None
+    pairs: StoredPairs | None = None
 
 
 def resolve_strategy(name: str, store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
@@ -86,7 +89,9 @@ def _run_planner(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         got = "a tensor of targets" if isinstance(store, Store) else "a graph in memory"
         raise InputError(explain("strategy='auto'", expected, got, fix))
     hardware = _find_hardware(mesh.device)
-    workload = Workload.of_store(store, targets, steps.num_neighbors, steps.batch_size, options=steps.draw)
+    workload = Workload.of_store(
+        store, targets, steps.num_neighbors, steps.batch_size, options=steps.draw, pairs=steps.pairs
+    )
     if hardware.cores is not None:
         hardware = fit_to_graph(hardware, workload)
     return choose(

@@ -7,7 +7,7 @@ split of the vertices that the upper layers read. Memory: twice the four bytes p
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,9 +20,9 @@ from gsplit.minibatch.split import Split, split_in_one_process
 from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.partitioning.presample import Workload
 from gsplit.progress import Progress, silent
+from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit.sampling.targets import LocalTargets
 
 __all__ = ["RankCounts", "StrategyCounts", "count_strategies"]
 
@@ -36,7 +36,8 @@ class RankCounts:
     Layer l computes ``destinations[l]`` rows from ``sources[l]`` rows along ``edges[l]`` edges. ``rows_sent[l]`` and
     ``rows_received[l]`` are source rows of layer l that are exchanged between ranks (layer 0: input rows). In the
     backward pass their gradients are exchanged in the other direction. ``rows_loaded`` are read from memory or disk.
-    ``ids_sent`` are requests for rows of other ranks. ``edges_drawn`` are sampled by this rank.
+    ``ids_sent`` are requests for rows of other ranks. ``edges_drawn`` are sampled by this rank. ``endpoints_sent`` and
+    ``endpoints_received`` are rows of the model's output, of pairs under ``split``.
     """
 
     targets: float
@@ -49,6 +50,8 @@ class RankCounts:
     ids_sent: float
     ids_received: float
     edges_drawn: float
+    endpoints_sent: float = 0.0
+    endpoints_received: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,13 @@ class StrategyCounts:
     replicas: int
     ranks: tuple[RankCounts, ...]
     num_steps: int
+
+    @property
+    def exchanged_levels(self) -> tuple[int, ...]:
+        """The layers whose source rows are exchanged; the rows of endpoints are those above the last layer."""
+        levels = self.spec.exchanged_levels
+        has_endpoints = any(rank.endpoints_received for rank in self.ranks)
+        return (*levels, len(self.ranks[0].edges)) if has_endpoints else levels
 
     @property
     def num_edges(self) -> float:
@@ -73,7 +83,7 @@ class StrategyCounts:
     @property
     def rows_sent(self) -> float:
         """Rows exchanged between ranks, in all layers."""
-        return sum(sum(rank.rows_sent) for rank in self.ranks)
+        return sum(sum(rank.rows_sent) + rank.endpoints_sent for rank in self.ranks)
 
     @property
     def edge_imbalance(self) -> float:
@@ -93,7 +103,7 @@ def count_strategies(
 ) -> list[StrategyCounts]:
     """Count the first ``steps`` steps of an epoch under every strategy.
 
-    ``ownership`` is that within one replica. Replica r takes every ``replicas``-th target, from position r on.
+    ``ownership`` is that within one replica. Replica r takes every ``replicas``-th target or pair, from position r on.
     """
     if workload.types is not None:
         got = f"one with the vertex types {', '.join(workload.types.vertex_types)}"
@@ -107,7 +117,8 @@ def count_strategies(
     found: list[list[list[RankCounts]]] = [[] for _ in specs]  # by strategy, step and rank
     for number in range(steps):
         key = workload.key(epoch, number)
-        parts = [_Part(samplers, _targets(workload, key, replica, replicas), key) for replica in range(replicas)]
+        shares = _shares(workload, key, replicas, samplers)
+        parts = [_Part(samplers, share, key) for share in shares]
         for spec, of_spec in zip(specs, found, strict=True):
             of_spec.append([rank for part in parts for rank in part.count(spec)])
         progress("count strategies", number + 1, steps)
@@ -116,11 +127,49 @@ def count_strategies(
     ]
 
 
-def _targets(workload: Workload, key: StepKey, replica: int, replicas: int) -> Tensor:
-    """The targets of one replica in a step."""
-    local = LocalTargets(np.arange(workload.targets.size), workload.targets, workload.targets.size)
-    stride = (replica, replicas)
-    return local.for_step(key.seed, key.epoch, key.step, workload.batch_size, shuffle=True, stride=stride)
+@dataclass(frozen=True)
+class _Share:
+    """The targets of one replica in a step: all, and those of every rank, by owners or in turn.
+
+    ``of_pairs``: they are endpoints, which several ranks may have, and whose rows ``split`` exchanges.
+    """
+
+    targets: Tensor
+    owned: list[Tensor]
+    strided: list[Tensor]
+    of_pairs: bool = False
+
+
+def _shares(workload: Workload, key: StepKey, replicas: int, samplers: "_Samplers") -> list[_Share]:
+    """The targets of all replicas in a step. The samplers leave out the edges of its pairs."""
+    ownership = samplers.ownership
+    ranks = range(ownership.num_ranks)
+    if workload.pairs is None:
+        targets, _ = workload.step_targets(key)
+        found = []
+        for own in (targets[replica::replicas].contiguous() for replica in range(replicas)):
+            owners = ownership.owners(own)
+            by_owner = [own[owners == rank] for rank in ranks]
+            found.append(_Share(own, by_owner, [own[rank :: len(ranks)] for rank in ranks]))
+        return found
+    pairs = workload.pairs
+    step = pairs.for_step(key, workload.batch_size)
+    samplers.exclude(pairs.excluded(step))
+    places = torch.arange(step.num_pairs)
+    owners = ownership.owners(pairs.to_internal(step.src))
+    shares = []
+    for replica in range(replicas):
+        mine = places % replicas == replica
+        turns = places // replicas % len(ranks)
+        shares.append(
+            _Share(
+                targets=pairs.endpoints(step, mine),
+                owned=[pairs.endpoints(step, mine & (owners == rank)) for rank in ranks],
+                strided=[pairs.endpoints(step, mine & (turns == rank)) for rank in ranks],
+                of_pairs=True,
+            )
+        )
+    return shares
 
 
 class _Samplers:
@@ -139,13 +188,18 @@ class _Samplers:
             for first, stop in map(ownership.range_of, range(ownership.num_ranks))
         ]
 
+    def exclude(self, excluded: ExcludedEdges | None) -> None:
+        """Leave these edges out of the mini-batches that follow."""
+        for sampler in (self.whole, *self.own):
+            sampler.excluded = excluded
+
 
 class _Part:
     """The part of one replica in a step. Mini-batches that several strategies share are sampled once."""
 
-    def __init__(self, samplers: _Samplers, targets: Tensor, key: StepKey) -> None:
+    def __init__(self, samplers: _Samplers, share: _Share, key: StepKey) -> None:
         self._samplers = samplers
-        self._targets = targets
+        self._share = share
         self._key = key
         self._num_layers = len(samplers.num_neighbors)
         self._num_ranks = samplers.ownership.num_ranks
@@ -153,7 +207,8 @@ class _Part:
     def count(self, spec: StrategySpec) -> list[RankCounts]:
         """The counts of every rank under a strategy."""
         if spec.split_layers == self._num_layers:
-            return [_of_split(split) for split in self._split(self._targets, self._num_layers)]
+            found = [_of_split(split) for split in self._split(self._share.targets, self._num_layers)]
+            return self._with_endpoints(found) if self._share.of_pairs else found
         batches = self._owned if spec.targets == "owner" else self._strided
         if spec.split_layers is None:
             return [_of_batch(batch) for batch in batches]
@@ -161,12 +216,11 @@ class _Part:
 
     @cached_property
     def _strided(self) -> list[MiniBatch]:
-        return self._sample(self._targets[rank :: self._num_ranks] for rank in range(self._num_ranks))
+        return self._sample(self._share.strided)
 
     @cached_property
     def _owned(self) -> list[MiniBatch]:
-        owners = self._samplers.ownership.owners(self._targets)
-        return self._sample(self._targets[owners == rank] for rank in range(self._num_ranks))
+        return self._sample(self._share.owned)
 
     def _sample(self, targets: Iterable[Tensor]) -> list[MiniBatch]:
         """The micro-batches of all ranks, with all layers."""
@@ -183,10 +237,7 @@ class _Part:
         """Count the layers from ``level`` up in micro-batches, and the layers below it in a split."""
         ownership = self._samplers.ownership
         frontiers = [_frontier(batch, level) for batch in batches]
-        wanted = torch.stack([_count_owners(frontier, ownership) for frontier in frontiers])  # [rank, owner]
-        kept = wanted.diagonal()
-        received = (wanted.sum(1) - kept).tolist()
-        sent = (wanted.sum(0) - kept).tolist()
+        sent, received = _count_exchanged(frontiers, ownership)
         union = torch.unique(torch.cat(frontiers))
         if level:
             below = [_of_split(split) for split in self._split(union, level)]
@@ -196,6 +247,27 @@ class _Part:
             _stack(below[rank], _of_batch(batch, level), sent=sent[rank], received=received[rank])
             for rank, batch in enumerate(batches)
         ]
+
+    def _with_endpoints(self, below: list[RankCounts]) -> list[RankCounts]:
+        """The counts of a split with the rows of endpoints, which ranks request for their pairs."""
+        sent, received = _count_exchanged(self._share.owned, self._samplers.ownership)
+        return [
+            replace(
+                counts,
+                endpoints_sent=sent[rank],
+                endpoints_received=received[rank],
+                ids_sent=counts.ids_sent + received[rank],
+                ids_received=counts.ids_received + sent[rank],
+            )
+            for rank, counts in enumerate(below)
+        ]
+
+
+def _count_exchanged(wanted_ids: list[Tensor], ownership: Ownership) -> tuple[list[int], list[int]]:
+    """The rows that every rank sends and receives, if each requests some vertices from their owners."""
+    wanted = torch.stack([_count_owners(ids, ownership) for ids in wanted_ids])  # [rank, owner]
+    kept = wanted.diagonal()
+    return (wanted.sum(0) - kept).tolist(), (wanted.sum(1) - kept).tolist()
 
 
 def _frontier(batch: MiniBatch, level: int) -> Tensor:
@@ -301,4 +373,6 @@ def _mean(counts: list[RankCounts]) -> RankCounts:
         ids_sent=one("ids_sent"),
         ids_received=one("ids_received"),
         edges_drawn=one("edges_drawn"),
+        endpoints_sent=one("endpoints_sent"),
+        endpoints_received=one("endpoints_received"),
     )

@@ -24,7 +24,6 @@ from gsplit.features.disk import GAP_BYTES, READ_BYTES, DiskRows
 from gsplit.partitioning.presample import Workload
 from gsplit.sampling.minibatch import sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit.sampling.targets import LocalTargets
 
 __all__ = ["PAGE_BYTES", "DiskRates", "DiskReads", "count_reads", "measure_disk", "reads_of", "solve"]
 
@@ -51,11 +50,10 @@ class DiskRates:
 def count_reads(workload: Workload, row_bytes: int, *, epoch: int = 0, steps: int = 3) -> DiskReads:
     """The reads of one step, averaged over the first ``steps`` steps of an epoch."""
     sampler = HostNeighborSampler(workload.graph, workload.original_ids, draw=workload.draw)
-    local = LocalTargets(np.arange(workload.targets.size), workload.targets, workload.targets.size)
     found = []
     for number in range(steps):
         key = workload.key(epoch, number)
-        targets = local.for_step(key.seed, key.epoch, key.step, workload.batch_size, shuffle=True)
+        targets, sampler.excluded = workload.step_targets(key)
         batch = sample_minibatch(sampler, targets, workload.num_neighbors, key)
         found.append(reads_of(np.sort(batch.input_ids.numpy()), row_bytes))
     reads = sum(read.reads for read in found) / steps

@@ -83,7 +83,7 @@ def estimate_step(
     """Estimate one step. ``threads``: of each rank; by default what the launcher sets."""
     num_ranks = len(counts.ranks)
     machine = _Machine(hardware, num_ranks, threads)
-    levels = counts.spec.exchanged_levels
+    levels = counts.exchanged_levels
     ranks = tuple(_estimate_rank(rank, counts, shape, machine, placement) for rank in counts.ranks)
     waits = _latencies(levels, shape, hardware.latency(num_ranks))
     if hardware.cores is not None:  # between processes of a host, the latency of a collective is CPU work
@@ -150,10 +150,11 @@ def _estimate_rank(
 ) -> StageSeconds:
     """Seconds of the work of one rank."""
     hardware = machine.hardware
-    levels = counts.spec.exchanged_levels
+    levels = counts.exchanged_levels
     forward, backward = _compute(rank, shape, machine)
     fixed = hardware.attention_step_s if shape.attends else hardware.step_s
-    shuffle = sum(_shuffle(rank, level, shape, machine) for level in levels if level)
+    shuffle = sum(_shuffle(rank, level, shape, machine) for level in levels if 0 < level < shape.num_layers)
+    shuffle += machine.exchange(rank.endpoints_sent, rank.endpoints_received, _FLOAT_BYTES * shape.num_classes)
     edges_per_s = hardware.sample_edges_per_s if placement.near_graph else hardware.far_sample_edges_per_s
     ids = rank.ids_sent + rank.ids_received
     return StageSeconds(
@@ -234,4 +235,5 @@ def _bytes_sent(rank: RankCounts, shape: PlannedModel, num_ranks: int) -> float:
     rows = rank.rows_sent[0] * _FLOAT_BYTES * shape.num_features
     for level in range(1, shape.num_layers):
         rows += (rank.rows_sent[level] + rank.rows_received[level]) * _FLOAT_BYTES * shape.widths[level]
+    rows += (rank.endpoints_sent + rank.endpoints_received) * _FLOAT_BYTES * shape.num_classes
     return rows + rank.ids_sent * _ID_BYTES + _gradient_bytes(shape, num_ranks)

@@ -25,6 +25,7 @@ from gsplit.planner.shapes import PlannedModel
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.pairs import StoredPairs
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.reader import Store
 from gsplit.training.losses import (
@@ -325,7 +326,7 @@ def choose_strategy(
         heads=settings.heads,
     )
     steps = PlannedSteps(
-        input_nodes=settings.targets,
+        input_nodes=None if settings.of_pairs else settings.targets,
         num_neighbors=settings.fanout,
         batch_size=settings.batch_size,
         features=settings.feature_names,
@@ -334,6 +335,9 @@ def choose_strategy(
         copies=settings.copies,
         shape=model,
         draw=DrawOptions(**settings.sampler_options),
+        pairs=StoredPairs.given(settings.pairs, settings.neg_sampling or "binary", settings.num_negatives)
+        if settings.of_pairs
+        else None,
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
     choice = resolve_strategy(AUTO, store, mesh, steps)
@@ -348,7 +352,11 @@ def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view
         return
     fanout = ",".join(map(str, settings.fanout))
     made = store.path.with_name(f"{store.path.stem}-{mesh.size}.gsplit")
-    options = f"--parts {mesh.size} --targets {settings.targets} --fanout {fanout} --batch-size {settings.batch_size}"
+    trained = f"--targets {settings.targets}"
+    if settings.of_pairs:
+        negatives = f"--neg-sampling {settings.neg_sampling} --num-negatives {settings.num_negatives:g}"
+        trained = f"--pairs {settings.pairs} {negatives}"
+    options = f"--parts {mesh.size} {trained} --fanout {fanout} --batch-size {settings.batch_size}"
     if settings.sampler != "uniform":
         options += f" --sampler {settings.sampler}"
     if settings.weight_attr is not None:

@@ -22,7 +22,7 @@ from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
 from gsplit.run.results import InferenceResult, ModelShape
-from gsplit.sampling.pairs import Negatives, parse_negatives
+from gsplit.sampling.pairs import Negatives, StoredPairs
 from gsplit.store.reader import Store
 from gsplit.training.verification import Verification, verify
 
@@ -102,10 +102,9 @@ class PairOptions(TypedDict, total=False):
 
 def pair_options(settings: TrainSettings) -> PairOptions:
     """The pairs and negatives of a run of link prediction whose loss was chosen."""
-    mode = settings.neg_sampling
-    assert mode is not None  # choose_loss
-    negatives = None if mode == "none" else parse_negatives({"mode": mode, "amount": settings.num_negatives})
-    return {"edge_label_index": settings.pairs, "neg_sampling": negatives}
+    assert settings.neg_sampling is not None  # choose_loss
+    stored = StoredPairs.given(settings.pairs, settings.neg_sampling, settings.num_negatives)
+    return {"edge_label_index": stored.name, "neg_sampling": stored.negatives}
 
 
 def array_names(settings: TrainSettings) -> ArrayOptions:

@@ -28,7 +28,7 @@ from gsplit.graph.graph import Graph
 from gsplit.keys.kernels_torch import bounded, mix
 from gsplit.sampling.minibatch import StepKey, positions_of_step
 
-__all__ = ["MODES", "Negatives", "ListedPairs", "StepPairs", "draw_vertices", "parse_negatives"]
+__all__ = ["MODES", "Negatives", "ListedPairs", "StepPairs", "StoredPairs", "draw_vertices", "parse_negatives"]
 
 MODES = ("binary", "triplet", "joint", "in_batch")
 _MAX_VERTICES = 1 << 32
@@ -97,6 +97,20 @@ def draw_vertices(key: int, positions: Tensor, slots: Tensor, num_vertices: int)
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPairs:
+    """The name of stored pairs, and how a training draws its steps from them; for presampling and the planner."""
+
+    name: str
+    negatives: Negatives | None = Negatives("binary")
+    exclude_seed_edges: str | bool = "reverse"
+
+    @classmethod
+    def given(cls, name: str, mode: str, amount: float) -> "StoredPairs":
+        """From settings, where the mode of pairs without negatives is "none"."""
+        return cls(name, None if mode == "none" else parse_negatives({"mode": mode, "amount": amount}))
+
+
+@dataclass(frozen=True, slots=True)
 class StepPairs:
     """The pairs of one step over all ranks, by ORIGINAL id, in the order of the step.
 
@@ -146,6 +160,10 @@ class ListedPairs:
             return found[:, 0].copy(), found[:, 1].copy()
 
         return cls(int(pairs.shape[0]), read, labels)
+
+    def all_vertices(self) -> Ids:
+        """Every source and destination, with repetitions: an array of twice the size of the list."""
+        return np.concatenate(self.read(np.arange(self.num_pairs)))
 
     @classmethod
     def edges_of(cls, graph: Graph) -> "ListedPairs":

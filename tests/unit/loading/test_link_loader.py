@@ -122,7 +122,7 @@ def test_any_step_can_be_made_and_an_epoch_is_resumed() -> None:
     [
         (
             {"strategy": "auto"},
-            "strategy='auto': expected vertices as targets, which the planner can count .got 3 pairs",
+            "strategy='auto': expected stored pairs, which the planner can count .got 3 pairs",
         ),
         ({"exclude_seed_edges": "both"}, "exclude_seed_edges: expected 'reverse', True or False .got 'both'"),
         ({"exclude_seed_edges": torch.ones(3)}, "exclude_seed_edges: expected 'reverse', True or False"),

@@ -1,5 +1,7 @@
 """Presampling counts what the one-process mini-batches of training contain, edge by edge."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,14 +10,70 @@ import torch
 from graphs import csc_of, edge_lists
 from hypothesis import given
 from hypothesis import strategies as st
+from link_programs import store_with_pairs
 
-from gsplit.errors import InputError
+import gsplit
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.errors import InputError, StoreError
 from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload, presample
+from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.sharded.plan import check_shard_plan
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
+from gsplit.sampling.pairs import StoredPairs
+from gsplit.store.reader import Store
 
 NONE = np.empty(0, np.int64)
+
+
+@pytest.mark.parametrize("mode", ["binary", "joint", "in_batch", "none"])
+@pytest.mark.parametrize("numbering", ["original", "parted"])
+def test_steps_of_pairs_are_counted_as_they_are_trained(tmp_path: Path, mode: str, numbering: str) -> None:
+    """Against the mini-batches of the loader, without the edges of their pairs."""
+    store = store_with_pairs(tmp_path / "links.gsplit", num_vertices=120, num_pairs=40)
+    name = "labelled" if mode == "none" else "train"
+    if numbering == "parted":
+        parted = tmp_path / "parted.gsplit"
+        store = gsplit.partition(store, parted, 2, [3, 2], pairs="train", batch_size=16, solver="restream", epochs=1)
+        settings = store.manifest.provenance[-1].settings
+        assert settings["targets"] == "pairs train" and settings["neg_sampling"] == "binary"
+    pairs = StoredPairs.given(name, mode, 3)
+    workload = Workload.of_store(store, None, [3, 2], 16, seed=4, pairs=pairs)
+    assert workload.steps_per_epoch == 3
+    found = presample(workload, epochs=2, threads=2)
+    computed, drawn, loaded = (np.zeros(120, np.int64) for _ in range(3))
+    loader = gsplit.LinkNeighborLoader(
+        store, [3, 2], name, neg_sampling=pairs.negatives, batch_size=16, seed=4, mesh=solo_mesh()
+    )
+    for epoch in range(2):
+        for step in range(3):
+            batch = loader.make_batch(epoch, step)
+            ids = batch.input_ids.numpy()
+            np.add.at(loaded, ids, 1)
+            for block in batch.blocks:
+                np.add.at(computed, ids[: block.num_dst], 1)
+                np.add.at(drawn, ids[: block.num_dst], block.indptr.diff().numpy())
+    assert found.num_batches == 6
+    for got, want in ((found.computed, computed), (found.edges_drawn, drawn), (found.loaded, loaded)):
+        assert np.array_equal(got, want)
+    kept = presample(replace(workload, pairs=replace(workload.pairs, drawn=replace(pairs, exclude_seed_edges=False))))
+    assert kept.edges_drawn.sum() / 10 > found.edges_drawn.sum() / 2  # ten epochs and two
+
+
+def test_pairs_that_cannot_be_counted_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_with_pairs(tmp_path / "links.gsplit")
+    store = gsplit.add_pairs(store, "empty", np.empty((2, 0), np.int64))
+    with pytest.raises(InputError, match="pairs/empty: expected at least one pair .got an empty list"):
+        Workload.of_store(store, None, [2], 8, pairs=StoredPairs("empty"))
+    with pytest.raises(InputError, match="pairs/val .got pairs/nothing"):
+        gsplit.partition(store, tmp_path / "out.gsplit", 2, [2], pairs="nothing")
+    held: Any = None  # refused before the shard is looked at
+    with pytest.raises(InputError, match="pairs: expected targets, which shards can be partitioned for .got train"):
+        check_shard_plan(held, PartitionSettings(parts=2, pairs="train"))
+    monkeypatch.setattr(Store, "pairs", lambda *_: np.full((2, 2), 999))  # damage that opening does not find
+    with pytest.raises(StoreError, match=r"pairs/val: expected ids in 0..299 .got 999..999"):
+        Workload.of_store(store, None, [2], 8, pairs=StoredPairs("val"))
 
 
 def _by_hand(graph: Graph, targets: Any, fanouts: list[int], batch_size: int, epochs: int, seed: int) -> Counts:

@@ -63,6 +63,12 @@ def test_any_graph_can_be_partitioned(tmp_path_factory: pytest.TempPathFactory, 
     _check(found, graph, 3)
 
 
+def test_pairs_of_a_heterogeneous_graph_are_refused(tmp_path: Path) -> None:
+    store = academic(edges=900).build(tmp_path / "g.gsplit")
+    with pytest.raises(InputError, match="pairs: expected a homogeneous graph .got a graph with the vertex types"):
+        gsplit.partition(store, tmp_path / "p.gsplit", 2, [2], pairs="train")
+
+
 def test_presampling_draws_what_training_draws(tmp_path: Path) -> None:
     store = academic(edges=900).build(tmp_path / "g.gsplit")
     workload = Workload.of_store(store, "paper/train", [2, 2], 8)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graphs import sample_store
+from link_programs import store_with_pairs
 
 from gsplit import InputError, NeighborLoader
 from gsplit.distributed.comm.comm import SoloComm
@@ -18,6 +19,7 @@ from gsplit.planner.shapes import PlannedModel
 from gsplit.run.choices import choose_strategy
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape
+from gsplit.sampling.pairs import StoredPairs
 from gsplit.store.reader import Store
 from gsplit_bench.exactness import small_store
 
@@ -63,6 +65,19 @@ def test_a_machine_that_was_not_measured_is_refused(
 def test_a_graph_in_memory_is_refused(targets: str | torch.Tensor, got: str) -> None:
     with pytest.raises(InputError, match=f"expected a store on disk and the name of stored targets .got {got}"):
         resolve_strategy("auto", small_store("random", 1)[0], _two_ranks(), replace(STEPS, input_nodes=targets))
+
+
+def test_pairs_are_planned_by_their_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stored pairs of a loader, and the settings of a run; two ranks would start from this choice."""
+    monkeypatch.setattr(auto, "known_machine", lambda: HOST)
+    pairs = store_with_pairs(tmp_path / "links.gsplit")
+    planned = replace(STEPS, input_nodes=None, pairs=StoredPairs("train"))
+    assert resolve_strategy("auto", pairs, _two_ranks(), planned).strategy in plan._FOR_ANY_MODEL
+    settings = TrainSettings(task="link", neg_sampling="joint", fanout=[3, 2], hidden=16, strategy="auto")
+    chosen = choose_strategy(settings, ModelShape(5, 64), pairs, _two_ranks())
+    assert chosen.strategy != "auto"
+    with pytest.raises(InputError, match="pairs/val .got pairs/nothing"):
+        resolve_strategy("auto", pairs, _two_ranks(), replace(planned, pairs=StoredPairs("nothing")))
 
 
 def test_a_device_nobody_knows_is_refused(store: Store) -> None:

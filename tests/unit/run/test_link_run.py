@@ -1,20 +1,26 @@
 """A run of link prediction: trained, stopped and resumed bit for bit, inferred, verified, reported; what is refused."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from link_programs import store_with_pairs
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 import gsplit
-from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.cli.main import app
+from gsplit.distributed.comm.comm import SoloComm
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError
 from gsplit.nn.parallelize import parallelize
 from gsplit.report.page import tabulate_runs
 from gsplit.report.reading import read_run
+from gsplit.run.choices import choose_for_pairs, hint_at_partitioning
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import finished_folder, load_run, load_weights, training_folder
 from gsplit.run.recipe import build_model, infer_run, verify_run
@@ -91,6 +97,26 @@ def test_a_run_that_was_interrupted_goes_on_bit_for_bit(store: Store, tmp_path: 
     assert again.history.losses == whole.history.losses and again.history.evaluations == whole.history.evaluations
     weights = [load_file(finished_folder(tmp_path / name) / "weights.safetensors") for name in ("run", "whole")]
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_a_plan_compares_strategies_for_pairs(store: Store) -> None:
+    words = ["--task", "link", "--fanout", "3,3", "--batch-size", "64", "--hardware", "v100-nvlink", "--nproc", "2"]
+    done = CliRunner().invoke(app, ["plan", str(store.path), *words, "--json"], catch_exceptions=False)
+    found = {each["strategy"]: each for each in json.loads(done.stdout)["candidates"] if each["ranks"] == 2}
+    assert found["data"]["rows_loaded"] > found["split"]["rows_loaded"] > 0
+    assert found["split"]["rows_sent"] > 0 == found["data"]["rows_sent"]
+
+
+def test_the_hint_at_partitioning_names_the_pairs(store: Store) -> None:
+    world = SoloComm()
+    world.size = 2
+    notes: list[str] = []
+    view = RunView()
+    view.note = notes.append  # type: ignore[method-assign]
+    settings = choose_for_pairs(SETTINGS.model_copy(update={"loss": "bpr"}), store)
+    mesh = Mesh(torch.device("cpu"), world, world, world, world, world)
+    hint_at_partitioning(store, settings, mesh, view)
+    assert "--parts 2 --pairs train --neg-sampling triplet --num-negatives 1 --fanout 3,3" in notes[0]
 
 
 def test_ranks_are_compared_with_one_process(store: Store) -> None:

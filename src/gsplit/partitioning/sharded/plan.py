@@ -177,6 +177,9 @@ class ShardPlan:
 def check_shard_plan(held: HeldShard, settings: PartitionSettings) -> None:
     """Refuse what ranks cannot solve together, before anything long begins."""
     settings = settings.with_solver("restream")
+    if settings.pairs is not None:
+        fix = "partition the whole store in one process, or name targets"
+        raise InputError(explain("pairs", "targets, which shards can be partitioned for", settings.pairs, fix))
     check_settings(settings, held.store.num_vertices, is_renumbered=held.store.is_renumbered)
     if settings.solver != "restream":
         fix = "leave the solver out, or partition the whole store in one process"
