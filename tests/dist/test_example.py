@@ -83,6 +83,7 @@ SMALL = {
     "dgl_to_gsplit/train_gsplit.py": "graph.npz",
     "own_sampler.py": "{store}",
     "own_row_source.py": "{parts}",
+    "unsupervised_sage.py": "{parts} --pairs 8000 --epochs 3 --batch-size 512",
 }
 
 
@@ -91,7 +92,7 @@ def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_
     if script.startswith("dgl"):
         _write_npz(parts, tmp_path / "graph.npz")
     words = SMALL[script].format(store=store, parts=parts).split()
-    ranks = 2 if script.startswith("own_") else 1
+    ranks = 2 if script.startswith(("own_", "unsupervised")) else 1
     lines = "".join(run_ranks_forked([str(EXAMPLES / script), *words], ranks, tmp_path, cwd=tmp_path)).splitlines()
     if script == "sweep.py":
         scores = [line.split() for line in lines[1:]]
@@ -99,6 +100,10 @@ def test_an_example_runs_on_small_data(script: str, store: str, parts: str, tmp_
         assert float(scores[0][0]) > float(scores[1][0])  # the table is sorted, and the small step learned less
     elif script == "papers100m.py":
         assert re.fullmatch(r"step 6 loss \d\.\d+ rows from the cache [1-9]\d*%", lines[0])
+    elif script == "unsupervised_sage.py":
+        assert _losses(lines)[-1] < _losses(lines)[0]
+        features, embeddings = re.findall(r"0\.\d+", lines[-1])
+        assert float(embeddings) > float(features) + 0.1
     else:
         assert _losses(lines)[-1] < _losses(lines)[0]
         own = {
