@@ -27,6 +27,7 @@ from typed_programs import (
     train_all,
     train_and_save,
 )
+from typed_values import train_values
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.nn.parallelize import parallelize
@@ -112,6 +113,14 @@ def test_inference_and_scores_are_those_of_pyg_on_the_whole_graph(replicas: int,
         for rank in ranks:
             assert np.abs(rank[kind] - wanted).max() < 1e-11, kind
             assert float(rank[f"{kind} score"]) == pytest.approx(float(right), abs=1e-12), kind
+
+
+def test_edge_values_of_relations_are_those_of_one_process() -> None:
+    (one,) = train_values(solo_mesh(), 1, ("split",))
+    for rank in run_ranks(train_values, 3, 5, STRATEGIES):
+        for strategy, values in zip(STRATEGIES, rank, strict=True):
+            errors = [np.abs(wanted - found).max() for wanted, found in zip(one, values, strict=True)]
+            assert max(errors) <= BOUND, strategy
 
 
 def test_a_killed_training_continues_bit_for_bit_and_on_other_ranks(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class GraphTypes:
     edge_types: tuple[EdgeType, ...]
     offsets: tuple[int, ...]
     boundaries: tuple[int, ...]
+    edge_values: tuple[tuple[str, ...], ...] = ()
+    """The names of the values that the edges of every edge type have; empty if no edge has values."""
 
     def __post_init__(self) -> None:
         known = set(self.vertex_types)
@@ -83,6 +85,10 @@ class GraphTypes:
     def metadata(self) -> tuple[list[str], list[EdgeType]]:
         """PyG's metadata: vertex types and edge types."""
         return list(self.vertex_types), list(self.edge_types)
+
+    def with_values(self, name: str | None) -> list[EdgeType]:
+        """The edge types whose edges have values of a name."""
+        return [found for found, names in zip(self.edge_types, self.edge_values, strict=False) if name in names]
 
     def number(self, vertex_type: str) -> int:
         """The number of a vertex type."""

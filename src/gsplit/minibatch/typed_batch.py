@@ -22,7 +22,7 @@ from gsplit.errors import InputError, explain
 from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.types import EdgeType, GraphTypes
 from gsplit.minibatch.batch import Batch, BatchLayer
-from gsplit.minibatch.edge_handles import EdgeHandle, EdgeTypeHandle
+from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeTypeHandle, EdgeWeightHandle
 from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route
@@ -96,6 +96,18 @@ class TypedBatch(Batch):
     def edge_type(self) -> EdgeTypeHandle[Batch]:
         """A placeholder for the relation of every edge, next to ``edge_index``."""
         return EdgeTypeHandle(self)
+
+    @property
+    def edge_attr_dict(self) -> dict[EdgeType, EdgeAttrHandle[Batch]]:
+        """A placeholder for the features of the edges of every relation that has some."""
+        _ = self.edge_attr  # refuses a graph without them
+        return {of: EdgeAttrHandle(self, of) for of in self.types.with_values(self.context.arrays.edge_attr)}
+
+    @property
+    def edge_weight_dict(self) -> dict[EdgeType, EdgeWeightHandle[Batch]]:
+        """A placeholder for the weights of the edges of every relation that has some."""
+        _ = self.edge_weight  # refuses a graph without them
+        return {of: EdgeWeightHandle(self, of) for of in self.types.with_values(self.context.arrays.edge_weight)}
 
     @property
     def node_type(self) -> Tensor:
@@ -232,7 +244,10 @@ def cut_batch(
     ]
     for relation, of in enumerate(types.edge_types):
         source = parts[of[0]]
-        layers = tuple(replace(layer, block=cut[relation]) for layer, cut in zip(source.layers, blocks, strict=True))
+        layers = tuple(
+            _with_edges(layer, cut[relation], stored, kind == relation)
+            for layer, cut, stored, kind in zip(source.layers, blocks, fused.layers, kinds, strict=True)
+        )
         parts[of] = replace(source, layers=layers, of=str(of))
     n_id_dict = {
         name: n_id[input_rows[number]] - types.offsets[number] for number, name in enumerate(types.vertex_types)
@@ -257,6 +272,13 @@ def _cut_pairs(
         routes = cut_route(pairs.route, frontier.prefix(fused.num_targets), ends)
     counted = replace(pairs, index=ends.places[pairs.index], negatives=ends.places[pairs.negatives])
     return counted, [replace(counted, n_id=pairs.n_id[mine[t]], route=routes[t]) for t in range(types.num_types)]
+
+
+def _with_edges(layer: BatchLayer, block: Block, stored: BatchLayer, mine: Tensor) -> BatchLayer:
+    """A layer with the edges of a relation, which are the edges ``mine`` of the fused layer, and their values."""
+    attr = None if stored.edge_attr is None else stored.edge_attr[mine]
+    weight = None if stored.edge_weight is None else stored.edge_weight[mine]
+    return replace(layer, block=block, edge_attr=attr, edge_weight=weight)
 
 
 def _rows_of_types(layer: BatchLayer, local: RowTypes, mixed: RowTypes) -> list[BatchLayer]:

@@ -45,6 +45,8 @@ class Slot(Enum):
     BATCH = "batch"
     X_DICT = "x_dict"
     EDGE_INDEX_DICT = "edge_index_dict"
+    EDGE_ATTR_DICT = "edge_attr_dict"
+    EDGE_WEIGHT_DICT = "edge_weight_dict"
     FUSED_X = "fused_x"
     EDGE_TYPE = "edge_type"
 
@@ -88,8 +90,11 @@ def template_of(call: LayerCall, batch: Batch) -> CallTemplate | None:
             found = of_rows if of_rows not in slots and value.dim() and value.size(0) == num_rows else None
             if found is None:
                 raise LookupError
+        kinds = {type(each) for each in value.values()} if isinstance(value, dict) else set()
         if isinstance(value, dict) and find_handle(((value,), {})) is not None:
             found = Slot.EDGE_INDEX_DICT
+        elif kinds & {EdgeAttrHandle, EdgeWeightHandle}:
+            found = Slot.EDGE_ATTR_DICT if EdgeAttrHandle in kinds else Slot.EDGE_WEIGHT_DICT
         elif isinstance(value, dict) and any(isinstance(each, Tensor) for each in value.values()):
             found = Slot.X_DICT
         if found is not None:
@@ -145,11 +150,18 @@ def _call_typed(model: Module, batch: TypedBatch, signature: inspect.Signature, 
     """Call a model with the dicts of a heterogeneous batch, or with fused rows if it takes ``edge_type``."""
     if "edge_type" in signature.parameters and required <= {"edge_type"}:
         return model(batch.fused_x, batch.edge_index, edge_type=batch.edge_type)
-    if required:
-        expected = "(x_dict, edge_index_dict), (x, edge_index, edge_type) or (batch)"
+    values: dict[str, Any] = {}
+    if batch.has_edge_attr and "edge_attr_dict" in signature.parameters:
+        values["edge_attr_dict"] = batch.edge_attr_dict
+    if batch.has_edge_weight and "edge_weight_dict" in signature.parameters:
+        values["edge_weight_dict"] = batch.edge_weight_dict
+    if required - values.keys():
+        expected = (
+            "(x_dict, edge_index_dict), with edge_attr_dict or edge_weight_dict, (x, edge_index, edge_type) or (batch)"
+        )
         fix = "give other arguments a default, or take the batch and read from it what the model needs"
         raise InputError(explain("the model's forward", expected, signature, fix))
-    return model(batch.x_dict, batch.edge_index_dict)
+    return model(batch.x_dict, batch.edge_index_dict, **values)
 
 
 def _arguments(signature: inspect.Signature) -> tuple[Parameter | None, Parameter | None, list[Parameter]]:

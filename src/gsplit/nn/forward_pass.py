@@ -21,7 +21,7 @@ from gsplit.graph.blocks import Block
 from gsplit.graph.types import EdgeType
 from gsplit.kernels.csr import LOOP, CsrEdges
 from gsplit.keys import kernels_torch
-from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.batch import Batch, BatchLayer
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import LayerInputs
@@ -86,28 +86,21 @@ class ForwardPass:
 
     def _run_fused(self, split: SplitForward, call: LayerCall, index: int) -> Any:
         """Compute the destinations of a layer from the edges of all relations, or of a graph without types."""
-        name = split.name
         h = input_rows(call)
-        values = [*call[0], *call[1].values()]
         mixed, dst = self.batch.shuffle(index, h, of_wrapped_model=True)
-        takes_attr = any(isinstance(value, EdgeAttrHandle) for value in values)
-        if takes_attr and edge_features_are_weights(split.layer):
-            fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
-            raise InputError(explain(name, "weights of edges", "batch.edge_attr", fix))
-        takes_weight = any(isinstance(value, EdgeWeightHandle) for value in values)
-        stored = self.batch.layers[index]
+        edge_attr, edge_weight = _edge_values(split, call, self.batch.layers[index], h.dtype)
         inputs = LayerInputs(
             batch=self.batch,
             index=index,
             call=call,
             mixed=mixed,
             dst=dst,
-            edge_attr=_as_type(stored.edge_attr, h.dtype) if takes_attr else None,
-            edge_weight=stored.edge_weight.to(h.dtype) if takes_weight and stored.edge_weight is not None else None,
+            edge_attr=edge_attr,
+            edge_weight=edge_weight,
             once=self._once,
             attention_mask=partial(self._attention_mask, index) if self.fuses_attention else None,
         )
-        return self._plan.adapters[name](split, inputs)
+        return self._plan.adapters[split.name](split, inputs)
 
     def _run_relation(self, split: SplitForward, call: LayerCall, index: int, relation: EdgeType) -> Any:
         """Compute the destinations of one relation. A collective, once for each tensor of source rows."""
@@ -118,14 +111,15 @@ class ForwardPass:
             raise InputError(explain(f"{split.name} on {relation}", "self-loops between equal types", got, fix))
         mixed, mixed_dst = self._mix(index, relation[0], src)
         same_rows = dst is src and relation[0] == relation[2]
+        edge_attr, edge_weight = _edge_values(split, call, self.batch.part(relation).layers[index], src.dtype)
         inputs = LayerInputs(
             batch=self.batch,
             index=index,
             call=call,
             mixed=mixed,
             dst=mixed_dst if same_rows else self._destinations(index, relation[2], dst),
-            edge_attr=None,
-            edge_weight=None,
+            edge_attr=edge_attr,
+            edge_weight=edge_weight,
             once=self._once,
             attention_mask=None,
             of=relation,
@@ -285,6 +279,20 @@ def _explain_other_calls(what: str, call: int, x: Tensor) -> str:
     expected = "the same calls in every forward, as in the dry run"
     got = f"call {call} on {list(x.shape)}"
     return explain(what, expected, got, "let what the model calls depend on its settings only")
+
+
+def _edge_values(
+    split: SplitForward, call: LayerCall, stored: BatchLayer, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """The features and the weights of edges that a layer is called with, in the model's type."""
+    values = [*call[0], *call[1].values()]
+    takes_attr = any(isinstance(value, EdgeAttrHandle) for value in values)
+    if takes_attr and edge_features_are_weights(split.layer):
+        fix = "load them as weights, NeighborLoader(..., edge_weight=NAME), and pass batch.edge_weight"
+        raise InputError(explain(split.name, "weights of edges", "batch.edge_attr", fix))
+    takes_weight = any(isinstance(value, EdgeWeightHandle) for value in values)
+    weight = stored.edge_weight.to(dtype) if takes_weight and stored.edge_weight is not None else None
+    return _as_type(stored.edge_attr, dtype) if takes_attr else None, weight
 
 
 def _as_type(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:

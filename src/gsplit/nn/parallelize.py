@@ -174,7 +174,21 @@ def _example_of(
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     types = store.types
     counts = tuple(types.count(name) for name in types.vertex_types)
-    return TypedExample(types.vertex_types, types.edge_types, counts, shapes, dtype_of(model), device)
+    values: dict[str, tuple[int, ...]] = {}
+    if "edge_attr" in store.edge_names:
+        values["edge_attr"] = tuple(store.stored_array("edges/edge_attr").shape[1:])
+    if "edge_weight" in store.edge_names:
+        values["edge_weight"] = ()
+    return TypedExample(
+        types.vertex_types,
+        types.edge_types,
+        counts,
+        shapes,
+        dtype_of(model),
+        device,
+        edge_values=types.edge_values,
+        value_shapes=values,
+    )
 
 
 def _broadcast_weights(model: Module, mesh: Mesh) -> None:

@@ -104,8 +104,13 @@ def write_arrays(
         feature_columns=list(source.feature_columns),
         vertex_types=vertex_types,
         edge_types=[
-            EdgeTypeEntry(src=src, name=name, dst=dst, num_edges=number)
-            for (src, name, dst), number in zip(source.edge_types, edges_by_type, strict=True)
+            EdgeTypeEntry(src=src, name=name, dst=dst, num_edges=number, values=list(values))
+            for (src, name, dst), number, values in zip(
+                source.edge_types,
+                edges_by_type,
+                source.values_of_types or [()] * len(source.edge_types),
+                strict=True,
+            )
         ],
         type_boundaries=offsets if vertex_types else [],
         arrays=writer.finish_arrays(),

@@ -14,7 +14,7 @@ from gsplit.store.manifest import edge_type_dtype
 from gsplit.store.protocol import ArrayStore
 from gsplit.store.statistics import count_classes
 
-__all__ = ["MemoryStore", "renumbered_store", "typed_store"]
+__all__ = ["MemoryStore", "join_values", "renumbered_store", "typed_store"]
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,15 @@ def typed_store(
     vertex_arrays: Mapping[str, tuple[Array, str]],
     targets: Mapping[str, Ids],
     *,
+    edge_values: Mapping[str, tuple[Mapping[EdgeType, Array], str]] | None = None,
     unused: tuple[str, ...] = (),
 ) -> MemoryStore:
     """A heterogeneous graph in memory, renumbered by part and type (``graph.types``).
 
     ``counts``: vertices of every type. ``edges``: source and destination ids in their types. ``parts[type][v]``: the
     part of vertex v of a type. ``vertex_arrays``: by names such as ``features/paper/x`` and ``y/paper``, with the names
-    of their types of numbers. ``targets``: ids in the type, by names such as ``paper/train``.
+    of their types of numbers. ``targets``: ids in the type, by names such as ``paper/train``. ``edge_values``: by name,
+    the rows of every edge type that has them, all of one shape, and the name of their type of numbers.
     """
     vertex_types = tuple(counts)
     offsets = np.concatenate([[0], np.cumsum(list(counts.values()))]).astype(np.int64)
@@ -132,12 +134,17 @@ def typed_store(
     src = np.concatenate([empty, *(pair[0] + first[relation[0]] for relation, pair in edges.items())])
     dst = np.concatenate([empty, *(pair[1] + first[relation[2]] for relation, pair in edges.items())])
     edge_type = np.repeat(np.arange(len(edges)), np.array([pair[0].size for pair in edges.values()], np.int64))
-    order = np.lexsort([src, edge_type, internal[dst]])
+    values = {
+        name: (join_values(found, {relation: pair[0].size for relation, pair in edges.items()}), dtype)
+        for name, (found, dtype) in (edge_values or {}).items()
+    }
+    order = _edge_order(src, internal[dst] * max(1, len(edges)) + edge_type, values)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(internal[dst], minlength=original.size))]).astype(np.int64)
     arrays = {
         "original_ids": original,
         "edge_type": edge_type[order].astype(edge_type_dtype(len(edges))),
     }
+    arrays |= {f"edges/{name}": array[order] for name, (array, _) in values.items()}
     for name, (array, _) in vertex_arrays.items():
         vertex_type = name.split("/")[1]
         mine = original[types[original] == vertex_types.index(vertex_type)]
@@ -148,10 +155,23 @@ def typed_store(
         graph=Graph(indptr, internal[src[order]], original.size),
         part_boundaries=[0, *np.cumsum(np.bincount(part, minlength=num_parts)).tolist()],
         arrays=arrays,
-        dtypes={name: dtype for name, (_, dtype) in vertex_arrays.items()},
+        dtypes={name: dtype for name, (_, dtype) in vertex_arrays.items()}
+        | {f"edges/{name}": dtype for name, (_, dtype) in values.items()},
         unused=unused,
-        types=GraphTypes(vertex_types, tuple(edges), tuple(offsets.tolist()), boundaries),
+        types=GraphTypes(
+            vertex_types,
+            tuple(edges),
+            tuple(offsets.tolist()),
+            boundaries,
+            tuple(tuple(n for n, (found, _) in (edge_values or {}).items() if relation in found) for relation in edges),
+        ),
     )
+
+
+def join_values(found: Mapping[EdgeType, Array], sizes: Mapping[EdgeType, int]) -> Array:
+    """The values of the edges of all edge types, one after the other; 0 for those of edge types without them."""
+    like = next(iter(found.values()))
+    return np.concatenate([found.get(of, np.zeros((size, *like.shape[1:]), like.dtype)) for of, size in sizes.items()])
 
 
 def _edge_order(src: Ids, dst: Ids, values: Mapping[str, tuple[Array, str]]) -> Ids:

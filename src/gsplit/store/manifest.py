@@ -238,12 +238,16 @@ class VertexTypeEntry(_Strict):
 
 
 class EdgeTypeEntry(_Strict):
-    """One edge type: source type, name, destination type, and the number of its edges."""
+    """One edge type: source type, name, destination type, the number of its edges, and which values they have.
+
+    The array ``edges/NAME`` has a row for every edge of the graph; rows of edge types without these values are 0.
+    """
 
     src: Word
     name: Word
     dst: Word
     num_edges: Annotated[int, Field(ge=0, le=MAX_EDGES)]
+    values: Annotated[list[Word], Field(max_length=MAX_COLUMNS)] = []
 
 
 class LabelMetadata(TypedDict):
@@ -341,6 +345,10 @@ class Manifest(_Strict):
         expected = edge_type_dtype(types.num_relations)
         if "edge_type" not in self.arrays or self.arrays["edge_type"].dtype != expected:
             raise ValueError(f"array edge_type of {expected} is missing")
+        for edge_type in self.edge_types:
+            missing = [name for name in edge_type.values if f"edges/{name}" not in self.arrays]
+            if missing:
+                raise ValueError(f"edge type {edge_type.name}: array edges/{missing[0]} is missing")
         for entry in self.vertex_types:
             if entry.class_names and len(entry.class_names) != entry.num_classes:
                 raise ValueError(f"class_names of {entry.name}: {len(entry.class_names)} for {entry.num_classes}")
@@ -353,6 +361,7 @@ class Manifest(_Strict):
         return GraphTypes(
             vertex_types=tuple(entry.name for entry in self.vertex_types),
             edge_types=tuple((entry.src, entry.name, entry.dst) for entry in self.edge_types),
+            edge_values=tuple(tuple(entry.values) for entry in self.edge_types),
             offsets=(0, *accumulate(entry.count for entry in self.vertex_types)),
             boundaries=tuple(self.type_boundaries),
         )

@@ -149,6 +149,8 @@ class GraphSource:
     them. Only destinations count as endpoints unless ``both_ends``, which reverse edges need. ``identity`` identifies
     the input without reading it (names and sizes of files); ``modified`` is the time of its last change.
 
+    ``values_of_types``: the names of ``edge_values`` that each edge type has, without those of its import.
+
     A heterogeneous graph has ``edge_types`` and ``vertices``: for every vertex type a source without edges. The ids in
     its edges are fused: those of a type follow those of the types before it (``graph.types``).
     """
@@ -173,6 +175,7 @@ class GraphSource:
     modified: float = 0.0
     vertices: "Mapping[str, GraphSource]" = field(default_factory=dict)
     edge_types: tuple[EdgeType, ...] = ()
+    values_of_types: tuple[tuple[str, ...], ...] = ()
 
     @property
     def whole(self) -> VertexRange:

@@ -250,7 +250,8 @@ def test_inspect_shows_types_and_relations(tmp_path: Path) -> None:
     store = academic().build(tmp_path / "g.gsplit")
     document = describe(store)
     assert document["vertex_types"][2] | {"name": "paper", "count": 50, "num_classes": 4} == document["vertex_types"][2]
-    assert document["edge_types"][2] == {"src": "venue", "name": "holds", "dst": "paper", "num_edges": 0}
+    holds = {"src": "venue", "name": "holds", "dst": "paper", "num_edges": 0, "values": []}
+    assert document["edge_types"][2] == holds
     console = Console(file=io.StringIO(), width=100)
     show(document, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]

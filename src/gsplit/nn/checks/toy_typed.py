@@ -8,7 +8,7 @@ types (``toy``).
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,8 @@ class TypedExample:
     """The types of a graph and the shape of the input rows of each type that has some; see ``toy.Toys``.
 
     ``counts``: the vertices of every type of the graph. Ids in ``n_id_dict`` are below them, so that an embedding of
-    the graph's vertices takes them.
+    the graph's vertices takes them. ``edge_values``: the names of the values of every edge type, and ``value_shapes``
+    their shapes, for one edge.
     """
 
     vertex_types: tuple[str, ...]
@@ -51,6 +52,8 @@ class TypedExample:
     row_shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     device: torch.device
+    edge_values: tuple[tuple[str, ...], ...] = ()
+    value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     num_edge_features: int | None = None
 
     def to(self, dtype: torch.dtype) -> "TypedExample":
@@ -150,7 +153,10 @@ class TypedExample:
         mesh = solo_mesh(device)
         store, _ = _toy_store(self.vertex_types, self.edge_types, 1)
         local = LocalGraph(store, mesh, Ownership((0, store.num_vertices)))
+        types = replace(types, edge_values=self.edge_values)
         arrays = ArrayNames(store, "x", None, None)
+        for name in self.value_shapes:
+            setattr(arrays, name, name)
         context = BatchContext(
             mesh, _KEY, local, arrays, "split", each_vertex_once=True, pool=BufferPool(device), deterministic=True
         )
@@ -158,7 +164,10 @@ class TypedExample:
             x=torch.empty(0, device=device),
             labels=None,
             frontiers=tuple(FrontierIds(level, ids.to(device), ids.to(device)) for level, ids in frontiers),
-            layers=tuple(BatchLayer(b.to(device), _moved(r, device)) for b, r in zip(blocks, routes, strict=True)),
+            layers=tuple(
+                BatchLayer(b.to(device), _moved(r, device), **self._values(b))
+                for b, r in zip(blocks, routes, strict=True)
+            ),
             num_targets=num_targets,
             global_batch_size=num_targets,
             context=context,
@@ -176,6 +185,15 @@ class TypedExample:
         counts = dict(zip(self.vertex_types, self.counts, strict=True))
         folded = {name: n_id % max(1, counts[name]) for name, n_id in made.n_id_dict.items()}
         return replace(made, n_id_dict=folded)
+
+    def _values(self, block: Block) -> dict[str, Tensor]:
+        """Values of the edges of a block, in (0, 1)."""
+        ids = torch.arange(block.num_edges) if block.edge_ids is None else block.edge_ids
+        found = {}
+        for name, shape in self.value_shapes.items():
+            table = _toy_rows(0, int(ids.max()) + 1 if ids.numel() else 0, shape)
+            found[name] = table[ids].to(self.device, self.dtype)
+        return found
 
 
 def _moved(route: Route | None, device: torch.device) -> Route | None:

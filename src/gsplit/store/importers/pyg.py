@@ -4,8 +4,8 @@
 ``edge_index`` (``edges/input_position``), and the original type and shape of labels if ``labels`` changed them, so that
 ``to_pyg`` returns an equal object. (Of float labels with both -1 and NaN, all missing ones become NaN.)
 
-The vertices of a type of a ``HeteroData`` are handled as a ``Data`` of their own. Its edges have no values yet: those
-are refused by name.
+The vertices of a type of a ``HeteroData`` are handled as a ``Data`` of their own. The values of its edges, such as
+``edge_attr``, have one shape and type of numbers in all edge types that have them.
 """
 
 import logging
@@ -27,7 +27,7 @@ from gsplit.progress import Progress, silent
 from gsplit.store.build import build_store
 from gsplit.store.files import storage_dtype
 from gsplit.store.importers.labels import Labels, as_labels
-from gsplit.store.in_memory import MemoryStore, renumbered_store, typed_store
+from gsplit.store.in_memory import MemoryStore, join_values, renumbered_store, typed_store
 from gsplit.store.manifest import INPUT_POSITION, check_vertex_type, role_of
 from gsplit.store.pairs import pair_list
 from gsplit.store.reader import Store
@@ -153,29 +153,38 @@ def pyg_source(data: Data, *, ignore: Iterable[str] = (), keep_positions: bool =
 
 def hetero_source(data: HeteroData, *, ignore: Iterable[str] = (), keep_positions: bool = True) -> GraphSource:
     """A ``HeteroData`` object as a graph source."""
-    left = [name for name in _edge_values(data) if name.rpartition(".")[2] not in ignore]
+    values, left = _edge_values(data, ignore)
     left += sorted(set(data._global_store.to_dict()) - set(ignore))
     if left:
         fix = f"leave them out: ignore={tuple(dict.fromkeys(name.rpartition('.')[2] for name in left))!r}"
-        raise InputError(explain("data", "edge_index as the only attribute of an edge type", ", ".join(left), fix))
+        expected = "values of edges as tensors [E] or [E, D], of one width and type in all edge types that have them"
+        raise InputError(explain("data", expected, ", ".join(left), fix))
     vertices = {name: _vertex_source(data, name, ignore) for name in data.node_types}
     counts = {name: source.num_vertices for name, source in vertices.items()}
     edges = _typed_edges(data, counts)
     first = dict(zip(counts, [0, *accumulate(counts.values())], strict=False))
 
     def chunks() -> Iterator[EdgeChunk]:
-        for number, ((src_type, _, dst_type), (src, dst)) in enumerate(edges.items()):
+        for number, (relation, (src, dst)) in enumerate(edges.items()):
             for start in range(0, src.size, CHUNK_EDGES):
                 piece = slice(start, start + CHUNK_EDGES)
-                values = {INPUT_POSITION: np.arange(start, start + src[piece].size)} if keep_positions else {}
-                yield EdgeChunk(src[piece] + first[src_type], dst[piece] + first[dst_type], values, relation=number)
+                size = src[piece].size
+                columns = {INPUT_POSITION: np.arange(start, start + size)} if keep_positions else {}
+                for name, (found, _) in values.items():
+                    rows = {relation: found[relation][piece]} if relation in found else found
+                    columns[name] = join_values(rows, {relation: size})
+                src_ids, dst_ids = src[piece] + first[relation[0]], dst[piece] + first[relation[2]]
+                yield EdgeChunk(src_ids, dst_ids, columns, relation=number)
+
+    kinds = {name: ValueType(dtype, next(iter(found.values())).shape[1:]) for name, (found, dtype) in values.items()}
 
     return GraphSource(
         kind="pyg",
         num_vertices=sum(counts.values()),
         num_edges=sum(src.size for src, _ in edges.values()),
         edges=chunks,
-        edge_values={INPUT_POSITION: ValueType("int64")} if keep_positions else {},
+        edge_values=kinds | ({INPUT_POSITION: ValueType("int64")} if keep_positions else {}),
+        values_of_types=tuple(tuple(name for name in kinds if relation in values[name][0]) for relation in edges),
         settings={"vertices": {name: dict(source.settings) for name, source in vertices.items()}},
         notes=tuple(f"{name}: {note}" for name, source in vertices.items() for note in source.notes),
         vertices=vertices,
@@ -198,14 +207,32 @@ def _vertices_of(data: HeteroData, name: str) -> Data:
     return Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=int(data[name].num_nodes or 0), **content)
 
 
-def _edge_values(data: HeteroData) -> list[str]:
-    """The attributes of edge types other than their edges, such as ``author writes paper.edge_attr``."""
-    return [
-        f"{' '.join(relation)}.{name}"
-        for relation in data.edge_types
-        for name, value in data[relation].items()
-        if name != "edge_index" and value is not None
-    ]
+def _edge_values(
+    data: HeteroData, ignore: Iterable[str]
+) -> tuple[dict[str, tuple[dict[EdgeType, Array], str]], list[str]]:
+    """The values of edges by name, with the type of their numbers, and the attributes that cannot be stored.
+
+    The latter have names such as ``author writes paper.edge_attr``.
+    """
+    found: dict[str, tuple[dict[EdgeType, Array], str]] = {}
+    left = []
+    for relation in data.edge_types:
+        edges = data[relation].get("edge_index")
+        num_edges = edges.size(1) if isinstance(edges, Tensor) and edges.dim() == 2 else -1
+        for name, value in data[relation].items():
+            if name == "edge_index" or name in ignore or value is None:
+                continue
+            fits = isinstance(value, Tensor) and value.layout == torch.strided and value.dim() in (1, 2)
+            if not fits or value.size(0) != num_edges or name == INPUT_POSITION:
+                left.append(f"{' '.join(relation)}.{name}")
+                continue
+            array, dtype = _stored(value)
+            others, known = found.setdefault(name, ({}, dtype))
+            if known != dtype or any(other.shape[1:] != array.shape[1:] for other in others.values()):
+                left.append(f"{' '.join(relation)}.{name}")
+                continue
+            others[relation] = array
+    return found, left
 
 
 def _typed_edges(data: HeteroData, counts: Mapping[str, int]) -> dict[EdgeType, tuple[Ids, Ids]]:
@@ -298,8 +325,10 @@ def _hetero_memory_store(data: HeteroData, partition: Tensor | Mapping[str, Tens
         name: np.arange(count) * _STRIPES // max(1, count) if partition is None else _parts(partition[name], count)
         for name, count in counts.items()
     }
-    left = [f"{name}.{word}" for name, words in unused.items() for word in words] + _edge_values(data)
-    return typed_store(counts, _typed_edges(data, counts), parts, arrays, targets, unused=tuple(sorted(left)))
+    values, left = _edge_values(data, ())
+    left += [f"{name}.{word}" for name, words in unused.items() for word in words]
+    edges = _typed_edges(data, counts)
+    return typed_store(counts, edges, parts, arrays, targets, edge_values=values, unused=tuple(sorted(left)))
 
 
 def _parts(partition: Tensor | None, num_vertices: int) -> Ids:
@@ -433,6 +462,8 @@ def _hetero_data(store: Store, types: GraphTypes, edge_index: Tensor, settings: 
             mine = mine[torch.argsort(positions[mine])]
         first = torch.tensor([[types.offsets[types.number(end)]] for end in (relation[0], relation[2])])
         data[relation].edge_index = edge_index[:, mine] - first
+        for name in types.edge_values[number]:
+            data[relation][name] = _loaded(store, f"edges/{name}")[mine]
     return data
 
 

@@ -101,7 +101,7 @@ def test_a_partition_in_memory_has_parts_for_every_type() -> None:
 
 def _with_values() -> HeteroData:
     data = hetero_data(academic())
-    data[WRITES].edge_attr = torch.rand(200, 2)
+    data[WRITES].edge_attr = torch.rand(200, 2, 2)  # not one row per edge
     return data
 
 

@@ -1,0 +1,83 @@
+"""A heterogeneous graph with values of edges, a model that reads them, and training on any mesh."""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module, ModuleList
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATv2Conv, GraphConv, HeteroConv, SAGEConv
+from typed_programs import CITED_BY, CITES, COUNTS, RELATIONS, WIDTHS, WRITES, WRITTEN_BY, make_data
+
+import gsplit
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.minibatch.typed_batch import TypedBatch
+from gsplit.nn.parallelize import parallelize
+
+WITH_ATTR = (CITES, WRITES, WRITTEN_BY)
+WEIGHTED = (CITED_BY,)
+
+
+def valued_data() -> HeteroData:
+    """Some relations have features of their edges, another has weights, and there are equal edges."""
+    data = make_data()
+    generator = torch.Generator().manual_seed(4)
+    edges = data[CITES].edge_index
+    data[CITES].edge_index = torch.cat([edges, edges[:, :20]], dim=1)
+    for relation in WITH_ATTR:
+        count = data[relation].edge_index.size(1)
+        data[relation].edge_attr = torch.rand(count, 3, generator=generator, dtype=torch.float64)
+    for relation in WEIGHTED:
+        count = data[relation].edge_index.size(1)
+        data[relation].edge_weight = torch.rand(count, generator=generator, dtype=torch.float64)
+    return data
+
+
+class Valued(Module):
+    """Attention with features of edges, weighted sums, and means, in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = dict.fromkeys(WIDTHS, 6)
+        self.convs = ModuleList(HeteroConv({r: self._conv(r, w) for r in RELATIONS}) for w in (WIDTHS, hidden))
+
+    def _conv(self, relation: tuple[str, str, str], w: dict[str, int]) -> Module:
+        ends = (w[relation[0]], w[relation[2]])
+        if relation in WITH_ATTR:
+            return GATv2Conv(ends, 6, add_self_loops=False, edge_dim=3)  # type: ignore[no-any-return]
+        return (GraphConv if relation in WEIGHTED else SAGEConv)(ends, 6)  # type: ignore[no-any-return]
+
+    def forward(
+        self, x_dict: dict[str, Tensor], edge_index_dict: Any, edge_attr_dict: Any, edge_weight_dict: Any
+    ) -> Tensor:
+        for conv in self.convs:
+            x_dict = conv(x_dict, edge_index_dict, edge_attr_dict=edge_attr_dict, edge_weight_dict=edge_weight_dict)
+            x_dict = {name: h.tanh() for name, h in x_dict.items()}
+        return x_dict["paper"]
+
+
+def train_values(mesh: Mesh, num_parts: int, strategies: tuple[str, ...]) -> list[list[np.ndarray[Any, Any]]]:
+    """Losses and gradients of two steps under every strategy."""
+    data = valued_data()
+    torch.manual_seed(0)
+    model = parallelize(Valued().double(), mesh, graph=data)
+    parts = {name: torch.arange(count) * 7 % num_parts for name, count in COUNTS.items()}
+    runs = []
+    for strategy in strategies:
+        loader = gsplit.NeighborLoader(
+            data, [3, 2], ("paper", None), batch_size=20, strategy=strategy, mesh=mesh, partition=parts, seed=5
+        )
+        found = []
+        for step in range(2):
+            batch = loader.make_batch(0, step)
+            assert isinstance(batch, TypedBatch)
+            out = model(batch.x_dict, batch.edge_index_dict, batch.edge_attr_dict, batch.edge_weight_dict)
+            loss = batch.mean(F.cross_entropy(out, batch.y, reduction="none"))
+            loss.backward()
+            found.append(loss.detach().numpy())
+            found += [np.zeros(1) if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
+            model.zero_grad()
+        runs.append(found)
+    return runs
