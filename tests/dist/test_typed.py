@@ -21,6 +21,7 @@ from typed_programs import (
     TypedRun,
     infer_all,
     largest_error,
+    load_from_tiers,
     make_data,
     make_model,
     make_store,
@@ -29,6 +30,7 @@ from typed_programs import (
 )
 from typed_values import train_values
 
+import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.nn.parallelize import parallelize
 from gsplit_bench.ranks import run_ranks
@@ -121,6 +123,28 @@ def test_edge_values_of_relations_are_those_of_one_process() -> None:
         for strategy, values in zip(STRATEGIES, rank, strict=True):
             errors = [np.abs(wanted - found).max() for wanted, found in zip(one, values, strict=True)]
             assert max(errors) <= BOUND, strategy
+
+
+def test_caches_and_files_give_the_stored_rows(tmp_path: Path) -> None:
+    data = make_data()
+    data["paper"].train_mask = torch.arange(COUNTS["paper"]) % 2 == 0
+    store = gsplit.from_pyg(data, tmp_path / "g.gsplit")
+    options: dict[str, Any] = {"batch_size": 12, "solver": "random", "objective": "random", "epochs": 2}
+    gsplit.partition(store, tmp_path / "p.gsplit", 5, [3, 2], "paper/train", **options)
+    tiers: list[dict[str, Any]] = [
+        {},
+        {"cache": 600},
+        {"cache": 900, "strategy": "data_cached"},
+        {"cache": "1MB", "prefetch": 1},
+        {"features_on_disk": True},
+        {"features_on_disk": True, "cache": 700, "strategy": "hybrid(1)"},
+    ]
+    for ranks in (1, 3):
+        for rank in run_ranks(load_from_tiers, ranks, tmp_path / "p.gsplit", tiers):
+            plain, small, middle, whole, disk, both = rank
+            assert all(wrong == 0 and rows > 0 for wrong, _, rows in rank)
+            assert plain[1] == disk[1] == 0 and whole[1] == whole[2]  # all rows are in the cache
+            assert all(0 < hits < rows for _, hits, rows in (small, middle, both)), rank
 
 
 def test_a_killed_training_continues_bit_for_bit_and_on_other_ranks(tmp_path: Path) -> None:

@@ -342,6 +342,24 @@ def infer_all(mesh: Mesh, kinds: tuple[str, ...], folder: Path) -> dict[str, np.
     return found
 
 
+def load_from_tiers(mesh: Mesh, path: Path, tiers: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    """Whether batches have the stored rows whatever they are read from: wrong rows, cache hits and rows read."""
+    store = gsplit.open(path)
+    found = []
+    for options in tiers:
+        loader = NeighborLoader(store, [3, 2], ("paper", "train"), batch_size=12, mesh=mesh, **options)
+        wrong = hits = rows = 0
+        for batch in loader:
+            assert isinstance(batch, TypedBatch)
+            for name, x in batch.x_dict.items():
+                stored = torch.from_numpy(store.rows(f"features/{name}/x", batch.n_id_dict[name]))
+                wrong += int((x != stored).any(1).sum())
+            hits += batch.telemetry.counts["cache_hits"]
+            rows += batch.telemetry.counts["rows_loaded"]
+        found.append((wrong, hits, rows))
+    return found
+
+
 def largest_error(one: TypedRun, other: TypedRun) -> float:
     """The largest difference of losses and gradients."""
     errors = [abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)]

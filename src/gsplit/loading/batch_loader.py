@@ -29,7 +29,7 @@ from gsplit.loading.pipeline import Pipeline
 from gsplit.loading.plan import LoaderPlan, RankGraph
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep, Strategy
-from gsplit.loading.tiers import open_device_rows, open_features
+from gsplit.loading.tiers import open_device_rows, open_features, open_typed_features
 from gsplit.loading.typed_step_loader import TypedStepLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
@@ -126,7 +126,7 @@ class BatchLoader(ABC, Generic[B]):
                 sampled,
                 types,
                 plan.target_type,
-                {name: open_features(read, found, vertex_type=name) for name, found in plan.arrays.of_types.items()},
+                open_typed_features(read, plan.arrays.of_types, cache=plan.cache, on_disk=plan.features_on_disk),
                 pair_type=plan.pair_type,
                 mesh=mesh,
                 comm=comm,

@@ -248,8 +248,7 @@ def resolve_plan(
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
     if store.types is not None:
-        sizes = {"cache": cache, "device_cache": device_cache, "copies": copies}
-        _check_typed(strategy, drawn, sizes, mesh, features_on_disk=features_on_disk)
+        _check_typed(strategy, drawn, {"device_cache": device_cache, "copies": copies}, mesh)
     if strategy == AUTO:
         _check_auto(sampler, arrays, pairs)
         assert not isinstance(input_nodes, tuple)
@@ -325,9 +324,7 @@ def _resolve_fanouts(num_neighbors: RelationFanouts, store: GraphStore) -> list[
     return [operator.index(fanout) for fanout in num_neighbors]
 
 
-def _check_typed(
-    strategy: str, sampler: str, sizes: Mapping[str, int | str], mesh: Mesh, *, features_on_disk: bool
-) -> None:
+def _check_typed(strategy: str, sampler: str, sizes: Mapping[str, int | str], mesh: Mesh) -> None:
     """Refuse options that are not built for heterogeneous graphs. ``sampler``: what differs from the uniform one."""
     refused: dict[str, tuple[object, str]] = {}
     if strategy == AUTO:
@@ -337,8 +334,6 @@ def _check_typed(
     for name, size in sizes.items():
         if parse_bytes(size, name):
             refused[name] = (size, "leave it out; stored features are memory-mapped")
-    if features_on_disk:
-        refused["features_on_disk"] = (features_on_disk, "leave it out; stored features are memory-mapped")
     if mesh.host_samples:
         refused["mesh"] = (mesh, "use gsplit.init(sample_device=...), so that the device samples, or the CPU")
     for name, (got, fix) in refused.items():

@@ -11,10 +11,14 @@ the others from registered host memory, or the host reads them for it. Tiers do 
 import logging
 import mmap
 import weakref
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import accumulate
 from math import prod
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,6 +33,7 @@ from gsplit.features.cache import (
     hotness_of,
     hottest_prefixes,
     parse_bytes,
+    stored_row_bytes,
 )
 from gsplit.features.device import DeviceRows, RegisteredRows, StagedRows
 from gsplit.features.disk import DiskRows
@@ -39,7 +44,7 @@ from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["open_device_rows", "open_features"]
+__all__ = ["open_device_rows", "open_features", "open_typed_features"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +73,61 @@ def open_features(
         raise InputError(explain("features_on_disk", "stored features", got, "leave features_on_disk out"))
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
     sources = [_open(local, found, order, on_disk=on_disk, vertex_type=vertex_type) for found in features]
+    return _concat(sources)
+
+
+def open_typed_features(
+    local: LocalGraph, features: Mapping[str, Sequence[str]], *, cache: int = 0, on_disk: bool = False
+) -> dict[str, HostSource]:
+    """Open the input rows of every vertex type with features. ``cache``: bytes for the hottest rows of all types."""
+    orders = _typed_orders(local, features, cache) if cache else {}
+    return {
+        name: _concat(
+            [_open_array(local, found, orders.get(name), on_disk=on_disk, vertex_type=name) for found in names]
+        )
+        for name, names in features.items()
+    }
+
+
+def _typed_orders(local: LocalGraph, features: Mapping[str, Sequence[str]], cache: int) -> dict[str, HotOrder]:
+    """The cached rows of every type: those that presampling loaded most often per byte, over all types."""
+    store = local.store
+    assert store.types is not None
+    hotness = hotness_of(store, local.first, local.stop)
+    parts: dict[str, list[npt.NDArray[Any]]] = {}  # hotness falls within a part
+    for name in features:
+        ranges = [
+            (max(first, local.first) - local.first, min(stop, local.stop) - local.first)
+            for first, stop in store.types.ranges(name)
+        ]
+        parts[name] = [hotness[first:stop] for first, stop in ranges if first < stop]
+    row_bytes = {name: max(1, stored_row_bytes(store, names)) for name, names in features.items()}
+
+    def lengths(least: float) -> dict[str, tuple[int, ...]]:
+        """The rows of every part with at least this hotness per byte."""
+        return {
+            name: tuple(bisect_right(part, -least * row_bytes[name], key=lambda found: -int(found)) for part in found)
+            for name, found in parts.items()
+        }
+
+    def fits(least: float) -> bool:
+        return sum(sum(found) * row_bytes[name] for name, found in lengths(least).items()) <= cache
+
+    low = 0.0
+    high = 0.0 if fits(0.0) else 1.0 + max((int(part[0]) for found in parts.values() for part in found), default=0)
+    for _ in range(64 if high else 0):  # bisection of the smallest threshold whose rows fit
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    taken = lengths(high)
+    orders = {}
+    for name, found in parts.items():
+        first = store.types.row_range(name, local.first, local.stop)[0]
+        sizes = [part.size for part in found] or [0]
+        orders[name] = HotOrder(tuple(accumulate(sizes, initial=first)), taken[name] or (0,))
+    return orders
+
+
+def _concat(sources: list[HostSource]) -> HostSource:
     return sources[0] if len(sources) == 1 else ConcatRows(sources)
 
 
@@ -88,7 +148,7 @@ def _open_array(
     first = local.first_row(vertex_type)
     source: HostSource
     if on_disk:
-        source = _open_file(store, full)
+        source = _open_file(store, full, first)
     else:
         source = MappedRows(full, store.stored_array(full), torch_dtype(store.dtype(full)), first)
     if order is not None:
@@ -98,12 +158,16 @@ def _open_array(
     if not on_disk:
         return ScaledRows(full, source, store.stored_array(f"scales/{name}"), first)
     assert isinstance(store, Store)
+    low, high = local.first, local.stop
+    if vertex_type is not None:
+        assert store.types is not None
+        low, high = store.types.row_range(vertex_type, local.first, local.stop)
     with closing(store.open_file(f"scales/{name}")) as file:  # not mapped: a truncated map would end the process
-        scales = file.read(local.first - first, local.stop - first)
-    return ScaledRows(full, source, scales, local.first)
+        scales = file.read(low - first, high - first)
+    return ScaledRows(full, source, scales, low)
 
 
-def _open_file(store: GraphStore, name: str) -> DiskRows:
+def _open_file(store: GraphStore, name: str, first_id: int) -> DiskRows:
     if not isinstance(store, Store):
         fix = "write it with gsplit.from_pyg(data, path), or leave features_on_disk out"
         raise InputError(explain("features_on_disk", "a store on disk", "a graph in memory", fix))
@@ -116,7 +180,7 @@ def _open_file(store: GraphStore, name: str) -> DiskRows:
         num_rows=shape[0],
         row_shape=shape[1:],
         dtype=torch_dtype(store.dtype(name)),
-        first_id=store.vertex_range[0],
+        first_id=first_id,
     )
 
 

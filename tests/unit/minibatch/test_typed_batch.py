@@ -129,8 +129,8 @@ def test_targets_by_ids_masks_and_type() -> None:
         ({"strategy": "auto"}, "name a strategy"),
         ({"sampler": lambda part: None}, "draws every relation"),
         ({"copies": 100}, "built for heterogeneous graphs"),
-        ({"cache": "1MB"}, "built for heterogeneous graphs"),
-        ({"features_on_disk": True}, "built for heterogeneous graphs"),
+        ({"cache": "1MB"}, "cache: expected a partitioned store"),
+        ({"features_on_disk": True}, "features_on_disk: expected a store on disk"),
     ],
 )
 def test_what_typed_graphs_do_not_have_is_refused(options: dict[str, object], expected: str) -> None:
