@@ -92,7 +92,7 @@ def _accuracy_and_cost(mesh: Mesh, path: str, options: dict[str, Any], seed: int
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     steps = []
     for epoch in range(max(1, epochs)):
-        for step in range(len(loader) if epochs else 10):
+        for step in range(len(loader) if epochs else min(10, len(loader))):
             start = time.process_time()
             batch = loader.make_batch(epoch, step)
             loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
