@@ -57,6 +57,7 @@ def test_steps_of_pairs_are_counted_as_they_are_trained(tmp_path: Path, mode: st
     assert found.num_batches == 6
     for got, want in ((found.computed, computed), (found.edges_drawn, drawn), (found.loaded, loaded)):
         assert np.array_equal(got, want)
+    assert workload.pairs is not None
     kept = presample(replace(workload, pairs=replace(workload.pairs, drawn=replace(pairs, exclude_seed_edges=False))))
     assert kept.edges_drawn.sum() / 10 > found.edges_drawn.sum() / 2  # ten epochs and two
 

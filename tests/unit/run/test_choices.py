@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused(stores: dict[str, Store]) -> None:
 def test_class_weights_are_those_of_pytorch(stores: dict[str, Store], given: str) -> None:
     store, mesh = stores["classes"], solo_mesh()
     settings = choose_loss(TrainSettings(class_weights=given), store, mesh)
-    found = make_loss(settings, store, mesh)
+    found: Any = make_loss(settings, store, mesh)
     out, y = torch.randn(50, 3, dtype=torch.float64), torch.arange(50) % 3
     labels = LABELS["classes"][np.arange(NUM) % 4 < 3]
     each = torch.tensor([1, 2.5, 4] if given != "balanced" else labels.size / (3 * np.bincount(labels)))
@@ -141,6 +141,6 @@ def test_class_weights_that_do_not_fit_are_refused(stores: dict[str, Store]) -> 
     refuse("a,b,c", "class_weights: expected balanced, or 3 numbers", loss="cross_entropy")
     refuse("1,0,2", "class_weights: expected a positive number for every class", loss="cross_entropy")
     refuse("balanced", "class_weights: expected --loss cross_entropy .got mse", loss="mse")
-    found = make_loss(TrainSettings(class_weights="1,2,3", loss="cross_entropy"), stores["classes"], solo_mesh())
+    found: Any = make_loss(TrainSettings(class_weights="1,2,3", loss="cross_entropy"), stores["classes"], solo_mesh())
     with pytest.raises(InputError, match="class_weights: expected 4 numbers .got 3"):
         found(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))

@@ -62,6 +62,14 @@ class _Stopping(RunView):
             signal.raise_signal(signal.SIGINT)
 
 
+class _Notes(RunView):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
 def test_a_run_is_evaluated_kept_inferred_and_reported(store: Store, tmp_path: Path) -> None:
     found = _train(store, tmp_path / "run", loss="bpr")
     assert len(found.history.losses) == 12 and len(found.history.evaluations) == 3
@@ -89,7 +97,8 @@ def test_a_run_that_was_interrupted_goes_on_bit_for_bit(store: Store, tmp_path: 
     whole = _train(store, tmp_path / "whole", neg_sampling="in_batch")
     stopped = _train(store, tmp_path / "run", _Stopping(after), neg_sampling="in_batch")
     assert not stopped.finished and len(stopped.history.losses) == after + 1
-    for other in ({"pairs": "val"}, {"neg_sampling": "joint"}, {"num_negatives": 2.0}, {"ranked_negatives": 9}):
+    others: list[dict[str, Any]] = [{"pairs": "val"}, {"neg_sampling": "joint"}, {"num_negatives": 2.0}]
+    for other in (*others, {"ranked_negatives": 9}):
         with pytest.raises(InputError, match="expected the same training"):
             _train(store, tmp_path / "run", **{"neg_sampling": "in_batch", **other}, resume=True)
     saved = load_run(training_folder(tmp_path / "run"))[0]  # its own settings, whatever was tried
@@ -110,13 +119,11 @@ def test_a_plan_compares_strategies_for_pairs(store: Store) -> None:
 def test_the_hint_at_partitioning_names_the_pairs(store: Store) -> None:
     world = SoloComm()
     world.size = 2
-    notes: list[str] = []
-    view = RunView()
-    view.note = notes.append  # type: ignore[method-assign]
+    view = _Notes()
     settings = choose_for_pairs(SETTINGS.model_copy(update={"loss": "bpr"}), store)
     mesh = Mesh(torch.device("cpu"), world, world, world, world, world)
     hint_at_partitioning(store, settings, mesh, view)
-    assert "--parts 2 --pairs train --neg-sampling triplet --num-negatives 1 --fanout 3,3" in notes[0]
+    assert "--parts 2 --pairs train --neg-sampling triplet --num-negatives 1 --fanout 3,3" in view.texts[0]
 
 
 def test_ranks_are_compared_with_one_process(store: Store) -> None:
