@@ -11,6 +11,7 @@ import runpy
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from statistics import mean
 from types import ModuleType
 from typing import Any
 
@@ -194,3 +195,32 @@ def test_speeds_over_peers_are_those_of_the_records() -> None:
     said = f"SAGE {sage[0]} times DGL, {sage[1]} times PyG; GAT {gat[0]}, {gat[1]}"
     for page in (ROOT / "README.md", DOCS / "measured.md"):
         assert said in page.read_text(), said
+
+
+def _record(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
+    document = _record("2026-11-17-exactness")
+    worst = max(max(row[kind] for kind in document["worst"]) for row in document["rows"])
+    said = f"{len(document['rows']):,} cases, "
+    for page in (ROOT / "README.md", DOCS / "measured.md", DOCS / "numerics.md"):
+        assert said in page.read_text() and f"largest difference {worst:.1e}" in page.read_text(), page
+    assert document["ok"]
+
+
+def test_the_quality_of_samplers_is_that_of_the_record() -> None:
+    page = (DOCS / "samplers.md").read_text()
+    rows = _record("2026-11-17-quality")["samplers"]
+    uniform = {row["graph"]: row for row in rows if row["sampler"] == "uniform"}
+    assert len(uniform) == 3
+    for row in rows:
+        if row["sampler"] == "uniform":
+            continue
+        base = uniform[row["graph"]]
+        before, after = (f"{100 * mean(side['test']):.1f}" for side in (base, row))
+        columns = [(2, "input_rows"), (2, "edges"), (4, "rows_sent"), (2, "cpu_s"), (4, "cpu_s")]
+        ratios = [f"{row[f'{ranks} ranks'][key] / base[f'{ranks} ranks'][key]:.2f}" for ranks, key in columns]
+        cells = (row["graph"], row["sampler"], f"{before} -> {after}", *ratios)
+        assert f"| {' | '.join(cells)} |" in page, cells

@@ -80,7 +80,8 @@ class OddModel(Module):
                 kind: F.dropout(rows.tanh(), 0.4, self.training)
                 for kind, rows in layer(h, batch.edge_index_dict).items()
             }
-        return h["b"]
+        out: Tensor = h["b"]
+        return out
 
 
 def train_odd(mesh: Mesh, num_parts: int, strategies: tuple[str, ...] = STRATEGIES) -> dict[str, list[Any]]:

@@ -21,6 +21,7 @@ from torch.nn import Module, Parameter
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh, solo_mesh
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
@@ -112,7 +113,7 @@ def verify(
     num_neighbors: RelationFanouts,
     input_nodes: InputNodes = None,
     *,
-    edge_label_index: str | Tensor | None = None,
+    edge_label_index: str | Tensor | tuple[EdgeType, str | Tensor] | None = None,
     edge_label: Tensor | None = None,
     neg_sampling: Any = None,
     exclude_seed_edges: Literal["reverse", True, False] = "reverse",
