@@ -142,5 +142,5 @@ def _check_parameters(state: TrainState) -> None:
     own = {id(parameter) for parameter in state.model.parameters()}
     strange = sum(id(parameter) not in own for parameter in _parameters(state.optimizer))
     if strange and state.loader.mesh.world.size > 1:
-        fix = "make them parameters of the model, before gsplit.parallelize"
+        fix = "make them parameters of the model before gsplit.parallelize, or write a loop for a gsplit.OwnedEmbedding"
         raise InputError(explain("the optimizer", "parameters of the model", f"{strange} others", fix))
