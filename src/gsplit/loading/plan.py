@@ -251,15 +251,9 @@ def resolve_plan(
         _check_typed(strategy, drawn, {"device_cache": device_cache, "copies": copies}, mesh)
     if strategy == AUTO:
         _check_auto(sampler, arrays, pairs)
-        assert not isinstance(input_nodes, tuple)
-        numbers = [fanout for fanout in fanouts if isinstance(fanout, int)]
-        names = arrays.stored_features
-        stored = None if pairs is None else pairs.stored
-        steps = PlannedSteps(
-            input_nodes, numbers, size, names, features_on_disk, cache, copies, draw=draw, pairs=stored
-        )
-        # all ranks: rank 0 sends its choice to the others
-        strategy = resolve_strategy(strategy, store, mesh, steps).strategy
+        tiers = {"on_disk": features_on_disk, "cache": cache, "copies": copies}
+        steps = _planned_steps(input_nodes, fanouts, size, arrays, draw, pairs, **tiers)
+        strategy = resolve_strategy(strategy, store, mesh, steps).strategy  # all ranks: rank 0 sends its choice
     spec = parse_strategy(strategy, len(fanouts))
     target_type, nodes = (None, None) if pairs is not None else type_of_targets(store, input_nodes)
     copied_bytes = _check_copies(copies, spec)
@@ -293,6 +287,22 @@ def resolve_plan(
         pair_type=None if pairs is None else pairs.edge_type,
     )
     return plan, view
+
+
+def _planned_steps(
+    input_nodes: InputNodes,
+    fanouts: list[Fanout],
+    batch_size: int,
+    arrays: ArrayNames,
+    draw: DrawOptions,
+    pairs: PairSeeds | None,
+    **tiers: Any,
+) -> PlannedSteps:
+    """What the planner counts. ``tiers``: where rows come from."""
+    assert not isinstance(input_nodes, tuple)  # heterogeneous graphs refuse "auto"
+    numbers = [fanout for fanout in fanouts if isinstance(fanout, int)]
+    stored = None if pairs is None else pairs.stored
+    return PlannedSteps(input_nodes, numbers, batch_size, arrays.stored_features, draw=draw, pairs=stored, **tiers)
 
 
 def _view_graph(store: GraphStore, mesh: Mesh, ownership: Ownership, spec: StrategySpec) -> RankGraph:
