@@ -42,6 +42,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "labor, layer_dependency": {"sampler": "labor", "layer_dependency": True},
     "weighted": {"weight_attr": "draw_by"},
 }
+EPOCHS = {"arxiv": 2, "debian": 2, "computers": 15}
 NAMES = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages", "computers": "amazon_computers"}
 
 
@@ -106,7 +107,7 @@ def _accuracy_and_cost(mesh: Mesh, path: str, options: dict[str, Any], seed: int
     return {"test": scores.get("test"), "steps": steps[2:]}
 
 
-def study_samplers(work: Path, epochs: int = 2) -> list[dict[str, Any]]:
+def study_samplers(work: Path) -> list[dict[str, Any]]:
     """Accuracy of every sampler on two ranks, and the costs of a step on two and four."""
     rows = []
     for name in NAMES:
@@ -115,7 +116,7 @@ def study_samplers(work: Path, epochs: int = 2) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"graph": name, "sampler": sampler}
             tests = []
             for seed in SEEDS:
-                found = run_ranks(_accuracy_and_cost, 2, path, options, seed, epochs, timeout_s=3000.0)
+                found = run_ranks(_accuracy_and_cost, 2, path, options, seed, EPOCHS[name], timeout_s=3000.0)
                 tests.append(found[0]["test"])
             row["test"] = tests
             for ranks in (2, 4):
