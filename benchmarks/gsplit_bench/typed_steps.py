@@ -94,7 +94,7 @@ def make_stores(num_parts: int, scale: float = 1.0) -> dict[str, MemoryStore]:
             "original_ids": original,
             "features/x": np.concatenate(list(x.values()))[original],
             "y": labels[original],
-            "targets/train": typed.array("targets/paper/train"),
+            "targets/train": typed.stored_array("targets/paper/train"),
         },
         {"features/x": "float32", "y": "int64"},
     )
