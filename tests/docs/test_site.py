@@ -224,3 +224,20 @@ def test_the_quality_of_samplers_is_that_of_the_record() -> None:
         ratios = [f"{row[f'{ranks} ranks'][key] / base[f'{ranks} ranks'][key]:.2f}" for ranks, key in columns]
         cells = (row["graph"], row["sampler"], f"{before} -> {after}", *ratios)
         assert f"| {' | '.join(cells)} |" in page, cells
+
+
+def test_figures_of_pairs_and_types_are_those_of_the_records() -> None:
+    measured = (DOCS / "measured.md").read_text()
+    page = (DOCS / "heterogeneous.md").read_text()
+    quality = _record("2026-11-17-quality")
+    arxiv, debian = ({name: mean(row[name]) for name in row if name != "graph"} for row in quality["links"])
+    ours, plain, excluded = "gsplit, seed edges kept", "plain", "gsplit, excluded"
+    assert f"arxiv {arxiv[ours]:.3f} and {arxiv[plain]:.3f}, Debian packages {debian[ours]:.3f} and " in measured
+    assert f" and {debian[plain]:.3f}; with seed edges excluded {arxiv[excluded]:.3f} and " in measured
+    untyped, typed = (100 * mean(row["test"]) for row in quality["types"])
+    assert f"{typed:.1f} % with types and {untyped:.1f} % without" in page
+    one, two = _record("2026-11-17-typed-steps")["rows"]
+    ratios = [f"{one[name]:.2f} and {two[name]:.2f}" for name in ("batch_ratio", "step_ratio")]
+    assert f"making the batch {ratios[0]}, whole step {ratios[1]}; the model takes {one['bare_ratio']:.2f}" in measured
+    low, high = sorted(round(row["step_ratio"], 1) for row in (one, two))
+    assert f"a step took {low} to {high} times" in page
