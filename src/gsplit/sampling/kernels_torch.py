@@ -15,6 +15,7 @@ __all__ = [
     "draw_places",
     "draw_replace",
     "draw_smallest",
+    "find_ends",
     "first_seen",
     "place_foreign",
 ]
@@ -36,6 +37,24 @@ def draw_places(indptr: Tensor, rows: Tensor, original_ids: Tensor, key: int, ou
     """Where in the graph the drawn in-edges stand, destination after destination, slot after slot."""
     starts = indptr[rows]
     return draw_from_runs(starts, indptr[rows + 1] - starts, original_ids, key, out_indptr)
+
+
+def find_ends(values: Tensor, starts: Tensor, stops: Tensor, limits: Tensor | int, max_length: int) -> Tensor:
+    """One past the last value of each run that is at most its limit, by bisection of all runs at once.
+
+    The values ``starts[i] .. stops[i] - 1`` of run i ascend; no run is longer than ``max_length``.
+
+    >>> find_ends(torch.tensor([1, 3, 5, 2]), torch.tensor([0, 3]), torch.tensor([3, 4]), 3, 3).tolist()
+    [2, 4]
+    """
+    last = max(0, values.numel() - 1)
+    for _ in range(max_length.bit_length()):
+        middle = (starts + stops) >> 1
+        inside = starts < stops
+        below = inside & (values[middle.clamp(max=last)] <= limits)
+        starts = torch.where(below, middle + 1, starts)
+        stops = torch.where(inside & ~below, middle, stops)
+    return starts
 
 
 def draw_from_runs(starts: Tensor, degrees: Tensor, original_ids: Tensor, key: int, out_indptr: Tensor) -> Tensor:

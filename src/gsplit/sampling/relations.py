@@ -27,7 +27,7 @@ from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import mix
 from gsplit.sampling.checks import raise_status
 from gsplit.sampling.kernels_numba import DAMAGED, MAX_DEGREE, OK, TOO_MANY, pick_positions
-from gsplit.sampling.kernels_torch import draw_from_runs
+from gsplit.sampling.kernels_torch import draw_from_runs, find_ends
 from gsplit.sampling.neighbor import MAX_FANOUT, HostNeighborSampler, TorchNeighborSampler
 from gsplit.sampling.protocol import Fanout, LayerSampler
 
@@ -202,7 +202,7 @@ class TorchRelationSampler(TorchNeighborSampler):
         own = edge_type[self.first_edge : self.first_edge + self.indices.numel()]
         self._edge_type = torch.from_numpy(np.array(own)).to(device)
         self._num_vertices = graph.num_vertices
-        self._num_halvings = int(graph.in_degrees().max(initial=0)).bit_length()
+        self._max_degree = int(graph.in_degrees().max(initial=0))
 
     def draw_layer(self, key: int, ids: Tensor, fanout: Fanout) -> tuple[Tensor, Tensor]:
         """See the base; ``fanout`` has a number for every relation."""
@@ -214,7 +214,7 @@ class TorchRelationSampler(TorchNeighborSampler):
         drawn: list[tuple[Tensor, Tensor]] = []
         keys = _relation_keys(key, len(fanout))
         for relation, number in enumerate(fanout):
-            end = self._end_of_runs(at, stops, relation)
+            end = find_ends(self._edge_type, at, stops, relation, self._max_degree)
             degrees = end - at
             counts = degrees if number < 0 else degrees.clamp(max=number)
             offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -227,17 +227,6 @@ class TorchRelationSampler(TorchNeighborSampler):
         """See the base. An edge is excluded by its relation, source and destination (``typed_pairs``)."""
         assert edge_ids is not None
         return sources + self._edge_type[edge_ids - self.first_edge].long() * self._num_vertices
-
-    def _end_of_runs(self, starts: Tensor, stops: Tensor, relation: int) -> Tensor:
-        """One past the last edge of each column whose type is at most ``relation``, by bisection of all columns."""
-        for _ in range(self._num_halvings):
-            middle = (starts + stops) >> 1
-            inside = starts < stops
-            types = self._edge_type[middle.clamp(max=max(0, self._edge_type.numel() - 1))]
-            below = inside & (types <= relation)
-            starts = torch.where(below, middle + 1, starts)
-            stops = torch.where(inside & ~below, middle, stops)
-        return starts
 
 
 def _interleave(drawn: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ from gsplit.sampling.checks import cut_own_edges, raise_status
 from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.kernels_numba import DAMAGED, MAX_DEGREE, OK, TOO_MANY, pick_positions
-from gsplit.sampling.kernels_torch import draw_from_runs, first_seen
+from gsplit.sampling.kernels_torch import draw_from_runs, find_ends, first_seen
 from gsplit.sampling.protocol import Fanout, Frontier
 from gsplit.store.protocol import GraphStore
 from gsplit.store.time_order import order_by_time, stored_times
@@ -317,16 +317,9 @@ class TorchTemporalSampler(TemporalSampler):
     """Draws with torch operations; the range's own edges are copied to the device in the order of time, and checked."""
 
     def __init__(
-        self,
-        graph: Graph,
-        original_ids: Ids,
-        device: torch.device,
-        edges: EdgeTimes,
-        *,
-        last: bool = False,
-        edge_ids: bool = False,
+        self, graph: Graph, original_ids: Ids, device: torch.device, edges: EdgeTimes, **options: bool
     ) -> None:
-        super().__init__(graph, original_ids, device, edges, last=last, edge_ids=edge_ids)
+        super().__init__(graph, original_ids, device, edges, **options)
         own = cut_own_edges(graph)
         degrees = np.diff(own.indptr)
         starts = np.repeat(own.indptr[:-1], degrees)
@@ -340,7 +333,7 @@ class TorchTemporalSampler(TemporalSampler):
         self._indptr = torch.from_numpy(own.indptr).to(device)
         names = original_ids if original_ids.size else np.arange(self.first, self.stop)
         self._names = torch.from_numpy(np.array(names)).to(device)
-        self._num_halvings = int(degrees.max(initial=0)).bit_length()
+        self._max_degree = int(degrees.max(initial=0))
         self._held_bytes = self._names.nbytes + self._time.nbytes + self._places.nbytes
 
     def draw_layer(self, key: int, ids: Tensor, fanout: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -350,7 +343,7 @@ class TorchTemporalSampler(TemporalSampler):
         slots = ids % num_times
         times = self.times[slots]
         starts = self._indptr[rows]
-        degrees = self._ends(starts, self._indptr[rows + 1], times) - starts
+        degrees = find_ends(self._time, starts, self._indptr[rows + 1], times, self._max_degree) - starts
         counts = degrees if fanout < 0 else degrees.clamp(max=fanout)
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         if self._last:
@@ -359,13 +352,3 @@ class TorchTemporalSampler(TemporalSampler):
         drawn = draw_from_runs(starts, degrees, kernels_torch.mix(self._names[rows], times), key, indptr)
         sources = self._sources[drawn] * num_times + torch.repeat_interleave(slots, counts)
         return indptr, sources, self._places[drawn]
-
-    def _ends(self, starts: Tensor, stops: Tensor, times: Tensor) -> Tensor:
-        """One past the last edge of each column that is not later than a time, by bisection of all columns."""
-        for _ in range(self._num_halvings):
-            middle = (starts + stops) >> 1
-            inside = starts < stops
-            early = inside & (self._time[middle.clamp(max=max(0, self._time.numel() - 1))] <= times)
-            starts = torch.where(early, middle + 1, starts)
-            stops = torch.where(inside & ~early, middle, stops)
-        return starts

@@ -392,7 +392,7 @@ _FOLDERS = {
     "edges": ("per-edge values", "import the graph with per-edge values"),
     "time_order": ("orders by time", "run gsplit convert --add time_order/NAME"),
     "target_positions": ("target positions", "cut a shard: a whole store needs none"),
-    "pairs": ("pairs", "import the graph with pairs, or pass a tensor of them"),
+    "pairs": ("pairs", "add them with gsplit.add_pairs, or pass a tensor of them"),
     "pair_labels": ("labels of pairs", "import the pairs with labels"),
     "pair_negatives": ("negatives of pairs", "import the pairs with negatives"),
 }

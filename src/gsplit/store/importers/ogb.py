@@ -51,13 +51,13 @@ def ogb_source(folder: str | Path, *, split: str | None = None, reverse: bool = 
     where = _split_folder(folder, split)
     if (raw / "triplet-type-list.csv.gz").is_file():
         return _typed_source(folder, where, reverse=reverse)
-    if reverse:
-        fix = "use --symmetrise to add the reverse of every edge"
-        raise InputError(explain("reverse", "a heterogeneous OGB set", folder, fix))
-    if (raw / "data.npz").is_file():
-        return _binary_source(folder, _targets(where))
-    if (raw / "edge.csv.gz").is_file():
-        return _csv_source(folder, _targets(where))
+    for file, make_source in (("data.npz", _binary_source), ("edge.csv.gz", _csv_source)):
+        if not (raw / file).is_file():
+            continue
+        if reverse:
+            fix = "use --symmetrise to add the reverse of every edge"
+            raise InputError(explain("reverse", "a heterogeneous OGB set", f"{folder} without types", fix))
+        return make_source(folder, _targets(where))
     fix = "give the folder that holds raw/ and split/"
     found = sorted(p.name for p in (raw if raw.is_dir() else folder).iterdir()) if folder.is_dir() else None
     got = "no such folder" if found is None else f"only {', '.join(found[:5]) or 'an empty folder'}"
