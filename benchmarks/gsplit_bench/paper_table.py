@@ -109,7 +109,7 @@ def _call_bottom_layer_again(machine: Hardware) -> Hardware:
 def _placement(system: System, graph: str) -> Placement:
     """Orkut's edges fit into a GPU's memory, and so do P3*'s slices of its features."""
     hits = {"DGL": 0.0, "P3*": 1.0 if graph == "Orkut" else 0.0, "GSplit": CACHED[graph]}
-    return Placement(4 * _row_width(system, graph), hit_rate=hits[system], near_graph=graph == "Orkut")
+    return Placement((4 * _row_width(system, graph),), hit_rate=hits[system], near_graph=graph == "Orkut")
 
 
 def _counts(system: System, graph: str) -> StrategyCounts:

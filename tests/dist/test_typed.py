@@ -12,19 +12,23 @@ import numpy as np
 import pytest
 import torch
 from typed_programs import (
+    BATCH,
     COUNTS,
     FANOUTS,
     MODELS,
     TRAINED,
+    WIDTHS,
     Fused,
     TypedCase,
     TypedRun,
+    count_typed,
     infer_all,
     largest_error,
     load_from_tiers,
     make_data,
     make_model,
     make_store,
+    stored_in_parts,
     train_all,
     train_and_save,
 )
@@ -32,7 +36,11 @@ from typed_values import train_values
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.graph.ownership import own_parts
 from gsplit.nn.parallelize import parallelize
+from gsplit.partitioning.presample import Workload
+from gsplit.planner.counts import count_strategies
+from gsplit.sampling.relations import resolve_relation_fanouts
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import why_not_supported
 
@@ -145,6 +153,38 @@ def test_caches_and_files_give_the_stored_rows(tmp_path: Path) -> None:
             assert all(wrong == 0 and rows > 0 for wrong, _, rows in rank)
             assert plain[1] == disk[1] == 0 and whole[1] == whole[2]  # all rows are in the cache
             assert all(0 < hits < rows for _, hits, rows in (small, middle, both)), rank
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(3, 1), (4, 2)])
+def test_the_planner_counts_by_type_what_ranks_do(ranks: int, replicas: int, tmp_path: Path) -> None:
+    """Rows of every type and edges of every relation, layer by layer, and the bytes that ranks read and send."""
+    splits = ranks // replicas
+    store = gsplit.open(stored_in_parts(tmp_path, splits))
+    assert store.types is not None
+    fanouts = resolve_relation_fanouts(FANOUTS, store.types)
+    workload = Workload.of_store(store, "paper/train", fanouts, BATCH)
+    ownership = own_parts(store.part_boundaries, splits, store.part_loads)
+    featured = ("paper", "author")
+    strategies = (*STRATEGIES, "data(owner)", "data_cached(strided)")
+    counted = count_strategies(workload, ownership, strategies, replicas=replicas, steps=2, featured=featured)
+    found = run_ranks(count_typed, ranks, store.path, strategies, replicas=replicas)
+    widths = np.array([8 * WIDTHS[name] if name in featured else 0 for name in COUNTS])
+    crossing = 0.0
+    for number, (strategy, counts) in enumerate(zip(strategies, counted, strict=True)):
+        assert strategy == counts.spec.name
+        for rank, planned in enumerate(counts.ranks):
+            did = {name: np.mean([step[name] for step in found[rank][number]], axis=0) for name in found[0][0][0]}
+            assert planned.types is not None
+            for name in ("edges", "destinations", "sources"):
+                np.testing.assert_array_equal(getattr(planned.types, name), did[name], f"{strategy} {name}")
+                assert np.sum(getattr(planned, name)) == np.sum(did[name])
+            assert planned.rows_loaded == sum(planned.types.rows_loaded) == did["rows_loaded"], strategy
+            assert np.dot(planned.types.rows_loaded, widths) == did["bytes_loaded"], strategy
+            sent = np.where(widths > 0, did["rows_sent"], 0)
+            np.testing.assert_array_equal(planned.types.rows_sent, sent, strategy)
+            assert planned.rows_sent[0] == sent.sum()
+            crossing += planned.rows_sent[0]
+    assert crossing > 0
 
 
 def test_a_killed_training_continues_bit_for_bit_and_on_other_ranks(tmp_path: Path) -> None:

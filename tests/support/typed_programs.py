@@ -365,3 +365,48 @@ def largest_error(one: TypedRun, other: TypedRun) -> float:
     errors = [abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)]
     errors += [float(np.abs(a - b).max()) for a, b in zip(one.gradients, other.gradients, strict=True) if a.size]
     return max(errors)
+
+
+def stored_in_parts(folder: Path, num_parts: int) -> Path:
+    """The graph as a partitioned store on disk, whose fields have no features."""
+    data = make_data()
+    data["paper"].train_mask = torch.arange(COUNTS["paper"]) % 2 == 0
+    data["field"].num_nodes = COUNTS["field"]
+    del data["field"].x
+    store = gsplit.from_pyg(data, folder / "plain.gsplit")
+    options: dict[str, Any] = {"batch_size": BATCH, "solver": "random", "objective": "random", "epochs": 2}
+    return gsplit.partition(store, folder / "parted.gsplit", num_parts, [3, 2], "paper/train", **options).path
+
+
+def count_typed(mesh: Mesh, path: Path, strategies: tuple[str, ...]) -> list[list[dict[str, Any]]]:
+    """For every strategy, what this rank did in two steps: by layer, by type and by relation, and its telemetry."""
+    store = gsplit.open(path)
+    found = []
+    for strategy in strategies:
+        loader = NeighborLoader(
+            store, FANOUTS, "paper/train", batch_size=BATCH, mesh=mesh, strategy=strategy, cache=500
+        )
+        steps = []
+        for batch in _steps(loader, 2):
+            layers = range(len(batch.blocks))
+            steps.append(
+                {
+                    "edges": [[batch.part(r).blocks[layer].num_edges for r in RELATIONS] for layer in layers],
+                    "destinations": [[batch.part(t).blocks[layer].num_dst for t in COUNTS] for layer in layers],
+                    "sources": [[batch.part(t).blocks[layer].num_src for t in COUNTS] for layer in layers],
+                    **{name: batch.telemetry.counts[name] for name in ("rows_loaded", "bytes_loaded")},
+                    "rows_sent": _input_rows_sent(batch),
+                }
+            )
+        found.append(steps)
+    return found
+
+
+def _input_rows_sent(batch: TypedBatch) -> list[int]:
+    """The input rows of every type that this rank has sent to other ranks while the batch was made."""
+    if batch.requested is None:
+        return [0 if route is None else route.num_sent for route in (batch.part(t).layers[0].route for t in COUNTS)]
+    ids, exchanged = batch.requested  # data_cached: the loader has exchanged the rows
+    assert exchanged is not None
+    sent: list[int] = torch.bincount(batch.types.of(ids[exchanged.send_rows]), minlength=len(COUNTS)).tolist()
+    return sent

@@ -14,10 +14,10 @@ The counts of presampling also predict the share of rows that a cache will have 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -45,6 +45,8 @@ __all__ = [
     "fill_in_order",
     "hottest_prefixes",
     "parse_bytes",
+    "typed_hotness",
+    "typed_orders",
 ]
 
 _UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
@@ -263,6 +265,49 @@ def cached_order(
     boundaries = clip_parts(store.part_boundaries, first, stop)
     num_rows = cache_bytes // max(1, stored_row_bytes(store, features))
     return HotOrder(boundaries, hottest_prefixes(hotness_of(store, first, stop), boundaries, num_rows))
+
+
+def typed_orders(
+    store: GraphStore, first: int, stop: int, features: Mapping[str, Sequence[str]], cache_bytes: int
+) -> dict[str, HotOrder]:
+    """The cached rows of every vertex type with features, among the vertices ``first .. stop - 1``, by row in the type.
+
+    They are those that presampling loaded most often per byte, over all types.
+    """
+    parts = {name: typed_hotness(store, first, stop, name) for name in features}  # hotness falls within a part
+    row_bytes = {name: max(1, stored_row_bytes(store, names)) for name, names in features.items()}
+
+    def lengths(least: float) -> dict[str, tuple[int, ...]]:
+        """The rows of every part with at least this hotness per byte."""
+        return {
+            name: tuple(bisect_right(part, -least * row_bytes[name], key=lambda found: -int(found)) for part in found)
+            for name, found in parts.items()
+        }
+
+    def fits(least: float) -> bool:
+        return sum(sum(found) * row_bytes[name] for name, found in lengths(least).items()) <= cache_bytes
+
+    low = 0.0
+    high = 0.0 if fits(0.0) else 1.0 + max((int(part[0]) for found in parts.values() for part in found), default=0)
+    for _ in range(64 if high else 0):  # bisection of the smallest threshold whose rows fit
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    taken = lengths(high)
+    orders = {}
+    assert store.types is not None
+    for name, found in parts.items():
+        first_row = store.types.row_range(name, first, stop)[0]
+        sizes = [part.size for part in found] or [0]
+        orders[name] = HotOrder(tuple(accumulate(sizes, initial=first_row)), taken[name] or (0,))
+    return orders
+
+
+def typed_hotness(store: GraphStore, first: int, stop: int, vertex_type: str) -> list[Array]:
+    """How often presampling loaded the vertices of a type among ``first .. stop - 1``, part by part."""
+    assert store.types is not None
+    hotness = hotness_of(store, first, stop)
+    ranges = [(max(low, first) - first, min(high, stop) - first) for low, high in store.types.ranges(vertex_type)]
+    return [hotness[low:high] for low, high in ranges if low < high]
 
 
 def hotness_of(store: GraphStore, first: int, stop: int) -> Array:

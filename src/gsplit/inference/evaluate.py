@@ -306,10 +306,7 @@ def _type_of(store: GraphStore, names: list[str]) -> str | None:
 
 def _own_targets(local: LocalGraph, name: str) -> Ids:
     """The targets of a list that this rank owns. In a heterogeneous graph the name begins with the vertex type."""
-    if local.store.types is None:
-        return local.targets(name).ids
-    vertex_type, _, word = name.partition("/")
-    return local.targets((vertex_type, word)).ids
+    return local.targets(name).ids
 
 
 def _check(store: GraphStore, names: list[str], vertex_type: str | None) -> None:

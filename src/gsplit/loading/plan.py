@@ -248,11 +248,12 @@ def resolve_plan(
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
     if store.types is not None:
-        _check_typed(strategy, drawn, {"device_cache": device_cache, "copies": copies}, mesh)
+        planned_pairs = strategy == AUTO and pairs is not None
+        _check_typed(drawn, {"device_cache": device_cache, "copies": copies}, mesh, planned_pairs=planned_pairs)
     if strategy == AUTO:
         _check_auto(sampler, arrays, pairs)
         tiers = {"on_disk": features_on_disk, "cache": cache, "copies": copies}
-        steps = _planned_steps(input_nodes, fanouts, size, arrays, draw, pairs, **tiers)
+        steps = _planned_steps(store, input_nodes, fanouts, size, arrays, draw, pairs, **tiers)
         strategy = resolve_strategy(strategy, store, mesh, steps).strategy  # all ranks: rank 0 sends its choice
     spec = parse_strategy(strategy, len(fanouts))
     target_type, nodes = (None, None) if pairs is not None else type_of_targets(store, input_nodes)
@@ -290,6 +291,7 @@ def resolve_plan(
 
 
 def _planned_steps(
+    store: GraphStore,
     input_nodes: InputNodes,
     fanouts: list[Fanout],
     batch_size: int,
@@ -299,10 +301,11 @@ def _planned_steps(
     **tiers: Any,
 ) -> PlannedSteps:
     """What the planner counts. ``tiers``: where rows come from."""
-    assert not isinstance(input_nodes, tuple)  # heterogeneous graphs refuse "auto"
-    numbers = [fanout for fanout in fanouts if isinstance(fanout, int)]
     stored = None if pairs is None else pairs.stored
-    return PlannedSteps(input_nodes, numbers, batch_size, arrays.stored_features, draw=draw, pairs=stored, **tiers)
+    vertex_type, nodes = (None, None) if pairs is not None else type_of_targets(store, input_nodes)
+    if vertex_type is not None and not isinstance(nodes, Tensor):
+        nodes = vertex_type if nodes is None else f"{vertex_type}/{nodes}"
+    return PlannedSteps(nodes, fanouts, batch_size, arrays.stored_features, draw=draw, pairs=stored, **tiers)
 
 
 def _view_graph(store: GraphStore, mesh: Mesh, ownership: Ownership, spec: StrategySpec) -> RankGraph:
@@ -334,11 +337,14 @@ def _resolve_fanouts(num_neighbors: RelationFanouts, store: GraphStore) -> list[
     return [operator.index(fanout) for fanout in num_neighbors]
 
 
-def _check_typed(strategy: str, sampler: str, sizes: Mapping[str, int | str], mesh: Mesh) -> None:
-    """Refuse options that are not built for heterogeneous graphs. ``sampler``: what differs from the uniform one."""
+def _check_typed(sampler: str, sizes: Mapping[str, int | str], mesh: Mesh, *, planned_pairs: bool) -> None:
+    """Refuse options that are not built for heterogeneous graphs. ``sampler``: what differs from the uniform one.
+
+    ``planned_pairs``: the strategy for pairs is to be chosen by the planner.
+    """
     refused: dict[str, tuple[object, str]] = {}
-    if strategy == AUTO:
-        refused["strategy"] = (strategy, "name a strategy: split, data, data_cached or hybrid(k)")
+    if planned_pairs:
+        refused["strategy"] = (f"{AUTO} for pairs", "name a strategy: split, data, data_cached or hybrid(k)")
     if sampler:
         refused["sampler"] = (sampler, "use sampler='uniform' without options, which draws every relation")
     for name, size in sizes.items():

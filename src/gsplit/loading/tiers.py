@@ -11,14 +11,10 @@ the others from registered host memory, or the host reads them for it. Tiers do 
 import logging
 import mmap
 import weakref
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from itertools import accumulate
 from math import prod
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,7 +29,7 @@ from gsplit.features.cache import (
     hotness_of,
     hottest_prefixes,
     parse_bytes,
-    stored_row_bytes,
+    typed_orders,
 )
 from gsplit.features.device import DeviceRows, RegisteredRows, StagedRows
 from gsplit.features.disk import DiskRows
@@ -80,51 +76,13 @@ def open_typed_features(
     local: LocalGraph, features: Mapping[str, Sequence[str]], *, cache: int = 0, on_disk: bool = False
 ) -> dict[str, HostSource]:
     """Open the input rows of every vertex type with features. ``cache``: bytes for the hottest rows of all types."""
-    orders = _typed_orders(local, features, cache) if cache else {}
+    orders = typed_orders(local.store, local.first, local.stop, features, cache) if cache else {}
     return {
         name: _concat(
             [_open_array(local, found, orders.get(name), on_disk=on_disk, vertex_type=name) for found in names]
         )
         for name, names in features.items()
     }
-
-
-def _typed_orders(local: LocalGraph, features: Mapping[str, Sequence[str]], cache: int) -> dict[str, HotOrder]:
-    """The cached rows of every type: those that presampling loaded most often per byte, over all types."""
-    store = local.store
-    assert store.types is not None
-    hotness = hotness_of(store, local.first, local.stop)
-    parts: dict[str, list[npt.NDArray[Any]]] = {}  # hotness falls within a part
-    for name in features:
-        ranges = [
-            (max(first, local.first) - local.first, min(stop, local.stop) - local.first)
-            for first, stop in store.types.ranges(name)
-        ]
-        parts[name] = [hotness[first:stop] for first, stop in ranges if first < stop]
-    row_bytes = {name: max(1, stored_row_bytes(store, names)) for name, names in features.items()}
-
-    def lengths(least: float) -> dict[str, tuple[int, ...]]:
-        """The rows of every part with at least this hotness per byte."""
-        return {
-            name: tuple(bisect_right(part, -least * row_bytes[name], key=lambda found: -int(found)) for part in found)
-            for name, found in parts.items()
-        }
-
-    def fits(least: float) -> bool:
-        return sum(sum(found) * row_bytes[name] for name, found in lengths(least).items()) <= cache
-
-    low = 0.0
-    high = 0.0 if fits(0.0) else 1.0 + max((int(part[0]) for found in parts.values() for part in found), default=0)
-    for _ in range(64 if high else 0):  # bisection of the smallest threshold whose rows fit
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    taken = lengths(high)
-    orders = {}
-    for name, found in parts.items():
-        first = store.types.row_range(name, local.first, local.stop)[0]
-        sizes = [part.size for part in found] or [0]
-        orders[name] = HotOrder(tuple(accumulate(sizes, initial=first)), taken[name] or (0,))
-    return orders
 
 
 def _concat(sources: list[HostSource]) -> HostSource:

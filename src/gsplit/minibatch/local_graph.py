@@ -39,7 +39,8 @@ None: no features, for a model that takes rows of an embedding.
 
 For a heterogeneous graph: one name, for all types that have it, or names by vertex type."""
 InputNodes = str | Tensor | None | tuple[str, str | Tensor | None]
-"""Targets: the name of a stored list, ids, a mask, or None for all. With types: (vertex type, one of these)."""
+"""Targets: the name of a stored list, ids, a mask, or None for all. With types: (vertex type, one of these), or
+the name of a list with its type, such as "paper/train"."""
 
 
 class ArrayNames:
@@ -135,14 +136,14 @@ def type_of_targets(store: GraphStore, input_nodes: InputNodes) -> tuple[str | N
             fix = "name the targets alone, such as 'train'"
             raise InputError(explain("input_nodes", "targets of a graph without types", str(input_nodes), fix))
         return None, input_nodes
-    if isinstance(input_nodes, str) and input_nodes in store.types.vertex_types:
-        return input_nodes, None
+    if isinstance(input_nodes, str):
+        vertex_type, slash, name = input_nodes.partition("/")
+        if vertex_type in store.types.vertex_types:
+            return vertex_type, name if slash else None
     if not isinstance(input_nodes, tuple) or len(input_nodes) != 2:
         expected = f"(vertex type, targets), where the type is one of {', '.join(store.types.vertex_types)}"
         got = type(input_nodes).__name__ if isinstance(input_nodes, Tensor) else input_nodes
-        raise InputError(
-            explain("input_nodes", expected, got, 'write ("paper", "train"), or ("paper", ids in the type)')
-        )
+        raise InputError(explain("input_nodes", expected, got, 'write "paper/train", or ("paper", ids in the type)'))
     store.types.number(input_nodes[0])  # refuses unknown types
     return input_nodes
 

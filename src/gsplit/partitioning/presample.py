@@ -108,7 +108,8 @@ class Workload:
 
     ``targets`` are internal ids in the order of their original ids, as stores keep them; ``original_ids`` is empty
     where ids are original. ``types`` and ``edge_type`` are those of a heterogeneous graph, in which ``num_neighbors``
-    count for each relation. ``pairs``: for link prediction; ``targets`` are then the vertices of the pairs.
+    count for each relation, unless ``relation_fanouts`` has a number for each layer and relation. ``pairs``: for link
+    prediction; ``targets`` are then the vertices of the pairs.
     """
 
     graph: Graph
@@ -121,6 +122,7 @@ class Workload:
     types: GraphTypes | None = None
     edge_type: Array | None = None
     pairs: PairWorkload | None = None
+    relation_fanouts: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         check_batches(self.num_neighbors, self.batch_size, self.seed, self.targets.size)
@@ -140,13 +142,16 @@ class Workload:
         cls,
         store: Store,
         input_nodes: str | None,
-        num_neighbors: list[int],
+        num_neighbors: Sequence[Fanout],
         batch_size: int,
         seed: int = 0,
         options: DrawOptions | None = None,
         pairs: StoredPairs | None = None,
     ) -> Self:
-        """``input_nodes``: the name of stored targets, or None for every vertex. ``pairs``: in place of targets."""
+        """``input_nodes``: the name of stored targets, or None for every vertex. ``pairs``: in place of targets.
+
+        In a heterogeneous graph a vertex type names all its vertices, and a layer may have a number per relation.
+        """
         if store.vertex_range != (0, store.num_vertices):
             raise InputError(explain(store.path, "a whole store", "a host's shard", "use the one it was cut from"))
         renumbered = "original_ids" in store.names
@@ -157,10 +162,15 @@ class Workload:
             targets = of_pairs.to_internal(every).numpy()
         elif input_nodes is None:
             targets = np.argsort(original) if renumbered else np.arange(store.num_vertices)
+        elif store.types is not None and input_nodes in store.types.vertex_types:
+            first = store.types.offsets[store.types.number(input_nodes)]
+            targets = np.asarray(store.internal_ids[first : first + store.types.count(input_nodes)], np.int64)
         else:
             targets = np.asarray(store.stored_array(f"targets/{input_nodes}"))
-        check_fanouts(num_neighbors)
-        fanouts = [operator.index(fanout) for fanout in num_neighbors]
+        of_relations = tuple(fanout for fanout in num_neighbors if isinstance(fanout, tuple))
+        numbers = [max(fanout) or 1 if isinstance(fanout, tuple) else fanout for fanout in num_neighbors]
+        check_fanouts(numbers)
+        fanouts = [operator.index(fanout) for fanout in numbers]
         drawn = options or DrawOptions()
         if store.types is not None and str(drawn):
             fix = "leave these options out; every relation is drawn uniformly"
@@ -176,20 +186,25 @@ class Workload:
             types=store.types,
             edge_type=store.arrays.get("edge_type"),
             pairs=of_pairs,
+            relation_fanouts=of_relations or None,
         )
 
     def sampler(self) -> HostNeighborSampler:
         """A sampler of the whole graph, whose layers have the positions of their edges."""
+        return self.sampler_of(self.graph, self.original_ids, edge_ids=True)
+
+    def sampler_of(self, graph: Graph, original_ids: Ids, *, edge_ids: bool = False) -> HostNeighborSampler:
+        """A sampler of the graph, or of a range of its vertices. That of relations always has positions of edges."""
         if self.edge_type is None or not self._relations:
-            return HostNeighborSampler(self.graph, self.original_ids, edge_ids=True, draw=self.draw)
-        return HostRelationSampler(self.graph, self.original_ids, self.edge_type)
+            return HostNeighborSampler(graph, original_ids, edge_ids=edge_ids, draw=self.draw)
+        return HostRelationSampler(graph, original_ids, self.edge_type)
 
     @property
     def fanouts(self) -> Sequence[Fanout]:
         """The fanout of every hop, as the sampler takes it."""
         if self.types is None or not self._relations:
             return self.num_neighbors
-        return resolve_relation_fanouts(self.num_neighbors, self.types)
+        return self.relation_fanouts or resolve_relation_fanouts(self.num_neighbors, self.types)
 
     @property
     def _relations(self) -> int:

@@ -23,6 +23,7 @@ from gsplit.planner.plan import Choice, choose
 from gsplit.planner.shapes import PlannedModel
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.pairs import StoredPairs
+from gsplit.sampling.protocol import Fanout
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
@@ -44,11 +45,13 @@ class PlannedSteps:
 
     ``shape``: the model, if it is known. ``strategies``: the strategies that can run the model; None for all.
     ``copies`` allows only strategies that shuffle input rows. ``draw``: the built-in sampler; None for the default.
-    ``pairs``: for link prediction, in place of ``input_nodes``.
+    ``pairs``: for link prediction, in place of ``input_nodes``. In a heterogeneous graph, ``input_nodes`` are of one
+    vertex type, "paper/train" or all vertices of "paper", ``num_neighbors`` may have a number per relation, and
+    ``features`` are such as "paper/x".
     """
 
     input_nodes: str | Tensor | None
-    num_neighbors: list[int]
+    num_neighbors: Sequence[Fanout]
     batch_size: int
     features: Sequence[str] = ("x",)
     on_disk: bool = False

@@ -472,14 +472,14 @@ def measure_thread_gain(threads: int, num_rows: int = 40_000) -> float:
 
 def measure_sampling(workload: Workload, steps: int = 3) -> float:
     """Edges drawn per second on a given graph. The rate depends on the size of the graph and on its hubs."""
-    sampler = HostNeighborSampler(workload.graph, workload.original_ids, draw=workload.draw)
+    sampler = workload.sampler_of(workload.graph, workload.original_ids)
     rates = []
     for step in range(steps + 1):
         rng = np.random.default_rng(step)
         chosen = rng.choice(workload.targets, min(workload.batch_size, workload.targets.size), replace=False)
         targets = torch.from_numpy(np.ascontiguousarray(chosen))
         start = time.process_time()
-        batch = sample_minibatch(sampler, targets, workload.num_neighbors, workload.key(0, step))
+        batch = sample_minibatch(sampler, targets, workload.fanouts, workload.key(0, step))
         seconds = max(time.process_time() - start, 1e-9)
         rates.append(sum(block.num_edges for block in batch.blocks) / seconds)
     return max(1.0, median(rates[1:]))  # the first step grows the sampler's buffers

@@ -4,11 +4,14 @@ Nothing is loaded or sent, and no ranks are started. A mini-batch is sampled onc
 counts of all strategies follow from it, because the neighbours drawn for a vertex at a layer depend only on the key of
 that layer (law 1): the upper layers of ``hybrid(k)`` are the upper layers of ``data``, and its lower layers are the
 split of the vertices that the upper layers read. Memory: twice the four bytes per vertex of a sampler.
+
+A heterogeneous graph is counted on its fused graph, and also by type (``type_counts``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.split import Split, split_in_one_process
 from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.partitioning.presample import Workload
+from gsplit.planner.type_counts import TypeCounter, TypeCounts, mean_types, stack_types
 from gsplit.progress import Progress, silent
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
@@ -37,7 +41,8 @@ class RankCounts:
     ``rows_received[l]`` are source rows of layer l that are exchanged between ranks (layer 0: input rows). In the
     backward pass their gradients are exchanged in the other direction. ``rows_loaded`` are read from memory or disk.
     ``ids_sent`` are requests for rows of other ranks. ``edges_drawn`` are sampled by this rank. ``endpoints_sent`` and
-    ``endpoints_received`` are rows of the model's output, of pairs under ``split``.
+    ``endpoints_received`` are rows of the model's output, of pairs under ``split``. ``types``: the same by vertex type
+    in a heterogeneous graph, where input rows that are loaded and exchanged are those of types with features.
     """
 
     targets: float
@@ -52,6 +57,24 @@ class RankCounts:
     edges_drawn: float
     endpoints_sent: float = 0.0
     endpoints_received: float = 0.0
+    types: TypeCounts | None = None
+
+    @property
+    def inputs(self) -> "InputRows":
+        """Input rows by vertex type."""
+        if self.types is not None:
+            types = self.types
+            return InputRows(types.rows_loaded, types.rows_sent, types.rows_received, types.sources[0])
+        return InputRows((self.rows_loaded,), (self.rows_sent[0],), (self.rows_received[0],), (self.sources[0],))
+
+
+class InputRows(NamedTuple):
+    """Input rows of every vertex type, of one without types. ``mixed``: those that layer 0 reads."""
+
+    loaded: tuple[float, ...]
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    mixed: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +122,19 @@ def count_strategies(
     replicas: int = 1,
     epoch: int = 0,
     steps: int = 3,
+    featured: Collection[str] | None = None,
     progress: Progress = silent,
 ) -> list[StrategyCounts]:
     """Count the first ``steps`` steps of an epoch under every strategy.
 
     ``ownership`` is that within one replica. Replica r takes every ``replicas``-th target or pair, from position r on.
+    ``featured``: the vertex types of a heterogeneous graph with features, whose input rows are read; None for all.
     """
-    if workload.types is not None:
-        got = f"one with the vertex types {', '.join(workload.types.vertex_types)}"
-        fix = "name a strategy, such as split"
-        raise InputError(explain("the planner", "a homogeneous graph", got, fix))
     if not 1 <= steps <= workload.steps_per_epoch or replicas < 1:
         expected = f"1 to {workload.steps_per_epoch} steps and at least one replica"
         raise InputError(explain("counting", expected, f"{steps} steps and {replicas} replicas", "count fewer steps"))
     specs = [parse_strategy(name, len(workload.num_neighbors)) for name in strategies]
-    samplers = _Samplers(workload, ownership)
+    samplers = _Samplers(workload, ownership, featured)
     found: list[list[list[RankCounts]]] = [[] for _ in specs]  # by strategy, step and rank
     for number in range(steps):
         key = workload.key(epoch, number)
@@ -175,18 +196,22 @@ def _shares(workload: Workload, key: StepKey, replicas: int, samplers: "_Sampler
 class _Samplers:
     """A sampler of the whole graph, and for every rank a sampler of its own vertices."""
 
-    def __init__(self, workload: Workload, ownership: Ownership) -> None:
+    def __init__(self, workload: Workload, ownership: Ownership, featured: Collection[str] | None) -> None:
         graph = workload.graph
         original = workload.original_ids
         self.ownership = ownership
-        self.num_neighbors = workload.num_neighbors
-        self.whole = HostNeighborSampler(graph, original, draw=workload.draw)
-        self.own = [
-            HostNeighborSampler(
-                graph.restrict(first, stop), original[first:stop] if original.size else _NO_IDS, draw=workload.draw
-            )
-            for first, stop in map(ownership.range_of, range(ownership.num_ranks))
-        ]
+        self.num_neighbors = workload.fanouts
+        self.types: TypeCounter | None = None
+        edge_type = workload.edge_type
+        if workload.types is not None and workload.types.num_relations and edge_type is not None:
+            self.types = TypeCounter(workload.types, edge_type, featured)
+
+        def sampler_of(first: int, stop: int) -> HostNeighborSampler:
+            ids = original[first:stop] if original.size else _NO_IDS
+            return workload.sampler_of(graph.restrict(first, stop), ids)
+
+        self.whole = workload.sampler_of(graph, original)
+        self.own = [sampler_of(first, stop) for first, stop in map(ownership.range_of, range(ownership.num_ranks))]
 
     def exclude(self, excluded: ExcludedEdges | None) -> None:
         """Leave these edges out of the mini-batches that follow."""
@@ -207,11 +232,11 @@ class _Part:
     def count(self, spec: StrategySpec) -> list[RankCounts]:
         """The counts of every rank under a strategy."""
         if spec.split_layers == self._num_layers:
-            found = [_of_split(split) for split in self._split(self._share.targets, self._num_layers)]
+            found = [self._of_split(split) for split in self._split(self._share.targets, self._num_layers)]
             return self._with_endpoints(found) if self._share.of_pairs else found
         batches = self._owned if spec.targets == "owner" else self._strided
         if spec.split_layers is None:
-            return [_of_batch(batch) for batch in batches]
+            return [self._of_batch(batch) for batch in batches]
         return self._join(batches, spec.split_layers)
 
     @cached_property
@@ -240,13 +265,38 @@ class _Part:
         sent, received = _count_exchanged(frontiers, ownership)
         union = torch.unique(torch.cat(frontiers))
         if level:
-            below = [_of_split(split) for split in self._split(union, level)]
+            below = [self._of_split(split) for split in self._split(union, level)]
         else:
-            below = [_only_loading(rows) for rows in _count_owners(union, ownership).tolist()]
+            below = [self._of_loading(frontiers, rank, union) for rank in range(self._num_ranks)]
         return [
-            _stack(below[rank], _of_batch(batch, level), sent=sent[rank], received=received[rank])
+            _stack(below[rank], self._of_batch(batch, level), sent=sent[rank], received=received[rank])
             for rank, batch in enumerate(batches)
         ]
+
+    def _of_batch(self, batch: MiniBatch, bottom: int = 0) -> RankCounts:
+        """The layers from ``bottom`` up of a micro-batch, which one rank computes alone."""
+        counts = _of_batch(batch, bottom)
+        counter = self._samplers.types
+        if counter is None:
+            return counts
+        return _with_types(counts, counter.of_blocks(batch.blocks[bottom:], batch.input_ids))
+
+    def _of_split(self, split: Split) -> RankCounts:
+        counts = _of_split(split)
+        counter = self._samplers.types
+        return counts if counter is None else _with_types(counts, counter.of_split(split))
+
+    def _of_loading(self, frontiers: list[Tensor], rank: int, union: Tensor) -> RankCounts:
+        """The input rows that a rank reads for all ranks; ``frontiers`` are those that every rank needs."""
+        ownership = self._samplers.ownership
+        read = union[ownership.owners(union) == rank]
+        counts = _only_loading(read.numel())
+        counter = self._samplers.types
+        if counter is None:
+            return counts
+        owners = [ownership.owners(ids) for ids in frontiers]
+        sent = [frontiers[peer][owners[peer] == rank] for peer in range(self._num_ranks) if peer != rank]
+        return _with_types(counts, counter.of_loading(read, sent, frontiers[rank][owners[rank] != rank]))
 
     def _with_endpoints(self, below: list[RankCounts]) -> list[RankCounts]:
         """The counts of a split with the rows of endpoints, which ranks request for their pairs."""
@@ -317,6 +367,17 @@ def _of_split(split: Split) -> RankCounts:
     )
 
 
+def _with_types(counts: RankCounts, types: TypeCounts) -> RankCounts:
+    """Counts with those by type. The ids of all types are requested, but only types with features have input rows."""
+    return replace(
+        counts,
+        rows_loaded=sum(types.rows_loaded),
+        rows_sent=(sum(types.rows_sent), *counts.rows_sent[1:]),
+        rows_received=(sum(types.rows_received), *counts.rows_received[1:]),
+        types=types,
+    )
+
+
 def _only_loading(rows: int) -> RankCounts:
     """Counts without any layer: only the rows that a rank reads for all ranks."""
     return RankCounts(
@@ -335,17 +396,26 @@ def _only_loading(rows: int) -> RankCounts:
 
 def _stack(below: RankCounts, above: RankCounts, sent: float, received: float) -> RankCounts:
     """Join lower and upper layers. ``sent`` and ``received`` are the rows exchanged at the boundary between them."""
+    types = None
+    rows_sent = sent
+    rows_received = received
+    if below.types is not None and above.types is not None:
+        types = stack_types(below.types, above.types)
+        if not below.edges:  # the boundary is at the input rows
+            rows_sent = sum(types.rows_sent)
+            rows_received = sum(types.rows_received)
     return RankCounts(
         targets=above.targets,
         edges=below.edges + above.edges,
         destinations=below.destinations + above.destinations,
         sources=below.sources + above.sources,
         rows_loaded=below.rows_loaded,
-        rows_sent=(*below.rows_sent, sent, *above.rows_sent[1:]),
-        rows_received=(*below.rows_received, received, *above.rows_received[1:]),
+        rows_sent=(*below.rows_sent[: len(below.edges)], rows_sent, *above.rows_sent[1:]),
+        rows_received=(*below.rows_received[: len(below.edges)], rows_received, *above.rows_received[1:]),
         ids_sent=below.ids_sent + received,
         ids_received=below.ids_received + sent,
         edges_drawn=below.edges_drawn + above.edges_drawn,
+        types=types,
     )
 
 
@@ -362,6 +432,7 @@ def _mean(counts: list[RankCounts]) -> RankCounts:
     def one(name: str) -> float:
         return float(sum(getattr(count, name) for count in counts)) / len(counts)
 
+    types = [count.types for count in counts if count.types is not None]
     return RankCounts(
         targets=one("targets"),
         edges=each("edges"),
@@ -375,4 +446,5 @@ def _mean(counts: list[RankCounts]) -> RankCounts:
         edges_drawn=one("edges_drawn"),
         endpoints_sent=one("endpoints_sent"),
         endpoints_received=one("endpoints_received"),
+        types=mean_types(types) if types else None,
     )

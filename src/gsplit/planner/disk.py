@@ -11,6 +11,7 @@ in the page cache: scattered rows, then adjacent rows.
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from gsplit.array_types import Ids
 from gsplit.features.disk import GAP_BYTES, READ_BYTES, DiskRows
 from gsplit.partitioning.presample import Workload
 from gsplit.sampling.minibatch import sample_minibatch
-from gsplit.sampling.neighbor import HostNeighborSampler
 
 __all__ = ["PAGE_BYTES", "DiskRates", "DiskReads", "count_reads", "measure_disk", "reads_of", "solve"]
 
@@ -47,15 +47,20 @@ class DiskRates:
     bytes_per_s: float
 
 
-def count_reads(workload: Workload, row_bytes: int, *, epoch: int = 0, steps: int = 3) -> DiskReads:
-    """The reads of one step, averaged over the first ``steps`` steps of an epoch."""
-    sampler = HostNeighborSampler(workload.graph, workload.original_ids, draw=workload.draw)
+def count_reads(workload: Workload, row_bytes: Sequence[int], *, epoch: int = 0, steps: int = 3) -> DiskReads:
+    """The reads of one step, averaged over the first ``steps`` steps of an epoch.
+
+    ``row_bytes``: the size of a stored row of every vertex type, each of which has its own files; one without types.
+    """
+    sampler = workload.sampler_of(workload.graph, workload.original_ids)
     found = []
     for number in range(steps):
         key = workload.key(epoch, number)
         targets, sampler.excluded = workload.step_targets(key)
-        batch = sample_minibatch(sampler, targets, workload.num_neighbors, key)
-        found.append(reads_of(np.sort(batch.input_ids.numpy()), row_bytes))
+        ids = sample_minibatch(sampler, targets, workload.fanouts, key).input_ids
+        types = workload.types
+        rows = [ids] if types is None else [types.rows(ids[types.of(ids) == t]) for t in range(types.num_types)]
+        found += [reads_of(np.sort(of.numpy()), size) for of, size in zip(rows, row_bytes, strict=True)]
     reads = sum(read.reads for read in found) / steps
     num_bytes = sum(read.num_bytes for read in found) / steps
     return DiskReads(reads=reads, num_bytes=num_bytes)

@@ -7,6 +7,7 @@ exchanges rows, ranks wait for each other in every stage, so a stage takes as lo
 wait only when gradients are averaged, so the step takes as long as its slowest rank.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import sqrt
 
@@ -26,11 +27,12 @@ _OPTIMIZER_PASSES = 10  # over every weight: Adam reads and writes weight, gradi
 class Placement:
     """Where the rows and edges of a step are.
 
-    ``row_bytes``: the size of a stored row. ``hit_rate``: the share of rows that are in the cache; the others are in
-    host memory, or on disk if ``disk`` is given. ``near_graph``: edges are in the memory of the rank's device.
+    ``row_bytes``: the size of a stored row of every vertex type; one without types. ``hit_rate``: the share of their
+    bytes that are in the cache; the others are in host memory, or on disk if ``disk`` is given. ``near_graph``: edges
+    are in the memory of the rank's device.
     """
 
-    row_bytes: float
+    row_bytes: tuple[float, ...]
     disk: DiskReads | None = None
     hit_rate: float = 0.0
     near_graph: bool = False
@@ -161,7 +163,7 @@ def _estimate_rank(
         sample=rank.edges_drawn / edges_per_s + hardware.sample_s,
         split=ids / hardware.split_ids_per_s + (hardware.split_s if levels and machine.num_ranks > 1 else 0.0),
         exchange_ids=ids / 2 * _ID_BYTES / hardware.exchange_bytes_per_s if machine.num_ranks > 1 else 0.0,
-        load=_load(rank.rows_loaded, placement.row_bytes, hardware, placement),
+        load=_load(rank, hardware, placement),
         exchange_features=_exchange_features(rank, counts, shape, machine) if 0 in levels else 0.0,
         shuffle=shuffle,
         forward=forward + fixed / 3,
@@ -176,40 +178,67 @@ def _compute(rank: RankCounts, shape: PlannedModel, machine: _Machine) -> tuple[
     forward = 0.0
     backward = 0.0
     for layer in range(shape.num_layers):
-        there, back = layer_work(
-            shape, layer, edges=rank.edges[layer], destinations=rank.destinations[layer], sources=rank.sources[layer]
-        )
-        forward += machine.compute(there)
-        backward += machine.compute(back)
+        for edges, destinations, sources, source_type in _relations(rank, shape, layer):
+            there, back = layer_work(
+                shape, layer, edges=edges, destinations=destinations, sources=sources, source_type=source_type
+            )
+            forward += machine.compute(there)
+            backward += machine.compute(back)
     return forward, backward
+
+
+def _relations(rank: RankCounts, shape: PlannedModel, layer: int) -> Iterator[tuple[float, float, float, int]]:
+    """Edges, destinations, sources and source type of every relation at a layer; of the whole layer without types.
+
+    Relations between types without input rows are not computed.
+    """
+    if rank.types is None or shape.types is None:
+        yield rank.edges[layer], rank.destinations[layer], rank.sources[layer], 0
+        return
+    for relation, (src, dst) in enumerate(shape.types.ends):
+        if layer or (shape.types.widths[src] and shape.types.widths[dst]):
+            destinations = rank.types.destinations[layer][dst]
+            yield rank.types.edges[layer][relation], destinations, rank.types.sources[layer][src], src
+
+
+def _total(rows: Sequence[float], sizes: Sequence[float]) -> float:
+    """Rows of all types, each times the size of its type."""
+    return sum(count * size for count, size in zip(rows, sizes, strict=True))
 
 
 def _exchange_features(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, machine: _Machine) -> float:
     """Seconds to exchange input rows. ``data_cached`` also copies a rank's own rows; a split loads them in place."""
     if counts.spec.split_layers == 0:
         return _shuffle(rank, 0, shape, machine)
-    return machine.exchange(rank.rows_sent[0], rank.rows_received[0], _FLOAT_BYTES * shape.num_features)
+    inputs = rank.inputs
+    sent = _total(inputs.sent, shape.input_widths)
+    received = _total(inputs.received, shape.input_widths)
+    return machine.exchange(sent, received, _FLOAT_BYTES)
 
 
 def _shuffle(rank: RankCounts, level: int, shape: PlannedModel, machine: _Machine) -> float:
     """Seconds to exchange the rows of one layer in one direction. Own rows are copied into the mixed tensor too."""
     if machine.num_ranks == 1:
         return 0.0
-    row_bytes = _FLOAT_BYTES * shape.widths[level]
-    own = max(0.0, rank.sources[level] - rank.rows_received[level])
-    return (
-        machine.exchange(rank.rows_sent[level], rank.rows_received[level], row_bytes)
-        + 2 * own * row_bytes / machine.hardware.row_bytes_per_s
-    )
+    if level:
+        width = shape.widths[level]
+        sent = rank.rows_sent[level] * width
+        received = rank.rows_received[level] * width
+        mixed = rank.sources[level] * width
+    else:
+        sent, received, mixed = (_total(rows, shape.input_widths) for rows in rank.inputs[1:])
+    own = max(0.0, mixed - received)
+    return machine.exchange(sent, received, _FLOAT_BYTES) + 2 * own * _FLOAT_BYTES / machine.hardware.row_bytes_per_s
 
 
-def _load(rows: float, row_bytes: float, hardware: Hardware, placement: Placement) -> float:
+def _load(rank: RankCounts, hardware: Hardware, placement: Placement) -> float:
     """Seconds to read rows from the cache and from memory. Rows on disk are copied from the kernel's page cache."""
-    cost = row_bytes + hardware.row_overhead_bytes
+    num_bytes = _total(rank.inputs.loaded, placement.row_bytes)
+    cost = num_bytes + rank.rows_loaded * hardware.row_overhead_bytes
     missed = 1.0 - placement.hit_rate
-    memory = hardware.load_bytes_per_s * hardware.reach(rows * row_bytes)
+    memory = hardware.load_bytes_per_s * hardware.reach(num_bytes)
     near = placement.hit_rate / hardware.cache_bytes_per_s
-    return rows * cost * (near + missed / memory) + hardware.load_s * missed
+    return cost * (near + missed / memory) + hardware.load_s * missed
 
 
 def _disk_wait(hardware: Hardware, placement: Placement) -> float:
@@ -232,7 +261,7 @@ def _gradient_bytes(shape: PlannedModel, num_ranks: int) -> float:
 
 def _bytes_sent(rank: RankCounts, shape: PlannedModel, num_ranks: int) -> float:
     """Bytes of ids, of rows and their gradients, and of the gradients of weights."""
-    rows = rank.rows_sent[0] * _FLOAT_BYTES * shape.num_features
+    rows = _total(rank.inputs.sent, shape.input_widths) * _FLOAT_BYTES
     for level in range(1, shape.num_layers):
         rows += (rank.rows_sent[level] + rank.rows_received[level]) * _FLOAT_BYTES * shape.widths[level]
     rows += (rank.endpoints_sent + rank.endpoints_received) * _FLOAT_BYTES * shape.num_classes

@@ -6,6 +6,7 @@ needed. On a device the mapped bytes must be in its memory or be read from the h
 """
 
 from dataclasses import dataclass
+from operator import mul
 
 from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import SLACK
@@ -20,12 +21,12 @@ _HIDDEN_COPIES = 6  # of every hidden row while a layer runs forward and backwar
 _ADAM_COPIES = 4  # weight, gradient and two moments
 
 
-def batch_bytes(input_rows: float, row_bytes: int, rows_loaded: float, edges: float, computed: float) -> float:
+def batch_bytes(input_bytes: float, rows_loaded: float, edges: float, computed: float) -> float:
     """Bytes of a mini-batch on one rank: features, ids of loaded rows, sources of edges, offsets of destinations.
 
-    ``computed`` are the vertices computed over all layers; ``input_rows`` include received rows.
+    ``computed`` are the vertices computed over all layers; ``input_bytes`` are features, of received rows too.
     """
-    return input_rows * row_bytes * SLACK + 8 * (rows_loaded + edges + computed)
+    return input_bytes * SLACK + 8 * (rows_loaded + edges + computed)
 
 
 def hidden_bytes(computed: float, hidden: int) -> float:
@@ -35,12 +36,12 @@ def hidden_bytes(computed: float, hidden: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """A stored graph. ``edge_bytes``: one entry of ``indices``; ``row_bytes``: the stored features of one vertex."""
+    """A stored graph. ``edge_bytes``: one entry of ``indices``; ``feature_bytes``: stored features of all vertices."""
 
     num_vertices: int
     num_edges: int
     edge_bytes: int
-    row_bytes: int
+    feature_bytes: int
 
     @property
     def graph_bytes(self) -> int:
@@ -65,12 +66,11 @@ def rank_bytes(
     owned = largest / max(1, size.num_vertices)
     edges_share = 1.0 if spec.needs_whole_graph else owned
     rows_share = owned if spec.reads_own_rows else 1.0
-    mapped = edges_share * size.graph_bytes + rows_share * size.num_vertices * size.row_bytes
+    mapped = edges_share * size.graph_bytes + rows_share * size.feature_bytes
     tables = 4 * size.num_vertices * edges_share
     batches = max(
         batch_bytes(
-            input_rows=rank.sources[0],
-            row_bytes=4 * shape.num_features,
+            input_bytes=4 * sum(map(mul, rank.inputs.mixed, shape.input_widths)),
             rows_loaded=rank.rows_loaded,
             edges=sum(rank.edges),
             computed=sum(rank.destinations),

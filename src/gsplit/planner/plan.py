@@ -5,12 +5,25 @@ counted on mini-batches of the store (``counts``), and its time is computed from
 machine (``estimate``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+import numpy as np
+
+from gsplit.array_types import Array
 from gsplit.errors import InputError, explain
-from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
+from gsplit.features.cache import (
+    HotOrder,
+    cached_order,
+    expected_hit_rate,
+    hotness_of,
+    stored_row_bytes,
+    typed_hotness,
+    typed_orders,
+)
 from gsplit.graph.ownership import Ownership, own_equally, own_parts
+from gsplit.graph.types import GraphTypes
 from gsplit.minibatch.strategy_names import StrategySpec, all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies
@@ -18,11 +31,11 @@ from gsplit.planner.disk import DiskReads, count_reads
 from gsplit.planner.estimate import Placement, StepEstimate, estimate_step
 from gsplit.planner.hardware import Hardware
 from gsplit.planner.memory import GraphSize, RankBytes, rank_bytes
-from gsplit.planner.shapes import PlannedModel
+from gsplit.planner.shapes import PlannedModel, PlannedTypes
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
 
-__all__ = ["Candidate", "Choice", "Plan", "choose", "explain_choice", "make_plan"]
+__all__ = ["Candidate", "Choice", "Plan", "choose", "explain_choice", "make_plan", "planned_types"]
 
 _NEAR_GRAPH_SHARE = 0.25
 """Share of a device's memory that edges may take; the rest is for rows and activations."""
@@ -105,23 +118,25 @@ def make_plan(
     """Estimate and rank the candidates.
 
     ``replicas``: the only number of replicas to consider; by default every number that divides the ranks.
-    ``strategies``: the only strategies to consider; by default all.
+    ``strategies``: the only strategies to consider; by default all. ``features`` of a heterogeneous graph have their
+    vertex type before them: "paper/x".
     """
     if len(workload.num_neighbors) != shape.num_layers:
         got = f"{len(workload.num_neighbors)} fanouts and {shape.num_layers} layers"
         raise InputError(explain("plan", "one fanout per layer", got, "give as many"))
     steps = min(steps, workload.steps_per_epoch)
-    counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, progress)
+    rows = _StoredRows(store, features)
+    counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, rows, progress)
     size = GraphSize(
         num_vertices=store.num_vertices,
         num_edges=store.num_edges,
         edge_bytes=store.graph.indices.itemsize,
-        row_bytes=stored_row_bytes(store, features),
+        feature_bytes=rows.num_bytes,
     )
-    reads = count_reads(workload, size.row_bytes, steps=steps) if on_disk else None
+    reads = count_reads(workload, rows.row_bytes, steps=steps) if on_disk else None
     candidates = []
     for counts, ownership in counted:
-        placement = _place(store, counts.spec, ownership, size, hardware, features, reads, cache_bytes)
+        placement = _place(rows, counts.spec, ownership, size, hardware, reads, cache_bytes)
         step = estimate_step(counts, shape, hardware, placement, threads=threads)
         memory = rank_bytes(counts, shape, size, ownership, cache_bytes=cache_bytes)
         candidates.append(_candidate(counts, step, memory, hardware))
@@ -156,7 +171,10 @@ def choose(
     if shape is None and strategies is None:
         strategies = _FOR_ANY_MODEL
     given = shape or PlannedModel(
-        num_features=max(1, store.num_features), num_classes=max(2, store.num_classes), num_layers=0
+        num_features=max(1, store.num_features),
+        num_classes=max(2, store.num_classes),
+        num_layers=0,
+        types=planned_types(store, features),
     )
     plan = make_plan(
         store,
@@ -175,6 +193,68 @@ def choose(
     return Choice(best.strategy, plan.reason)
 
 
+def planned_types(store: Store, features: Sequence[str]) -> PlannedTypes | None:
+    """The types of a heterogeneous graph, with the widths of features such as "paper/x"; None without types."""
+    if store.types is None:
+        return None
+    widths = [
+        sum(prod(store.stored_array(f"features/{found}").shape[1:]) for found in names)
+        for names in _by_type(store.types, features).values()
+    ]
+    ends = [(int(src), int(dst)) for src, dst in store.types.ends().T]
+    return PlannedTypes(tuple(widths), tuple(ends))
+
+
+def _by_type(types: GraphTypes, features: Sequence[str]) -> dict[str, list[str]]:
+    """The features of every vertex type; their names begin with it."""
+    return {name: [found for found in features if found.startswith(f"{name}/")] for name in types.vertex_types}
+
+
+class _StoredRows:
+    """The stored features of every vertex type, or of all vertices without types."""
+
+    def __init__(self, store: Store, features: Sequence[str]) -> None:
+        self._store = store
+        self._features = features
+        types = store.types
+        self._of_types: dict[str, list[str]] | None = None
+        if types is None:
+            self.row_bytes: tuple[int, ...] = (stored_row_bytes(store, features),)
+            self.num_bytes = store.num_vertices * self.row_bytes[0]
+            return
+        by_type = _by_type(types, features)
+        self.row_bytes = tuple(stored_row_bytes(store, names) for names in by_type.values())
+        self.num_bytes = sum(types.count(name) * size for name, size in zip(by_type, self.row_bytes, strict=True))
+        self._of_types = {name: names for name, names in by_type.items() if names}
+
+    @property
+    def featured(self) -> list[str] | None:
+        """The vertex types with features; None without types."""
+        return None if self._of_types is None else list(self._of_types)
+
+    def hit_rate(self, ranges: Sequence[tuple[int, int]], cache_bytes: int) -> float:
+        """The share of the bytes that ranks read, each of a range of vertices, that are in their caches."""
+        hits = 0.0
+        total = 0.0
+        for first, stop in ranges:
+            for hotness, order, size in self._cached(first, stop, cache_bytes):
+                reads = float(hotness.sum()) * size
+                hits += reads * expected_hit_rate(hotness, order)
+                total += reads
+        return hits / total if total else 0.0
+
+    def _cached(self, first: int, stop: int, cache_bytes: int) -> Iterator[tuple[Array, HotOrder, int]]:
+        """Hotness, order and size of the rows of every type with features."""
+        store = self._store
+        if self._of_types is None:
+            order = cached_order(store, first, stop, self._features, cache_bytes)
+            yield hotness_of(store, first, stop), order, self.row_bytes[0]
+            return
+        for name, order in typed_orders(store, first, stop, self._of_types, cache_bytes).items():
+            hotness = np.concatenate([np.empty(0, np.int64), *typed_hotness(store, first, stop, name)])
+            yield hotness, order, stored_row_bytes(store, self._of_types[name])
+
+
 def _count_all(
     store: Store,
     workload: Workload,
@@ -182,6 +262,7 @@ def _count_all(
     steps: int,
     replicas: int | None,
     strategies: tuple[str, ...] | None,
+    rows: _StoredRows,
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
     """The counts of every candidate, with the ownership within one replica."""
@@ -195,37 +276,31 @@ def _count_all(
         chosen = [spec.name for spec in specs if number == 1 or spec.split_layers or replicas is not None]
         if ownership.num_ranks == 1 and replicas is None:
             continue  # one rank per replica is data parallelism, which is a candidate already
-        counts = count_strategies(workload, ownership, chosen, replicas=number, steps=steps, progress=progress)
+        counts = count_strategies(
+            workload, ownership, chosen, replicas=number, steps=steps, featured=rows.featured, progress=progress
+        )
         found += [(count, ownership) for count in counts]
     alone = own_equally(store.num_vertices, 1)
-    found += [(count_strategies(workload, alone, ["split"], steps=steps)[0], alone)]
+    found += [(count_strategies(workload, alone, ["split"], steps=steps, featured=rows.featured)[0], alone)]
     return found
 
 
 def _place(
-    store: Store,
+    rows: _StoredRows,
     spec: StrategySpec,
     ownership: Ownership,
     size: GraphSize,
     hardware: Hardware,
-    features: tuple[str, ...],
     disk: DiskReads | None,
     cache_bytes: int,
 ) -> Placement:
     """Where rows are read from. A cache holds the hottest of the rows that a rank reads."""
     near = hardware.cores is None and size.graph_bytes < _NEAR_GRAPH_SHARE * hardware.memory_bytes
-    ranges = [(0, store.num_vertices)]
+    ranges = [(0, size.num_vertices)]
     if spec.reads_own_rows:
         ranges = [ownership.range_of(rank) for rank in range(ownership.num_ranks)]
-    hits = 0.0
-    total = 0.0
-    if cache_bytes:
-        for first, stop in ranges:
-            hotness = hotness_of(store, first, stop)
-            reads = float(hotness.sum())
-            hits += reads * expected_hit_rate(hotness, cached_order(store, first, stop, features, cache_bytes))
-            total += reads
-    return Placement(size.row_bytes, disk=disk, hit_rate=hits / total if total else 0.0, near_graph=near)
+    hit_rate = rows.hit_rate(ranges, cache_bytes) if cache_bytes else 0.0
+    return Placement(rows.row_bytes, disk=disk, hit_rate=hit_rate, near_graph=near)
 
 
 def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, hardware: Hardware) -> Candidate:

@@ -9,6 +9,8 @@ A layer computes D destination rows of width b from S source rows of width a alo
 
 The backward pass has the products for the weights, and above layer 0 those for the rows and one more pass over the
 edges. Input rows have no gradient. Other kinds of layers are estimated as the kind that is most similar.
+
+A model of a heterogeneous graph has such a layer for every relation, between rows of two types.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from gsplit.errors import InputError, explain
 from gsplit.kernels.attention_types import aggregates_first
 
-__all__ = ["ATTENTION_BACKWARD", "LayerWork", "PlannedModel", "layer_work"]
+__all__ = ["ATTENTION_BACKWARD", "LayerWork", "PlannedModel", "PlannedTypes", "layer_work"]
 
 _LIKE_SAGE = ("sage", "sage_max", "gin", "graphconv", "gcn", "gine", "edgecnn", "pna")
 _LIKE_GAT = ("gat", "gatv2", "transformer")
@@ -29,10 +31,20 @@ _PASSES_BACKWARD = 8.0
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedTypes:
+    """``widths``: of the input rows of every vertex type, 0 without features. ``ends``: the numbers of the source type
+    and of the destination type of every relation."""
+
+    widths: tuple[int, ...]
+    ends: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedModel:
     """The properties of a model that its cost depends on.
 
-    ``projects_first``: rows are projected before they are aggregated if that makes them narrower.
+    ``projects_first``: rows are projected before they are aggregated if that makes them narrower. ``types``: of a
+    heterogeneous graph; ``num_features`` is then not used.
     """
 
     kind: str = "sage"
@@ -42,6 +54,7 @@ class PlannedModel:
     num_layers: int = 3
     heads: int = 4
     projects_first: bool = False
+    types: PlannedTypes | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in _LIKE_SAGE + _LIKE_GAT:
@@ -69,8 +82,17 @@ class PlannedModel:
         return (self.num_features, *(self.hidden,) * (self.num_layers - 1), self.num_classes)
 
     @property
+    def input_widths(self) -> tuple[int, ...]:
+        """The width of the input rows of every vertex type; one without types."""
+        return (self.num_features,) if self.types is None else self.types.widths
+
+    @property
     def num_parameters(self) -> int:
         """Weights whose gradients are averaged. Biases are small and not counted."""
+        if self.types is not None:  # every relation has a matrix for its sources and one for its destinations
+            inputs = sum(self.types.widths[src] + self.types.widths[dst] for src, dst in self.types.ends)
+            above = zip(self.widths[1:], self.widths[2:], strict=False)
+            return inputs * self.widths[1] + len(self.types.ends) * sum(2 * a * b for a, b in above)
         matrices = 1 if self.attends else 2
         return sum(matrices * a * b for a, b in zip(self.widths, self.widths[1:], strict=False))
 
@@ -87,10 +109,10 @@ class LayerWork:
 
 
 def layer_work(
-    shape: PlannedModel, layer: int, edges: float, destinations: float, sources: float
+    shape: PlannedModel, layer: int, edges: float, destinations: float, sources: float, source_type: int = 0
 ) -> tuple[LayerWork, LayerWork]:
-    """The work of the forward pass and of the backward pass."""
-    a = shape.widths[layer]
+    """The work of the forward pass and of the backward pass, of all edges or of one relation with these sources."""
+    a = shape.widths[layer] if layer else shape.input_widths[source_type]
     b = shape.widths[layer + 1]
     returns = 1.0 if layer else 0.0  # whether rows have gradients
     if shape.attends:

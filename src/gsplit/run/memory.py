@@ -120,16 +120,17 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
     owned = stop - first
     names = [f"features/{name}" for name in plan.features]
     offsets = store.stored_array("indptr")[first - store.vertex_range[0] :]
+    stored_bytes = stored_row_bytes(store, plan.features)
     own = GraphSize(
         num_vertices=owned,
         num_edges=int(offsets[owned] - offsets[0]),
         edge_bytes=store.stored_array("indices").itemsize,
-        row_bytes=stored_row_bytes(store, plan.features),
+        feature_bytes=owned * stored_bytes,
     )
     mapped = {
         "graph": own.graph_bytes,
         "ids": 8 * owned if store.is_renumbered else 0,
-        "features": 0 if plan.on_disk else owned * own.row_bytes,
+        "features": 0 if plan.on_disk else own.feature_bytes,
     }
     order = cached_order(store, first, stop, plan.features, plan.cache_bytes) if plan.cache_bytes else None
     size = _batch_size(store, plan, ownership, rank)
@@ -139,8 +140,7 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
     row_bytes = width * item_bytes
     input_rows = size.local + size.received
     batch = batch_bytes(
-        input_rows=input_rows,
-        row_bytes=row_bytes,
+        input_bytes=input_rows * row_bytes,
         rows_loaded=size.local,
         edges=size.edges,
         computed=size.computed,
@@ -150,7 +150,7 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
         "sampler tables": 4 * owned + int(16 * size.local),
         "targets": 32 * _own_targets(store, plan.targets, first, stop),
         "scales": 4 * owned * len(scaled) if plan.on_disk else 0,
-        "cache": order.num_cached * own.row_bytes if order else 0,
+        "cache": order.num_cached * stored_bytes if order else 0,
         "copies": min(plan.copies_bytes, (store.num_vertices - owned) * row_bytes),
         "mini-batches": int((HELD_BATCHES + plan.prefetch) * batch),
         "hidden rows": int(hidden_bytes(size.computed, plan.hidden or 0)),

@@ -12,10 +12,8 @@ from typed_graphs import TypedGraph, academic, assert_holds, typed_graphs
 import gsplit
 from gsplit.errors import InputError
 from gsplit.graph.graph import Graph
-from gsplit.graph.ownership import own_equally
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.weights import sort_columns
-from gsplit.planner.counts import count_strategies
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.store.reader import Store
 from gsplit.store.verify import verify_store
@@ -97,13 +95,6 @@ def test_sorted_columns_keep_edges_and_counts(tmp_path: Path) -> None:
         assert (np.diff(graph.indices[first:stop]) >= 0).all()
         before = sorted(zip(indices[first:stop].tolist(), counts[first:stop].tolist(), strict=True))
         assert sorted(zip(graph.indices[first:stop].tolist(), moved[first:stop].tolist(), strict=True)) == before
-
-
-def test_the_planner_refuses_a_heterogeneous_graph(tmp_path: Path) -> None:
-    store = academic().build(tmp_path / "g.gsplit")
-    workload = Workload.of_store(store, "paper/train", [2, 2], 8)
-    with pytest.raises(InputError, match="the planner: expected a homogeneous graph"):
-        count_strategies(workload, own_equally(store.num_vertices, 2), ["split"])
 
 
 def test_a_partitioned_store_is_not_partitioned_again(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_sampler_of_training_is_counted(workload: Workload) -> None:
         assert found.rows_loaded == want.input_ids.numel()
     (uniform,) = count_strategies(workload, OWNERSHIP, ["split"], steps=1)
     assert found.rows_loaded < uniform.rows_loaded
-    assert count_reads(labor, 1 << 20, steps=1).num_bytes < count_reads(workload, 1 << 20, steps=1).num_bytes
+    assert count_reads(labor, [1 << 20], steps=1).num_bytes < count_reads(workload, [1 << 20], steps=1).num_bytes
 
 
 class Oracle:

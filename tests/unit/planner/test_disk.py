@@ -34,7 +34,7 @@ def test_reads_and_pages_are_those_of_the_reader(rows: list[int], row_bytes: int
 def test_a_step_that_needs_every_row_reads_the_file_once() -> None:
     ring = Graph(np.arange(1001), (np.arange(1000) + 1) % 1000, 1000)
     workload = Workload(ring, np.empty(0, np.int64), np.arange(1000), [1], 1000)
-    assert count_reads(workload, 512, steps=1) == DiskReads(2.0, 1000 * 512)
+    assert count_reads(workload, [512], steps=1) == DiskReads(2.0, 1000 * 512)
 
 
 @pytest.mark.parametrize("row_bytes", [0, 512])

@@ -18,7 +18,7 @@ HOST = replace(
     PRESETS["v100-nvlink"], name="host", cores=2, thread_gain=0.8, collective_s=0.0, collective_per_rank_s=0.0
 )
 SHAPE = PlannedModel("sage", 100, 64, 8, 2)
-PLACE = Placement(row_bytes=400)
+PLACE = Placement(row_bytes=(400,))
 
 
 def _rank(factor: float = 1.0, crossing: float = 0.0) -> RankCounts:
@@ -29,7 +29,8 @@ def _rank(factor: float = 1.0, crossing: float = 0.0) -> RankCounts:
     def grown(value: object) -> object:
         return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor  # type: ignore[operator]
 
-    return RankCounts(**{name: grown(value) for name, value in asdict(one).items()})  # type: ignore[arg-type]
+    values = {name: grown(value) for name, value in asdict(one).items() if value is not None}
+    return RankCounts(**values)  # type: ignore[arg-type]
 
 
 def _counts(name: str, *ranks: RankCounts) -> StrategyCounts:
@@ -86,7 +87,7 @@ def test_a_cache_spares_the_disk_which_brings_a_page_once_for_all_ranks() -> Non
 
 
 def test_narrow_rows_are_read_at_a_lower_rate() -> None:
-    narrow_place = replace(PLACE, row_bytes=PLACE.row_bytes / 4)
+    narrow_place = replace(PLACE, row_bytes=(PLACE.row_bytes[0] / 4,))
     wide = estimate_step(_counts("data", *(_rank(),) * 4), SHAPE, HOST, PLACE).ranks[0].load
     narrow = estimate_step(_counts("data", *(_rank(4.0),) * 4), SHAPE, HOST, narrow_place).ranks[0].load
     assert narrow > wide + HOST.row_overhead_bytes * 2 * 2000 / HOST.load_bytes_per_s
