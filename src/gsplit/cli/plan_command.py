@@ -70,29 +70,32 @@ def plan(
     with command(as_json):
         from gsplit.features.cache import parse_bytes
         from gsplit.partitioning.presample import Workload
-        from gsplit.planner.plan import make_plan
+        from gsplit.planner.plan import make_plan, planned_types
         from gsplit.planner.shapes import PlannedModel
-        from gsplit.run.choices import choose_for_pairs
+        from gsplit.run.arrays import feature_arrays
+        from gsplit.run.choices import choose_for_pairs, refuse_typed_settings
         from gsplit.sampling.draws import DrawOptions
         from gsplit.sampling.pairs import StoredPairs
 
         settings = flags.parse()
         opened = open_store(store)
         pairs = None
+        refuse_typed_settings(settings, opened)
         if settings.of_pairs:
             settings = choose_for_pairs(settings, opened)
             pairs = StoredPairs.given(settings.pairs, settings.neg_sampling or "binary", settings.num_negatives)
         fanouts = settings.fanout if layers is None else settings.fanout[:1] * layers
-        names = tuple(settings.feature_names)
+        names = tuple(feature_arrays(settings, opened))
         shape = PlannedModel(
             kind=settings.model,
             num_features=_num_columns(opened, names),
             hidden=settings.hidden,
-            num_classes=settings.embedding if settings.of_pairs else max(2, opened.num_classes),
+            num_classes=settings.embedding if settings.of_pairs else max(2, _num_classes(opened, settings.targets)),
             num_layers=len(fanouts),
             heads=settings.heads,
+            types=planned_types(opened, names),
         )
-        targets = None if settings.targets == "all" else settings.targets
+        targets = None if settings.targets == "all" and opened.types is None else settings.targets
         options = DrawOptions(**settings.sampler_options)
         workload = Workload.of_store(opened, targets, fanouts, settings.batch_size, options=options, pairs=pairs)
         with progress_bars(as_json) as progress:
@@ -117,6 +120,16 @@ def plan(
 
 def _num_columns(store: Store, names: tuple[str, ...]) -> int:
     return sum(store.stored_array(f"features/{name}").shape[1] for name in names)
+
+
+def _num_classes(store: Store, targets: str) -> int:
+    """Classes of the vertices that the targets are of; 0 without integer labels."""
+    if store.types is None:
+        return store.num_classes
+    vertex_type = targets.partition("/")[0]
+    if targets not in store.types.vertex_types:
+        store.stored_array(f"targets/{targets}")  # refuses names that are not stored
+    return store.manifest.vertex_types[store.types.number(vertex_type)].num_classes
 
 
 def _hardware(name: str, workload: "Workload", progress: "Progress", *, again: bool) -> "Hardware":

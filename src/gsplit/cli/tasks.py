@@ -237,10 +237,12 @@ class InferTask(TaskBase):
         from gsplit.run.recipe import check_new_file, choose_what
 
         check_workspace(self.workspace)
-        choose_what(load_run(self.weights)[0], self.out, self.what)
+        settings, _ = load_run(self.weights)
+        choose_what(settings, self.out, self.what)
         check_new_file(self.out, overwrite=self.overwrite)
         if self.only is not None:
-            open_store(self.store).stored_targets(self.only)
+            named = self.only if "/" in self.only else settings.list_named(self.only)
+            open_store(self.store).stored_targets(named)
 
     def run(self, mesh: "Mesh") -> int:
         """Infer; rank 0 prints where the predictions are."""
@@ -316,10 +318,15 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.distributed.comm.mesh import solo_mesh
     from gsplit.graph.ownership import own_parts
     from gsplit.minibatch.strategy_names import parse_strategy
-    from gsplit.nn.parallelize import parallelize
     from gsplit.planner.auto import AUTO
-    from gsplit.run.choices import check_labels, choose_for_pairs, fitting_loss, refuse_link_settings
-    from gsplit.run.recipe import build_model, shape_of
+    from gsplit.run.choices import (
+        check_labels,
+        choose_for_pairs,
+        fitting_loss,
+        refuse_link_settings,
+        refuse_typed_settings,
+    )
+    from gsplit.run.recipe import shape_of, wrap_model
     from gsplit.sampling.draws import DrawOptions
 
     store = open_store(path)
@@ -331,13 +338,14 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     if nproc % settings.replicas:
         raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
     own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)
+    refuse_typed_settings(settings, store)
     if settings.of_pairs:
         settings = choose_for_pairs(settings, store)
     else:
         refuse_link_settings(settings)
         store.stored_array(f"targets/{settings.targets}")
         check_labels(store, settings.targets, settings.loss or fitting_loss(store, settings.targets))
-    parallelize(build_model(settings, shape_of(store, settings), store), solo_mesh())
+    wrap_model(settings, shape_of(store, settings), store, solo_mesh())
 
 
 def _measure_machine(nproc: int) -> None:

@@ -91,7 +91,8 @@ class Run:
     @property
     def best_score(self) -> float | None:
         """The best score on val; None if val was not evaluated."""
-        scores = [each["val"] for each in self.history.evaluations if "val" in each]
+        val = self.settings.list_named("val")
+        scores = [each[val] for each in self.history.evaluations if val in each]
         best = max if self.metric.higher_is_better else min
         return best(scores, default=None)
 

@@ -15,14 +15,17 @@ from gsplit.array_types import Array
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
+from gsplit.features.cache import parse_bytes
 from gsplit.graph.graph import Graph
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.inference.metrics import DEFAULT_METRICS, Metric
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
+from gsplit.planner.plan import planned_types
 from gsplit.planner.shapes import PlannedModel
-from gsplit.run.config import TrainSettings
+from gsplit.run.arrays import Labels, feature_arrays, labels_of
+from gsplit.run.config import TYPED_MODELS, TrainSettings
 from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.pairs import StoredPairs
@@ -52,6 +55,7 @@ __all__ = [
     "num_outputs",
     "own_labels",
     "refuse_link_settings",
+    "refuse_typed_settings",
 ]
 
 _VERIFY = "run gsplit inspect --verify, then restore the store or import it again"
@@ -60,9 +64,11 @@ _CONVERT = "import the labels in another form, or choose another --loss"
 
 def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView | None = None) -> TrainSettings:
     """The settings with a loss and a metric in place of None; the view shows the choice. A collective."""
+    refuse_typed_settings(settings, store)
     if settings.of_pairs:
         return choose_for_pairs(settings, store)
     refuse_link_settings(settings)
+    labels = labels_of(store, settings.targets)
     if settings.loss is not None:
         return settings.model_copy(update={"metric": settings.metric or DEFAULT_METRICS[settings.loss]})
     loss = fitting_loss(store, settings.targets)
@@ -71,7 +77,8 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
     if loss == "bce" and int(others):
         loss = "mse"
     metric = settings.metric or DEFAULT_METRICS[loss]
-    (view or RunView()).note(f"loss {loss}, metric {metric}: y holds {_describe(store, loss)} (--loss, --metric)")
+    held = f"{labels.name} holds {_describe(labels, loss)}"
+    (view or RunView()).note(f"loss {loss}, metric {metric}: {held} (--loss, --metric)")
     return settings.model_copy(update={"loss": loss, "metric": metric})
 
 
@@ -82,6 +89,27 @@ def refuse_link_settings(settings: TrainSettings) -> None:
         if is_given:
             fix = "add --task link, or leave it out"
             raise InputError(explain(name, "a setting of --task node", getattr(settings, name), fix))
+
+
+def refuse_typed_settings(settings: TrainSettings, store: Store) -> None:
+    """Refuse settings that are not built for heterogeneous graphs, and targets of a type in any other graph."""
+    if store.types is None:
+        return
+    program = "leave it out, or train in a program (docs/heterogeneous.md)"
+    refused: dict[str, tuple[bool, str]] = {
+        "task": (settings.of_pairs, "use gsplit.LinkNeighborLoader in a program (docs/heterogeneous.md)"),
+        "model": (settings.model not in TYPED_MODELS, f"choose one of {', '.join(TYPED_MODELS)}, or write a program"),
+        "jk": (settings.jk is not None, program),
+        "edge_attr": (settings.edge_attr is not None, program),
+        "edge_weight": (settings.edge_weight is not None, program),
+        "sampler": (bool(str(DrawOptions(**settings.sampler_options))), "leave it and its options out"),
+        "copies": (parse_bytes(settings.copies, "copies") > 0, "leave it out, or use --cache"),
+        "device_cache": (parse_bytes(settings.device_cache, "device_cache") > 0, "leave it out, or use --cache"),
+    }
+    for name, (is_given, fix) in refused.items():
+        if is_given:
+            got = str(DrawOptions(**settings.sampler_options)) if name == "sampler" else getattr(settings, name)
+            raise InputError(explain(name, "a setting that is built for heterogeneous graphs", got, fix))
 
 
 def choose_for_pairs(settings: TrainSettings, store: Store) -> TrainSettings:
@@ -110,97 +138,87 @@ def choose_for_pairs(settings: TrainSettings, store: Store) -> TrainSettings:
 
 def fitting_loss(store: Store, targets: str) -> str:
     """The loss that fits the labels of these targets, as far as they are held here."""
-    _check_has_labels(store)
-    if _is_classes(store):
+    labels = labels_of(store, targets)
+    if _is_classes(labels):
         return "cross_entropy"
-    if _num_columns(store) > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets)):
+    if _num_columns(labels) > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets, labels)):
         return "bce"
-    if not _is_float(store):
-        raise InputError(explain("y", "classes, columns of 0 and 1, or floats", _form(store), _CONVERT))
+    if not _is_float(labels):
+        raise InputError(explain(labels.name, "classes, columns of 0 and 1, or floats", _form(labels), _CONVERT))
     return "mse"
 
 
-def _check_has_labels(store: Store) -> None:
-    if "y" not in store.names:
-        arrays = ", ".join(sorted(store.names))
-        raise InputError(explain("the store", "labels to train on", arrays, "import labels with the graph"))
-
-
-def num_outputs(store: Store, loss: str) -> int:
+def num_outputs(labels: Labels, loss: str) -> int:
     """Columns of the model's output: one per class, or one per column of labels."""
-    _check_form(store, loss)
-    return store.num_classes if loss == "cross_entropy" else _num_columns(store)
+    _check_form(labels, loss)
+    return labels.num_classes if loss == "cross_entropy" else _num_columns(labels)
 
 
 def check_labels(store: Store, targets: str, loss: str) -> None:
     """Refuse targets without a label that the loss takes, as far as they are held here."""
-    _check_form(store, loss)
+    labels = labels_of(store, targets)
+    _check_form(labels, loss)
     if store.stored_targets(targets)[2] == 0:
         raise InputError(explain(f"targets/{targets}", "at least one target", "an empty list", "name other targets"))
     unlabelled = 0
-    for rows in _label_rows(store, targets):
+    for rows in _label_rows(store, targets, labels):
         unlabelled += int((~is_labelled(rows).reshape(rows.shape[0], -1).any(axis=1)).sum())
-        if loss == "cross_entropy" and int(rows.max()) >= store.num_classes:
-            raise StoreError(explain("y", f"classes 0..{store.num_classes - 1}", int(rows.max()), _VERIFY))
+        if loss == "cross_entropy" and int(rows.max()) >= labels.num_classes:
+            raise StoreError(explain(labels.name, f"classes 0..{labels.num_classes - 1}", int(rows.max()), _VERIFY))
         if loss == "bce" and not is_binary(rows).all():
             other = rows[~is_binary(rows)][0]
-            raise InputError(explain("y", "0, 1 or no label everywhere for --loss bce", other, _CONVERT))
+            raise InputError(explain(labels.name, "0, 1 or no label everywhere for --loss bce", other, _CONVERT))
         if np.isinf(rows).any():
-            raise InputError(explain("y", "finite values", rows[np.isinf(rows)][0], "import other labels"))
+            raise InputError(explain(labels.name, "finite values", rows[np.isinf(rows)][0], "import other labels"))
     if unlabelled:
         fix = "leave unlabelled vertices out of the targets"
         raise InputError(explain(f"targets/{targets}", "a label of every target", f"{unlabelled} without", fix))
 
 
-def _check_form(store: Store, loss: str) -> None:
-    _check_has_labels(store)
-    has_columns = store.stored_array("y").ndim <= 2
+def _check_form(labels: Labels, loss: str) -> None:
+    has_columns = labels.array.ndim <= 2
     if loss == "cross_entropy":
         expected = "one class per vertex, as integers,"
-        fits = _is_classes(store)
+        fits = _is_classes(labels)
     elif loss == "bce":
         expected = "columns of 0 and 1"
-        fits = has_columns and store.dtype("y") != "bfloat16"
+        fits = has_columns and labels.dtype != "bfloat16"
     else:
         expected = "columns of floats"
-        fits = has_columns and _is_float(store)
+        fits = has_columns and _is_float(labels)
     if not fits:
-        raise InputError(explain("y", f"{expected} for --loss {loss}", _form(store), _CONVERT))
+        raise InputError(explain(labels.name, f"{expected} for --loss {loss}", _form(labels), _CONVERT))
 
 
-def _form(store: Store) -> str:
-    return f"{store.dtype('y')} {list(store.stored_array('y').shape)}"
+def _form(labels: Labels) -> str:
+    return f"{labels.dtype} {list(labels.array.shape)}"
 
 
-def _is_classes(store: Store) -> bool:
-    labels = store.stored_array("y")
-    return labels.ndim == 1 and bool(np.issubdtype(labels.dtype, np.integer)) and store.dtype("y") != "bfloat16"
+def _is_classes(labels: Labels) -> bool:
+    whole = bool(np.issubdtype(labels.array.dtype, np.integer)) and labels.dtype != "bfloat16"
+    return labels.array.ndim == 1 and whole
 
 
-def _is_float(store: Store) -> bool:
-    return bool(np.issubdtype(store.stored_array("y").dtype, np.floating))
+def _is_float(labels: Labels) -> bool:
+    return bool(np.issubdtype(labels.array.dtype, np.floating))
 
 
-def _num_columns(store: Store) -> int:
-    labels = store.stored_array("y")
-    return 1 if labels.ndim == 1 else int(labels.shape[1])
+def _num_columns(labels: Labels) -> int:
+    return 1 if labels.array.ndim == 1 else int(labels.array.shape[1])
 
 
 def own_labels(store: Store, targets: str, mesh: Mesh) -> Array:
     """Labels of the targets that this rank owns; each target is owned by one rank. A collective."""
     ranks = flat_mesh(mesh)
     local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
-    rows: Array = store.stored_array("y")[local.targets(targets).ids - store.vertex_range[0]]
-    return rows
+    return labels_of(store, targets).rows(store, local.targets(targets).ids)
 
 
-def _label_rows(store: Store, targets: str) -> Iterator[Array]:
-    labels = store.stored_array("y")
-    first = store.vertex_range[0]
+def _label_rows(store: Store, targets: str, labels: Labels) -> Iterator[Array]:
     ids, positions, num_targets = store.stored_targets(targets)
     stored = StoredTargets(name=targets, ids=ids, positions=positions, num_targets=num_targets, held=store.vertex_range)
     for _, piece in stored.pieces():
-        yield labels[piece - first]
+        yield labels.rows(store, np.asarray(piece, np.int64))
 
 
 def is_labelled(rows: Array) -> Array:
@@ -215,10 +233,10 @@ def is_binary(rows: Array) -> Array:
     return found
 
 
-def _describe(store: Store, loss: str) -> str:
+def _describe(labels: Labels, loss: str) -> str:
     if loss == "cross_entropy":
-        return f"{store.num_classes} classes"
-    return f"{_num_columns(store)} column(s) of {'0 and 1' if loss == 'bce' else store.dtype('y')}"
+        return f"{labels.num_classes} classes"
+    return f"{_num_columns(labels)} column(s) of {'0 and 1' if loss == 'bce' else labels.dtype}"
 
 
 _BALANCED = "balanced"
@@ -236,7 +254,7 @@ def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction
         raise InputError(explain("class_weights", "--loss cross_entropy", settings.loss, fix))
     if settings.class_weights == _BALANCED:
         return weighted_cross_entropy(balanced_weights(_count_classes(store, settings.targets, mesh)))
-    return weighted_cross_entropy(_parse(settings.class_weights, store.num_classes))
+    return weighted_cross_entropy(_parse(settings.class_weights, labels_of(store, settings.targets).num_classes))
 
 
 def _parse(text: str, num_classes: int) -> list[float]:
@@ -263,8 +281,9 @@ def balanced_weights(counts: Tensor) -> Tensor:
 
 def _count_classes(store: Store, targets: str, mesh: Mesh) -> Tensor:
     """Targets of every class, each counted by its owner. A collective."""
-    labels = own_labels(store, targets, mesh)
-    counts = torch.from_numpy(np.bincount(labels[labels >= 0], minlength=store.num_classes)).to(mesh.device)
+    rows = own_labels(store, targets, mesh)
+    num_classes = labels_of(store, targets).num_classes
+    counts = torch.from_numpy(np.bincount(rows[rows >= 0], minlength=num_classes)).to(mesh.device)
     mesh.world.all_reduce(Call("count classes"), counts).wait()
     return counts
 
@@ -274,11 +293,11 @@ _ERRORS = ("rmse", "mae")
 
 def check_metric_labels(store: Store, names: Sequence[str], metrics: Sequence[Metric], loss: str, mesh: Mesh) -> None:
     """Refuse metrics that do not fit the labels of these target lists. A collective."""
-    is_float = np.issubdtype(store.stored_array("y").dtype, np.floating)
+    labels = labels_of(store, names[0])
     for metric in metrics:
-        if metric.name in _ERRORS and (loss == "cross_entropy" or not is_float):
+        if metric.name in _ERRORS and (loss == "cross_entropy" or not _is_float(labels)):
             fix = "choose accuracy, f1_micro, f1_macro or roc_auc"
-            raise InputError(explain(f"metric {metric.name}", "float labels", store.dtype("y"), fix))
+            raise InputError(explain(f"metric {metric.name}", "float labels", labels.dtype, fix))
     of_classes = [metric.name for metric in metrics if metric.name not in _ERRORS]
     for place, name in enumerate(names):
         rows = own_labels(store, name, mesh)
@@ -289,15 +308,15 @@ def check_metric_labels(store: Store, names: Sequence[str], metrics: Sequence[Me
         if of_classes and loss != "cross_entropy" and others:
             got = f"{others} other labels in targets/{name}"
             raise InputError(explain(f"metric {of_classes[0]}", "labels of 0 and 1", got, "choose rmse or mae"))
-        if place == 0 and "roc_auc" in of_classes and not _has_both_kinds(rows, store, loss, mesh):
+        if place == 0 and "roc_auc" in of_classes and not _has_both_kinds(rows, labels, loss, mesh):
             fix = "choose another metric, or other targets"
             raise InputError(explain("metric roc_auc", f"targets/{name} of both kinds", "targets of one kind", fix))
 
 
-def _has_both_kinds(rows: Array, store: Store, loss: str, mesh: Mesh) -> bool:
+def _has_both_kinds(rows: Array, labels: Labels, loss: str, mesh: Mesh) -> bool:
     """Whether there are two classes, or a column with both 0 and 1. A collective."""
     if loss == "cross_entropy":
-        counts = _sum(mesh, np.bincount(rows[rows >= 0], minlength=store.num_classes))
+        counts = _sum(mesh, np.bincount(rows[rows >= 0], minlength=labels.num_classes))
         return sum(count > 0 for count in counts) > 1
     columns = rows.reshape(rows.shape[0], -1)
     zeros, ones = (_sum(mesh, (columns == kind).sum(axis=0)) for kind in (0, 1))
@@ -324,12 +343,13 @@ def choose_strategy(
         num_classes=shape.num_classes,
         num_layers=settings.num_layers,
         heads=settings.heads,
+        types=planned_types(store, feature_arrays(settings, store)),
     )
     steps = PlannedSteps(
         input_nodes=None if settings.of_pairs else settings.targets,
         num_neighbors=settings.fanout,
         batch_size=settings.batch_size,
-        features=settings.feature_names,
+        features=feature_arrays(settings, store),
         on_disk=settings.features_on_disk,
         cache=settings.cache,
         copies=settings.copies,

@@ -23,6 +23,7 @@ __all__ = [
     "LINK_SETTINGS",
     "MAX_LAYERS",
     "MODELS",
+    "TYPED_MODELS",
     "TrainSettings",
     "applies_to_verify",
     "check_settings",
@@ -32,6 +33,9 @@ __all__ = [
 
 MODELS = ("sage", "sage_max", "gat", "gatv2", "gin", "pna", "transformer", "graphconv", "edgecnn", "gcn", "gine")
 """Names of the stock models; ``run.models`` makes them."""
+
+TYPED_MODELS = ("sage", "sage_max", "gat", "gatv2", "transformer", "graphconv")
+"""Those of them that are made for heterogeneous graphs, with a layer for every edge type."""
 
 MAX_LAYERS = 64
 """Largest number of layers. A deeper model takes minutes to build."""
@@ -121,7 +125,9 @@ class TrainSettings(BaseModel):
         None, gt=0.0, le=1e30, description="clip the gradient to this norm", json_schema_extra=_ONLY_TRAINING
     )
     seed: int = Field(0, ge=0, lt=1 << 63, description="seed of the mini-batches, the dropout and the initial weights")
-    targets: str = Field("train", description="stored targets to train on")
+    targets: str = Field(
+        "train", description="stored targets to train on; in a heterogeneous graph with their type: paper/train"
+    )
     pairs: str = Field("train", description="stored pairs to train on, for --task link")
     neg_sampling: Literal["none", "binary", "triplet", "joint", "in_batch"] | None = Field(
         None, description="negatives for --task link [default: binary; triplet for bpr; none for pairs with labels]"
@@ -241,6 +247,15 @@ class TrainSettings(BaseModel):
     def of_pairs(self) -> bool:
         """Whether the run is of link prediction."""
         return self.task == "link"
+
+    @property
+    def vertex_type(self) -> str | None:
+        """The type of the targets of a heterogeneous graph, which their name begins with."""
+        return self.targets.rpartition("/")[0] or None
+
+    def list_named(self, name: str) -> str:
+        """The targets of this name of the same vertex type, or the pairs: "val" becomes "paper/val" with types."""
+        return name if self.of_pairs or self.vertex_type is None else f"{self.vertex_type}/{name}"
 
     def count_targets(self, store: "Store") -> int:
         """The targets of an epoch: vertices or pairs."""

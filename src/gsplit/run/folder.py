@@ -36,7 +36,7 @@ from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_ato
 from gsplit.files.untrusted import Expected, open_regular, read_bounded, read_document
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape, history_as_dict
-from gsplit.store.manifest import ClassNames, ColumnNames
+from gsplit.store.manifest import MAX_EDGE_TYPES, MAX_VERTEX_TYPES, ClassNames, ColumnNames, Word
 from gsplit.training.checkpoints.files import latest_file, list_checkpoints, remove_unused
 from gsplit.training.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file, write_tensor_file
 from gsplit.training.train_state import History
@@ -292,6 +292,7 @@ def finish_run(
 # Reading.
 
 _Size = Annotated[int, Field(ge=0, le=1 << 40)]
+_Ends = Annotated[list[Word], Field(min_length=3, max_length=3)]
 
 
 class _Shape(BaseModel):
@@ -302,6 +303,8 @@ class _Shape(BaseModel):
     num_edge_features: _Size | None
     class_names: ClassNames = []
     feature_columns: ColumnNames = []
+    widths: Annotated[dict[Word, _Size], Field(max_length=MAX_VERTEX_TYPES)] = {}
+    edge_types: Annotated[list[_Ends], Field(max_length=MAX_EDGE_TYPES)] = []
 
 
 class _Document(BaseModel):
@@ -329,6 +332,8 @@ def read_settings(path: Path) -> tuple[TrainSettings, ModelShape]:
         num_edge_features=found.num_edge_features,
         class_names=tuple(found.class_names),
         feature_columns=tuple(found.feature_columns),
+        widths=found.widths,
+        edge_types=tuple((src, name, dst) for src, name, dst in found.edge_types),
     )
     return check_settings(document.settings, lambda key: f"{path}: settings.{key}"), shape
 

@@ -17,19 +17,18 @@ from gsplit.inference.infer import write_predictions
 from gsplit.inference.prediction_table import What, default_what
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
+from gsplit.run.arrays import array_names, labels_of, typed_widths
 from gsplit.run.choices import check_degrees, choose_loss, choose_strategy, fitting_loss, make_loss, num_outputs
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
-from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model
+from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model, make_typed_model
 from gsplit.run.results import InferenceResult, ModelShape
 from gsplit.sampling.pairs import Negatives, StoredPairs
 from gsplit.store.reader import Store
 from gsplit.training.verification import Verification, verify
 
 __all__ = [
-    "ArrayOptions",
     "PairOptions",
-    "array_names",
     "build_model",
     "check_new_file",
     "choose_what",
@@ -37,16 +36,28 @@ __all__ = [
     "pair_options",
     "shape_of",
     "verify_run",
+    "wrap_model",
 ]
 
 
 def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
     """Input and output width of a model for a store. The outputs of link prediction are embeddings."""
     outputs = settings.embedding
+    class_names: tuple[str, ...] = ()
     if not settings.of_pairs:
-        outputs = num_outputs(store, settings.loss or fitting_loss(store, settings.targets))
+        labels = labels_of(store, settings.targets)
+        outputs = num_outputs(labels, settings.loss or fitting_loss(store, settings.targets))
+        class_names = labels.class_names
     if outputs < 1:
         raise InputError(explain("y", "at least one class", f"{outputs} classes", "import labels with the graph"))
+    if store.types is not None:
+        return ModelShape(
+            num_features=0,
+            num_classes=outputs,
+            class_names=class_names,
+            widths=typed_widths(settings, store),
+            edge_types=store.types.edge_types,
+        )
     edge_features = None
     if settings.edge_attr is not None:
         shape = store.stored_array(f"edges/{settings.edge_attr}").shape
@@ -55,7 +66,7 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
         num_features=_num_columns(store, settings),
         num_classes=outputs,
         num_edge_features=edge_features,
-        class_names=() if settings.of_pairs else store.class_names,
+        class_names=class_names,
         feature_columns=_columns(store, settings),
     )
 
@@ -70,11 +81,19 @@ def _columns(store: Store, settings: TrainSettings) -> tuple[str, ...]:
 
 
 def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) -> None:
-    """Refuse features whose number or order of columns differs from training."""
+    """Refuse features whose number or order of columns differs from training, and other types."""
+    fix = "give the store it was trained on, or one like it"
+    if store.types is not None or trained.widths:
+        edge_types = () if store.types is None else store.types.edge_types
+        widths = {} if store.types is None else typed_widths(settings, store)
+        if widths != trained.widths:
+            raise InputError(explain(store.path, f"features by type {dict(trained.widths)}", widths, fix))
+        if edge_types != trained.edge_types:
+            raise InputError(explain(store.path, f"edge types {trained.edge_types}", edge_types, fix))
+        return
     width = _num_columns(store, settings)
     columns = _columns(store, settings)
     if width != trained.num_features:
-        fix = "give the store it was trained on, or one like it"
         raise InputError(explain(store.path, f"{trained.num_features} features", width, fix))
     if columns and trained.feature_columns and columns != trained.feature_columns:
         place = next(i for i in range(width) if columns[i] != trained.feature_columns[i])
@@ -83,14 +102,6 @@ def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) 
             "import with --feature-column for each of them, in the order that gsplit inspect --json shows of that store"
         )
         raise InputError(explain(store.path, expected, columns[place], fix))
-
-
-class ArrayOptions(TypedDict):
-    """Names of stored arrays, as keyword arguments of the loader, inference and verification."""
-
-    features: list[str]
-    edge_attr: str | None
-    edge_weight: str | None
 
 
 class PairOptions(TypedDict, total=False):
@@ -107,11 +118,6 @@ def pair_options(settings: TrainSettings) -> PairOptions:
     return {"edge_label_index": stored.name, "neg_sampling": stored.negatives}
 
 
-def array_names(settings: TrainSettings) -> ArrayOptions:
-    """The stored arrays that a run trains from."""
-    return {"features": settings.feature_names, "edge_attr": settings.edge_attr, "edge_weight": settings.edge_weight}
-
-
 def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Module:
     """The model of some settings. Its initial weights depend on the seed only."""
     if settings.edge_weight is not None and settings.model not in EDGE_WEIGHT_MODELS:
@@ -121,6 +127,20 @@ def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Mod
     if settings.model == "pna":
         degrees = torch.from_numpy(np.bincount(check_degrees(store.graph)))
     torch.manual_seed(settings.seed)
+    if shape.widths:
+        assert settings.vertex_type is not None
+        return make_typed_model(
+            settings.model,
+            widths=shape.widths,
+            edge_types=shape.edge_types,
+            vertex_type=settings.vertex_type,
+            hidden_channels=settings.hidden,
+            num_layers=settings.num_layers,
+            out_channels=shape.num_classes,
+            dropout=settings.dropout,
+            norm=settings.norm,
+            heads=settings.heads,
+        )
     return make_model(
         settings.model,
         in_channels=shape.num_features,
@@ -134,6 +154,18 @@ def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Mod
         degrees=degrees,
         edge_dim=shape.num_edge_features,
     )
+
+
+def wrap_model(settings: TrainSettings, shape: ModelShape, store: Store, mesh: Mesh) -> Module:
+    """The model of some settings, wrapped by ``parallelize``. A collective."""
+    return wrap(build_model(settings, shape, store), shape, store, mesh)
+
+
+def wrap(model: Module, shape: ModelShape, store: Store, mesh: Mesh) -> Module:
+    """A model wrapped by ``parallelize``. A collective."""
+    if not shape.widths:
+        return parallelize(model, mesh)
+    return parallelize(model, mesh, graph=store, num_features=shape.widths)
 
 
 def infer_run(
@@ -156,15 +188,16 @@ def infer_run(
     model = build_model(settings, shape, store)
     load_weights(run, model)
     made = write_predictions(
-        parallelize(model, mesh),
+        wrap(model, shape, store, mesh),
         store,
         out,
         what=what,
-        only=only,
+        only=only if settings.vertex_type is None or only is None else only.removeprefix(f"{settings.vertex_type}/"),
+        vertex_type=settings.vertex_type,
         class_names=shape.class_names,
         workspace=workspace,
         progress=progress,
-        **array_names(settings),
+        **array_names(settings, store),
     )
     return InferenceResult(made, mesh.size)
 
@@ -206,5 +239,5 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
         lr=settings.lr,
         loss_fn=make_loss(settings, store, mesh),
         **settings.sampler_options,
-        **array_names(settings),
+        **array_names(settings, store),
     )

@@ -3,7 +3,8 @@
 ``as_dict`` converts results to the documents of ``--json`` and ``history.json``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,19 @@ __all__ = ["EpochReport", "InferenceResult", "ModelShape", "RunView", "TrainResu
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a stock model. ``num_classes``: its outputs, one per class or per column of y."""
+    """Sizes of a stock model. ``num_classes``: its outputs, one per class or per column of y.
+
+    ``widths``: input columns of every vertex type of a heterogeneous graph, in place of ``num_features``, which is then
+    0; and its edge types.
+    """
 
     num_features: int
     num_classes: int
     num_edge_features: int | None = None
     class_names: tuple[str, ...] = ()
     feature_columns: tuple[str, ...] = ()
+    widths: Mapping[str, int] = field(default_factory=dict)
+    edge_types: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
 from gsplit.loading.plan import stored_checksums
-from gsplit.nn.parallelize import parallelize
+from gsplit.run.arrays import array_names, feature_arrays
 from gsplit.run.choices import (
     check_labels,
     check_metric_labels,
@@ -53,7 +53,7 @@ from gsplit.run.folder import (
     training_folder,
     write_settings,
 )
-from gsplit.run.recipe import array_names, build_model, pair_options, shape_of
+from gsplit.run.recipe import pair_options, shape_of, wrap_model
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
 from gsplit.sampling.draws import DrawOptions
 from gsplit.store.reader import Store
@@ -118,12 +118,18 @@ class _Run:
         return self.out is not None and self.settings.save_every != 0
 
     @property
+    def val(self) -> str:
+        """The name of the targets or pairs that decide which weights are best."""
+        return self.settings.list_named("val")
+
+    @property
     def evaluated(self) -> list[str]:
         """The names of the targets or pairs that are evaluated."""
         if self.settings.of_pairs:
             listed = [name for name in ("val", "test") if name in self.store.pair_names]
             return [name for name in listed if self.store.pairs(name).shape[0]]
-        stored = [name for name in ("val", "test") if f"targets/{name}" in self.store.names]
+        named = [self.settings.list_named(name) for name in ("val", "test")]
+        stored = [name for name in named if f"targets/{name}" in self.store.names]
         return [name for name in stored if self.store.stored_targets(name)[2]]
 
     @property
@@ -147,13 +153,14 @@ class _Run:
         if settings.metric is not None:
             found["metric"] = settings.metric.split(",")[0]
         found["store parts"] = str(len(self.store.part_boundaries) - 1)
-        arrays = ["indptr", "indices", "original_ids", "y"]
-        arrays += [f"features/{name}" for name in settings.feature_names]
+        arrays = ["indptr", "indices", "edge_type", "original_ids", "y"]
+        arrays += [f"y/{settings.vertex_type}"]
+        arrays += [f"features/{name}" for name in feature_arrays(settings, self.store)]
         if settings.of_pairs:
             lists = (settings.pairs, "val", "test")
             arrays += [f"{kind}/{name}" for kind in ("pairs", "pair_labels", "pair_negatives") for name in lists]
         else:
-            arrays += [f"targets/{name}" for name in (settings.targets, "val", "test")]
+            arrays += [f"targets/{name}" for name in (settings.targets, self.val, settings.list_named("test"))]
         arrays += [f"edges/{name}" for name in (settings.edge_attr, settings.edge_weight, settings.weight_attr)]
         return found | stored_checksums(self.store, arrays)
 
@@ -162,7 +169,7 @@ class _Run:
         if len(history.losses) >= self.num_steps:
             return True
         patience = self.settings.patience
-        scores = [evaluation.scores["val"] for evaluation in history.evaluations if "val" in evaluation.scores]
+        scores = [each.scores[self.val] for each in history.evaluations if self.val in each.scores]
         if patience is None or len(scores) <= patience:
             return False
         metric = self.metrics[0]
@@ -294,12 +301,12 @@ def _end_epoch(trainer: Trainer, run: _Run, schedule: EvaluationSchedule, view: 
         if run.saves:  # a run that is killed during a long evaluation repeats only the evaluation
             trainer.save_in_background()
         options: LinkEvaluationOptions = {"workspace": run.workspace}
-        options.update(cast(LinkEvaluationOptions, array_names(run.settings)))
+        options.update(cast(LinkEvaluationOptions, array_names(run.settings, run.store)))
         if run.settings.of_pairs:
             options["num_negatives"] = run.settings.ranked_negatives
-        scores = trainer.evaluate(run.store, run.evaluated, keep_best="val", **options)
-        if "val" not in scores:
-            view.note(f"{run.metrics[0].name} of val is not a finite number: this epoch cannot be the best")
+        scores = trainer.evaluate(run.store, run.evaluated, keep_best=run.val, **options)
+        if run.val not in scores:
+            view.note(f"{run.metrics[0].name} of {run.val} is not a finite number: this epoch cannot be the best")
         if run.saves:
             trainer.save_in_background()
     first = (state.num_steps - 1) // steps_per_epoch * steps_per_epoch
@@ -350,13 +357,13 @@ def _finish(run: _Run, out: Path, state: TrainState) -> None:
 def _make_schedule(run: _Run) -> EvaluationSchedule:
     settings = run.settings
     names = run.evaluated
-    if (settings.evaluate_every or settings.patience) and "val" not in names:
+    if (settings.evaluate_every or settings.patience) and run.val not in names:
         key = "evaluate_every" if settings.evaluate_every else "patience"
         what = "pairs" if settings.of_pairs else "targets"
         got = f"{run.store.path} with {', '.join(names) or 'neither val nor test'} {what}"
         fix = f"import the store with val {what}, or leave the option out"
         raise InputError(explain(key, f"val {what} to evaluate on", got, fix))
-    every = settings.evaluate_every if "val" in names else 0
+    every = settings.evaluate_every if run.val in names else 0
     if every is not None:
         return EvaluationSchedule(every, cost=0)
     if settings.of_pairs:  # with their negatives they mostly reach every vertex
@@ -434,7 +441,7 @@ def _make_trainer(
     settings = run.settings
     mesh = run.mesh
     out = run.out if writes else None
-    model = parallelize(build_model(settings, run.shape, run.store), mesh)
+    model = wrap_model(settings, run.shape, run.store, mesh)
     make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, input_nodes=settings.targets)
     if settings.of_pairs:
         make = partial(LinkNeighborLoader, **pair_options(settings))
@@ -453,7 +460,7 @@ def _make_trainer(
         features_on_disk=settings.features_on_disk,
         telemetry=None if out is None else telemetry_path(out, mesh.rank),
         **settings.sampler_options,
-        **array_names(settings),
+        **array_names(settings, run.store),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate(settings, run.num_steps))

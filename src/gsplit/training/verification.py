@@ -25,7 +25,7 @@ from gsplit.graph.types import EdgeType
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
-from gsplit.minibatch.local_graph import Features, InputNodes
+from gsplit.minibatch.local_graph import ArrayNames, Features, InputNodes
 from gsplit.nn.parallelize import call_wrapped, parallelize
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.relations import RelationFanouts
@@ -74,7 +74,8 @@ def _train(
     graph: GraphStore | None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Losses, gradients of all parameters in all steps, and the last buffers, on the host."""
-    model = parallelize(copy.deepcopy(model).double().train(), mesh, graph=graph)
+    widths = None if graph is None else _widths(graph, loader.arrays)
+    model = parallelize(copy.deepcopy(model).double().train(), mesh, graph=graph, num_features=widths)
     losses: list[float] = []
     gradients: list[Tensor] = []
     for number in range(steps):
@@ -89,6 +90,16 @@ def _train(
         _descend(list(model.parameters()), lr)
         model.zero_grad()
     return torch.tensor(losses, dtype=torch.float64), gradients, [b.double().cpu() for b in model.buffers()]
+
+
+def _widths(graph: GraphStore, arrays: ArrayNames) -> dict[str, int] | None:
+    """The widths of the rows of every vertex type; None for the features ``x``, which ``parallelize`` reads."""
+    if all(names == [f"{of}/x"] for of, names in arrays.of_types.items()):
+        return None
+    shapes = {
+        of: [graph.stored_array(f"features/{name}").shape for name in names] for of, names in arrays.of_types.items()
+    }
+    return {of: sum(shape[1] for shape in found) for of, found in shapes.items()}
 
 
 @torch.no_grad()
