@@ -115,7 +115,9 @@ def draw_run(run: Run) -> Any:
             points = [(each["epoch"], each[name]) for each in history.evaluations if name in each]
             epochs = [epoch for epoch, _ in points]
             scores = [score for _, score in points]
-            axes.plot(epochs, scores, "o-", color=_SCORES.get(name, "#495057"), label=name, markersize=4)
+            axes.plot(
+                epochs, scores, "o-", color=_SCORES.get(name.rpartition("/")[2], "#495057"), label=name, markersize=4
+            )
         axes.xaxis.get_major_locator().set_params(integer=True)
         tidy(axes, f"{run.name}: exact {run.metric.name} after epochs", x="epoch", y=run.metric.name)
         axes.legend(fontsize=8, frameon=False)
