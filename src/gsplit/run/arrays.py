@@ -17,11 +17,11 @@ from gsplit.minibatch.local_graph import ArrayNames
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store
 
-__all__ = ["ArrayOptions", "Labels", "array_names", "feature_arrays", "labels_of", "typed_widths"]
+__all__ = ["ArrayOptions", "TargetLabels", "array_names", "feature_arrays", "labels_of", "typed_widths"]
 
 
 @dataclass(frozen=True)
-class Labels:
+class TargetLabels:
     """The labels of the vertices that targets are of."""
 
     name: str
@@ -39,7 +39,7 @@ class Labels:
         return found
 
 
-def labels_of(store: Store, targets: str) -> Labels:
+def labels_of(store: Store, targets: str) -> TargetLabels:
     """The labels of some targets; refused if there are none."""
     vertex_type = targets.rpartition("/")[0] if store.types is not None else ""
     if store.types is not None:
@@ -54,7 +54,7 @@ def labels_of(store: Store, targets: str) -> Labels:
         entry = store.manifest.vertex_types[store.types.number(vertex_type)]
         num_classes = entry.num_classes
         class_names = tuple(entry.class_names)
-    return Labels(name, store.stored_array(name), store.dtype(name), num_classes, class_names)
+    return TargetLabels(name, store.stored_array(name), store.dtype(name), num_classes, class_names)
 
 
 class ArrayOptions(TypedDict):

@@ -24,7 +24,7 @@ from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
 from gsplit.planner.plan import planned_types
 from gsplit.planner.shapes import PlannedModel
-from gsplit.run.arrays import Labels, feature_arrays, labels_of
+from gsplit.run.arrays import TargetLabels, feature_arrays, labels_of
 from gsplit.run.config import TYPED_MODELS, TrainSettings
 from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.draws import DrawOptions
@@ -148,7 +148,7 @@ def fitting_loss(store: Store, targets: str) -> str:
     return "mse"
 
 
-def num_outputs(labels: Labels, loss: str) -> int:
+def num_outputs(labels: TargetLabels, loss: str) -> int:
     """Columns of the model's output: one per class, or one per column of labels."""
     _check_form(labels, loss)
     return labels.num_classes if loss == "cross_entropy" else _num_columns(labels)
@@ -175,7 +175,7 @@ def check_labels(store: Store, targets: str, loss: str) -> None:
         raise InputError(explain(f"targets/{targets}", "a label of every target", f"{unlabelled} without", fix))
 
 
-def _check_form(labels: Labels, loss: str) -> None:
+def _check_form(labels: TargetLabels, loss: str) -> None:
     has_columns = labels.array.ndim <= 2
     if loss == "cross_entropy":
         expected = "one class per vertex, as integers,"
@@ -190,31 +190,31 @@ def _check_form(labels: Labels, loss: str) -> None:
         raise InputError(explain(labels.name, f"{expected} for --loss {loss}", _form(labels), _CONVERT))
 
 
-def _form(labels: Labels) -> str:
+def _form(labels: TargetLabels) -> str:
     return f"{labels.dtype} {list(labels.array.shape)}"
 
 
-def _is_classes(labels: Labels) -> bool:
+def _is_classes(labels: TargetLabels) -> bool:
     whole = bool(np.issubdtype(labels.array.dtype, np.integer)) and labels.dtype != "bfloat16"
     return labels.array.ndim == 1 and whole
 
 
-def _is_float(labels: Labels) -> bool:
+def _is_float(labels: TargetLabels) -> bool:
     return bool(np.issubdtype(labels.array.dtype, np.floating))
 
 
-def _num_columns(labels: Labels) -> int:
+def _num_columns(labels: TargetLabels) -> int:
     return 1 if labels.array.ndim == 1 else int(labels.array.shape[1])
 
 
 def own_labels(store: Store, targets: str, mesh: Mesh) -> Array:
-    """Labels of the targets that this rank owns; each target is owned by one rank. A collective."""
+    """TargetLabels of the targets that this rank owns; each target is owned by one rank. A collective."""
     ranks = flat_mesh(mesh)
     local = LocalGraph(store, ranks, inference_ownership(store, ranks, None))
     return labels_of(store, targets).rows(store, local.targets(targets).ids)
 
 
-def _label_rows(store: Store, targets: str, labels: Labels) -> Iterator[Array]:
+def _label_rows(store: Store, targets: str, labels: TargetLabels) -> Iterator[Array]:
     ids, positions, num_targets = store.stored_targets(targets)
     stored = StoredTargets(name=targets, ids=ids, positions=positions, num_targets=num_targets, held=store.vertex_range)
     for _, piece in stored.pieces():
@@ -233,7 +233,7 @@ def is_binary(rows: Array) -> Array:
     return found
 
 
-def _describe(labels: Labels, loss: str) -> str:
+def _describe(labels: TargetLabels, loss: str) -> str:
     if loss == "cross_entropy":
         return f"{labels.num_classes} classes"
     return f"{_num_columns(labels)} column(s) of {'0 and 1' if loss == 'bce' else labels.dtype}"
@@ -313,7 +313,7 @@ def check_metric_labels(store: Store, names: Sequence[str], metrics: Sequence[Me
             raise InputError(explain("metric roc_auc", f"targets/{name} of both kinds", "targets of one kind", fix))
 
 
-def _has_both_kinds(rows: Array, labels: Labels, loss: str, mesh: Mesh) -> bool:
+def _has_both_kinds(rows: Array, labels: TargetLabels, loss: str, mesh: Mesh) -> bool:
     """Whether there are two classes, or a column with both 0 and 1. A collective."""
     if loss == "cross_entropy":
         counts = _sum(mesh, np.bincount(rows[rows >= 0], minlength=labels.num_classes))
