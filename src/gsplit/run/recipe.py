@@ -128,12 +128,11 @@ def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Mod
         degrees = torch.from_numpy(np.bincount(check_degrees(store.graph)))
     torch.manual_seed(settings.seed)
     if shape.widths:
-        assert settings.vertex_type is not None
         return make_typed_model(
             settings.model,
             widths=shape.widths,
             edge_types=shape.edge_types,
-            vertex_type=settings.vertex_type,
+            vertex_type=settings.vertex_type or settings.targets,
             hidden_channels=settings.hidden,
             num_layers=settings.num_layers,
             out_channels=shape.num_classes,

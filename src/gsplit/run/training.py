@@ -153,8 +153,8 @@ class _Run:
         if settings.metric is not None:
             found["metric"] = settings.metric.split(",")[0]
         found["store parts"] = str(len(self.store.part_boundaries) - 1)
-        arrays = ["indptr", "indices", "edge_type", "original_ids", "y"]
-        arrays += [f"y/{settings.vertex_type}"]
+        arrays = ["indptr", "indices", "edge_type", "original_ids"]
+        arrays.append("y" if settings.vertex_type is None else f"y/{settings.vertex_type}")
         arrays += [f"features/{name}" for name in feature_arrays(settings, self.store)]
         if settings.of_pairs:
             lists = (settings.pairs, "val", "test")
