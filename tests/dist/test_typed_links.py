@@ -4,7 +4,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typed_link_programs import NEGATIVES, RATED_BY, RATES, STRATEGIES, VIEWS, TypedLinks, rated, train_typed_links
+from typed_link_programs import (
+    NEGATIVES,
+    RATED_BY,
+    RATES,
+    STRATEGIES,
+    VIEWS,
+    TypedLinks,
+    evaluate_typed_pairs,
+    rated,
+    train_typed_links,
+)
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit_bench.ranks import run_ranks
@@ -44,3 +54,14 @@ def test_a_device_that_samples_draws_and_excludes_the_same() -> None:
     one = train_typed_links(solo_mesh(), 1, [(mode, "split") for mode, _ in cases])
     for rank in run_ranks(train_typed_links, 2, 5, cases, device="sim:0", sample_device="sim:0"):
         assert all(_differ(wanted, run) <= BOUND for wanted, run in zip(one, rank, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rankings_of_pairs_of_types_do_not_depend_on_ranks_and_parts(ranks: int) -> None:
+    """The one process is compared with a loop over all pairs in tests/unit/inference."""
+    (one,) = evaluate_typed_pairs(solo_mesh(), [1])
+    assert len({tuple(scores.values()) for scores in one}) == len(one)  # lists, negatives and decoders matter
+    for rank in run_ranks(evaluate_typed_pairs, ranks, [3, 4]):
+        for found in rank:
+            for scores, wanted in zip(found, one, strict=True):
+                assert scores == pytest.approx(wanted, abs=1e-12)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,8 +43,8 @@ def rated() -> np.ndarray[Any, Any]:
     return np.unique(np.stack([src, rng.integers(0, COUNTS["item"], 300)]), axis=1)
 
 
-def link_store(num_parts: int) -> MemoryStore:
-    """The graph in parts. Tags are in one part only."""
+def link_graph() -> tuple[dict[Any, Any], dict[str, Any]]:
+    """The edges of every relation, and the features of every type."""
     rng = np.random.default_rng(6)
     ends = rated()
     like = rng.integers(0, COUNTS["item"], (2, 150))
@@ -56,9 +57,14 @@ def link_store(num_parts: int) -> MemoryStore:
         TAGS: (tags[0], tags[1]),
         TAGGED: (tags[1], tags[0]),
     }
-    arrays: dict[str, Any] = {
-        f"features/{name}/x": (rng.normal(size=(count, WIDTHS[name])), "float64") for name, count in COUNTS.items()
-    }
+    return edges, {name: rng.normal(size=(count, WIDTHS[name])) for name, count in COUNTS.items()}
+
+
+def link_store(num_parts: int) -> MemoryStore:
+    """The graph in parts. Tags are in one part only."""
+    rng = np.random.default_rng(7)
+    edges, features = link_graph()
+    arrays: dict[str, Any] = {f"features/{name}/x": (x, "float64") for name, x in features.items()}
     parts = {name: rng.integers(0, num_parts, count) for name, count in COUNTS.items()}
     parts["tag"] = 0 * parts["tag"]
     return typed_store(COUNTS, edges, parts, arrays, {})
@@ -151,3 +157,48 @@ def _pairs_of(batch: TypedLinkBatch, z_dict: dict[str, Tensor]) -> set[tuple[int
     assert set(z_dict) == {"user", "item"} and all(z_dict[name].size(0) == ids[name].numel() for name in ids)
     index = batch.pair_rows.index[:, : batch.input_id.numel()]
     return set(zip(ids["user"][index[0]].tolist(), ids["item"][index[1]].tolist(), strict=True))
+
+
+METRICS = ("mrr", "hits@1", "hits@5")
+
+
+def plain_rows(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of PyG's model on the whole graph, by type."""
+    edges, features = link_graph()
+    plain = Encoder().double().eval()
+    plain.load_state_dict(weights)
+    edge_index_dict = {of: torch.from_numpy(np.stack(ends)) for of, ends in edges.items()}
+    with torch.no_grad():
+        found: dict[str, Tensor] = plain({of: torch.from_numpy(x) for of, x in features.items()}, edge_index_dict)
+    return found
+
+
+def with_stored_negatives(store: MemoryStore) -> MemoryStore:
+    """The graph with stored pairs "test" and 7 fixed negatives of each, by ids in the types."""
+    pairs = rated()[:, ::3]
+    negatives = np.random.default_rng(9).integers(0, COUNTS["item"], (pairs.shape[1], 7))
+    negatives[:, 3] = pairs[1]  # a tie
+    arrays = store.arrays | {"pairs/test": pairs.T, "pair_negatives/test": negatives}
+    return MemoryStore(store.graph, store.part_boundaries, arrays, store.dtypes, types=store.types)
+
+
+def evaluate_typed_pairs(mesh: Mesh, numbers_of_parts: list[int]) -> list[list[dict[str, float]]]:
+    """Scores with keyed negatives of many and of few pairs, with stored negatives, and of pairs of one type."""
+    model = parallelize(make_encoder(), mesh, graph=link_store(2))
+    pairs = torch.from_numpy(rated()[:, ::3])
+    same = torch.stack([pairs[1], pairs[1].roll(1)])
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gsplit.inference.evaluate_links._ROUND_ENDPOINTS", 200)
+        for num_parts in numbers_of_parts:
+            store = with_stored_negatives(link_store(num_parts))
+            lists: list[tuple[Any, dict[str, Any]]] = [
+                ((RATES, pairs), {"num_negatives": 20}),
+                ((RATES, "test"), {}),
+                ((RATES, pairs[:, :2]), {"num_negatives": 3, "seed": 5}),
+                ((LIKE, same), {"num_negatives": 250}),
+                ((RATED_BY, pairs.flip(0)), {"num_negatives": 20, "decoder": lambda a, b: (a - b).abs().sum(-1)}),
+            ]
+            scores = [gsplit.evaluate_links(model, store, of, metrics=METRICS, **given) for of, given in lists]
+            found.append(scores)
+    return found

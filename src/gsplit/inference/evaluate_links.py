@@ -10,6 +10,9 @@ A pair's rank among its K negatives follows OGB: ties count half. With s the sco
 
 A score of NaN is the lowest of a pair and the highest of a negative. A negative that is the pair's own destination has
 the pair's score: a decoder may round it differently in another batch of rows.
+
+Pairs of a heterogeneous graph are those of an edge type, by ids in the types of its ends. Rows are stored by vertex
+type, and negatives are vertices of the destination's type.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,10 +33,11 @@ from gsplit.features.protocol import RowSource, take_rows
 from gsplit.graph.ownership import Ownership
 from gsplit.inference.closure import RequiredVertices, all_vertices, targets_closure
 from gsplit.inference.evaluate import EvaluationOptions
-from gsplit.inference.layerwise import InferenceOptions, LayerwisePass, evaluating, flat_mesh, inference_ownership
+from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, inference_ownership
 from gsplit.inference.metrics import check_metrics
+from gsplit.inference.typed_layerwise import make_pass
 from gsplit.kernels.buffers import BufferPool
-from gsplit.loading.link_loader import list_pairs, to_internal
+from gsplit.loading.link_loader import Pairs, list_pairs, to_internal, type_of_pairs
 from gsplit.loading.plan import fingerprint_of
 from gsplit.minibatch.local_graph import ArrayNames, Features, LocalGraph
 from gsplit.minibatch.shuffle import exchange_stored
@@ -45,7 +49,7 @@ from gsplit.sampling.minibatch import StepKey, evaluation_key
 from gsplit.sampling.neighbor import make_sampler
 from gsplit.sampling.pairs import draw_vertices
 from gsplit.sampling.protocol import LayerSampler
-from gsplit.store.conversion import as_untyped_store
+from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
@@ -55,12 +59,14 @@ _ROUND_ENDPOINTS = 1 << 16
 _KEY = StepKey(0, 0, 0)
 Decoder = Callable[[Tensor, Tensor], Tensor]
 """Scores [n] of pairs, from the rows [n, D] of their sources and of their destinations."""
+_Rows = dict[str | None, RowSource]
+"""Stored outputs by vertex type; of None without types."""
 
 
 def evaluate_links(
     model: Module,
     graph: Any,
-    pairs: str | Tensor,
+    pairs: Pairs,
     *,
     metrics: Sequence[str] = ("mrr", "hits@10"),
     num_negatives: int = 1000,
@@ -75,6 +81,9 @@ def evaluate_links(
     vertices, by a key of ``seed`` and the pair's position in the list. ``decoder``: scores from two tensors of rows; by
     default their dot product. A model that decodes pairs itself needs it, such as ``decoder=model.score``. Other
     options are those of ``gsplit.infer``.
+
+    In a heterogeneous graph ``pairs`` is (edge type, name or tensor), by ids in the types of the ends, stored negatives
+    too. Negatives are vertices of the destination's type, and the model returns rows by vertex type.
     """
     found, _ = evaluate_pair_lists(
         model,
@@ -100,7 +109,7 @@ class LinkEvaluationOptions(EvaluationOptions, total=False):
 def evaluate_pair_lists(
     model: Module,
     graph: Any,
-    lists: Sequence[str | Tensor],
+    lists: Sequence[Pairs],
     *,
     metrics: Sequence[str] = ("mrr", "hits@10"),
     num_negatives: int = 1000,
@@ -114,12 +123,18 @@ def evaluate_pair_lists(
 
 
 class _RankedPairs:
-    """A list of pairs with their negatives, by original id."""
+    """A list of pairs with their negatives, by original id. ``types``: those of sources and of destinations."""
 
-    def __init__(self, store: GraphStore, pairs: str | Tensor, num_negatives: int, seed: int) -> None:
-        self.negatives = _Negatives(store, pairs, num_negatives, seed)
-        self._pairs = list_pairs(store, pairs, None)
-        self._num_vertices = store.num_vertices
+    def __init__(self, store: GraphStore, pairs: Pairs, num_negatives: int, seed: int) -> None:
+        of, listed = type_of_pairs(store, pairs, reverse={})
+        everything = range(store.num_vertices)
+        self.types = (None, None) if of is None else (of.edge_type[0], of.edge_type[2])
+        self.ends = (everything, everything) if of is None else (of.sources, of.destinations)
+        assert listed is not None
+        self.negatives = _Negatives(store, listed, self.ends[1], num_negatives, seed)
+        self._pairs = list_pairs(store, listed, None)
+        if of is not None:
+            self._pairs = of.fuse(self._pairs)
         if self.num_pairs == 0:
             raise InputError(explain("pairs", "at least one pair", "0 pairs", "name other pairs"))
 
@@ -129,11 +144,10 @@ class _RankedPairs:
 
     def read(self, positions: Ids, slots: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Sources, destinations and some of the negatives at some positions of the list."""
-        src, dst = self._pairs.read(positions)
-        found = (torch.from_numpy(src), torch.from_numpy(dst), self.negatives.read(positions, slots))
-        for ids in found:
-            _check_ids(ids, self._num_vertices)
-        return found
+        src, dst = map(torch.from_numpy, self._pairs.read(positions))
+        for ids, end in zip((src, dst), self.ends, strict=True):
+            _check_ids(ids, end.stop)
+        return src, dst, self.negatives.read(positions, slots)
 
     def rounds(self, rank: int, num_ranks: int) -> Iterator[Ids]:
         """The positions of a rank's pairs in rounds of bounded size. All ranks have the same number of them."""
@@ -149,7 +163,7 @@ class _Evaluation:
         self,
         model: Module,
         graph: Any,
-        lists: Sequence[str | Tensor],
+        lists: Sequence[Pairs],
         num_negatives: int,
         seed: int,
         *,
@@ -162,13 +176,13 @@ class _Evaluation:
     ) -> None:
         self._model = model
         self._mesh = flat_mesh(mesh_of(model))
-        self._store = as_untyped_store(graph, "gsplit.evaluate_links")
+        self._store = as_graph_store(graph)
         self._local = LocalGraph(self._store, self._mesh, inference_ownership(self._store, self._mesh, ownership))
         self._arrays = ArrayNames(self._store, features, edge_attr, edge_weight)
         self._workspace = workspace
         self._progress = progress
         self._lists = [_RankedPairs(self._store, pairs, num_negatives, seed) for pairs in lists]
-        names = ", ".join(fingerprint_of(pairs) for pairs in lists)
+        names = ", ".join(_describe(pairs) for pairs in lists)
         counts = [ranked.negatives.count for ranked in self._lists]
         self._compared = {"pairs": names, "num_negatives": counts, "seed": seed}
 
@@ -184,7 +198,8 @@ class _Evaluation:
         sampler = make_sampler(local.graph, local.original_ids, mesh.sample_device)
         with evaluating(self._model):
             needed = self._needed(sampler)
-            run = LayerwisePass(
+            types = list(dict.fromkeys(of for ranked in self._lists for of in ranked.types))
+            run = make_pass(
                 self._model,
                 local,
                 mesh,
@@ -192,24 +207,30 @@ class _Evaluation:
                 needed,
                 workspace=self._workspace,
                 progress=self._progress,
+                vertex_type=types[0],
             )
-            rows = run.stored_outputs()
+            rows = {of: run.stored_outputs(of) for of in types}  # all ranks: the same lists, compared above
             found = [self._score_list(ranked, rows, sampler, metrics, decoder or _dot) for ranked in self._lists]
         return found, needed.num_edges
 
     def _score_list(
-        self, ranked: _RankedPairs, rows: RowSource, sampler: LayerSampler, metrics: list[str], decoder: Decoder
+        self, ranked: _RankedPairs, rows: _Rows, sampler: LayerSampler, metrics: list[str], decoder: Decoder
     ) -> dict[str, float]:
         """The scores of one list. A collective."""
         mesh = self._mesh
+        of_src, of_dst = (rows[of] for of in ranked.types)
         sums = torch.zeros(len(metrics), dtype=torch.float64)
         for positions in ranked.rounds(mesh.rank, mesh.size):
             ranks = torch.ones(positions.size, dtype=torch.float64)
             for slots in ranked.negatives.slices():
                 src, dst, others = ranked.read(positions, slots)
-                rows_of_pairs = self._fetch(rows, sampler, src, dst, others)
+                z_src = self._fetch(of_src, sampler, src)
+                z_dst, z_others = self._fetch(of_dst, sampler, torch.cat([dst, others.reshape(-1)])).tensor_split(
+                    [dst.numel()]
+                )
+                z_others = z_others.view(*others.shape, *z_others.shape[1:])
                 same = (others == dst.unsqueeze(1)).to(mesh.device)
-                ranks += ranks_among(*_score(decoder, *rows_of_pairs, same)).cpu() - 1
+                ranks += ranks_among(*_score(decoder, z_src, z_dst, z_others, same)).cpu() - 1
             sums += torch.stack([_sum_of(metric, ranks) for metric in metrics])
         there = sums.to(mesh.device)
         mesh.world.all_reduce(Call("sums of ranks"), there).wait()  # all ranks: once per list
@@ -230,12 +251,11 @@ class _Evaluation:
                         wanted[found[(found >= local.first) & (found < local.stop)] - local.first] = True
         return targets_closure(local.first + np.flatnonzero(wanted), local, sampler, self._mesh, depth)
 
-    def _fetch(
-        self, rows: RowSource, sampler: LayerSampler, src: Tensor, dst: Tensor, others: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows of this rank's sources, destinations and negatives. A collective."""
+    def _fetch(self, rows: RowSource, sampler: LayerSampler, wanted: Tensor) -> Tensor:
+        """The rows of some vertices, of one type if there are types, by original id. A collective."""
         mesh = self._mesh
-        ids, places = first_seen(torch.cat([src, dst, others.reshape(-1)]), 0)
+        types = self._store.types
+        ids, places = first_seen(wanted, 0)
         frontier, route = request_from_owners(
             to_internal(self._store, ids).to(mesh.sample_device),
             num_dst=0,
@@ -247,22 +267,21 @@ class _Evaluation:
             telemetry=StepTelemetry(),
         )
         with closing(frontier):
-            own = take_rows(rows, frontier.ids(frontier.num_rows), mesh.device)
+            own = frontier.ids(frontier.num_rows)
+            z = take_rows(rows, own if types is None else types.rows(own), mesh.device)
         route = map_tensors(lambda tensor: tensor.to(mesh.device), route)
         pool = BufferPool(mesh.device)
         call = Call("rows of endpoints")
-        z = exchange_stored(own, route, mesh.shuffles, call, pool, StepTelemetry())  # all ranks: once per round
-        places = places.to(mesh.device)
-        n = src.numel()
-        return z[places[:n]], z[places[n : 2 * n]], z[places[2 * n :]].view(*others.shape, *z.shape[1:])
+        z = exchange_stored(z, route, mesh.shuffles, call, pool, StepTelemetry())  # all ranks: twice per slice
+        return z[places.to(mesh.device)]
 
 
 class _Negatives:
-    """The negative destinations of pairs: stored ones [n, K], or K by key."""
+    """The negative destinations of pairs: stored ones [n, K], or K by key. ``end``: the vertices that they may be."""
 
-    def __init__(self, store: GraphStore, pairs: str | Tensor, num_negatives: int, seed: int) -> None:
+    def __init__(self, store: GraphStore, pairs: str | Tensor, end: range, num_negatives: int, seed: int) -> None:
         self._stored: Array | None = store.pair_negatives(pairs) if isinstance(pairs, str) else None
-        self._num_vertices = store.num_vertices
+        self._end = end
         self._key = evaluation_key(seed)
         self.count = num_negatives if self._stored is None else int(self._stored.shape[1])
         if not hasattr(self.count, "__index__") or self.count < 1:
@@ -277,9 +296,12 @@ class _Negatives:
     def read(self, positions: Ids, slots: slice) -> Tensor:
         """Some of the negatives of the pairs at some positions [n, slots], by original id."""
         if self._stored is not None:
-            return torch.from_numpy(np.array(self._stored[positions, slots], np.int64))
-        numbers = torch.arange(slots.start, slots.stop)
-        return draw_vertices(self._key, torch.from_numpy(positions).unsqueeze(1), numbers, self._num_vertices)
+            found = torch.from_numpy(np.array(self._stored[positions, slots], np.int64))
+            _check_ids(found, len(self._end))
+        else:
+            numbers = torch.arange(slots.start, slots.stop)
+            found = draw_vertices(self._key, torch.from_numpy(positions).unsqueeze(1), numbers, len(self._end))
+        return found + self._end.start
 
 
 def ranks_among(score: Tensor, others: Tensor) -> Tensor:
@@ -290,6 +312,11 @@ def ranks_among(score: Tensor, others: Tensor) -> Tensor:
     """
     score = score.unsqueeze(1)
     return 1 + ((~(others <= score)).sum(1) + (~(others < score)).sum(1)).double() / 2
+
+
+def _describe(pairs: Pairs) -> str:
+    """A short text that identifies a list of pairs."""
+    return f"{pairs[0]} {fingerprint_of(pairs[1])}" if isinstance(pairs, tuple) else fingerprint_of(pairs)
 
 
 def _sum_of(metric: str, ranks: Tensor) -> Tensor:

@@ -61,6 +61,7 @@ from gsplit.telemetry import StepTelemetry
 __all__ = [
     "InferenceOptions",
     "LayerwisePass",
+    "ReachedEndpoints",
     "ReachedLayer",
     "check_workspace",
     "evaluating",
@@ -120,10 +121,10 @@ class ReachedLayer(Exception):  # noqa: N818
         self.call = call
 
 
-class _ReachedEndpoints(Exception):  # noqa: N818
+class ReachedEndpoints(Exception):  # noqa: N818
     """The model, which decodes pairs itself, has computed the rows of its last layer."""
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Any) -> None:
         self.rows = rows
 
 
@@ -132,7 +133,7 @@ class _UndecodedBatch(LinkBatch):
     """Stops a model that decodes pairs itself before it does."""
 
     def endpoints(self, h: Tensor) -> Tensor:
-        raise _ReachedEndpoints(h)
+        raise ReachedEndpoints(h)
 
 
 class _ReplayPass(ForwardPass):
@@ -173,6 +174,7 @@ class LayerwisePass:
         self._plan = forward_plan_of(model)
         self._dtype = dtype_of(model)
         self._outputs: dict[str, RowSource] = {}
+        self._is_computed = False
         self._open()
 
     def _open(self) -> None:
@@ -191,9 +193,10 @@ class LayerwisePass:
     def outputs(self) -> Iterator[tuple[Ids, Tensor]]:
         """Outputs of the needed vertices, in chunks, each with its vertices. Collective until the first."""
         names = list(self._plan.layer_of)
-        for number, name in enumerate(names):
+        for number, name in enumerate(names if not self._is_computed else ()):
             self._progress("layers", number, len(names))
             self._compute(name)
+        self._is_computed = True
         self._progress("layers", len(names), len(names))
         for ids in row_chunks(self._targets):
             out = self._replay(ids)
@@ -202,8 +205,11 @@ class LayerwisePass:
                 raise InputError(explain("the model's output", "a tensor", type(out).__name__, fix))
             yield ids, out
 
-    def stored_outputs(self) -> RowSource:
-        """Outputs of the needed vertices in a file of the workspace; rows are numbered by vertex. A collective."""
+    def stored_outputs(self, vertex_type: str | None = None) -> RowSource:
+        """Outputs of the needed vertices in a file of the workspace, the first time a collective.
+
+        Rows are numbered by vertex or, with types, by row of ``vertex_type``.
+        """
         array: npt.NDArray[Any] | None = None
         for ids, out in self.outputs():
             if array is None:
@@ -263,7 +269,7 @@ class LayerwisePass:
         with override_forward_pass(self._model, self._replay_pass(batch, None)):
             try:
                 return call_wrapped(self._model, batch)
-            except _ReachedEndpoints as reached:
+            except ReachedEndpoints as reached:
                 return reached.rows
 
     def _reach(self, name: str, ids: Ids) -> tuple[Batch, ForwardPass, ReachedLayer]:

@@ -10,7 +10,7 @@ the same tensor has the same rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from gsplit.features.protocol import RowSource, take_rows
 from gsplit.graph.blocks import FrontierIds
 from gsplit.graph.types import GraphTypes
 from gsplit.inference.closure import edge_chunks, num_rounds, row_chunks
-from gsplit.inference.layerwise import LayerwisePass, ReachedLayer, write_rows
+from gsplit.inference.layerwise import LayerwisePass, ReachedEndpoints, ReachedLayer, write_rows
 from gsplit.loading.strategy import Strategy
 from gsplit.loading.tiers import open_features
 from gsplit.loading.typed_step_loader import TypedStepLoader
@@ -31,7 +31,7 @@ from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeTypeHandle, EdgeWeightHandle
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.minibatch.typed import StepRows
-from gsplit.minibatch.typed_batch import TypedBatch, cut_batch
+from gsplit.minibatch.typed_batch import TypedBatch, TypedLinkBatch, cut_batch
 from gsplit.nn.calls import LayerCall, find_handle, input_rows, substitute
 from gsplit.nn.forward_pass import ForwardPass, relation_rows, typed_batch
 from gsplit.nn.forward_plan import ForwardPlan
@@ -45,6 +45,14 @@ __all__ = ["TypedLayerwisePass", "labels_of", "make_pass"]
 _KEY = StepKey(0, 0, 0)
 Rows = Mapping[str, RowSource]
 """Rows by vertex type, numbered by ``GraphTypes.rows``."""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class _UndecodedTypedBatch(TypedLinkBatch):
+    """Stops a model that decodes pairs itself before it does."""
+
+    def endpoints(self, h: Mapping[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        raise ReachedEndpoints(h)
 
 
 class _TypedReplayPass(ForwardPass):
@@ -150,7 +158,22 @@ class TypedLayerwisePass(LayerwisePass):
             for name, x in self._x_of.items()
         }
         kinds = (own[:0].to(device),) * self._plan.depth
-        return cut_batch(fused, types, rows, kinds, x_dict, found.n_id)
+        made = cut_batch(fused, types, rows, kinds, x_dict, found.n_id)
+        if self._plan.pair_type is None:
+            return made
+        held = {each.name: getattr(made, each.name) for each in fields(made)}
+        return _UndecodedTypedBatch(**held, pair_type=self._plan.pair_type)
+
+    def stored_outputs(self, vertex_type: str | None = None) -> RowSource:
+        """See the base. The layers are computed once, however many types are asked for."""
+        assert vertex_type is not None
+        self._vertex_type = vertex_type
+        maps: list[tuple[Any, RowSource]] = []
+        for ids, out in self.outputs():
+            if not maps:
+                maps.append(self._new_map(f"outputs {vertex_type}", out, self._held(vertex_type)))
+            write_rows(maps[0][0], self._places(torch.from_numpy(ids), vertex_type), out)
+        return maps[0][1]
 
     def _replay_pass(self, batch: Batch, wanted: str | None) -> ForwardPass:
         return _TypedReplayPass(typed_batch(batch), self._plan, self._outputs_of, wanted)

@@ -36,7 +36,10 @@ from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["LinkNeighborLoader", "LoaderOptions", "list_pairs", "to_internal"]
+__all__ = ["LinkNeighborLoader", "LoaderOptions", "Pairs", "list_pairs", "to_internal", "type_of_pairs"]
+
+Pairs = str | Tensor | tuple[EdgeType, str | Tensor]
+"""The name of stored pairs, or a tensor [2, n]; in a heterogeneous graph with the edge type."""
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -87,7 +90,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
         self,
         graph: "GraphStore | Any",
         num_neighbors: RelationFanouts,
-        edge_label_index: str | Tensor | tuple[EdgeType, str | Tensor] | None = None,
+        edge_label_index: Pairs | None = None,
         *,
         edge_label: Tensor | None = None,
         neg_sampling: Any = None,
@@ -101,20 +104,20 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
     ) -> None:
         ranks = resolve_mesh(mesh, "LinkNeighborLoader")
         store = as_graph_store(graph, partition)
-        self._type, edge_label_index = _type_of_pairs(store, edge_label_index, reverse_edge_types)
+        self._type, listed = type_of_pairs(store, edge_label_index, reverse_edge_types)
         self._negatives = parse_negatives(neg_sampling)
         given: object = exclude_seed_edges
         if not isinstance(given, bool) and not (isinstance(given, str) and given == "reverse"):
             fix = "use one of these"
             raise InputError(explain("exclude_seed_edges", "'reverse', True or False", repr(exclude_seed_edges), fix))
         self._excludes = exclude_seed_edges
-        self._pairs = list_pairs(store, edge_label_index, edge_label)
+        self._pairs = list_pairs(store, listed, edge_label)
         if self._type is not None:
             self._pairs = self._type.fuse(self._pairs)
         if self._negatives is not None and self._pairs.labels is not None:
             self._pairs = _raise_labels(self._pairs, self._negatives.mode)
         known = {name: value for name, value in options.items() if name in LoaderOptions.__annotations__}
-        named = f"{edge_label_index}" if isinstance(edge_label_index, str) else ""
+        named = listed if isinstance(listed, str) else ""
         label = "" if edge_label is None else f", labels {fingerprint_of(edge_label)}"
         plan, view = resolve_plan(
             store,
@@ -124,7 +127,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             batch_size=batch_size,
             options={name: value for name, value in options.items() if name not in known},
             pairs=PairSeeds(
-                name=f"{'' if self._type is None else f'{self._type} '}pairs {fingerprint_of(edge_label_index)}{label}",
+                name=f"{'' if self._type is None else f'{self._type} '}pairs {fingerprint_of(listed)}{label}",
                 num_pairs=self._pairs.num_pairs,
                 negatives=f"{self._negatives}, exclude_seed_edges={exclude_seed_edges}",
                 arrays=(f"pairs/{named}", f"pair_labels/{named}"),
@@ -181,23 +184,20 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
         return (places % mesh.num_replicas == mesh.replica) & (owners == mesh.split_rank)
 
 
-def _type_of_pairs(
-    store: GraphStore,
-    edge_label_index: str | Tensor | tuple[EdgeType, str | Tensor] | None,
-    reverse: Mapping[EdgeType, EdgeType] | None,
+def type_of_pairs(
+    store: GraphStore, pairs: Pairs | None, reverse: Mapping[EdgeType, EdgeType] | None
 ) -> tuple[PairType | None, str | Tensor | None]:
     """The edge type of the pairs, None without types, and which pairs they are."""
     if store.types is None:
-        if isinstance(edge_label_index, tuple):
+        if isinstance(pairs, tuple):
             fix = "give a tensor [2, n], or the name of stored pairs"
-            expected = "pairs of a graph without types"
-            raise InputError(explain("edge_label_index", expected, str(edge_label_index[0]), fix))
-        return None, edge_label_index
-    given: Any = edge_label_index
+            raise InputError(explain("pairs", "pairs of a graph without types", str(pairs[0]), fix))
+        return None, pairs
+    given: Any = pairs
     if not isinstance(given, tuple) or len(given) != 2 or given[1] is None:
         got = type(given).__name__ if not isinstance(given, tuple) else f"{given[0]} without pairs"
         fix = "write (edge type, data[edge type].edge_index), or (edge type, name of stored pairs)"
-        raise InputError(explain("edge_label_index", "(edge type, pairs) for a heterogeneous graph", got, fix))
+        raise InputError(explain("pairs", "(edge type, pairs) for a heterogeneous graph", got, fix))
     return pair_type(store.types, given[0], reverse), given[1]
 
 

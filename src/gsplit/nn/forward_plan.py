@@ -42,7 +42,9 @@ class ForwardPlan:
     ``norms``: the rows of each dropout and batch norm call. ``layer_dropouts``: the number of dropout calls inside each
     module; PyG's attention layers leave theirs out if there are no edges. ``boundaries``: levels at which the rows of a
     mini-batch may become those of other vertices, as in ``hybrid(k)``. ``pairs``: the kind of pairs that the model
-    decodes itself (``nn.checks.toy.PAIR_KINDS``); empty if its output are rows of vertices.
+    decodes itself (``nn.checks.toy.PAIR_KINDS``); empty if its output are rows of vertices. ``pair_type``: the edge
+    type of these pairs in a heterogeneous graph. ``types``: the vertex types and edge types of the graph, if it has
+    types.
     """
 
     depth: int
@@ -54,6 +56,8 @@ class ForwardPlan:
     takes_edge_attr: bool = False
     boundaries: frozenset[int] = frozenset()
     pairs: str = ""
+    pair_type: EdgeType | None = None
+    types: tuple[tuple[str, ...], tuple[EdgeType, ...]] | None = None
 
 
 def num_rows(batch: Batch, rows: RowSpace) -> int:

@@ -45,7 +45,7 @@ class PairType:
                 if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(end):
                     got = f"{ids.min()}..{ids.max()}"
                     expected = f"ids in 0..{len(end) - 1} of {self.edge_type[name]}"
-                    raise InputError(explain("edge_label_index", expected, got, "give ids in the types"))
+                    raise InputError(explain("pairs", expected, got, "give ids in the types"))
             return src + self.sources.start, dst + self.destinations.start
 
         return replace(pairs, read=read)
@@ -71,7 +71,7 @@ def pair_type(types: GraphTypes, edge_type: Any, reverse: Mapping[EdgeType, Edge
     if edge_type not in types.edge_types:
         expected = f"(edge type, pairs), where the type is one of {list(types.edge_types)}"
         fix = 'write (("user", "rates", "item"), pairs)'
-        raise InputError(explain("edge_label_index", expected, edge_type, fix))
+        raise InputError(explain("pairs", expected, edge_type, fix))
     src, name, dst = edge_type
     back = [found for found in types.edge_types if (found[0], found[2]) == (dst, src)]
     if reverse is None:

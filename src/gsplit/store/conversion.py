@@ -11,7 +11,7 @@ from gsplit.store.reader import Store
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["as_graph_store", "as_untyped_store"]
+__all__ = ["as_graph_store"]
 
 
 def as_graph_store(graph: Any, partition: "Tensor | Mapping[str, Tensor] | None" = None) -> GraphStore:
@@ -33,13 +33,3 @@ def as_graph_store(graph: Any, partition: "Tensor | Mapping[str, Tensor] | None"
     got = repr(graph) if isinstance(graph, str) else f"a {type(graph).__name__}"
     fix = "pass gsplit.open(path), or a torch_geometric.data.Data or HeteroData"
     raise InputError(explain("graph", "an opened store or a PyG Data", got, fix))
-
-
-def as_untyped_store(graph: Any, what: str, partition: "Tensor | None" = None) -> GraphStore:
-    """``as_graph_store``, without heterogeneous graphs, for which ``what`` is not built."""
-    store = as_graph_store(graph, partition)
-    if store.types is not None:
-        got = f"one with the vertex types {', '.join(store.types.vertex_types)}"
-        fix = 'use gsplit.NeighborLoader(graph, [-1, -1], ("paper", "test")), which takes all neighbours'
-        raise InputError(explain(what, "a graph without types", got, fix))
-    return store

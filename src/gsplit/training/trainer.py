@@ -10,8 +10,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,11 +23,12 @@ from torch.optim import Optimizer
 from gsplit.device.devices import AsyncHostCopy
 from gsplit.distributed.comm.comm import Call, Comm, Work
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 from gsplit.inference.evaluate import evaluate_targets
 from gsplit.inference.evaluate_links import LinkEvaluationOptions, evaluate_pair_lists
 from gsplit.inference.metrics import DEFAULT_METRICS, check_metrics
 from gsplit.loading.batch_loader import BatchLoader
-from gsplit.loading.link_loader import LinkNeighborLoader
+from gsplit.loading.link_loader import LinkNeighborLoader, Pairs
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.parallelize import finish_checks
 from gsplit.training.callbacks import Callback, EvaluationReport, StepReport
@@ -139,9 +141,12 @@ def _evaluate_targets(model: Module, graph: Any, names: list[str], **options: An
     return found.scores, found.num_edges
 
 
-def _evaluate_pairs(model: Module, graph: Any, names: list[str], **options: Any) -> tuple[dict[str, float], int]:
+def _evaluate_pairs(
+    model: Module, graph: Any, names: list[str], *, edge_type: EdgeType | None, **options: Any
+) -> tuple[dict[str, float], int]:
     """Scores by name of the pairs: the first metric, and the others with their names."""
-    found, num_edges = evaluate_pair_lists(model, graph, names, **options)
+    lists: list[Pairs] = [name if edge_type is None else (edge_type, name) for name in names]
+    found, num_edges = evaluate_pair_lists(model, graph, lists, **options)
     scores = {}
     for name, of_list in zip(names, found, strict=True):
         for number, (metric, score) in enumerate(of_list.items()):
@@ -339,7 +344,9 @@ class Trainer:
         options.setdefault("edge_weight", arrays.edge_weight)
         options.setdefault("metrics", [metric.name for metric in self._metrics])
         has_pairs = isinstance(self.state.loader, LinkNeighborLoader)
-        evaluate_names = _evaluate_pairs if has_pairs else _evaluate_targets
+        evaluate_names: Callable[..., tuple[dict[str, float], int]] = _evaluate_targets
+        if has_pairs:
+            evaluate_names = partial(_evaluate_pairs, edge_type=self.state.loader.plan.pair_type)
         scores, num_edges = evaluate_names(self.state.model, graph, names, **options)
         self.state.evaluation_edges += num_edges
         best_by = check_metrics(options["metrics"], of_pairs=has_pairs)[0]

@@ -7,6 +7,8 @@ import pytest
 import torch
 from link_programs import VERTICES, PairScores, link_store, pairs_of
 from torch_geometric.nn import GraphSAGE
+from typed_link_programs import COUNTS, LIKE, METRICS, RATES, make_encoder, plain_rows, rated, with_stored_negatives
+from typed_link_programs import link_store as typed_link_store
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -124,3 +126,56 @@ def test_a_model_that_decodes_pairs_needs_a_decoder() -> None:
     model = gsplit.parallelize(PairScores().double(), solo_mesh())
     with pytest.raises(InputError, match="decoder: expected a function, because the model decodes pairs itself"):
         gsplit.evaluate_links(model, store, pairs_of())
+
+
+def _loop(z_src: Any, z_dst: Any, pairs: Any, others: list[list[int]]) -> list[float]:
+    """Rankings of pairs, one by one; ties count half."""
+    ranks = []
+    for (u, v), candidates in zip(pairs.T.tolist(), others, strict=True):
+        score = float(z_src[u] @ z_dst[v])
+        found = [float(z_src[u] @ z_dst[w]) for w in candidates]
+        above = sum(other > score + 1e-12 for other in found)
+        ties = sum(abs(other - score) <= 1e-12 for other in found)
+        ranks.append(1 + above + ties / 2)
+    return [
+        float(np.mean([1 / rank for rank in ranks])),
+        *(float(np.mean([rank <= most for rank in ranks])) for most in (1, 5)),
+    ]
+
+
+@pytest.mark.parametrize("edge_type", [RATES, LIKE])
+def test_rankings_of_types_equal_a_loop_over_all_pairs(edge_type: Any) -> None:
+    """Keyed negatives by Python integers, among the vertices of the destination's type, and PyG's model."""
+    store = with_stored_negatives(typed_link_store(3))
+    model = gsplit.parallelize(make_encoder(), solo_mesh(), graph=store)
+    z = plain_rows(model.state_dict())
+    pairs = torch.from_numpy(rated()[:, ::3]).clamp(max=COUNTS["user"] - 1)
+    keyed = []
+    for position in range(pairs.size(1)):
+        word = scalar.mix(3, 4, position)
+        keyed.append([scalar.bounded(scalar.mix(word, slot), COUNTS["item"]) for slot in range(9)])
+    wanted = _loop(z[edge_type[0]], z["item"], pairs, keyed)
+    found = gsplit.evaluate_links(model, store, (edge_type, pairs), metrics=METRICS, num_negatives=9, seed=3)
+    assert list(found.values()) == pytest.approx(wanted, abs=1e-12)
+    stored = store.stored_array("pair_negatives/test").tolist()
+    wanted = _loop(z[edge_type[0]], z["item"], torch.from_numpy(store.pairs("test").T), stored)
+    found = gsplit.evaluate_links(model, store, (edge_type, "test"), metrics=METRICS)
+    assert list(found.values()) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_wrong_pairs_of_types_are_refused() -> None:
+    store = with_stored_negatives(typed_link_store(2))
+    model = gsplit.parallelize(make_encoder(), solo_mesh(), graph=store)
+    pairs = torch.from_numpy(rated()[:, :5])
+    for given, message in (
+        (pairs, r"pairs: expected \(edge type, pairs\) for a heterogeneous graph .got Tensor"),
+        ("test", "for a heterogeneous graph .got str"),
+        ((("item", "back", "user"), pairs), "where the type is one of"),
+        ((RATES, pairs + 45), "pairs: expected ids in 0..39 of user"),
+    ):
+        with pytest.raises(InputError, match=message):
+            gsplit.evaluate_links(model, store, given, num_negatives=3)
+    far = store.arrays | {"pair_negatives/test": store.arrays["pair_negatives/test"] + COUNTS["item"] - 1}
+    damaged = MemoryStore(store.graph, store.part_boundaries, far, store.dtypes, types=store.types)
+    with pytest.raises(InputError, match="pairs: expected original ids in 0..59"):
+        gsplit.evaluate_links(model, damaged, (RATES, "test"))

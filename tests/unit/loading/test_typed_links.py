@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import HeteroData
-from typed_link_programs import COUNTS, RATED_BY, RATES, Encoder, link_loader, link_store, make_encoder, rated
+from typed_link_programs import (
+    COUNTS,
+    RATED_BY,
+    RATES,
+    Encoder,
+    link_loader,
+    link_store,
+    make_encoder,
+    rated,
+    with_stored_negatives,
+)
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -51,6 +61,10 @@ def test_trainer_and_verify_take_pairs_of_types() -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     assert len(trainer.train_epoch()) == len(loader) > 2
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    named = with_stored_negatives(store)
+    scores = trainer.evaluate(named, ["test"], metrics=("mrr", "hits@5"))
+    assert scores["test"] == gsplit.evaluate_links(model, named, (RATES, "test"))["mrr"]
+    assert set(scores) == {"test", "test hits@5"}
 
 
 def test_stored_pairs_have_ids_in_the_types(tmp_path: Path) -> None:
@@ -99,8 +113,6 @@ def test_what_is_not_built_or_wrong_is_refused() -> None:
         far.make_batch(0, 0)
     with pytest.raises(InputError, match="decodes pairs by batch.endpoints"):
         parallelize(_Decoder().double(), solo_mesh(), graph=link_store(2))
-    with pytest.raises(InputError, match="a graph without types"):
-        gsplit.evaluate_links(parallelize(make_encoder(), solo_mesh(), graph=link_store(2)), link_store(2), "test")
 
 
 def test_an_unnamed_reverse_must_be_given() -> None:
