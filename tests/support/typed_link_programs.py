@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, ModuleList
+from torch.nn import Linear, Module, ModuleList
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gsplit
@@ -33,7 +33,9 @@ NEGATIVES: dict[str, Any] = {
     "triplet": {"mode": "triplet", "amount": 3},
     "joint": {"mode": "joint", "amount": 4},
     "in_batch": "in_batch",
+    "decoded": {"mode": "binary", "amount": 1},
 }
+"""By name; ``decoded`` is trained with a model that decodes pairs itself."""
 
 
 def rated() -> np.ndarray[Any, Any]:
@@ -86,6 +88,30 @@ class Encoder(Module):
         return x_dict
 
 
+class PairModel(Module):
+    """Decodes pairs of users and items by layers of its own, with dropout on the endpoints and on the pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+        self.hidden = Linear(12, 5)
+        self.last = Linear(5, 1)
+
+    def score(self, src: Tensor, dst: Tensor) -> Tensor:
+        hidden = F.dropout(self.hidden(torch.cat([src, dst], dim=-1)).tanh(), 0.3, self.training)
+        return self.last(hidden).view(-1)  # type: ignore[no-any-return]
+
+    def forward(self, batch: TypedLinkBatch) -> Tensor:
+        z_dict = batch.endpoints(self.encoder(batch.x_dict, batch.edge_index_dict))
+        users, items = (F.dropout(z_dict[name], 0.3, self.training) for name in ("user", "item"))
+        return self.score(users[batch.edge_label_index[0]], items[batch.edge_label_index[1]])
+
+
+def make_pair_model() -> PairModel:
+    torch.manual_seed(2)
+    return PairModel().double()
+
+
 def make_encoder() -> Module:
     torch.manual_seed(1)
     return Encoder().double()
@@ -93,9 +119,9 @@ def make_encoder() -> Module:
 
 def link_loader(mesh: Mesh, mode: str, strategy: str, num_parts: int, **options: Any) -> gsplit.LinkNeighborLoader:
     given: dict[str, Any] = {"batch_size": 16, "seed": 4, "num_neighbors": [3, 2], "neg_sampling": NEGATIVES[mode]}
+    given["edge_label_index"] = (RATES, torch.from_numpy(rated()[:, ::4]))
     return gsplit.LinkNeighborLoader(
         link_store(num_parts),
-        edge_label_index=(RATES, torch.from_numpy(rated()[:, ::4])),
         strategy=strategy,
         mesh=mesh,
         **(given | options),
@@ -114,11 +140,11 @@ class TypedLinks:
 
 def train_typed_links(mesh: Mesh, num_parts: int, cases: list[tuple[str, str]]) -> list[TypedLinks]:
     """Two steps for every mode of negatives and strategy."""
-    model = parallelize(make_encoder(), mesh, graph=link_store(2))
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    encoder = parallelize(make_encoder(), mesh, graph=link_store(2))
+    decoder = parallelize(make_pair_model(), mesh, graph=link_store(2), pair_type=RATES)
     runs = []
     for number, (mode, strategy) in enumerate(cases):
-        model.load_state_dict(weights)
+        model = decoder if mode == "decoded" else encoder
         run = TypedLinks([], [], [], [])
         loss_fn = LINK_LOSSES["bpr" if mode == "triplet" else "cross_entropy"]
         loader = link_loader(
@@ -126,8 +152,8 @@ def train_typed_links(mesh: Mesh, num_parts: int, cases: list[tuple[str, str]]) 
         )
         for batch in list(loader)[:2]:
             assert isinstance(batch, TypedLinkBatch)
-            z_dict = model(batch.x_dict, batch.edge_index_dict)
-            loss = batch.mean(*loss_of_batch(loss_fn, z_dict, batch))
+            out = model(batch) if mode == "decoded" else model(batch.x_dict, batch.edge_index_dict)
+            loss = batch.mean(*loss_of_batch(loss_fn, out, batch))
             loss.backward()
             run.losses.append(float(loss.detach()))
             run.gradients += [
@@ -135,7 +161,7 @@ def train_typed_links(mesh: Mesh, num_parts: int, cases: list[tuple[str, str]]) 
             ]
             model.zero_grad()
             run.edges.append(_edges_of(batch))
-            run.pairs.append(_pairs_of(batch, z_dict))
+            run.pairs.append(_pairs_of(batch, None if mode == "decoded" else out))
         runs.append(run)
     return runs
 
@@ -151,10 +177,11 @@ def _edges_of(batch: TypedLinkBatch) -> set[tuple[Any, int, int]]:
     return found
 
 
-def _pairs_of(batch: TypedLinkBatch, z_dict: dict[str, Tensor]) -> set[tuple[int, int]]:
+def _pairs_of(batch: TypedLinkBatch, z_dict: dict[str, Tensor] | None) -> set[tuple[int, int]]:
     """This rank's pairs by the ids of their rows, without negatives."""
     ids = batch.endpoint_id_dict
-    assert set(z_dict) == {"user", "item"} and all(z_dict[name].size(0) == ids[name].numel() for name in ids)
+    if z_dict is not None:
+        assert set(z_dict) == {"user", "item"} and all(z_dict[name].size(0) == ids[name].numel() for name in ids)
     index = batch.pair_rows.index[:, : batch.input_id.numel()]
     return set(zip(ids["user"][index[0]].tolist(), ids["item"][index[1]].tolist(), strict=True))
 
@@ -183,8 +210,12 @@ def with_stored_negatives(store: MemoryStore) -> MemoryStore:
 
 
 def evaluate_typed_pairs(mesh: Mesh, numbers_of_parts: list[int]) -> list[list[dict[str, float]]]:
-    """Scores with keyed negatives of many and of few pairs, with stored negatives, and of pairs of one type."""
+    """Scores with keyed negatives of many and of few pairs, with stored negatives, and of pairs of one type.
+
+    The last are those of a model that decodes pairs itself.
+    """
     model = parallelize(make_encoder(), mesh, graph=link_store(2))
+    decoder = parallelize(make_pair_model(), mesh, graph=link_store(2), pair_type=RATES)
     pairs = torch.from_numpy(rated()[:, ::3])
     same = torch.stack([pairs[1], pairs[1].roll(1)])
     found = []
@@ -199,6 +230,8 @@ def evaluate_typed_pairs(mesh: Mesh, numbers_of_parts: list[int]) -> list[list[d
                 ((LIKE, same), {"num_negatives": 250}),
                 ((RATED_BY, pairs.flip(0)), {"num_negatives": 20, "decoder": lambda a, b: (a - b).abs().sum(-1)}),
             ]
-            scores = [gsplit.evaluate_links(model, store, of, metrics=METRICS, **given) for of, given in lists]
+            scores = [gsplit.evaluate_links(model, store, of, metrics=METRICS, **how) for of, how in lists]
+            given: dict[str, Any] = {"num_negatives": 20, "decoder": decoder.score}
+            scores.append(gsplit.evaluate_links(decoder, store, (RATES, pairs), metrics=METRICS, **given))
             found.append(scores)
     return found

@@ -4,16 +4,19 @@ The dry run (``nn.checks.dry_run``) records it when a model is wrapped; every fo
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
 from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.typed_batch import TypedBatch, TypedLinkBatch
 from gsplit.nn.adapters import Adapter
 from gsplit.nn.layer_edges import num_other_edges
 
 __all__ = ["ForwardPlan", "RowSpace", "Space", "check_batch", "num_rows"]
 
+Metadata = tuple[tuple[str, ...], tuple[EdgeType, ...]]
+"""Vertex types and edge types."""
 Space = Literal["local", "mixed", "edges", "looped edges", "endpoints", "pairs"]
 
 
@@ -57,7 +60,7 @@ class ForwardPlan:
     boundaries: frozenset[int] = frozenset()
     pairs: str = ""
     pair_type: EdgeType | None = None
-    types: tuple[tuple[str, ...], tuple[EdgeType, ...]] | None = None
+    types: Metadata | None = None
 
 
 def num_rows(batch: Batch, rows: RowSpace) -> int:
@@ -77,8 +80,33 @@ def num_rows(batch: Batch, rows: RowSpace) -> int:
     return num_other_edges(block) + block.num_dst
 
 
+def _check_types(batch: Batch, plan: ForwardPlan) -> None:
+    """Refuse a batch of a graph with other types, or with pairs of other types, than the model was wrapped for."""
+    found = None
+    if isinstance(batch, TypedBatch):
+        found = (batch.types.vertex_types, batch.types.edge_types)
+    if _sorted(found) != _sorted(plan.types):
+        fix = "wrap the model with the graph of the loader: gsplit.parallelize(model, mesh, graph=graph)"
+        raise InputError(explain("the model", f"a batch of a graph with {_named(plan.types)}", _named(found), fix))
+    if plan.pair_type is not None and isinstance(batch, TypedLinkBatch) and batch.pair_type[::2] != plan.pair_type[::2]:
+        expected = f"pairs from {plan.pair_type[0]} to {plan.pair_type[2]}, which it decodes"
+        fix = "give their edge type to gsplit.parallelize(model, mesh, graph=graph, pair_type=...)"
+        raise InputError(explain("the model", expected, f"pairs of {batch.pair_type}", fix))
+
+
+def _sorted(types: Metadata | None) -> Any:
+    return None if types is None else (sorted(types[0]), sorted(types[1]))
+
+
+def _named(types: Metadata | None) -> str:
+    if types is None:
+        return "no types"
+    return f"the vertex types {', '.join(types[0])} and the edge types {', '.join(map(str, types[1]))}"
+
+
 def check_batch(batch: Batch, plan: ForwardPlan) -> None:
-    """Refuse a batch of another depth than the model's, or with a boundary that the model joins rows across."""
+    """Refuse a batch of other types or depth than the model's, or with a boundary that the model joins rows across."""
+    _check_types(batch, plan)
     if plan.depth != batch.num_layers:
         expected = f"{plan.depth} numbers, one per layer of the model"
         fix = "make the loader with as many numbers as layers"

@@ -21,8 +21,10 @@ from gsplit.device.devices import fork_random_states
 from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.graph.types import EdgeType
 from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.link_batch import LinkBatch, PairModeError
+from gsplit.minibatch.link_batch import PairModeError
+from gsplit.minibatch.typed_batch import TypedLinkBatch
 from gsplit.nn.calls import call_model, dtype_of
 from gsplit.nn.checks.dry_run import (
     Recorder,
@@ -35,7 +37,7 @@ from gsplit.nn.checks.dry_run import (
 )
 from gsplit.nn.checks.modules import check_modules
 from gsplit.nn.checks.row_independence import check_row_independence
-from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, Toys, toy_link_batch
+from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, Toys
 from gsplit.nn.checks.toy_typed import TypedExample
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
@@ -51,31 +53,30 @@ M = TypeVar("M", bound=Module)
 T = TypeVar("T")
 
 
-def _with_enough_layers(model: Module, like: Toys, run: Callable[[int], T]) -> T:
+def _with_enough_layers(model: Module, like: Toys, pairs: str, run: Callable[[int], T]) -> T:
     """Run with a number of layers of the toy batch: one per module that passes messages.
 
     The modules of different relations are parallel, and a batch with a layer for each of 255 would not end. So a model
-    with types runs on 2 layers first, then on twice as many, until they are enough.
+    with types runs on 2 layers first, then on twice as many, until they are enough. A model that decodes pairs takes
+    the rows of the last layer, so its batch must not have more layers than the model.
     """
     most = max(len(layers_of(model)), 1)
     num_layers = most if isinstance(like, ExampleInput) else min(2, most)
+    if pairs:
+        num_layers = 1
     while True:
         try:
             return run(num_layers)
         except TooDeepError:
             if num_layers == most:
                 raise
-        num_layers = min(2 * num_layers, most)
+        num_layers = min(num_layers + 1 if pairs else 2 * num_layers, most)
 
 
 def _record(model: Module, runtime: Runtime, like: Toys, pairs: str, num_layers: int) -> ForwardPlan:
     """Run the model on a toy batch, of vertices or of a kind of pairs, and record its layers, dropouts and norms."""
     takes_edge_attr = like.num_edge_features is not None
-    found: tuple[Batch, dict[int, RowSpace]] = like.batch(num_layers)
-    if pairs:
-        assert isinstance(like, ExampleInput)
-        found = toy_link_batch(num_layers, like, pairs)
-    batch, space_of = found
+    batch, space_of = _toy_batch(like, pairs, num_layers)
     recorder = Recorder(batch, space_of)
     with preserve_state(model, like.device):
         model.train()
@@ -86,10 +87,17 @@ def _record(model: Module, runtime: Runtime, like: Toys, pairs: str, num_layers:
                 plan = recorder.plan(_encoded(batch) if isinstance(batch, ToyLinkBatch) else out)
         finally:
             runtime.override = None
-    return replace(plan, takes_edge_attr=takes_edge_attr, pairs=pairs)
+    plan = replace(plan, takes_edge_attr=takes_edge_attr, pairs=pairs)
+    if isinstance(like, TypedExample):
+        plan = replace(plan, types=(like.vertex_types, like.edge_types), pair_type=like.pair_type if pairs else None)
+    return plan
 
 
-def _encoded(batch: ToyLinkBatch) -> Tensor:
+def _toy_batch(like: Toys, pairs: str, num_layers: int) -> tuple[Batch, dict[int, RowSpace]]:
+    return like.pair_batch(num_layers, pairs) if pairs else like.batch(num_layers)
+
+
+def _encoded(batch: ToyLinkBatch) -> Any:
     """The rows that a model that decodes pairs gave to ``batch.endpoints``."""
     if not batch.encoded:
         fix = "decode rows of z = batch.endpoints(h), where h is the output of the last layer"
@@ -97,38 +105,43 @@ def _encoded(batch: ToyLinkBatch) -> Tensor:
     return batch.encoded[0]
 
 
-def _make_plan(model: Module, runtime: Runtime, like: Toys) -> None:
-    """Run the model on toy batches: record its layers, dropouts and norms, and refuse it if it mixes rows.
+def _find_kind(like: Toys, run: Callable[[str], None]) -> None:
+    """Run on batches of vertices; if the model reads what only batches of pairs have, on every kind of them.
 
-    A model that reads what only batches of pairs have runs on every kind of them, until it is accepted.
+    The first kind with which the run does not fail is taken.
     """
     try:
-        _plan_for(model, runtime, like, "")
+        run("")
         return
     except InputError as error:
         cause = error.__cause__
+        name = str(getattr(cause, "name", ""))
         is_missing = isinstance(cause, AttributeError) and isinstance(cause.obj, Batch)
-        if not (is_missing and hasattr(LinkBatch, str(getattr(cause, "name", "")))):
+        if not (is_missing and (hasattr(TypedLinkBatch, name) or name == "pair_type")):
             raise
-        if not isinstance(like, ExampleInput):
-            fix = "return rows by vertex type, and score pairs outside, by a function without parameters"
-            got = f"one that decodes pairs by batch.{getattr(cause, 'name', '')}"
-            raise InputError(explain("the model", "an encoder of a heterogeneous graph", got, fix)) from None
+        if isinstance(like, TypedExample) and like.pair_type is None:
+            fix = "give it: gsplit.parallelize(model, mesh, graph=graph, pair_type=('user', 'rates', 'item'))"
+            got = f"None, and the model decodes pairs by batch.{name}"
+            raise InputError(explain("pair_type", "the edge type of the pairs", got, fix)) from None
     failures: list[InputError] = []
     for kind in PAIR_KINDS:
         try:
-            _plan_for(model, runtime, like, kind)
+            run(kind)
             return
         except InputError as error:
             failures.append(error)
     raise next((error for error in failures if not isinstance(error, PairModeError)), failures[0])
 
 
-def _plan_for(model: Module, runtime: Runtime, like: Toys, pairs: str) -> None:
-    """The plan of a model on vertices, or on a kind of pairs."""
-    runtime.plan = plan = _with_enough_layers(model, like, partial(_record, model, runtime, like, pairs))
-    boundaries = check_row_independence(model, plan, like, override_forward_pass)
-    runtime.plan = replace(plan, boundaries=boundaries)
+def _make_plan(model: Module, runtime: Runtime, like: Toys) -> None:
+    """Run the model on toy batches: record its layers, dropouts and norms, and refuse it if it mixes rows."""
+
+    def run(pairs: str) -> None:
+        runtime.plan = plan = _with_enough_layers(model, like, pairs, partial(_record, model, runtime, like, pairs))
+        boundaries = check_row_independence(model, plan, like, override_forward_pass)
+        runtime.plan = replace(plan, boundaries=boundaries)
+
+    _find_kind(like, run)
 
 
 def _make_sizes(model: Module, runtime: Runtime, like: Toys) -> None:
@@ -139,23 +152,31 @@ def _make_sizes(model: Module, runtime: Runtime, like: Toys) -> None:
     if not any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
         return
 
-    def run(num_layers: int) -> None:
-        batch, space_of = like.batch(num_layers)
+    def run(pairs: str, num_layers: int) -> None:
+        batch, space_of = _toy_batch(like, pairs, num_layers)
         runtime.override = Recorder(batch, space_of)
         runtime.override.allows_draws = True
         explain_failure(lambda: call_model(model, batch))
 
     try:
         with fork_random_states(like.device), torch.no_grad():
-            _with_enough_layers(model, like, run)
+            _find_kind(like, lambda pairs: _with_enough_layers(model, like, pairs, partial(run, pairs)))
     finally:
         runtime.override = None
 
 
 def _example_of(
-    model: Module, store: GraphStore | None, num_features: int | Mapping[str, int] | None, edges: int | None
+    model: Module,
+    store: GraphStore | None,
+    num_features: int | Mapping[str, int] | None,
+    edges: int | None,
+    pair_type: EdgeType | None,
 ) -> Toys:
     """Toy batches like those of the model's graph."""
+    known = () if store is None or store.types is None else store.types.edge_types
+    if pair_type is not None and pair_type not in known:
+        fix = "name one of them, and give the graph: gsplit.parallelize(model, mesh, graph=graph, pair_type=...)"
+        raise InputError(explain("pair_type", f"an edge type of the graph: {list(known)}", pair_type, fix))
     if store is None or store.types is None:
         if isinstance(num_features, Mapping):
             fix = "give the graph: gsplit.parallelize(model, mesh, graph=graph)"
@@ -188,6 +209,7 @@ def _example_of(
         device,
         edge_values=types.edge_values,
         value_shapes=values,
+        pair_type=pair_type,
     )
 
 
@@ -250,6 +272,7 @@ def parallelize(
     graph: Any = None,
     num_features: int | Mapping[str, int] | None = None,
     num_edge_features: int | None = None,
+    pair_type: EdgeType | None = None,
 ) -> M:
     """Make a PyG model run on mini-batches of ``mesh``; returns the model, changed in place. A collective.
 
@@ -261,7 +284,8 @@ def parallelize(
 
     ``graph``: the graph that the model trains on; needed if it is heterogeneous. The model is then called with
     ``(batch.x_dict, batch.edge_index_dict)``, or with ``(batch)``, and sizes of -1 are taken from the features ``x`` of
-    the graph, or from ``num_features`` by vertex type.
+    the graph, or from ``num_features`` by vertex type. ``pair_type``: the edge type of the pairs, if the model decodes
+    pairs of a heterogeneous graph itself.
     """
     check_wrappers(model)
     model.to(mesh.device)
@@ -272,7 +296,7 @@ def parallelize(
     if mesh.num_replicas > 1 and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         fix = "use replicas=1, or a row-wise norm such as LayerNorm"
         raise InputError(explain("batch norm", "one replica", mesh.num_replicas, fix))
-    like = _example_of(model, store, num_features, num_edge_features)
+    like = _example_of(model, store, num_features, num_edge_features, pair_type)
     runtime = Runtime(None, mesh)
     install_runtime(model, runtime)
     try:

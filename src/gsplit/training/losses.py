@@ -11,7 +11,7 @@ A loss of pairs takes the output and the batch, ``loss = batch.mean(*gsplit.loss
 scores a pair by the dot product of the rows of its endpoints.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +62,7 @@ PairLossFunction = Callable[[Any, LinkBatch], Tensor | tuple[Tensor, Tensor | No
 def loss_of_batch(loss_fn: LossFunction | PairLossFunction, out: Any, batch: Batch) -> TargetLoss:
     """The values of a loss function: of outputs and labels, or of outputs and a batch of pairs."""
     given: Any = batch if isinstance(batch, LinkBatch) else batch.y
-    if isinstance(batch, TypedLinkBatch) and loss_fn in LINK_LOSSES.values():
+    if isinstance(batch, TypedLinkBatch) and isinstance(out, Mapping) and loss_fn in LINK_LOSSES.values():
         out, given = batch.fuse_pairs(out)
     return as_target_loss(loss_fn(out, given))
 

@@ -75,7 +75,9 @@ def _train(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Losses, gradients of all parameters in all steps, and the last buffers, on the host."""
     widths = None if graph is None else _widths(graph, loader.arrays)
-    model = parallelize(copy.deepcopy(model).double().train(), mesh, graph=graph, num_features=widths)
+    pair_type = loader.plan.pair_type
+    copied = copy.deepcopy(model).double().train()
+    model = parallelize(copied, mesh, graph=graph, num_features=widths, pair_type=pair_type)
     losses: list[float] = []
     gradients: list[Tensor] = []
     for number in range(steps):

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import HeteroData
+from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
 from typed_link_programs import (
     COUNTS,
     RATED_BY,
     RATES,
-    Encoder,
+    PairModel,
     link_loader,
     link_store,
     make_encoder,
+    make_pair_model,
     rated,
     with_stored_negatives,
 )
@@ -25,7 +27,7 @@ import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.minibatch.typed_batch import TypedLinkBatch
-from gsplit.nn.parallelize import parallelize
+from gsplit.nn.parallelize import forward_plan_of, parallelize
 
 
 def _batch(mode: str, num_parts: int, **options: Any) -> TypedLinkBatch:
@@ -84,15 +86,81 @@ def test_stored_pairs_have_ids_in_the_types(tmp_path: Path) -> None:
     assert torch.equal(found[:, batch.input_id.argsort()], ends[:, :9])
 
 
-class _Decoder(Module):
+class _Triplets(Module):
+    """Lazy sizes; scores of pairs with several negatives, by a decoder of its own."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = Encoder()
-        self.lin = Linear(6, 1)
+        self.conv = HeteroConv({of: SAGEConv((-1, -1), 4) for of in (RATES, RATED_BY)})
+        self.lin = Linear(4, 4)
 
+    def forward(self, batch: TypedLinkBatch) -> tuple[Tensor, Tensor]:
+        z_dict = batch.endpoints(self.conv(batch.x_dict, batch.edge_index_dict))
+        src = self.lin(z_dict[batch.pair_type[0]])[batch.src_index]
+        items = z_dict["item"]
+        others = (src.unsqueeze(1) * items[batch.dst_neg_index]).sum(-1)
+        return (src * items[batch.dst_pos_index]).sum(-1), others
+
+
+class _AcrossPairs(PairModel):
+    def score(self, src: Tensor, dst: Tensor) -> Tensor:
+        return super().score(src, dst).softmax(0)
+
+
+class _WithoutEndpoints(PairModel):
     def forward(self, batch: TypedLinkBatch) -> Tensor:
-        z_dict = batch.endpoints(self.encoder(batch.x_dict, batch.edge_index_dict))
-        return self.lin(z_dict["user"])  # type: ignore[no-any-return]
+        rows = self.encoder(batch.x_dict, batch.edge_index_dict)
+        return self.score(rows["user"][batch.edge_label_index[0]], rows["item"][batch.edge_label_index[1]])
+
+
+def test_a_model_that_decodes_pairs_of_types_is_wrapped() -> None:
+    store = link_store(2)
+    model = parallelize(_Triplets().double(), solo_mesh(), graph=store, pair_type=RATES)
+    assert forward_plan_of(model).pairs == "triplets" and forward_plan_of(model).pair_type == RATES
+    batch = _batch("triplet", 2, num_neighbors=[3])
+    one, others = model(batch)
+    assert one.shape == (16,) and others.shape == (16, 3)
+    found = gsplit.verify(
+        PairModel().double(),
+        store,
+        [3, 2],
+        edge_label_index=(RATES, torch.from_numpy(rated())),
+        neg_sampling="binary",
+        batch_size=16,
+    )
+    assert found.ok and found.largest_gradient > 0
+
+
+def test_models_that_decode_pairs_of_types_wrongly_are_refused() -> None:
+    store = link_store(2)
+    for model, options, reason in (
+        (PairModel(), {}, r"pair_type: expected the edge type of the pairs .got None, and the model decodes pairs"),
+        (PairModel(), {"pair_type": ("user", "knows", "user")}, "pair_type: expected an edge type of the graph"),
+        (_AcrossPairs(), {"pair_type": RATES}, "every target's output to depend on its neighbourhood only"),
+        (_WithoutEndpoints(), {"pair_type": RATES}, r"rows of pairs are those of batch.endpoints\(h\)"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            parallelize(model.double(), solo_mesh(), graph=store, **options)  # type: ignore[arg-type]
+    model = parallelize(make_pair_model(), solo_mesh(), graph=store, pair_type=RATES)
+    back = link_loader(
+        solo_mesh(), "binary", "split", 2, edge_label_index=(RATED_BY, torch.from_numpy(rated()[[1, 0]]))
+    )
+    with pytest.raises(InputError, match="the model: expected pairs from user to item, which it decodes .got pairs of"):
+        model(back.make_batch(0, 0))
+
+
+def test_a_batch_of_another_graph_is_refused() -> None:
+    data = HeteroData()
+    for name in ("user", "item"):
+        data[name].x = torch.rand(6, 3, dtype=torch.float64)
+    data[RATES].edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
+    model = parallelize(make_encoder(), solo_mesh(), graph=link_store(2))
+    other = gsplit.NeighborLoader(data, [2, 2], ("user", None), batch_size=6).make_batch(0, 0)
+    with pytest.raises(InputError, match="a batch of a graph with the vertex types user, tag, item .* .got the vertex"):
+        model(other.x_dict, other.edge_index_dict)  # type: ignore[attr-defined]
+    plain = parallelize(GraphSAGE(3, 4, 2, 2).double(), solo_mesh())
+    with pytest.raises(InputError, match="a batch of a graph with no types .got the vertex types user, item"):
+        plain(other.x_dict["user"], other.edge_index)  # type: ignore[attr-defined]
 
 
 def test_what_is_not_built_or_wrong_is_refused() -> None:
@@ -111,8 +179,6 @@ def test_what_is_not_built_or_wrong_is_refused() -> None:
     far = gsplit.LinkNeighborLoader(link_store(2), [2], (RATES, pairs + 45), batch_size=8, mesh=solo_mesh())
     with pytest.raises(InputError, match="ids in 0..39 of user"):
         far.make_batch(0, 0)
-    with pytest.raises(InputError, match="decodes pairs by batch.endpoints"):
-        parallelize(_Decoder().double(), solo_mesh(), graph=link_store(2))
 
 
 def test_an_unnamed_reverse_must_be_given() -> None:

@@ -27,7 +27,7 @@ from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.calls import LayerCall, call_model, tensors_of
 from gsplit.nn.checks.dry_run import explain_failure
-from gsplit.nn.checks.toy import ToyLinkBatch, Toys, num_toy_vertices, with_pairs
+from gsplit.nn.checks.toy import ToyLinkBatch, Toys, num_toy_vertices
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
 from gsplit.nn.split_forward import SplitForward
@@ -101,7 +101,7 @@ def _outputs_of(
     """
 
     def run(vertices: Batch) -> Any:
-        batch = with_pairs(vertices, plan.pairs) if plan.pairs else vertices
+        batch = like.with_pairs(vertices, plan.pairs) if plan.pairs else vertices
         forward_pass = _DeterministicPass(batch, plan)
         with override_forward_pass(model, forward_pass):
             out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=plan.takes_edge_attr))
@@ -130,7 +130,7 @@ def _outputs_of(
     return found, frozenset(boundaries)
 
 
-def _compared(batch: ToyLinkBatch, kind: str, out: Any) -> list[Tensor]:
+def _compared(batch: ToyLinkBatch, kind: str, out: Any) -> list[Any]:
     """What a model that decodes pairs computes for each target: its rows, and outputs of pairs with own negatives."""
     outputs = list(tensors_of(out)) if kind in ("binary", "triplet", "triplets") else []
     of_pairs = [tensor for tensor in outputs if tensor.dim() and tensor.size(0) == batch.num_values]

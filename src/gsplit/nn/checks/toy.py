@@ -4,12 +4,12 @@ The toy graph is made of chains with side edges, self-loops and vertices without
 spaces differ in size, so a tensor's size identifies its row space; ``toy_halves`` are mini-batches with targets in
 common. They are sampled on the host, once per number of layers, and then copied to the model's device.
 
-A model that decodes pairs itself runs on the same batches with pairs of their targets (``with_pairs``).
+A model that decodes pairs itself runs on the same batches with pairs of their targets.
 """
 
 import functools
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -41,14 +41,16 @@ __all__ = [
     "Toys",
     "explain_rows",
     "num_toy_vertices",
+    "received_endpoints",
     "toy_batch",
     "toy_boundary",
     "toy_empty",
     "toy_halves",
     "toy_link_batch",
+    "toy_pair_rows",
+    "toy_pairs",
     "toy_sources",
     "toy_targets",
-    "with_pairs",
 ]
 
 PAIRS = 4
@@ -100,6 +102,14 @@ class ExampleInput:
         """See ``toy_halves``."""
         return toy_halves(num_layers, self)
 
+    def pair_batch(self, num_layers: int, kind: str) -> "tuple[ToyLinkBatch, dict[int, RowSpace]]":
+        """See ``toy_link_batch``."""
+        return toy_link_batch(num_layers, self, kind)
+
+    def with_pairs(self, batch: Batch, kind: str) -> "ToyLinkBatch":
+        """A batch with one pair for every target, with the next one of the same half of all targets."""
+        return _with_pairs(batch, kind)
+
 
 class Toys(Protocol):
     """Toy mini-batches like those of a model's graph: ``ExampleInput``, or ``TypedExample`` with types."""
@@ -126,6 +136,12 @@ class Toys(Protocol):
 
     def halves(self, num_layers: int) -> list[tuple[Batch, slice]]:
         """A mini-batch of all targets, of the first half and of the second, and their positions in the whole."""
+
+    def pair_batch(self, num_layers: int, kind: str) -> "tuple[ToyLinkBatch, dict[int, RowSpace]]":
+        """``batch`` with a kind of pairs, whose endpoints and number differ in size from all other row spaces."""
+
+    def with_pairs(self, batch: Batch, kind: str) -> "ToyLinkBatch":
+        """A batch with one pair for every target, with the next one of the same half of all targets."""
 
 
 def _padded(block: Block, num_more: int) -> Route:
@@ -315,24 +331,24 @@ def toy_halves(num_layers: int, like: ExampleInput) -> list[tuple[Batch, slice]]
 class ToyLinkBatch(LinkBatch):
     """A toy batch of pairs. ``encoded``: the rows that the model gave to ``endpoints``."""
 
-    encoded: list[Tensor] = field(default_factory=list)
+    encoded: list[Any] = field(default_factory=list)
 
     def endpoints(self, h: Tensor) -> Tensor:
         self.encoded.append(h)
         return super().endpoints(h)
 
 
-def _link_batch(batch: Batch, kind: str, index: Tensor, num_endpoints: int, route: Route | None) -> ToyLinkBatch:
-    """A batch with these pairs of endpoints. The negatives of pair (u, v) are u and v, in turn."""
+def toy_pair_rows(kind: str, index: Tensor, others: Tensor, num_endpoints: int, route: Route | None) -> PairRows:
+    """Pairs of endpoints. Pair (u, v) has the negatives ``others`` and v, in turn."""
     num_pairs = index.size(1)
     negatives = {
-        "binary": index[0, :0],
-        "triplet": index[0],
-        "triplets": index.T,
-        "joint": index[0, :3],
+        "binary": others[:0],
+        "triplet": others,
+        "triplets": torch.stack([others, index[1]], dim=1),
+        "joint": others[:3],
         "in_batch": index[1],
     }[kind]
-    pairs = PairRows(
+    return PairRows(
         mode="triplet" if kind == "triplets" else kind,
         input_id=torch.arange(num_pairs, device=index.device),
         index=index,
@@ -344,15 +360,39 @@ def _link_batch(batch: Batch, kind: str, index: Tensor, num_endpoints: int, rout
         num_values=num_pairs,
         route=route,
     )
+
+
+def toy_pairs(num_targets: int, device: torch.device) -> Tensor:
+    """One pair for every target, with the next one of the same half of all targets."""
+    first = torch.arange(num_targets, device=device)
+    return torch.stack([first, first // PAIRS * PAIRS + (first + 1) % PAIRS])
+
+
+def received_endpoints(num_targets: int, num_endpoints: int, device: torch.device) -> Route:
+    """A route that appends copies of targets' rows, so that endpoints are not rows of the last layer's output."""
+    received = torch.arange(num_targets, num_endpoints, device=device)
+    count = received.numel()
+    return Route(
+        send_rows=received % num_targets,
+        send_counts=(count,),
+        recv_counts=(count,),
+        num_local=num_targets,
+        num_dst=0,
+        own_places=torch.arange(num_targets, device=device),
+        recv_places=received,
+    )
+
+
+def _link_batch(batch: Batch, kind: str, index: Tensor, num_endpoints: int, route: Route | None) -> ToyLinkBatch:
+    """A batch with these pairs of endpoints. The negatives of pair (u, v) are u and v, in turn."""
+    pairs = toy_pair_rows(kind, index, index[0], num_endpoints, route)
     held = {each.name: getattr(batch, each.name) for each in fields(batch)}
     return ToyLinkBatch(**(held | {"pairs": pairs}))
 
 
-def with_pairs(batch: Batch, kind: str) -> ToyLinkBatch:
-    """One pair for every target, with the next one of the same half of all targets."""
-    first = torch.arange(batch.num_targets, device=batch.x.device)
-    second = first // PAIRS * PAIRS + (first + 1) % PAIRS
-    return _link_batch(batch, kind, torch.stack([first, second]), batch.num_targets, route=None)
+def _with_pairs(batch: Batch, kind: str) -> ToyLinkBatch:
+    """One pair for every target."""
+    return _link_batch(batch, kind, toy_pairs(batch.num_targets, batch.x.device), batch.num_targets, route=None)
 
 
 def toy_link_batch(num_layers: int, like: ExampleInput, kind: str) -> tuple[ToyLinkBatch, dict[int, RowSpace]]:
@@ -364,18 +404,7 @@ def toy_link_batch(num_layers: int, like: ExampleInput, kind: str) -> tuple[ToyL
     device = batch.x.device
     num_endpoints = max(space_of) + 1
     num_pairs = max(space_of) + 2
-    own = torch.arange(batch.num_targets, device=device)
-    received = torch.arange(batch.num_targets, num_endpoints, device=device)
-    count = received.numel()
-    route = Route(
-        send_rows=received % batch.num_targets,
-        send_counts=(count,),
-        recv_counts=(count,),
-        num_local=batch.num_targets,
-        num_dst=0,
-        own_places=own,
-        recv_places=received,
-    )
+    route = received_endpoints(batch.num_targets, num_endpoints, device)
     first = torch.arange(num_pairs, device=device) % num_endpoints
     index = torch.stack([first, (7 * first + 3) % num_endpoints])
     spaces = {num_endpoints: RowSpace("endpoints", num_layers), num_pairs: RowSpace("pairs", num_layers)}

@@ -25,7 +25,8 @@ from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.minibatch.route import Route
 from gsplit.minibatch.typed import StepRows
 from gsplit.minibatch.typed_batch import TypedBatch, cut_batch
-from gsplit.nn.checks.toy import ALL_TARGETS, PAIRS, num_toy_vertices, toy_sources, toy_targets
+from gsplit.nn.checks.toy import ALL_TARGETS, PAIRS, ToyLinkBatch, num_toy_vertices, toy_sources, toy_targets
+from gsplit.nn.checks.toy_typed_pairs import pair_typed_batch, pair_typed_targets
 from gsplit.nn.forward_plan import RowSpace, num_rows
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.relations import HostRelationSampler
@@ -43,7 +44,7 @@ class TypedExample:
 
     ``counts``: the vertices of every type of the graph. Ids in ``n_id_dict`` are below them, so that an embedding of
     the graph's vertices takes them. ``edge_values``: the names of the values of every edge type, and ``value_shapes``
-    their shapes, for one edge.
+    their shapes, for one edge. ``pair_type``: the edge type of the pairs that the model decodes, if it does.
     """
 
     vertex_types: tuple[str, ...]
@@ -55,6 +56,7 @@ class TypedExample:
     edge_values: tuple[tuple[str, ...], ...] = ()
     value_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     num_edge_features: int | None = None
+    pair_type: EdgeType | None = None
 
     def to(self, dtype: torch.dtype) -> "TypedExample":
         """The same with rows of another dtype."""
@@ -89,6 +91,16 @@ class TypedExample:
     def halves(self, num_layers: int) -> list[tuple[Batch, slice]]:
         """A mini-batch of all targets of every type, of the first half and of the second; see ``toy.toy_halves``."""
         return [(self._sampled(num_layers, half), half) for half in _HALVES]
+
+    def pair_batch(self, num_layers: int, kind: str) -> tuple[ToyLinkBatch, dict[int, RowSpace]]:
+        """See ``toy.Toys``."""
+        assert self.pair_type is not None
+        return pair_typed_batch(*self.batch(num_layers), kind, self.pair_type)
+
+    def with_pairs(self, batch: Batch, kind: str) -> ToyLinkBatch:
+        """See ``toy.Toys``."""
+        assert self.pair_type is not None and isinstance(batch, TypedBatch)
+        return pair_typed_targets(batch, kind, self.pair_type)
 
     def boundary(self, num_layers: int, level: int) -> TypedBatch:
         """The mini-batch of all targets with a boundary: below it all rows but the targets' are in another order."""
