@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.array_types import Array
+from gsplit.array_types import Array, Ids
 from gsplit.device.packing import map_tensors
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
@@ -28,7 +28,7 @@ from gsplit.minibatch.local_graph import Features
 from gsplit.minibatch.pair_rows import own_pairs
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey
-from gsplit.sampling.pairs import ListedPairs, StepPairs, StoredPairs, parse_negatives
+from gsplit.sampling.pairs import ListedPairs, Negatives, StepPairs, StoredPairs, parse_negatives
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.relations import RelationFanouts
 from gsplit.sampling.typed_pairs import PairType, pair_type
@@ -52,6 +52,8 @@ class LoaderOptions(TypedDict, total=False):
     weight_attr: str | None
     replace: bool
     layer_dependency: bool
+    time_attr: str | None
+    temporal_strategy: str
     seed: int
     ownership: Ownership | None
     features: Features
@@ -78,6 +80,11 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
     ``batch_size``: the pairs of the GLOBAL mini-batch. Other options are those of ``NeighborLoader``; the strategy
     "auto" needs stored pairs of a graph without types.
 
+    ``time_attr``: the name of stored times of the edges, as integers. ``edge_label_time``: a time for every pair. The
+    endpoints of a pair, and of its negatives, then draw in-edges that are not later, in every layer; an endpoint of
+    pairs of different times has a row for each. ``temporal_strategy``: "uniform", or "last" for the latest in-edges.
+    ``batch.edge_label_time`` has the times, ``batch.seed_time`` for "triplet". Negatives are binary or triplet ones.
+
     Heterogeneous graphs: ``edge_label_index`` is (edge type, name of stored pairs or tensor), by ids in the types of
     the ends, and negatives are vertices of these types. Excluded are the edges of the edge type and of its reverse:
     that of ``reverse_edge_types``, {edge type: edge type}, or one named "rev_...", as ``ToUndirected`` does.
@@ -93,6 +100,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
         edge_label_index: Pairs | None = None,
         *,
         edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
         neg_sampling: Any = None,
         exclude_seed_edges: Literal["reverse", True, False] = "reverse",
         reverse_edge_types: Mapping[EdgeType, EdgeType] | None = None,
@@ -116,9 +124,12 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             self._pairs = self._type.fuse(self._pairs)
         if self._negatives is not None and self._pairs.labels is not None:
             self._pairs = _raise_labels(self._pairs, self._negatives.mode)
+        if edge_label_time is not None:
+            self._pairs = replace(self._pairs, times=_times_of(edge_label_time, self._pairs.num_pairs, self._negatives))
         known = {name: value for name, value in options.items() if name in LoaderOptions.__annotations__}
         named = listed if isinstance(listed, str) else ""
         label = "" if edge_label is None else f", labels {fingerprint_of(edge_label)}"
+        label += "" if edge_label_time is None else f", times {fingerprint_of(edge_label_time)}"
         plan, view = resolve_plan(
             store,
             ranks,
@@ -133,6 +144,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
                 arrays=(f"pairs/{named}", f"pair_labels/{named}"),
                 edge_type=None if self._type is None else self._type.edge_type,
                 stored=StoredPairs(named, self._negatives, exclude_seed_edges) if named else None,
+                has_times=edge_label_time is not None,
             ),
             **known,  # type: ignore[arg-type]
         )
@@ -167,12 +179,24 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
                 exclude = ExcludedEdges.of if of is None else of.exclude
                 edges = exclude(src, to_internal(store, step.dst), reverse=reverse)
                 excluded = ExcludedEdges(edges.src.to(device), edges.dst.to(device))
-            ids, rows = own_pairs(step, self._own(step, src), self._pairs.labels)
-            endpoints = to_internal(store, ids).to(device)
+            times: Tensor | None = None
+            mine = self._own(step, src)
+            if step.time is not None:
+                step, times = step.at_times()
+            ids, rows = own_pairs(step, mine, self._pairs.labels)
+            endpoints = to_internal(store, ids if times is None else ids // times.numel())
+            if times is not None:
+                places = ids % times.numel()
+                rows = replace(rows, n_id=ids // times.numel(), time=times[places])
+                endpoints = endpoints * times.numel() + places
+                times = times.to(device)
+            endpoints = endpoints.to(device)
         if not plan.strategy.needs_whole_graph:
             telemetry.record_max("largest_range_array_bytes", self._strategy.num_range_bytes)
         rows = map_tensors(lambda tensor: tensor.to(device), rows)
-        return self._strategy.sample(endpoints, key, step.num_pairs, telemetry, pairs=rows, excluded=excluded)
+        return self._strategy.sample(
+            endpoints, key, step.num_pairs, telemetry, pairs=rows, excluded=excluded, times=times
+        )
 
     def _own(self, step: StepPairs, src: Tensor) -> Tensor:
         """Which pairs of the step belong to this rank."""
@@ -247,6 +271,22 @@ def _labels_of(edge_label: Tensor | None, num_pairs: int) -> Array | None:
             return labels
     fix = "give one label per pair, in the order of the pairs"
     raise InputError(explain("edge_label", f"a tensor of {num_pairs} labels, not bfloat16", got, fix))
+
+
+def _times_of(edge_label_time: Tensor, num_pairs: int, negatives: Negatives | None) -> Ids:
+    """The time of every pair. Negatives must belong to a pair, whose time is theirs."""
+    got = type(edge_label_time).__name__
+    if isinstance(edge_label_time, Tensor):
+        got = f"{edge_label_time.dtype} {list(edge_label_time.shape)}"
+    if got not in (f"torch.int64 [{num_pairs}]", f"torch.int32 [{num_pairs}]"):
+        fix = "give one time per pair, in the order of the pairs, in the unit of the times of the edges"
+        raise InputError(explain("edge_label_time", f"a tensor of {num_pairs} integers", got, fix))
+    if negatives is not None and negatives.mode not in ("binary", "triplet"):
+        fix = "use neg_sampling='binary' or 'triplet', whose negatives have the time of their pair"
+        got = f"{negatives.mode}, whose negatives are shared by pairs of different times"
+        raise InputError(explain("neg_sampling", "negatives of one pair each, for edge_label_time", got, fix))
+    times: Ids = edge_label_time.detach().cpu().numpy().astype(np.int64)
+    return times
 
 
 def _raise_labels(pairs: ListedPairs, mode: str) -> ListedPairs:

@@ -45,12 +45,9 @@ from gsplit.store.reader import Store
 __all__ = ["LoaderPlan", "PairSeeds", "RankGraph", "fingerprint_of", "resolve_plan", "stored_checksums"]
 
 _HASHED_BYTES = 64 << 20  # of an array in memory; larger ones are sampled
-_NO_TIMES_OF_PAIRS = "times of pairs are not built; NeighborLoader has time_attr and input_time for vertices"
 _REFUSED = {
     "disjoint": "a mini-batch is one graph, shared by all targets",
-    "time_attr": _NO_TIMES_OF_PAIRS,
-    "input_time": _NO_TIMES_OF_PAIRS,
-    "temporal_strategy": _NO_TIMES_OF_PAIRS,
+    "input_time": "pairs have times by edge_label_time",
     "subgraph_type": "blocks have the sampled edges, in their direction",
     "directed": "blocks have the sampled edges, in their direction",
     "transform": "change the batch in the training loop",
@@ -62,7 +59,7 @@ _REFUSED = {
     "pin_memory": "batches for a device are pinned already; leave it out",
     "filter_per_worker": "there are no workers; leave it out",
     "is_sorted": "the store is sorted; leave it out",
-    "edge_label_time": _NO_TIMES_OF_PAIRS,
+    "edge_label_time": "vertices have times by input_time",
     "neg_sampling_ratio": "use neg_sampling=dict(mode='binary', amount=RATIO)",
 }
 
@@ -188,7 +185,8 @@ class PairSeeds:
 
     ``negatives``: how negatives are drawn and edges are excluded. ``arrays``: the stored arrays of the list.
     ``edge_type``: of the pairs of a heterogeneous graph.
-    ``stored``: the list by its name, for the planner; None for a tensor, or for all edges.
+    ``stored``: the list by its name, for the planner; None for a tensor, or for all edges. ``has_times``: every pair
+    has a time.
     """
 
     name: str
@@ -197,6 +195,7 @@ class PairSeeds:
     arrays: tuple[str, ...]
     stored: StoredPairs | None
     edge_type: EdgeType | None = None
+    has_times: bool = False
 
 
 def resolve_plan(
@@ -241,7 +240,10 @@ def resolve_plan(
         time_attr=time_attr,
         temporal_strategy=temporal_strategy,
     )
-    _check_times(store, draw, input_time, strategy, copies)
+    if pairs is None:
+        _check_times(store, draw, "input_time", strategy, copies, has_times=input_time is not None)
+    else:
+        _check_times(store, draw, "edge_label_time", strategy, copies, has_times=pairs.has_times)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
     depth = _check_prefetch(prefetch, mesh)
     device_bytes = _check_device_cache(device_cache, mesh)
@@ -377,16 +379,15 @@ def _resolve_draw(sampler: str | SamplerFactory, **options: Any) -> DrawOptions:
 
 
 def _check_times(
-    store: GraphStore, draw: DrawOptions, input_time: Tensor | None, strategy: str, copies: int | str
+    store: GraphStore, draw: DrawOptions, name: str, strategy: str, copies: int | str, *, has_times: bool
 ) -> None:
-    """Refuse options that are not built for temporal sampling."""
-    if draw.time_attr is None and input_time is None:
+    """Refuse options that are not built for temporal sampling. ``name``: the argument with the times of the seeds."""
+    if draw.time_attr is None and not has_times:
         return
-    if draw.time_attr is None or input_time is None:
-        given = None if input_time is None else f"{input_time.numel()} times"
-        got = f"time_attr={draw.time_attr!r}, input_time={given}"
-        fix = "name the stored times of the edges, and give the times of the targets"
-        raise InputError(explain("temporal sampling", "time_attr and input_time", got, fix))
+    if draw.time_attr is None or not has_times:
+        got = f"time_attr={draw.time_attr!r}, {'with' if has_times else 'without'} {name}"
+        fix = "name the stored times of the edges, and give the times of the targets or pairs"
+        raise InputError(explain("temporal sampling", f"time_attr and {name}", got, fix))
     refused = []
     if store.types is not None:
         kinds = ", ".join(store.types.vertex_types)

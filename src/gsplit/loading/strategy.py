@@ -124,6 +124,7 @@ class Strategy:
 
         ``pairs``: the targets are the endpoints of these. ``excluded``: edges that the mini-batch must not have.
         ``seeds``: the times of the targets, in temporal sampling; ``times``: the distinct ones of all ranks, ascending.
+        The targets of pairs are (vertex, time) pairs already.
         """
         for sampler in (self._own, self._whole):
             if sampler is not None:

@@ -361,7 +361,7 @@ class Batch:
         ``weighted``; without edge weights all self-loops have weight 1, and None is returned for their weights.
         """
         context = self.context
-        if self.seeds is not None:
+        if self.frontiers[0].timed is not None:
             got = "targets with times, and degrees of the whole graph, which count later edges"
             fix = "use a layer without them, such as SAGEConv or GATConv, or GCNConv(normalize=False)"
             raise InputError(explain("GCN normalisation", "a mini-batch without times", got, fix))

@@ -106,6 +106,25 @@ class LinkBatch(Batch):
         return self.pair_rows.own_columns
 
     @property
+    def edge_label_time(self) -> Tensor:
+        """The times of the columns of ``edge_label_index``, in temporal sampling; of a negative, that of its pair."""
+        self._require("edge_label_time", ("binary",))
+        return self._times("edge_label_time")
+
+    @property
+    def seed_time(self) -> Tensor:
+        """The times of this rank's pairs [n], in temporal sampling, for ``triplet``."""
+        self._require("seed_time", ("triplet",))
+        return self._times("seed_time")
+
+    def _times(self, name: str) -> Tensor:
+        pairs = self.pair_rows
+        if pairs.time is None:
+            fix = "give LinkNeighborLoader(time_attr=..., edge_label_time=...)"
+            raise InputError(explain(f"batch.{name}", "pairs with times", "pairs without times", fix))
+        return pairs.time[pairs.index[0]]
+
+    @property
     def endpoint_ids(self) -> Tensor:
         """Original ids of the rows that ``endpoints`` returns, such as to mask negatives that are edges."""
         return self.pair_rows.n_id

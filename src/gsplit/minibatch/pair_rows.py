@@ -40,6 +40,7 @@ class PairRows:
     the destinations of all pairs of the step [B], of which the pairs have the columns ``own_columns``. ``label``: one
     for every column of ``index``. ``value_keys``: names of these columns, for random numbers. ``num_values``: the
     number of columns over all ranks. ``route``: the exchange of the endpoints' rows; None if the rank computes them.
+    ``time``: of every endpoint, in temporal sampling, where a vertex has a row for every time.
     """
 
     mode: str
@@ -52,6 +53,12 @@ class PairRows:
     value_keys: Tensor
     num_values: int
     route: Route | None = None
+    time: Tensor | None = None
+
+    @property
+    def names(self) -> Tensor:
+        """Names of the endpoints, for random numbers: of the vertex, or of the vertex and the time."""
+        return self.n_id if self.time is None else mix(self.n_id, self.time)
 
 
 def own_pairs(step: StepPairs, mine: Tensor, labels: Array | None) -> tuple[Tensor, PairRows]:

@@ -207,7 +207,7 @@ class ForwardPass:
             ids = self._once(("ids", rows.layer, rows.of), lambda: batch.mixed_names(rows.layer))
             return kernels_torch.mix(key, ids)
         if batch.pairs is not None and rows.space in ("endpoints", "pairs"):
-            names = batch.pairs.n_id if rows.space == "endpoints" else batch.pairs.value_keys
+            names = batch.pairs.names if rows.space == "endpoints" else batch.pairs.value_keys
             return kernels_torch.mix(key, names)
         if rows.space == "local":
             return kernels_torch.mix(key, batch.frontier(rows.layer).names[: num_rows(self.batch, rows)])

@@ -80,13 +80,17 @@ class TensorFrontier:
         """The names of the sources of drawn edges among those of excluded edges."""
         return vertices
 
+    def _name_rows(self) -> Tensor:
+        """The names of the rows among the destinations of excluded edges."""
+        return self._ids
+
     def _draw_included(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         """What ``_draw`` draws, without excluded edges."""
         indptr, vertices, edge_ids = self._draw(key, fanout)
         if self._excluded is None:
             return indptr, vertices, edge_ids
         names = self._name_sources(vertices, edge_ids)
-        indptr, kept = keep_included(self._ids, indptr, names, self._excluded)
+        indptr, kept = keep_included(self._name_rows(), indptr, names, self._excluded)
         return indptr, vertices[kept], None if edge_ids is None else edge_ids[kept]
 
     def _check(self, ids: Tensor) -> None:

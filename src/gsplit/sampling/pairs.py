@@ -14,7 +14,7 @@ negative may be an edge of the graph, as in PyG.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -116,7 +116,7 @@ class StepPairs:
 
     ``positions``: where the B pairs ``src``, ``dst`` are in the list. Negative m is ``neg_dst[m]``, of pair
     ``neg_pair[m]``, and the ``neg_slot[m]``-th of that pair. For ``binary`` it has a source ``neg_src[m]`` of its own.
-    Joint negatives do not belong to a pair: their ``neg_pair`` is 0.
+    Joint negatives do not belong to a pair: their ``neg_pair`` is 0. ``time``: of every pair, if pairs have times.
     """
 
     positions: Tensor
@@ -127,6 +127,7 @@ class StepPairs:
     neg_pair: Tensor
     neg_slot: Tensor
     negatives: Negatives | None
+    time: Tensor | None = None
 
     @property
     def mode(self) -> str:
@@ -142,14 +143,32 @@ class StepPairs:
         """The number of values of the step's loss: of pairs and, for ``binary``, of negative pairs."""
         return self.num_pairs + (self.neg_dst.numel() if self.mode == "binary" else 0)
 
+    def at_times(self) -> "tuple[StepPairs, Tensor]":
+        """The distinct times of the step, ascending, and its pairs by (vertex, time): id * S + place of the time.
+
+        A pair's time is that of both endpoints and of its negatives. See ``sampling.temporal``.
+        """
+        assert self.time is not None
+        times, places = torch.unique(self.time, return_inverse=True)
+        of_negatives = places[self.neg_pair]
+        timed = replace(
+            self,
+            src=self.src * times.numel() + places,
+            dst=self.dst * times.numel() + places,
+            neg_src=self.neg_src * times.numel() + of_negatives[: self.neg_src.numel()],
+            neg_dst=self.neg_dst * times.numel() + of_negatives,
+        )
+        return timed, times
+
 
 @dataclass(frozen=True)
 class ListedPairs:
-    """All pairs, by original id, and their labels. ``read`` returns the sources and destinations at some positions."""
+    """All pairs, by original id, with labels and times. ``read`` returns sources and destinations at some positions."""
 
     num_pairs: int
     read: Callable[[Ids], tuple[Ids, Ids]]
     labels: Array | None = None
+    times: Ids | None = None
 
     @classmethod
     def listed(cls, pairs: Array, labels: Array | None = None) -> "ListedPairs":
@@ -216,4 +235,5 @@ class ListedPairs:
             neg_pair=pair,
             neg_slot=slot,
             negatives=negatives,
+            time=None if self.times is None else torch.from_numpy(self.times[listed]),
         )

@@ -14,6 +14,8 @@ edges a row draws
 for layer key K, original id v and fanout k. Edges of equal time are ordered by source. The slot is not part of the key:
 a draw depends on the key, the vertex, the time and the in-edges alone (law 1).
 
+The targets of a step of pairs are (endpoint, time of the pair), and the edges of its pairs are excluded at every time.
+
 The columns of a store stay in the order of their sources; ``store.time_order`` has the order by time. There is a
 compiled version for the host and a version in torch operations for devices, which give equal layers.
 """
@@ -146,8 +148,16 @@ class _TemporalFrontier(TensorFrontier):
     def __init__(self, sampler: TemporalSampler, targets: Tensor) -> None:
         num_times = sampler.times.numel()
         first = sampler.first * num_times
-        super().__init__(targets, first, sampler.stop * num_times, find_distinct=sampler.find_distinct)
+        stop = sampler.stop * num_times
+        super().__init__(targets, first, stop, sampler.excluded, find_distinct=sampler.find_distinct)
         self._sampler = sampler
+        self._num_times = num_times
+
+    def _name_rows(self) -> Tensor:
+        return self._ids // self._num_times  # edges are excluded at every time
+
+    def _name_sources(self, vertices: Tensor, edge_ids: Tensor | None) -> Tensor:
+        return vertices // self._num_times
 
     def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
         assert isinstance(fanout, int)  # heterogeneous graphs refuse times

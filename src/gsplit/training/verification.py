@@ -128,6 +128,7 @@ def verify(
     *,
     edge_label_index: str | Tensor | tuple[EdgeType, str | Tensor] | None = None,
     edge_label: Tensor | None = None,
+    edge_label_time: Tensor | None = None,
     neg_sampling: Any = None,
     exclude_seed_edges: Literal["reverse", True, False] = "reverse",
     batch_size: int = 1024,
@@ -161,14 +162,13 @@ def verify(
     ranks = resolve_mesh(mesh, "gsplit.verify")
     store = as_graph_store(graph, partition)
     has_pairs = edge_label_index is not None
-    if not has_pairs and (edge_label is not None or neg_sampling is not None):
+    if not has_pairs and (edge_label is not None or edge_label_time is not None or neg_sampling is not None):
         fix = "give edge_label_index, the name of stored pairs or a tensor [2, n]"
-        raise InputError(explain("edge_label_index", "pairs, for edge_label and neg_sampling", None, fix))
+        raise InputError(
+            explain("edge_label_index", "pairs, for edge_label, edge_label_time and neg_sampling", None, fix)
+        )
     loss = resolve_loss(loss_fn, of_pairs=has_pairs)
-    timed: dict[str, Any] = {}
-    if time_attr is not None or input_time is not None:
-        timed = {"time_attr": time_attr, "input_time": input_time, "temporal_strategy": temporal_strategy}
-    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, store, num_neighbors, input_nodes, **timed)
+    make: Callable[..., Any] = partial(NeighborLoader, store, num_neighbors, input_nodes, input_time=input_time)
     if has_pairs:
         make = partial(
             LinkNeighborLoader,
@@ -177,8 +177,8 @@ def verify(
             edge_label_index,
             edge_label=edge_label,
             neg_sampling=neg_sampling,
+            edge_label_time=edge_label_time,
             exclude_seed_edges=exclude_seed_edges,
-            **timed,  # refused
         )
 
     def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -189,6 +189,8 @@ def verify(
             weight_attr=weight_attr,
             replace=replace,
             layer_dependency=layer_dependency,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
             features=features,
             edge_attr=edge_attr,
             edge_weight=edge_weight,

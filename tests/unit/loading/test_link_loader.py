@@ -132,10 +132,8 @@ def test_any_step_can_be_made_and_an_epoch_is_resumed() -> None:
         ({"edge_label": torch.ones(3), "neg_sampling": "joint"}, "edge_label: expected None for neg_sampling joint"),
         ({"pairs": torch.zeros(3, 2)}, r"edge_label_index: expected a name, or a tensor \[2, n\] .*got torch.float32"),
         ({"pairs": [[0, 1], [1, 2]]}, r"edge_label_index: expected a name, or a tensor \[2, n\] .*got list"),
-        ({"pairs": (("a", "to", "a"), PAIRS)}, r"edge_label_index: expected pairs of a graph without types .got .*to"),
+        ({"pairs": (("a", "to", "a"), PAIRS)}, r"pairs: expected pairs of a graph without types .got .*to"),
         ({"num_workers": 2}, "option num_workers"),
-        ({"edge_label_time": 2}, "times of pairs are not built"),
-        ({"time_attr": "time"}, "times of pairs are not built"),
         ({"neg_sampling_ratio": 2}, "use neg_sampling=dict"),
     ],
 )

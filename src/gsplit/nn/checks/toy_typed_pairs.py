@@ -6,7 +6,7 @@ own, as in ``TypedLinkBatch``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from gsplit.nn.checks.toy import ToyLinkBatch, received_endpoints, toy_pair_rows
 from gsplit.nn.forward_plan import RowSpace
 
 __all__ = ["pair_typed_batch", "pair_typed_targets"]
+
+B = TypeVar("B", bound=Batch)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -37,17 +39,17 @@ def _link_batch(
     nothing = replace(pairs, n_id=pairs.n_id[:0])
     parts: dict[str | EdgeType, Batch] = dict(batch.parts)
     for name in batch.types.vertex_types:
-        held = _held(batch.parts[name])
         of_type = nothing
         if name in ends:
             count, route = ends[name]
             of_type = replace(pairs, n_id=torch.arange(count, device=index.device), route=route)
-        parts[name] = LinkBatch(**(held | {"pairs": of_type}))
-    return _ToyTypedLinkBatch(**(_held(batch) | {"pairs": pairs, "parts": parts}), pair_type=edge_type)
+        parts[name] = _become(batch.parts[name], LinkBatch, pairs=of_type)
+    return _become(batch, _ToyTypedLinkBatch, pairs=pairs, parts=parts, pair_type=edge_type)
 
 
-def _held(batch: Batch) -> dict[str, Any]:
-    return {each.name: getattr(batch, each.name) for each in fields(batch)}
+def _become(batch: Batch, kind: type[B], **changes: Any) -> B:
+    """The same batch as one of another class, with some fields changed or added."""
+    return kind(**({each.name: getattr(batch, each.name) for each in fields(batch)} | changes))
 
 
 def pair_typed_targets(batch: TypedBatch, kind: str, edge_type: EdgeType) -> ToyLinkBatch:
