@@ -7,7 +7,7 @@ outputs of every target in every step, the gradient of every parameter in every 
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -49,6 +49,7 @@ __all__ = [
     "TrainedCase",
     "all_cases",
     "compare",
+    "describe_models",
     "make_model",
     "run_exactness",
     "small_store",
@@ -113,16 +114,17 @@ class Differences:
 def worst_of(found: list[Differences]) -> Differences:
     """The largest of each kind."""
     found = found or [Differences()]
-    return Differences(*(max(getattr(each, field.name) for each in found) for field in fields(Differences)))
+    kind = type(found[0])
+    return kind(*(max(getattr(each, field.name) for each in found) for field in fields(kind)))
 
 
 @dataclass(frozen=True)
 class ExactnessRow:
-    """A case on a mesh, and how far it is from one process."""
+    """A case, of ``exactness`` or of ``exactness_tasks``, on a mesh, and how far it is from one process."""
 
     replicas: int
     splits: int
-    case: Case
+    case: Any
     differences: Differences
     tolerance: float = TOLERANCE
 
@@ -377,7 +379,8 @@ def _summarize(document: dict[str, Any]) -> str:
     )
 
 
-def _describe(document: dict[str, Any], title: str) -> str:
+def describe_models(document: dict[str, Any], title: str) -> str:
+    """The page of a record: a line per kind of model."""
     rows: list[dict[str, Any]] = document["rows"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     num_plain = len({row["model"] for row in rows if not row["edge_values"]})
@@ -403,10 +406,12 @@ def _describe(document: dict[str, Any], title: str) -> str:
     )
 
 
-def write_record(report: ExactnessReport, out: Path) -> None:
-    """Write the cases to OUT.json, and a table with a line per kind of model to OUT.md."""
+def write_record(
+    report: ExactnessReport, out: Path, describe: Callable[[dict[str, Any], str], str] = describe_models
+) -> None:
+    """Write the cases to OUT.json, and a page about them to OUT.md."""
     document = report.as_dict()
     lines = ",\n".join(json.dumps(row) for row in document["rows"])
     head = json.dumps({name: value for name, value in document.items() if name != "rows"})
     out.with_suffix(".json").write_text(f'{head[:-1]}, "rows": [\n{lines}\n]}}\n')
-    out.with_suffix(".md").write_text(_describe(document, "-".join(out.name.split("-")[:3])))
+    out.with_suffix(".md").write_text(describe(document, "-".join(out.name.split("-")[:3])))
