@@ -10,6 +10,7 @@ process group and no state of the caller. The imports take 5 to 8 s of a core; s
 
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -63,7 +64,7 @@ def _run(
             (False, (isinstance(error, CommError) and not isinstance(error, RankFaultError), traceback.format_exc()))
         )
         os._exit(1)  # peers wait in a collective, and a clean exit would block in it
-    pipe.send((True, result))
+    pipe.send_bytes(pickle.dumps((True, result)))  # send would pass tensors as files that are gone with this process
     pipe.close()
     mesh.close()
 

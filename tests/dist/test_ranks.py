@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rank_programs import (
     Case,
     end_after_a_look,
@@ -17,6 +18,7 @@ from rank_programs import (
     read_variable,
     refuse_sharing,
     return_rank,
+    return_tensor,
     sampled_edges,
     train_by_hand,
 )
@@ -132,6 +134,12 @@ def test_different_settings_are_refused_on_every_rank(ran: tuple[list[Case], lis
 
 def test_results_come_back_in_rank_order() -> None:
     assert run_ranks(return_rank, 3, 10) == [10, 11, 12]
+
+
+def test_tensors_arrive_whole_after_their_rank_has_ended() -> None:
+    """Trap 16: not as file descriptors of a process that is gone."""
+    for rank, found in enumerate(run_ranks(return_tensor, 2)):
+        assert torch.equal(found["rows"], torch.arange(100_000) + rank) and not found["rows"].is_shared()
 
 
 def test_ranks_have_the_environment_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

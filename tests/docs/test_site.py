@@ -116,6 +116,20 @@ def test_every_capability_has_a_command_or_call_and_a_test_that_exist() -> None:
                 assert not keyword[1] or keyword[0] in inspect.signature(getattr(gsplit, function)).parameters, call
 
 
+def test_every_claim_and_trap_of_the_tasks_names_tests_that_exist() -> None:
+    page = (DOCS / "decisions" / "0017-samplers-pairs-types.md").read_text()
+    claims, traps = (
+        [line.split(" | ") for line in page.split(head)[1].split("\n\n")[0].splitlines() if line.startswith("| ")]
+        for head in ("| claim | shown by |\n|---|---|\n", "| trap | avoided, as shown by |\n|---|---|\n")
+    )
+    assert len(claims) == 9 and [row[0].split(".")[0] for row in traps] == [f"| {n}" for n in range(1, 18)]
+    for claim, tests in [*claims, *traps]:
+        named = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", tests)
+        assert named, claim
+        for path, test in named:
+            assert f"\ndef {test}(" in (ROOT / path).read_text(), (claim, path, test)
+
+
 def _check_command(words: list[str], commands: Any, call: str) -> None:
     while isinstance(commands, dict):
         assert words and words[0] in commands, call

@@ -326,6 +326,10 @@ def return_rank(mesh: Mesh, offset: int) -> int:
     return mesh.rank + offset
 
 
+def return_tensor(mesh: Mesh) -> dict[str, torch.Tensor]:
+    return {"rows": torch.arange(100_000) + mesh.rank}
+
+
 def read_variable(mesh: Mesh, name: str) -> str | None:
     return os.environ.get(name)
 

@@ -1,6 +1,7 @@
 """Heterogeneous models in one process: equal to PyG on the whole graph, how often rows are exchanged, and refusals."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch_geometric.nn import (
     SAGEConv,
 )
 from typed_programs import (
+    CITED_BY,
     CITES,
     COUNTS,
     FANOUTS,
@@ -94,7 +96,6 @@ class _Counted(Module):
 
 
 def test_rows_are_exchanged_once_per_layer_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trap 9: the cache of mixed rows holds the tensors, so that no other tensor gets their place in it."""
     model = _wrap(_Counted())
     calls = []
     shuffle = Batch.shuffle
@@ -107,6 +108,42 @@ def test_rows_are_exchanged_once_per_layer_and_type(monkeypatch: pytest.MonkeyPa
     batch = _batch()
     model(batch.x_dict, batch.edge_index_dict)
     assert sorted(calls) == sorted((layer, name) for layer in range(2) for name in COUNTS)
+
+
+class _Scaled(Module):
+    """Calls a layer on rows that nobody keeps: the next ones are likely to get their place in memory, and their id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cites = SAGEConv(7, 4)
+        self.cited_by = SAGEConv(7, 4)
+
+    def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Any]) -> Tensor:
+        out = self.cites(x_dict["paper"] * 2, edge_index_dict[CITES])
+        return out + self.cited_by(x_dict["paper"] * 3, edge_index_dict[CITED_BY])  # type: ignore[no-any-return]
+
+
+def test_rows_that_are_gone_are_not_mistaken_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap 9: the cache of mixed rows holds the tensors, so that no other tensor gets their id."""
+    shuffle = Batch.shuffle
+    seen: list[weakref.ref[Tensor]] = []
+    held: list[bool] = []
+
+    def copied(self: Batch, layer: int, h: Tensor, **options: Any) -> Any:
+        """As on several ranks: mixed rows are another tensor, which does not keep the local rows."""
+        held.append(all(ref() is not None for ref in seen))
+        seen.append(weakref.ref(h))
+        return tuple(rows.clone() for rows in shuffle(self, layer, h, **options))
+
+    data = make_data()
+    model = _wrap(_Scaled())
+    monkeypatch.setattr(Batch, "shuffle", copied)
+    batch = _batch({relation: [-1] for relation in RELATIONS})
+    with torch.no_grad():  # autograd would keep the rows
+        out = model(batch.x_dict, batch.edge_index_dict)
+        wanted = model(data.x_dict, data.edge_index_dict)[batch.n_id_dict["paper"][: batch.num_targets]]
+    assert held == [True, True]
+    assert float((out - wanted).abs().max()) < 1e-12
 
 
 def test_sizes_of_minus_one_come_from_the_graph() -> None:

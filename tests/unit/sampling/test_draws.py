@@ -238,6 +238,41 @@ def test_draws_with_replacement_are_multinomial() -> None:
     assert 1e-4 < chi2.sf(statistic, len(law) - 1) < 1 - 1e-4
 
 
+@pytest.mark.parametrize("use_torch", [False, True])
+def test_parallel_edges_are_taken_in_the_order_of_their_positions(use_torch: bool) -> None:
+    """Trap 5: in LABOR all edges from one source have one number. Weights name the positions."""
+    src, dst = np.repeat([1, 2], 6), np.zeros(12, np.int64)
+    store = _store(src, dst, np.tile(np.arange(1.0, 7.0), 2), np.zeros(3, np.int64))
+    sampler = _sampler(store, LABOR, use_torch=use_torch)
+    firsts = set()
+    for step in range(20):
+        block = sample_minibatch(sampler, torch.tensor([0]), [8], StepKey(1, 0, step)).blocks[0]
+        assert block.edge_ids is not None
+        first = [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 6, 7, 8, 9, 10, 11]
+        assert block.edge_ids.tolist() in first
+        firsts.add(tuple(block.edge_ids.tolist()))
+    assert len(firsts) == 2  # either source is preferred at some step
+
+
+def test_labor_has_correlated_samples_and_the_page_says_so() -> None:
+    """Trap 6: many vertices share their sources, so the error of a sum over them does not average out."""
+    n, degree, fanout, steps = 60, 20, 5, 200
+    src, dst = np.tile(np.arange(degree), n), np.repeat(np.arange(n), degree)
+    store = _store(src, dst, np.ones(src.size), np.zeros(n, np.int64))
+    value = np.linspace(-1.0, 1.0, degree)
+    error = {}
+    for options in (DrawOptions(), LABOR):
+        sampler = _sampler(store, options)
+        sums = []
+        for step in range(steps):
+            batch = sample_minibatch(sampler, torch.arange(n), [fanout], StepKey(1, 0, step))
+            sums.append(value[batch.input_ids[batch.blocks[0].src_rows].numpy()].mean())
+        error[options.sampler] = float(np.mean(np.square(sums)))
+    assert error["labor"] > 20 * error["uniform"]  # 60 times if all choose alike
+    page = (Path(__file__).parents[3] / "docs" / "samplers.md").read_text()
+    assert "samples of different vertices are now correlated" in page and "from 0.0028 to 0.0099" in page
+
+
 def test_labor_draws_the_same_sources_for_equal_columns_and_uniform_does_not() -> None:
     store = _column(np.arange(1.0, 31.0), 50)
     for options, distinct in ((LABOR, 5), (BOTH, 5), (DrawOptions(), 30), (WEIGHTED, 30)):
