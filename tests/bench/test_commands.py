@@ -12,7 +12,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from gsplit.cli import main
-from gsplit_bench import commands, exactness
+from gsplit_bench import commands, exactness, exactness_tasks
 from gsplit_bench.commands import _SCRIPTS, app
 
 
@@ -128,6 +128,30 @@ def test_exactness_runs_on_the_ranks_asked_for(
     _run("exactness", *asked)
     assert tuple(seen) == meshes
     assert _run("exactness", "--ranks", "5").returncode == 2
+
+
+def test_tasks_are_chosen_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = exactness_tasks.TaskCase("pairs", "joint", "sage", "split", True, 2)
+    found = [exactness_tasks.TaskDifferences(output=2e-12), exactness_tasks.TaskDifferences(draws=1)]
+    seen: list[Any] = []
+
+    def run(meshes: Any, tasks: Any, *_: Any, **__: Any) -> exactness.ExactnessReport:
+        seen.append((meshes, tasks))
+        return exactness.ExactnessReport([exactness.ExactnessRow(1, 2, case, each) for each in found])
+
+    monkeypatch.setattr(exactness_tasks, "run_tasks", run)
+    out = tmp_path / "2026-11-17-tasks"
+    done = _run("exactness-tasks", "--ranks", "2", "--task", "pairs", "--out", str(out))
+    assert done.returncode == 1 and "2 cases, NOT all within 1e-09" in done.stdout  # an edge was drawn that should not
+    assert seen == [([(1, 2)], ["pairs"])]
+    document = json.loads(out.with_suffix(".json").read_text())
+    assert not document["ok"] and [row["draws"] for row in document["rows"]] == [0, 1]
+    page = out.with_suffix(".md").read_text()
+    assert "| pairs | joint | sage | 2 | 2.0e-12 |" in page and "differ from those of one process: 1." in page
+    found.pop()
+    assert _run("exactness-tasks").returncode == 0 and seen[-1] == (list(exactness.MESHES), list(exactness_tasks.TASKS))
+    monkeypatch.undo()
+    assert "task: expected one of samplers" in _run("exactness-tasks", "--task", "dreams").stderr
 
 
 def test_every_command_that_reads_its_own_arguments_is_there() -> None:

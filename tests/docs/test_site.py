@@ -224,6 +224,27 @@ def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
     assert document["ok"]
 
 
+def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:
+    document = _record("2026-11-17-exactness-tasks")
+    rows = document["rows"]
+    meshes = {(row["replicas"], row["splits"]) for row in rows}
+    assert document["ok"] and meshes == {(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)}
+    assert {(row["dropout"], row["prefetch"]) for row in rows} == {(False, 0), (False, 2), (True, 0), (True, 2)}
+    assert sum(row["draws"] for row in rows) == 0 and len({row["strategy"] for row in rows}) == 7
+    pages = {"samplers": "samplers", "times": "samplers", "types": "heterogeneous"}
+    pages |= {"pairs": "link-prediction", "pairs of types": "link-prediction"}
+    assert {row["task"] for row in rows} == set(pages)
+    said = {(DOCS / f"{page}.md", task) for task, page in pages.items()}
+    for page, task in [
+        *said,
+        *((page, None) for page in (ROOT / "README.md", DOCS / "measured.md", DOCS / "numerics.md")),
+    ]:
+        mine = [row for row in rows if task in (row["task"], None)]
+        worst = max(row[kind] for row in mine for kind in ("output", "loss", "gradient", "weights"))
+        text = rf"{len(mine):,} cases[\w ]*, largest difference {worst:.1e}"
+        assert re.search(text, page.read_text()), (page, text)
+
+
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
     page = (DOCS / "samplers.md").read_text()
     rows = _record("2026-11-17-quality")["samplers"]
