@@ -46,7 +46,17 @@ def _one_process(kind: str) -> EmbeddingRun:
     return train_embeddings(solo_mesh(), [EmbeddingCase(kind, num_parts=1)], by_torch=True)[0]
 
 
-@pytest.mark.parametrize("replicas, splits", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)])
+# every change: one process, 3 ranks and 2 x 2 with the same cases
+@pytest.mark.parametrize(
+    "replicas, splits",
+    [
+        (1, 1),
+        pytest.param(1, 2, marks=pytest.mark.weekly),
+        (1, 3),
+        pytest.param(1, 4, marks=pytest.mark.weekly),
+        (2, 2),
+    ],
+)
 def test_rows_are_trained_as_in_one_process(replicas: int, splits: int) -> None:
     if splits == 1:
         ranks = [train_embeddings(solo_mesh(), [*CASES, EmbeddingCase("untyped", "data")])]

@@ -29,6 +29,11 @@ RUNS: list[tuple[int, int, list[TemporalCase]]] = [
     (4, 2, [*GRID[::2], *SOME[:2]]),
 ]
 
+# every change: 3 ranks with the same cases, of which one owns nothing, and the grid on 2 ranks and 2 x 2
+on_ranks = pytest.mark.parametrize(
+    ("ranks", "replicas"), [(2, 1), (3, 1), pytest.param(4, 1, marks=pytest.mark.weekly), (4, 2)]
+)
+
 
 @cache
 def _alone(temporal_strategy: str, model: str, batch_size: int) -> TemporalResult:
@@ -57,7 +62,7 @@ def _distance(found: TemporalResult, wanted: TemporalResult) -> float:
     return max(differences)
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [run[:2] for run in RUNS])
+@on_ranks
 def test_outputs_losses_and_gradients_are_those_of_one_process(ranks: int, replicas: int) -> None:
     largest = 0.0
     for case, results, wanted in _together(ranks, replicas):
@@ -70,7 +75,7 @@ def test_outputs_losses_and_gradients_are_those_of_one_process(ranks: int, repli
     assert largest > 0  # other ranks add in another order: equal bits would mean that one process ran
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [run[:2] for run in RUNS])
+@on_ranks
 def test_the_edges_are_those_of_one_process_and_none_is_later_than_its_target(ranks: int, replicas: int) -> None:
     for case, results, wanted in _together(ranks, replicas):
         assert wanted.late == 0 and sum(len(edges) for edges in wanted.edges) > 0
