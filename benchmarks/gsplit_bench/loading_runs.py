@@ -125,7 +125,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
         if run.source in _COLD:
             forget_features(store, names)
         telemetry = StepTelemetry(0, max(step, 0))
-        mesh.world.gather_text(Call("start together", step + 1, long_wait=True), "")  # all ranks: before every step
+        mesh.control.gather_text(Call("start together", step + 1, long_wait=True), "")  # all ranks: before every step
         start, cpu = time.perf_counter(), time.process_time()
         loader._step_loader.load(loader._sample(StepKey(run.seed, 0, max(step, 0)), telemetry))
         if step < 0:

@@ -146,7 +146,9 @@ class _Turns:
         first = len(steps)
         if self._scenario.features == "disk":
             forget_features(self._store, ["x"])
-        self._mesh.world.gather_text(Call("start together", first, long_wait=True), "")  # all ranks: before every turn
+        self._mesh.control.gather_text(
+            Call("start together", first, long_wait=True), ""
+        )  # all ranks: before every turn
         start = read_clocks()
         for step in range(first, first + num_steps):
             steps.append(system.train_step(*divmod(step, self._steps_per_epoch)))

@@ -58,7 +58,7 @@ def train_tiers(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Trai
         losses = trainer.train_epoch(2) + trainer.train_epoch()
         out.append((losses, [parameter.detach().cpu().view(-1).tolist() for parameter in model.parameters()]))
     if rules is not None:
-        rules.compare_ranks(mesh.world)
+        rules.compare_ranks(mesh.control)
         assert switched_on().tracker.errors == []
         assert switched_on().tracker.num_launches > 1000
     return out

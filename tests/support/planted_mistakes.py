@@ -16,7 +16,7 @@ import gsplit
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.kernels.rows import copy_rows
-from gsplit_bench.simulated import CollectiveRules, checked_mesh, switched_on
+from gsplit_bench.simulated import CheckedComm, CollectiveRules, checked_mesh, switched_on
 
 __all__ = ["ALONE", "TOGETHER", "make_mistakes", "make_together"]
 
@@ -238,9 +238,33 @@ def _two_threads(mesh: Mesh) -> None:
 
 
 def _other_order(mesh: Mesh) -> None:
+    switched_on().tracker.check = False  # or it would say first that two groups are in flight
     groups = [mesh.world, mesh.gradients]
-    for comm in groups if mesh.rank == 0 else reversed(groups):
+    works = [
         comm.all_reduce(Call("sum"), torch.ones(2, device="sim"))  # gloo's groups do not mind, NCCL's would hang
+        for comm in (groups if mesh.rank == 0 else reversed(groups))
+    ]
+    for work in works:
+        work.wait()
+
+
+def _two_groups(mesh: Mesh) -> None:
+    """The second collective is issued before the first was waited for, so the device may run both at once."""
+    sums = [torch.ones(2, device="sim") for _ in range(2)]
+    works = [comm.all_reduce(Call("sum"), each) for comm, each in zip([mesh.world, mesh.gradients], sums, strict=True)]
+    for work in works:
+        work.wait()
+
+
+def _late_rank(mesh: Mesh, wait_in: str) -> None:
+    """Rank 0 works ten minutes less a second alone, and then all ranks meet in a group."""
+    comm: CheckedComm = getattr(mesh, wait_in)
+    comm.rules.start_clocks()
+    if mesh.rank == 0:
+        comm.rules.work_alone(599)
+    if wait_in == "control":
+        comm.gather_text(Call("finish file", long_wait=True), "")
+    mesh.world.all_reduce(Call("sum"), torch.ones(2, device="sim")).wait()
 
 
 def _reads_too_early(mesh: Mesh) -> None:
@@ -264,6 +288,9 @@ TOGETHER: dict[str, tuple[Callable[[Mesh], object], str | None]] = {
     "a host tensor": (_host_tensor, "RuleError: sum: a tensor of the host, [2]"),
     "a tensor that is not contiguous": (_not_contiguous, "RuleError: sum: a tensor that is not contiguous, [3, 2]"),
     "two threads": (_two_threads, "two threads issue collectives at once"),
+    "two groups in flight": (_two_groups, "RuleError: sum: nccl gradients and nccl world are in flight at once"),
+    "a rank that works alone": (lambda mesh: _late_rank(mesh, "world"), "RuleError: sum: rank 0 comes 599 s late"),
+    "a rank that others wait for on the host": (lambda mesh: _late_rank(mesh, "control"), None),
     "another order on rank 1": (_other_order, "RuleError: collective 0 is not the same on all ranks. rank 0: world"),
 }
 
@@ -275,4 +302,4 @@ def make_together(mesh: Mesh, name: str) -> str | None:
     rules = CollectiveRules(device.tracker)
     checked = checked_mesh(mesh, rules)
     said = _said(lambda: TOGETHER[name][0](checked))
-    return said if said is not None else _said(lambda: rules.compare_ranks(mesh.world))
+    return said if said is not None else _said(lambda: rules.compare_ranks(mesh.control))

@@ -3,6 +3,10 @@
 - tensors lie on the device and are contiguous;
 - one thread at a time issues collectives, over ALL groups: otherwise their order on the device is left to chance;
 - every rank issues the same collectives in the same order over all groups (``CollectiveRules.compare_ranks``);
+- a collective of one group comes, on the device, after those of all other groups: two communicators in flight at once
+  may each hold what the other waits for;
+- a rank that comes later than the timeout finds the others ended by NCCL's watchdog. Clocks are simulated: a test says
+  how long a rank has worked alone (``CollectiveRules.work_alone``);
 - a collective runs on a stream of its group: it comes after the stream that issues it, and only ``wait()`` makes that
   stream come after it. A forgotten wait is a race (``streams``).
 """
@@ -10,7 +14,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -18,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm.comm import Call, Comm, Work
+from gsplit.distributed.comm.comm import Call, Comm, CompletedWork, Work
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit_bench.simulated.backend import SimTensor
 from gsplit_bench.simulated.execution import host_tensors
@@ -34,8 +38,12 @@ class RuleError(AssertionError):
 class CollectiveRules:
     """The rules of one rank over all its groups, and the order of its collectives."""
 
-    def __init__(self, tracker: StreamTracker) -> None:
+    def __init__(self, tracker: StreamTracker, timeout_s: float = 60.0, long_timeout_s: float = 600.0) -> None:
         self.tracker = tracker
+        self._timeout_s = timeout_s
+        self._long_timeout_s = long_timeout_s
+        self._clock_s: int | None = None  # None until a rank has worked alone
+        self._newest: dict[str, int] = {}
         self.order: list[str] = []
         """Every collective on the device, with its group and what it is for."""
         self._busy = threading.Lock()
@@ -62,8 +70,32 @@ class CollectiveRules:
         """Put a collective on its group's stream, after the stream that issues it; returns the group's stream."""
         tracker, name = self.tracker, f"nccl {group}"
         tracker.order_after(name, tracker.snapshot(tracker.current()))
-        tracker.launch(name, host_tensors(reads), host_tensors(writes), str(call))
+        number = tracker.launch(name, host_tensors(reads), host_tensors(writes), str(call))
+        for other, newest in self._newest.items():
+            if other != name and not tracker.is_ordered(name, other, newest):
+                raise RuleError(f"{call}: {name} and {other} are in flight at once, and nothing orders them")
+        self._newest[name] = number
         return name
+
+    def start_clocks(self) -> None:
+        """Compare the ranks' clocks in every collective from now on. All ranks do."""
+        self._clock_s = 0
+
+    def work_alone(self, seconds: int) -> None:
+        """This rank's host works for so long before it goes on; the others do not."""
+        assert self._clock_s is not None
+        self._clock_s += seconds
+
+    def meet(self, comm: Comm, call: Call) -> None:
+        """All ranks of a group have come to a collective: refused if the first had to wait too long for the last."""
+        if self._clock_s is None:
+            return
+        clocks = comm.all_to_all_counts(Call("compare clocks"), (self._clock_s,) * comm.size)
+        limit = self._long_timeout_s if call.long_wait and comm.device.type == "cpu" else self._timeout_s
+        if max(clocks) - min(clocks) > limit:
+            late = clocks.index(max(clocks))
+            raise RuleError(f"{call}: rank {late} comes {max(clocks) - min(clocks)} s late, the limit is {limit:g} s")
+        self._clock_s = max(clocks)
 
     def compare_ranks(self, comm: Comm) -> None:
         """Raise on every rank if the ranks' collectives differ in kind or order. A collective."""
@@ -85,11 +117,23 @@ class _CheckedWork:
 
 
 class CheckedComm:
-    """A ``Comm`` of the device that keeps the rules."""
+    """A ``Comm`` that keeps the rules: of the device all of them, of the host that no rank comes too late."""
 
     def __init__(self, comm: Comm, group: str, rules: CollectiveRules) -> None:
-        self._comm, self._group, self._rules = comm, group, rules
+        self._comm, self._group, self.rules = comm, group, rules
         self.rank, self.size, self.device = comm.rank, comm.size, comm.device
+        self._on_device = comm.device.type != "cpu"
+
+    @contextmanager
+    def _issue(self, kind: str, call: Call, *tensors: Tensor) -> Iterator[None]:
+        self.rules.meet(self._comm, call)
+        with self.rules.issue(self._group, kind, call, *tensors) if self._on_device else nullcontext():
+            yield
+
+    def _launched(self, work: Work, call: Call, reads: list[Tensor], writes: list[Tensor]) -> Work:
+        if not self._on_device:
+            return work
+        return _CheckedWork(work, self.rules.tracker, self.rules.launch(self._group, call, reads, writes))
 
     @property
     def waited_s(self) -> float:
@@ -99,15 +143,19 @@ class CheckedComm:
         return self._comm.send_buffer(shape, dtype)
 
     def all_to_all_counts(self, call: Call, counts: tuple[int, ...]) -> tuple[int, ...]:
-        with self._rules.issue(self._group, "counts", call):
-            return self._comm.all_to_all_counts(call, counts)
+        with self._issue("counts", call):
+            found = self._comm.all_to_all_counts(call, counts)
+            if self._on_device:
+                stream = self.rules.launch(self._group, call, [], [])
+                self.rules.tracker.host_waited(self.rules.tracker.snapshot(stream))
+            return found
 
     def all_to_all(
         self, call: Call, out: Tensor, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
     ) -> Work:
-        with self._rules.issue(self._group, "all_to_all", call, out, rows):
+        with self._issue("all_to_all", call, out, rows):
             work = self._comm.all_to_all(call, out, rows, out_counts, row_counts)
-            return _CheckedWork(work, self._rules.tracker, self._rules.launch(self._group, call, [rows], [out]))
+            return self._launched(work, call, [rows], [out])
 
     def all_to_all_views(
         self, call: Call, rows: Tensor, out_counts: tuple[int, ...], row_counts: tuple[int, ...]
@@ -117,18 +165,16 @@ class CheckedComm:
         return tuple(out.split(out_counts))
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        with self._rules.issue(self._group, "all_reduce", call, tensor):
-            work = self._comm.all_reduce(call, tensor)
-            return _CheckedWork(work, self._rules.tracker, self._rules.launch(self._group, call, [], [tensor]))
+        with self._issue("all_reduce", call, tensor):
+            return self._launched(self._comm.all_reduce(call, tensor), call, [], [tensor])
 
     def broadcast(self, call: Call, tensor: Tensor) -> None:
-        with self._rules.issue(self._group, "broadcast", call, tensor):
+        with self._issue("broadcast", call, tensor):
             self._comm.broadcast(call, tensor)
-            stream = self._rules.launch(self._group, call, [], [tensor])
-            self._rules.tracker.order_after(self._rules.tracker.current(), self._rules.tracker.snapshot(stream))
+            self._launched(CompletedWork(), call, [], [tensor]).wait()
 
     def gather_text(self, call: Call, text: str) -> list[str]:
-        with self._rules.issue(self._group, "gather_text", call):
+        with self._issue("gather_text", call):
             return self._comm.gather_text(call, text)
 
     @property
@@ -140,10 +186,11 @@ class CheckedComm:
 
 
 def checked_mesh(mesh: Mesh, rules: CollectiveRules) -> Mesh:
-    """The mesh with the rules on every group that lies on the device."""
+    """The mesh with the rules on every group that lies on the device, and on ``control``."""
     names = ("shuffles", "loading", "inputs", "gradients", "world")
     on_device = {name: comm for name in names if (comm := getattr(mesh, name)).device.type != "cpu"}
     checked: dict[str, Any] = {name: CheckedComm(comm, name, rules) for name, comm in on_device.items()}
+    checked["control"] = CheckedComm(mesh.control, "control", rules)
     if mesh.inputs is mesh.loading and "loading" in checked:
         checked["inputs"] = checked["loading"]
     return replace(mesh, **checked)

@@ -91,10 +91,10 @@ class StreamTracker:
             _merge(self._host, clock)
         self.when_host_waits()
 
-    def launch(self, name: str, reads: list[Tensor], writes: list[Tensor], operation: str) -> None:
-        """Put a launch down; raises if it races with an earlier one."""
+    def launch(self, name: str, reads: list[Tensor], writes: list[Tensor], operation: str) -> int:
+        """Put a launch down and return its number; raises if it races with an earlier one."""
         if not self.check:
-            return
+            return 0
         with self._lock:
             self.num_launches += 1
             number = next(self._numbers)
@@ -105,6 +105,12 @@ class StreamTracker:
                 for tensor in tensors:
                     for storage, start, stop in self._ranges(tensor):
                         self._touch(storage, _Access(kind, start, stop, name, number, operation), known)  # type: ignore[arg-type]
+            return number
+
+    def is_ordered(self, name: str, other: str, number: int) -> bool:
+        """Whether the newest launch of a stream comes after a launch of another one."""
+        with self._lock:
+            return self._known.get(name, {}).get(other, 0) >= number
 
     def record(self, tensor: Tensor, name: str) -> None:
         """The allocator is told that a stream uses this memory."""

@@ -98,7 +98,7 @@ def _run_here(task: Task, nproc: int) -> None:
     mesh = init(task.device, replicas=task.replicas, tuned_allocator=True)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
-    assert_same_on_all_ranks(mesh.world, "command", task.agreement())  # ranks may have been started by hand
+    assert_same_on_all_ranks(mesh.control, "command", task.agreement())  # ranks may have been started by hand
     with library_notes(mesh.rank):
         code = task.run(mesh)
     mesh.close()

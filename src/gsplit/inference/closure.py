@@ -85,8 +85,8 @@ def num_rounds(chunks: list[Ids], mesh: Mesh) -> int:
 
 def _total(amount: int, mesh: Mesh) -> int:
     """A number summed over all ranks. A collective."""
-    total = torch.tensor([amount], dtype=torch.int64, device=mesh.device)
-    mesh.world.all_reduce(Call("sum counts"), total).wait()  # all ranks: once per level
+    total = torch.tensor([amount], dtype=torch.int64)
+    mesh.control.all_reduce(Call("sum counts"), total).wait()  # all ranks: once per level
     return int(total)
 
 

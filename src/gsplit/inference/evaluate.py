@@ -208,7 +208,7 @@ def evaluate_targets(
             for name, listed in own.items():
                 places = torch.from_numpy(_places(ids, listed))
                 tallies[name].add(out[places], y[places])
-    return _report(_scores(store, tallies, chosen, mesh.world), needed, mesh.rank)
+    return _report(_scores(store, tallies, chosen, mesh.control), needed, mesh.rank)
 
 
 def _places(ids: Ids, listed: Ids) -> Ids:

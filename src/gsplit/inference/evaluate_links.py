@@ -194,7 +194,7 @@ class _Evaluation:
         mesh = self._mesh
         local = self._local
         # all ranks: ranks with other pairs would have another number of rounds
-        assert_same_on_all_ranks(mesh.world, "gsplit.evaluate_links", {**self._compared, "metrics": metrics})
+        assert_same_on_all_ranks(mesh.control, "gsplit.evaluate_links", {**self._compared, "metrics": metrics})
         sampler = make_sampler(local.graph, local.original_ids, mesh.sample_device)
         with evaluating(self._model):
             needed = self._needed(sampler)
@@ -232,9 +232,8 @@ class _Evaluation:
                 same = (others == dst.unsqueeze(1)).to(mesh.device)
                 ranks += ranks_among(*_score(decoder, z_src, z_dst, z_others, same)).cpu() - 1
             sums += torch.stack([_sum_of(metric, ranks) for metric in metrics])
-        there = sums.to(mesh.device)
-        mesh.world.all_reduce(Call("sums of ranks"), there).wait()  # all ranks: once per list
-        return {name: float(there[place] / ranked.num_pairs) for place, name in enumerate(metrics)}
+        mesh.control.all_reduce(Call("sums of ranks"), sums).wait()  # all ranks: once per list
+        return {name: float(sums[place] / ranked.num_pairs) for place, name in enumerate(metrics)}
 
     def _needed(self, sampler: LayerSampler) -> RequiredVertices:
         """The endpoints of all pairs and negatives that this rank owns, and what their rows need. A collective."""

@@ -140,15 +140,13 @@ def write_predictions(
     rows = _write_file(
         model, store, path, make_table=table, only=only, convert=convert, vertex_type=vertex_type, **options
     )
-    comm = mesh_of(model).world
-    total = num_without_class.to(comm.device)
-    comm.all_reduce(Call("count rows without a class"), total).wait()
+    mesh_of(model).control.all_reduce(Call("count rows without a class"), num_without_class).wait()
     return Predictions(
         path=path,
         what=what,
         num_rows=rows.shape[0],
         columns=make_table(rows).columns,
-        num_without_class=int(total),
+        num_without_class=int(num_without_class),
     )
 
 
@@ -223,9 +221,9 @@ def _write_file(
             make_table(_open_result(partial)).write(path, OriginalOrder(store, path), vertex_type)
 
     with ExitStack() as held:
-        run_on_rank_zero(mesh.world, "check output", lambda: _lock_partial(path, partial, held))
+        run_on_rank_zero(mesh.control, "check output", lambda: _lock_partial(path, partial, held))
         rows = _write_rows(model, store, partial, convert=convert, only=only, vertex_type=vertex_type, **options)
-        run_on_rank_zero(mesh.world, "finish file", finish)
+        run_on_rank_zero(mesh.control, "finish file", finish)
         return rows
 
 
@@ -280,7 +278,7 @@ def _write_rows(
     if isinstance(result, np.memmap):
         result.flush()  # on a network file system other hosts see the file, not this rank's map of it
     # all ranks: every rank that continues finds all rows written
-    mesh.world.all_reduce(Call("finish output", long_wait=True), torch.zeros(1, device=mesh.device)).wait()
+    mesh.control.all_reduce(Call("finish output", long_wait=True), torch.zeros(1)).wait()
     return result
 
 
@@ -292,7 +290,7 @@ def _make_result(path: Path | None, shape: tuple[int, ...], dtype: np.dtype[Any]
     """An array for the rows, or a file that rank 0 makes and all ranks map. A collective."""
     if path is None:
         return np.empty(shape, dtype)
-    run_on_rank_zero(mesh.world, "make output", lambda: _create(path, dtype, shape))
+    run_on_rank_zero(mesh.control, "make output", lambda: _create(path, dtype, shape))
     return _open_result(path)
 
 

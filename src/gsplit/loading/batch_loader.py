@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 from gsplit.device.devices import SideStream, in_thread
-from gsplit.distributed.comm.comm import Comm, assert_same_on_all_ranks
+from gsplit.distributed.comm.comm import Call, Comm, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.copies import ForeignCopies
@@ -73,8 +73,9 @@ class BatchLoader(ABC, Generic[B]):
         self.plan = plan
         self._graph = graph
         # all ranks: refuses ranks with other options before the first collective that depends on them
-        assert_same_on_all_ranks(self.mesh.world, type(self).__name__, self.plan.compared)
+        assert_same_on_all_ranks(self.mesh.control, type(self).__name__, self.plan.compared)
         self._open(require_drawn(sampler) if callable(sampler) else None)
+        self.mesh.control.gather_text(Call("open the loader", long_wait=True), "")  # a cold disk may be slow
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(equal_ranges=equal_ranges)
 
@@ -327,9 +328,9 @@ def _finish_batches(
 ) -> Iterator[B]:
     """The third stage of all steps, in the training thread. With ``side``, each batch is launched there one step ahead.
 
-    The copy, gather and exchange of step t + 1 then run on the device while step t trains. All ranks launch them at the
-    same point of every step, so the collectives of a device are issued by one thread in one order. An error during a
-    launch is raised when its step is taken, after the step before it.
+    The copy and gather of step t + 1 then run on the device while step t trains. The exchange of its rows comes after
+    step t, on the stream of training: NCCL allows two communicators in flight at once only if they are ordered. An
+    error during a launch is raised when its step is taken, after the step before it.
     """
     if side is None:
         for _ in range(num_steps):
@@ -340,7 +341,7 @@ def _finish_batches(
         try:
             loaded = pipeline.take()
             with side.launching():
-                batch = loaded.to(device)
+                batch = loaded.copy_to_device()
             return batch, side.mark()
         except Exception as error:
             return error
@@ -351,8 +352,9 @@ def _finish_batches(
         if isinstance(ahead, Exception):
             raise ahead
         batch, mark = ahead
-        ahead = launch() if step + 1 < num_steps else None
         # The next launch waits for the current stream before it allocates memory. This also protects a batch that is
         # dropped earlier.
         side.join(mark, [batch.x, batch.blocks[0].indptr])
+        batch = batch.exchange_rows()
+        ahead = launch() if step + 1 < num_steps else None
         yield batch

@@ -97,7 +97,7 @@ def exchange_input_rows(
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Input rows that a device has not gathered from ``features`` and exchanged along ``route`` yet.
+    """Input rows that a device has not gathered from ``features``, or not exchanged along ``route`` yet.
 
     ``located``: where the ``num_local`` local rows are, from ``DeviceRows.locate``.
     """
@@ -108,15 +108,14 @@ class PendingRows:
     features: DeviceRows
     comm: Comm
 
-    def gather(self, device: torch.device, step: int, pool: BufferPool, telemetry: StepTelemetry) -> Tensor:
-        """The mixed input rows, on the device. A collective."""
+    def gather(self, device: torch.device, telemetry: StepTelemetry) -> Tensor:
+        """The local input rows, on the device, with room behind them for those of other ranks."""
         features = self.features
-        route = self.route
-        num_rows = self.num_local if route is None else route.num_buffer
+        num_rows = self.num_local if self.route is None else self.route.num_buffer
         rows = torch.empty(num_rows, *features.row_shape, dtype=features.dtype, device=device)
         with telemetry.span("gather_features", device):
             features.gather(self.located, rows[: self.num_local])
-        return exchange_input_rows(rows, route, self.comm, step, pool, telemetry)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,13 +496,26 @@ class Batch:
         if device.type != own.type or device.index not in (None, own.index):
             fix = "make the mesh for that device: gsplit.init(device=...)"
             raise InputError(explain("batch.to", f"the mesh's device, {own}", device, fix))
+        return self.copy_to_device().exchange_rows()
+
+    def copy_to_device(self) -> Self:
+        """The first part of ``to``: copy a pinned batch to the device, and gather its local input rows there."""
         if self.pinned is None:
             return self
-        with self.telemetry.span("copy", own):
-            moved = self._unpacked(self.pinned.to(own, self._packed()), None)
+        device = self.context.mesh.device
+        with self.telemetry.span("copy", device):
+            moved = self._unpacked(self.pinned.to(device, self._packed()), None)
         assert moved.pending is not None  # a batch is pinned with its rows located
-        x = moved.pending.gather(own, self.key.step, self.context.pool, self.telemetry)
-        moved = replace(moved, x=x, pending=None)
+        return replace(moved, x=moved.pending.gather(device, self.telemetry))
+
+    def exchange_rows(self) -> Self:
+        """The second part: exchange the input rows. A collective for a batch that was pinned."""
+        pending = self.pending
+        if pending is None:
+            return self
+        context = self.context
+        x = exchange_input_rows(self.x, pending.route, pending.comm, self.key.step, context.pool, self.telemetry)
+        moved = replace(self, x=x, pending=None)
         moved.record_bytes()
         return moved
 

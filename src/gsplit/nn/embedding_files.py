@@ -83,7 +83,7 @@ def _number(value: Any) -> Any:
 def write_rows(path: Path, saved: SavedRows, arrays: Mapping[str, Tensor], row_ids: Ids, mesh: Mesh) -> None:
     """Write this rank's rows of every array, with the others. A collective."""
     partial = path.with_name(f".{path.name}.partial")
-    assert_same_on_all_ranks(mesh.world, "OwnedEmbedding.save", {"path": str(path), **vars(saved)})
+    assert_same_on_all_ranks(mesh.control, "OwnedEmbedding.save", {"path": str(path), **vars(saved)})
 
     def write() -> None:
         for name, rows in arrays.items():
@@ -100,10 +100,10 @@ def write_rows(path: Path, saved: SavedRows, arrays: Mapping[str, Tensor], row_i
         if replaced is not None:
             shutil.rmtree(replaced)
 
-    run_on_rank_zero(mesh.world, "make files", lambda: _make_files(partial, saved))
+    run_on_rank_zero(mesh.control, "make files", lambda: _make_files(partial, saved))
     # all ranks: the first replica writes, and the others have the same rows
-    run_on_all_ranks(mesh.world, "write rows", write if mesh.replica == 0 else lambda: None)
-    run_on_rank_zero(mesh.world, "finish files", finish)
+    run_on_all_ranks(mesh.control, "write rows", write if mesh.replica == 0 else lambda: None)
+    run_on_rank_zero(mesh.control, "finish files", finish)
 
 
 def _make_files(folder: Path, saved: SavedRows) -> None:

@@ -91,7 +91,7 @@ class OwnedEmbedding(Module):
         self.embedding_dim = embedding_dim
         self._mesh = resolve_mesh(mesh, "OwnedEmbedding")
         options = {"dim": embedding_dim, "type": vertex_type, "seed": seed, "scale": scale, "dtype": str(dtype)}
-        assert_same_on_all_ranks(self._mesh.world, "OwnedEmbedding", {**options, "graph": store.fingerprint})
+        assert_same_on_all_ranks(self._mesh.control, "OwnedEmbedding", {**options, "graph": store.fingerprint})
         self._local = local = LocalGraph(store, self._mesh, make_ownership(store, self._mesh, ownership))
         self._checked: LocalGraph | None = None  # the graph of the last batch
         original = local.original_ids if local.original_ids.size else np.arange(local.first, local.stop)
@@ -211,7 +211,7 @@ class OwnedEmbedding(Module):
             with torch.no_grad():
                 self.weight.copy_(arrays[_WEIGHT])
 
-        run_on_all_ranks(self._mesh.world, "read rows", read)
+        run_on_all_ranks(self._mesh.control, "read rows", read)
 
     def _saved(self) -> SavedRows:
         dtype = str(self.dtype).removeprefix("torch.")

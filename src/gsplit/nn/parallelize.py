@@ -217,7 +217,7 @@ def _broadcast_weights(model: Module, mesh: Mesh) -> None:
     """Give every rank rank 0's parameters and buffers. A collective."""
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     assert_same_on_all_ranks(
-        mesh.world, "parallelize", {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
+        mesh.control, "parallelize", {name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()}
     )
     with torch.no_grad():
         for name, tensor in tensors.items():

@@ -77,7 +77,7 @@ def resolve_strategy(name: str, store: GraphStore, mesh: Mesh, steps: PlannedSte
         except (GSplitError, OSError) as error:
             answer["error"] = str(error) or type(error).__name__
     # all ranks: also if rank 0 failed, so that all raise the same error
-    texts = mesh.world.gather_text(Call("choose strategy", long_wait=True), json.dumps(answer))
+    texts = mesh.control.gather_text(Call("choose strategy", long_wait=True), json.dumps(answer))
     chosen = json.loads(texts[0])
     if chosen["error"]:
         raise InputError(chosen["error"])

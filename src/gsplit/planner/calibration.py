@@ -199,7 +199,7 @@ def _main(folder: Path, scale: float, kernels: bool) -> None:
     if kernels and mesh.rank == 0:
         thread_gain = measure_thread_gain(len(os.sched_getaffinity(0)), max(1000, int(40_000 * scale)))
     # all ranks: the others are idle while rank 0 measures its threads
-    mesh.world.gather_text(Call("probes done", long_wait=True), "")
+    mesh.control.gather_text(Call("probes done", long_wait=True), "")
     found = {"kernels": asdict(rates) if rates else None, "comm": asdict(comm), "thread_gain": thread_gain}
     (folder / f"rank-{mesh.rank}.json").write_text(json.dumps(found))
     mesh.close()

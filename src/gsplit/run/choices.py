@@ -72,8 +72,8 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
     if settings.loss is not None:
         return settings.model_copy(update={"metric": settings.metric or DEFAULT_METRICS[settings.loss]})
     loss = fitting_loss(store, settings.targets)
-    others = torch.tensor([loss != "bce"], dtype=torch.int64, device=mesh.device)
-    mesh.world.all_reduce(Call("choose the loss"), others).wait()  # ranks may hold different parts of the labels
+    others = torch.tensor([loss != "bce"], dtype=torch.int64)
+    mesh.control.all_reduce(Call("choose the loss"), others).wait()  # ranks may hold different parts of the labels
     if loss == "bce" and int(others):
         loss = "mse"
     metric = settings.metric or DEFAULT_METRICS[loss]
@@ -283,8 +283,8 @@ def _count_classes(store: Store, targets: str, mesh: Mesh) -> Tensor:
     """Targets of every class, each counted by its owner. A collective."""
     rows = own_labels(store, targets, mesh)
     num_classes = labels_of(store, targets).num_classes
-    counts = torch.from_numpy(np.bincount(rows[rows >= 0], minlength=num_classes)).to(mesh.device)
-    mesh.world.all_reduce(Call("count classes"), counts).wait()
+    counts = torch.from_numpy(np.bincount(rows[rows >= 0], minlength=num_classes))
+    mesh.control.all_reduce(Call("count classes"), counts).wait()
     return counts
 
 
@@ -324,8 +324,8 @@ def _has_both_kinds(rows: Array, labels: TargetLabels, loss: str, mesh: Mesh) ->
 
 
 def _sum(mesh: Mesh, counts: Sequence[int] | Array) -> list[int]:
-    total = torch.tensor(np.asarray(counts), dtype=torch.int64, device=mesh.device)
-    mesh.world.all_reduce(Call("count labels of a metric"), total).wait()
+    total = torch.tensor(np.asarray(counts), dtype=torch.int64)
+    mesh.control.all_reduce(Call("count labels of a metric"), total).wait()
     found: list[int] = total.tolist()
     return found
 

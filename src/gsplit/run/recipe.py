@@ -182,7 +182,7 @@ def infer_run(
     """Write the exact predictions of a trained model for all vertices to a file. A collective."""
     settings, shape = load_run(run)
     what = choose_what(settings, out, what)
-    run_on_rank_zero(mesh.world, "check output", lambda: check_new_file(out, overwrite=overwrite))
+    run_on_rank_zero(mesh.control, "check output", lambda: check_new_file(out, overwrite=overwrite))
     _check_features(store, settings, shape)
     model = build_model(settings, shape, store)
     load_weights(run, model)

@@ -226,19 +226,19 @@ def train_run(
     shape = shape_of(store, settings)
     run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
     if not settings.of_pairs:
-        run_on_all_ranks(mesh.world, "check labels", lambda: check_labels(store, settings.targets, run.loss))
+        run_on_all_ranks(mesh.control, "check labels", lambda: check_labels(store, settings.targets, run.loss))
     schedule = _make_schedule(run)
     if schedule.every != 0 and not settings.of_pairs:
         check_metric_labels(store, run.evaluated, run.metrics, run.loss, mesh)
     checkpoint = None
     with ExitStack() as lock:  # entered on rank 0
         if out is not None and resume:
-            run_on_rank_zero(mesh.world, "lock run", lambda: _lock_to_resume(out, lock))
+            run_on_rank_zero(mesh.control, "lock run", lambda: _lock_to_resume(out, lock))
             checkpoint = _read_checkpoint(run, out, view)
             if finished_folder(out) == training_folder(out) and run.is_over(history_of(checkpoint.state)):
                 return _result(run, _make_trainer(run, view, checkpoint, writes=False))
         if out is not None:
-            run_on_rank_zero(mesh.world, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
+            run_on_rank_zero(mesh.control, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
         logs = _open_logs(run)
         trainer = _make_trainer(run, view, checkpoint, logs=logs)
         hint_at_partitioning(store, run.settings, mesh, view)
@@ -253,7 +253,7 @@ def train_run(
             if run.saves:
                 trainer.save()
         if out is not None and not trainer.stopped:
-            run_on_rank_zero(mesh.world, "finish run", lambda: _finish(run, out, trainer.state))
+            run_on_rank_zero(mesh.control, "finish run", lambda: _finish(run, out, trainer.state))
     return _result(run, trainer, straggler)
 
 
@@ -265,7 +265,7 @@ def _lock_to_resume(out: Path, lock: ExitStack) -> None:
 
 def _read_checkpoint(run: _Run, out: Path, view: RunView) -> Checkpoint:
     """The latest checkpoint; one of a different training is refused before any file is changed. A collective."""
-    checkpoint = read_on_all_ranks(run.mesh.world, checkpoint_folder(training_folder(out)))
+    checkpoint = read_on_all_ranks(run.mesh.control, checkpoint_folder(training_folder(out)))
     saved = checkpoint.manifest
     others = {name: value for name, value in saved.fixed.items() if name != "sampler"}  # not set: the uniform one
     saved.compare(CheckpointManifest({**others, **run.description}), checkpoint.path)
@@ -422,7 +422,7 @@ def _open_logs(run: _Run) -> list[ScalarLog]:
     if settings.log_dir is not None:
         folder = Path(settings.log_dir)
         run_on_rank_zero(
-            run.mesh.world,
+            run.mesh.control,
             "open log",
             lambda: logs.append(ScalarLog(folder, every=settings.log_every, tensorboard=settings.tensorboard)),
         )

@@ -21,7 +21,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from gsplit.device.devices import AsyncHostCopy
-from gsplit.distributed.comm.comm import Call, Comm, Work
+from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
 from gsplit.inference.evaluate import evaluate_targets
@@ -51,18 +51,13 @@ class _StopVote:
     """
 
     def __init__(self, comm: Comm, wants_to_stop: bool) -> None:
-        votes = torch.full((1,), int(wants_to_stop), dtype=torch.int32, device=comm.device)
-        self._work: Work | None = comm.all_reduce(Call("vote to stop"), votes)
-        if votes.device.type != "cpu":  # queued on the device: the host does not wait
-            self._work.wait()
-            self._work = None
-        self._votes = AsyncHostCopy(votes)
+        self._votes = torch.full((1,), int(wants_to_stop), dtype=torch.int32)
+        self._work = comm.all_reduce(Call("vote to stop"), self._votes)
 
     def read(self) -> bool:
         """Whether any rank wants to stop; the same on every rank."""
-        if self._work is not None:
-            self._work.wait()
-        return float(self._votes) > 0
+        self._work.wait()
+        return int(self._votes) > 0
 
 
 @dataclass(frozen=True)
@@ -261,7 +256,7 @@ class Trainer:
             for batch in state.loader:
                 ends_step = self._step.ends_with(batch)
                 votes = ends_step and self._saver is not None
-                vote = _StopVote(state.loader.mesh.world, self._wants_to_stop) if votes else None
+                vote = _StopVote(state.loader.mesh.control, self._wants_to_stop) if votes else None
                 self._step.add(batch)
                 in_flight.count(batch)
                 if not ends_step:
@@ -285,8 +280,8 @@ class Trainer:
 
     def _sum_edges(self) -> None:
         """Add the edges of the last steps, over all ranks, to the state. A collective, called after the same steps."""
-        total = torch.tensor([self._num_edges], dtype=torch.int64, device=self.state.loader.mesh.device)
-        self.state.loader.mesh.world.all_reduce(Call("sum edges"), total).wait()
+        total = torch.tensor([self._num_edges], dtype=torch.int64)
+        self.state.loader.mesh.control.all_reduce(Call("sum edges"), total).wait()
         self.state.train_edges += int(total)
         self._num_edges = 0
 
@@ -389,7 +384,7 @@ class Trainer:
         """
         if self._saver is not None:  # the file may still be being written
             self._saver.finish()
-        self.restore(read_on_all_ranks(self.state.loader.mesh.world, Path(place)))
+        self.restore(read_on_all_ranks(self.state.loader.mesh.control, Path(place)))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint that was read. A collective."""

@@ -141,6 +141,6 @@ def _check_parameters(state: TrainState) -> None:
     """On several ranks all parameters must be the model's: gradients of others are not averaged over the ranks."""
     own = {id(parameter) for parameter in state.model.parameters()}
     strange = sum(id(parameter) not in own for parameter in _parameters(state.optimizer))
-    if strange and state.loader.mesh.world.size > 1:
+    if strange and state.loader.mesh.size > 1:
         fix = "make them parameters of the model before gsplit.parallelize, or write a loop for a gsplit.OwnedEmbedding"
         raise InputError(explain("the optimizer", "parameters of the model", f"{strange} others", fix))

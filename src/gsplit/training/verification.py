@@ -202,12 +202,12 @@ def verify(
         return _train(model, loader, on, steps, lr, loss, None if store.types is None else store)
 
     losses, gradients, buffers = run(ranks, strategy)
-    found = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    found = torch.zeros(4, dtype=torch.float64)
     if ranks.rank == 0:
         wanted_losses, wanted, wanted_buffers = run(solo_mesh(reference_device or ranks.device), "split")
         errors = _distance([losses], [wanted_losses]), _distance(gradients, wanted), _distance(buffers, wanted_buffers)
         largest = _distance(wanted, [torch.zeros_like(g) for g in wanted])
-        found = torch.tensor([*errors, largest], dtype=torch.float64, device=ranks.device)
-    ranks.world.broadcast(Call("broadcast errors", long_wait=True), found)  # all ranks wait here for rank 0
+        found = torch.tensor([*errors, largest], dtype=torch.float64)
+    ranks.control.broadcast(Call("broadcast errors", long_wait=True), found)  # all ranks wait here for rank 0
     loss_error, grad_error, buffer_error, largest = found.tolist()
     return Verification(loss_error, grad_error, buffer_error, largest, tolerance, steps, ranks.size, strategy)

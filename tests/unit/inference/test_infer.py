@@ -179,7 +179,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         infer(plain, store)
     mesh, two = solo_mesh(), solo_mesh()
     two.world.size = 2
-    ranks = Mesh(mesh.device, mesh.shuffles, mesh.loading, mesh.inputs, mesh.gradients, two.world)
+    ranks = Mesh(mesh.device, mesh.shuffles, mesh.loading, mesh.inputs, mesh.gradients, two.world, two.control)
     parallelize(plain, mesh)
     monkeypatch.setattr(infer_module, "mesh_of", lambda model: ranks)
     with pytest.raises(InputError, match="out: expected a file, for 2 ranks"):

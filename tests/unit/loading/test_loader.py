@@ -326,7 +326,7 @@ class UnansweredComm(SoloComm):
 
 def _unanswered_mesh() -> Mesh:
     shuffles, loading, gradients, world = (UnansweredComm() for _ in range(4))
-    return Mesh(torch.device("cpu"), shuffles, loading, loading, gradients, world)
+    return Mesh(torch.device("cpu"), shuffles, loading, loading, gradients, world, world)
 
 
 def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:

@@ -285,6 +285,6 @@ def test_an_input_of_unknown_width_is_asked_for() -> None:
 
 def test_batch_norm_needs_one_replica() -> None:
     mesh = solo_mesh()
-    two = Mesh(mesh.device, mesh.shuffles, mesh.loading, mesh.inputs, mesh.gradients, mesh.world, 0, 2)
+    two = Mesh(mesh.device, mesh.shuffles, mesh.loading, mesh.inputs, mesh.gradients, mesh.world, mesh.control, 0, 2)
     with pytest.raises(InputError, match=r"batch norm: expected one replica .got 2"):
         parallelize(sage(norm="batch_norm"), two)

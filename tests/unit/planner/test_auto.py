@@ -36,7 +36,7 @@ def _two_ranks(device: str = "cpu") -> Mesh:
     """Rank 0 of two, which hears itself."""
     world, inner = SoloComm(), SoloComm()
     world.size = inner.size = 2
-    return Mesh(torch.device(device), inner, inner, inner, world, world)
+    return Mesh(torch.device(device), inner, inner, inner, world, world, world)
 
 
 def test_other_names_stay_and_one_process_needs_no_choice() -> None:

@@ -121,7 +121,7 @@ def test_the_hint_at_partitioning_names_the_pairs(store: Store) -> None:
     world.size = 2
     view = _Notes()
     settings = choose_for_pairs(SETTINGS.model_copy(update={"loss": "bpr"}), store)
-    mesh = Mesh(torch.device("cpu"), world, world, world, world, world)
+    mesh = Mesh(torch.device("cpu"), world, world, world, world, world, world)
     hint_at_partitioning(store, settings, mesh, view)
     assert "--parts 2 --pairs train --neg-sampling triplet --num-negatives 1 --fanout 3,3" in view.texts[0]
 

@@ -35,7 +35,7 @@ class Notes(RunView):
 def _ranks(size: int, replicas: int = 1) -> Mesh:
     world, inner = SoloComm(), SoloComm()
     world.size, inner.size = size, size // replicas
-    return Mesh(torch.device("cpu"), inner, inner, inner, world, world, 0, replicas)
+    return Mesh(torch.device("cpu"), inner, inner, inner, world, world, world, 0, replicas)
 
 
 def test_the_hint_is_a_command_for_this_store_and_comes_only_where_it_helps(store: Store) -> None:

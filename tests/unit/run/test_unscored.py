@@ -94,7 +94,7 @@ def test_labels_of_another_ranks_shard_are_checked(tmp_path: Path) -> None:
         def gather_text(self, call: Call, text: str) -> list[str]:
             return [text, "targets/train: 3 without" if call.name == "check labels" else text]
 
-    mesh = replace(solo_mesh(), world=Two())
+    mesh = replace(solo_mesh(), control=Two())
     with pytest.raises(InputError, match="targets/train: 3 without"):
         train_run(SETTINGS, _store(tmp_path, X[:, 0].copy()), mesh, tmp_path / "run")
     y = np.where(np.arange(NUM) < 9, np.nan, X[:, 0])

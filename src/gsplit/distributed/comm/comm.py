@@ -35,7 +35,8 @@ __all__ = [
 class Call:
     """What a collective is for; the same on every rank.
 
-    ``detail``: what else must be the same. ``long_wait``: a rank may work long before it while the others wait.
+    ``detail``: what else must be the same. ``long_wait``: a rank may work long before it while the others wait, which
+    only groups on the host allow.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Comm(Protocol):
         """Give every rank what rank 0 has, in place."""
 
     def gather_text(self, call: Call, text: str) -> list[str]:
-        """A short text from every rank, in rank order."""
+        """A short text from every rank, in rank order. Only in groups on the host."""
 
     @property
     def closed(self) -> bool:

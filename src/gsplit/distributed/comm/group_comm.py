@@ -95,6 +95,7 @@ class GroupComm:
     def _issue(self, call: Call, what: str, out: Tensor, issue: Callable[[], Any]) -> _GroupWork:
         """Write a collective down, compare it with the peers', and start it. All ranks: every method here does."""
         self.check_open(call)
+        assert not call.long_wait or self.device.type == "cpu"  # NCCL ends the ranks that wait longer than its timeout
         collective = self.calls.begin(call, what)
         try:
             with self.explained(collective):
@@ -135,11 +136,12 @@ class GroupComm:
         self._issue(call, what, tensor, start).wait()  # all ranks: at start, parameter after parameter
 
     def gather_text(self, call: Call, text: str) -> list[str]:
+        assert self.device.type == "cpu"  # texts go through mesh.control
         data = text.encode()
         sizes = self.all_to_all_counts(call, (len(data),) * self.size)
-        ours = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
+        ours = torch.zeros(max(sizes), dtype=torch.uint8)
         if data:
-            ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+            ours[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         theirs = [torch.empty_like(ours) for _ in range(self.size)]
         start = lambda: dist.all_gather(theirs, ours, group=self._group, async_op=True)  # noqa: E731
         self._issue(call, "texts", theirs[0], start).wait()  # all ranks: at start only

@@ -3,8 +3,8 @@
 Ranks form a mesh of replicas x splits. The ranks of one replica share one mini-batch (or one replica's cut of it): they
 split it, shuffle and load together. Gradients and losses are over all ranks of all replicas. There are several groups,
 because work on one must never pair with work on another: shuffles (inside forward and backward), the loader's exchanges
-of ids and of input rows, gradients (started by backward), and sums over the whole world (losses). A loader that makes
-batches ahead, in a thread, borrows a group from a pool (``borrow_loading_groups``).
+of ids and of input rows, gradients (started by backward), sums over the whole world (losses), and settings. A loader
+that makes batches ahead, in a thread, borrows a group from a pool (``borrow_loading_groups``).
 """
 
 import json
@@ -84,7 +84,10 @@ class Mesh:
     - ``shuffles``, ``loading``, ``inputs``: the process groups of the replica, for hidden features and their gradients,
       for what the loader exchanges, and for input rows. ``loading`` is on ``sample_device``, the others are on
       ``device``; if that is the same device, ``inputs`` is ``loading``.
-    - ``gradients``, ``world``: the process groups of all ranks, for averaging gradients, and for losses and settings.
+    - ``gradients``, ``world``: the process groups of all ranks on ``device``, for averaging gradients, and for losses,
+      norms and the first weights.
+    - ``control``: the process group of all ranks on the host, for settings, texts and votes, and for waiting while a
+      rank works alone: NCCL would end the ranks that wait longer than the timeout.
 
     It closes itself when the program ends; ``close()`` does it earlier, and so does ``with gsplit.init() as mesh:``.
     """
@@ -95,6 +98,7 @@ class Mesh:
     inputs: Comm
     gradients: Comm
     world: Comm
+    control: Comm
     replica: int = 0
     num_replicas: int = 1
     model_numbers: Iterator[int] = field(default_factory=count, compare=False)
@@ -148,7 +152,7 @@ class Mesh:
     @property
     def _groups(self) -> tuple[Comm, ...]:
         """All process groups of this rank; some may be the same object."""
-        first = (self.shuffles, self.loading, self.inputs, self.gradients, self.world)
+        first = (self.shuffles, self.loading, self.inputs, self.gradients, self.world, self.control)
         return (*first, *self.loading_pool.comms, *self.world_loading)
 
     def record_stage(self, text: str) -> None:
@@ -180,7 +184,7 @@ class Mesh:
         pool = self.loading_pool
         free = [pool.free()]
         if self.connection is not None:  # all ranks: each of them makes this loader
-            texts = self.world.gather_text(Call("choose loading groups"), json.dumps(free[0]))
+            texts = self.control.gather_text(Call("choose loading groups"), json.dumps(free[0]))
             free = [json.loads(text) for text in texts]
         common = [int(number) for number, begun in free[0].items() if all(each.get(number) == begun for each in free)]
         number = min(common) if common else self._add_loading_group()
@@ -247,7 +251,8 @@ def solo_mesh(device: torch.device | str = "cpu", sample_device: torch.device | 
     """One process, no process group."""
     loading = SoloComm(device if sample_device is None else sample_device)
     inputs = loading if loading.device == torch.device(device) else SoloComm(device)
-    return Mesh(torch.device(device), SoloComm(device), loading, inputs, SoloComm(device), SoloComm(device))
+    shuffles, gradients, world = (SoloComm(device) for _ in range(3))
+    return Mesh(torch.device(device), shuffles, loading, inputs, gradients, world, SoloComm("cpu"))
 
 
 def _num_launched_ranks() -> int:
@@ -340,6 +345,7 @@ def init(
         inputs,
         groups.gradients,
         groups.world,
+        groups.control,
         groups.replica,
         groups.num_replicas,
         connection=groups.connection,

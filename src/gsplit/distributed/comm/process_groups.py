@@ -24,7 +24,7 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.launch.launched_rank import STORE, Status, end_with_launcher, set_status
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
-from gsplit.distributed.watch.hang_watch import HangWatch, record_flight
+from gsplit.distributed.watch.hang_watch import HangWatch, prepare_nccl
 from gsplit.distributed.watch.peers import Peers
 from gsplit.errors import InputError, explain
 
@@ -123,7 +123,7 @@ def _gloo_runs() -> bool:
 
 @dataclass(frozen=True)
 class Groups:
-    """A rank's process groups: of the ranks that split a mini-batch with it, and two of all ranks."""
+    """A rank's process groups: of the ranks that split a mini-batch with it, and three of all ranks."""
 
     replica: int
     num_replicas: int
@@ -132,6 +132,7 @@ class Groups:
     inputs: GroupComm
     gradients: GroupComm
     world: GroupComm
+    control: GroupComm
     connection: Connection
 
 
@@ -147,19 +148,19 @@ def _backend(device: torch.device) -> str:
 def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
     """Join the process group that the environment describes and make this rank's groups.
 
-    The ranks form a mesh of replicas x splits, row after row. ``loading`` is on ``sample_device``, the others are on
-    ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so that work on one can never
-    pair with work on another.
+    The ranks form a mesh of replicas x splits, row after row. ``loading`` is on ``sample_device``, ``control`` on the
+    host, the others are on ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so
+    that work on one can never pair with work on another.
     """
     joined_here = not dist.is_initialized()
     if joined_here:
         _join(timedelta(seconds=_long(timeout_s)))
     connection = Connection(joined_here, timeout_s)
     size = dist.get_world_size()
-    host = connection.new_comm(torch.device("cpu"))
-    connection.peers.connect(host.gather_text(Call("connect"), connection.peers.describe_self()))
+    control = connection.new_comm(torch.device("cpu"))
+    connection.peers.connect(control.gather_text(Call("connect"), connection.peers.describe_self()))
     connection.peers.follow_remote(_open_store, size)
-    _check_devices(host, device, sample_device)
+    _check_devices(control, device, sample_device)
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
@@ -169,7 +170,7 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     comms = (shuffles, loading, inputs, gradients, world)
     connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
     set_status(Status.JOINED)
-    return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, connection)
+    return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, control, connection)
 
 
 def _join(timeout: timedelta) -> None:
@@ -201,7 +202,7 @@ def _check_devices(host: GroupComm, device: torch.device, sample_device: torch.d
         if not dist.is_nccl_available():
             fix = "install a CUDA build of torch"
             raise InputError(explain("device", "a torch built with NCCL", torch.__version__, fix))
-        record_flight()
+        prepare_nccl()
     kind = device.type if sample_device.type == "cpu" else f"{device.type}, also for sampling"
     all_kinds = host.gather_text(Call("compare kinds of devices"), kind)
     if len(set(all_kinds)) > 1:

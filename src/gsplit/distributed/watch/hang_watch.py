@@ -3,7 +3,7 @@
 On gloo the host waits in a collective and gives up with an error that names it. On NCCL the host goes on: a collective
 that some rank never joins is not visible until torch's watchdog ends the process after the timeout. This thread polls
 the collectives under way and reports the oldest one before that happens, with the one before it. torch's flight
-recorder, which ``record_flight`` switches on, then writes what all ranks had under way.
+recorder, which ``prepare_nccl`` switches on, then writes what all ranks had under way.
 """
 
 import logging
@@ -19,20 +19,21 @@ import torch
 from gsplit.distributed.watch.collective_watch import Collective
 from gsplit.errors import explain
 
-__all__ = ["HangWatch", "record_flight"]
+__all__ = ["HangWatch", "prepare_nccl"]
 
 _LOG = logging.getLogger("gsplit")
 _REPORTED_AT = 0.8  # of the timeout: before torch ends the process
-_FLIGHT_RECORDER = {
+_NCCL_SETTINGS = {
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",  # its name in older versions of torch
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "NCCL_LAUNCH_ORDER_IMPLICIT": "1",  # communicators run in the order in which they were launched, from NCCL 2.26 on
 }
 
 
-def record_flight() -> None:
-    """Have NCCL groups made from now on keep their last collectives and write them on a timeout."""
-    for name, value in _FLIGHT_RECORDER.items():
+def prepare_nccl() -> None:
+    """Have NCCL groups made from now on keep their order, and their last collectives, to be written on a timeout."""
+    for name, value in _NCCL_SETTINGS.items():
         os.environ.setdefault(name, value)
 
 

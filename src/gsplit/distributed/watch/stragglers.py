@@ -25,7 +25,7 @@ class WaitClock:
     def name_straggler(self) -> str | None:
         """The rank that the others have waited for since, or None; the same on all ranks. A collective."""
         seconds, waited_s = time.monotonic() - self._start, self._mesh.waited_s - self._waited_s
-        texts = self._mesh.world.gather_text(Call("compare waits"), f"{waited_s!r} {seconds!r}")
+        texts = self._mesh.control.gather_text(Call("compare waits"), f"{waited_s!r} {seconds!r}")
         waits, lengths = zip(*(map(float, text.split()) for text in texts), strict=True)
         return name_straggler(waits, max(lengths))
 

@@ -40,8 +40,8 @@ class HeldShard:
         if mesh.num_replicas != 1 or mesh.sample_device.type != "cpu":
             got = f"{mesh.num_replicas} replica(s), samples on {mesh.sample_device}"
             raise InputError(explain("mesh", "ranks of one replica on the host", got, 'use gsplit.init("cpu")'))
-        assert_same_on_all_ranks(mesh.world, "shards", _describe(store))
-        texts = mesh.world.gather_text(Call("ranges of shards"), json.dumps(store.vertex_range))
+        assert_same_on_all_ranks(mesh.control, "shards", _describe(store))
+        texts = mesh.control.gather_text(Call("ranges of shards"), json.dumps(store.vertex_range))
         ranges = [tuple(json.loads(text)) for text in texts]
         ends = [(0, 0), *ranges, (store.num_vertices, store.num_vertices)]
         if any(before[1] != after[0] for before, after in pairwise(ends)):

@@ -47,7 +47,7 @@ def partition_shards(
         DrawOptions(**settings.sampler_options),
     )
     record = settings.as_dict() | {"num_neighbors": workload.num_neighbors}
-    assert_same_on_all_ranks(mesh.world, "partition", {**record, "name": path.name, "overwrite": overwrite})
+    assert_same_on_all_ranks(mesh.control, "partition", {**record, "name": path.name, "overwrite": overwrite})
     with new_shards(held, path, overwrite=overwrite, progress=progress) as writer:
         began = time.perf_counter()
         verify_store(shard, progress)  # damage would get new checksums

@@ -36,7 +36,7 @@ class StateSaver:
     def __init__(self, state: TrainState, folder: Path, keep: int, description: Mapping[str, str]) -> None:
         """``keep``: how many checkpoints are kept. ``description``: what else must be equal to continue from them."""
         self._state = state
-        self._comm = state.loader.mesh.world
+        self._comm = state.loader.mesh.control
         self._description = description
         self._writer: CheckpointWriter | None = None  # on rank 0 only
 
