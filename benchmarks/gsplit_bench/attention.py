@@ -47,14 +47,14 @@ def _layers(kind: str, block: Any) -> dict[str, Any]:
     import torch
     from torch_geometric import nn as pyg
 
-    from gsplit.kernels.csr import make_csr_edges
+    from gsplit.kernels.csr import csr_matrix, make_csr_edges
     from gsplit.nn.attention import run_attention_layer
-    from gsplit.nn.layers import to_csr
 
     width, heads, channels, d = SIZES["width"], SIZES["heads"], SIZES["channels"], SIZES["num_dst"]
     edge_index = block.edge_index()
     if kind == "sage":
-        conv, matrix = pyg.SAGEConv(width, heads * channels), to_csr(block, torch.ones(block.num_edges))
+        conv = pyg.SAGEConv(width, heads * channels)
+        matrix = csr_matrix(block.indptr, block.src_rows, torch.ones(block.num_edges), num_columns=block.num_src)
         bare = torch.nn.Linear(width, heads * channels), torch.nn.Linear(width, heads * channels, bias=False)
 
         def sparse(x: Any) -> Any:

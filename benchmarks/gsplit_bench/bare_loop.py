@@ -33,14 +33,16 @@ def bare_step(kind: str, model: Any, optimizer: Any) -> Callable[[Any], float]:
     import torch
     import torch.nn.functional as F
 
+    from gsplit.kernels.csr import csr_matrix
     from gsplit.nn.attention import attention_edges, run_attention_layer
-    from gsplit.nn.layers import to_csr
 
     def run_layer(conv: Any, rows: tuple[Any, Any], block: Any) -> Any:
         if kind == "gat":
             edges = attention_edges(block, add_self_loops=conv.add_self_loops)
             return run_attention_layer(conv, rows, None, block, edges, None)
-        return conv(rows, to_csr(block, torch.ones(block.num_edges)))
+        return conv(
+            rows, csr_matrix(block.indptr, block.src_rows, torch.ones(block.num_edges), num_columns=block.num_src)
+        )
 
     def step(batch: Any) -> float:
         h = batch.x

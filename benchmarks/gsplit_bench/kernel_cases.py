@@ -18,8 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gsplit.kernels.triton import attention, dropout, gather, relabelling, rows, sampling
+from gsplit.kernels.triton import attention, dropout, gather, relabelling, rows, sampling, sums
 from gsplit.kernels.triton.attention import REALS, edge_tile
+from gsplit.kernels.triton.sums import sum_tile
 
 __all__ = ["CASES", "Case", "Usage", "compile_case"]
 
@@ -28,12 +29,13 @@ _WARP = 32
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel with the types of its arguments, in order, and its constants."""
+    """A kernel with the types of its arguments, in order, its constants, and the warps of a program."""
 
     name: str
     kernel: Any
     types: str
     constants: dict[str, Any]
+    num_warps: int = 4
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,13 @@ def _attention(name: str, kernel: Any, v2: bool, dtype: str, width: int) -> Case
     constants = {"V2": v2, "ONE_ROW": False, "HAS_EDGE": True, "HAS_KEEP": True, **edge_tile(width, _TORCH[dtype])}
     constants |= {"WANTS_EDGE": True} if "WANTS_EDGE" in kernel.arg_names else {}
     names = [n for n in kernel.arg_names if n not in constants]
-    return Case(f"{name}, width {width}", kernel, " ".join(known.get(n, f"*{dtype}") for n in names), constants)
+    return Case(f"{name}, width {width}", kernel, " ".join(known.get(n, f"*{dtype}") for n in names), constants, 1)
+
+
+def _sums(name: str, pointer: str, width: int, *, weighted: bool) -> Case:
+    what = "weighted sums" if weighted else "sums"
+    types = f"*i64 *i64 *fp32 {pointer} i32 {pointer}"
+    return Case(f"{what}, {name}, width {width}", sums.sum_kernel, types, {"WEIGHTED": weighted, **sum_tile(width)}, 1)
 
 
 _INDICES = ("indptr", "src_rows", "edges", "dst_rows")
@@ -86,8 +94,8 @@ _TORCH = {"fp32": torch.float32, "fp64": torch.float64}
 _DTYPES = {"float32": "fp32", "float64": "fp64"}
 
 CASES = (
-    Case("gather, 4 bytes", gather.gather_kernel, "*i32 *i32 i32 *i64 i32 i32 *i32 i32", _tile(4, 128)),
-    Case("gather, 2 bytes", gather.gather_kernel, "*i16 *i16 i32 *i64 i32 i32 *i16 i32", _tile(4, 128)),
+    Case("gather, 4 bytes", gather.gather_kernel, "*i32 *i32 i32 *i64 i32 i32 i32 *i32 i32", _tile(4, 128)),
+    Case("gather, 2 bytes", gather.gather_kernel, "*i16 *i16 i32 *i64 i32 i32 i32 *i16 i32", _tile(4, 128)),
     _dropout("float32", "*fp32"),
     _dropout("float64", "*fp64"),
     _dropout("bfloat16", "*i16"),
@@ -108,6 +116,11 @@ CASES = (
     _relabel("flag", relabelling.flag_kernel, "*i64 i32 i64 i64 *i32 *i32 *i32 *i64"),
     _relabel("place", relabelling.place_kernel, "*i64 i32 i64 i64 i32 *i64 *i32 *i32 *i32 *i64 *i64 *i64"),
     *(
+        _sums(name, pointer, width, weighted=weighted)
+        for name, pointer in (("float32", "*fp32"), ("float64", "*fp64"), ("bfloat16", "*bf16"))
+        for width, weighted in ((64, False), (256, True))
+    ),
+    *(
         _attention(f"{kind} {name}, {dtype}", kernel, kind == "GATv2", t, width)
         for kind in ("GAT", "GATv2")
         for name, kernel in _ATTENTION.items()
@@ -122,12 +135,16 @@ def _source(case: Case) -> ASTSource:
     if "constexprs" not in inspect.signature(ASTSource).parameters:  # triton 3.2
         return ASTSource(fn=case.kernel, signature=signature, constants=case.constants)
     signature = {name: signature.get(name, "constexpr") for name in case.kernel.arg_names}
-    return ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants)
+    # as the JIT does: pointers of torch's allocator, and widths of common models, are multiples of 16
+    aligned = [n for n, kind in signature.items() if kind.startswith("*") or n in ("width", "out_stride")]
+    attrs = {(case.kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    return ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=attrs)
 
 
 def compile_case(case: Case, capability: int) -> Usage:
     """Compile a kernel for a compute capability (80 is sm_80) to machine code, and read what it takes."""
-    compiled = triton.compile(_source(case), target=GPUTarget("cuda", capability, _WARP))
+    options = {"num_warps": case.num_warps}
+    compiled = triton.compile(_source(case), target=GPUTarget("cuda", capability, _WARP), options=options)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

@@ -31,7 +31,8 @@ from gsplit_bench.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 STEPS = 2  # the second from weights that the first has changed
-ATTENTION = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divides by their roots
+OWN_ORDER = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divides by their roots
+SUMS_OF_ITS_OWN = ("gat", "gatv2", "sage", "graphconv", "gin", "gcn")  # whose order is not the host's
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_ranks_on_devices_equal_ranks_on_the_host(
     for place, case in enumerate(cases):
         for rank in range(size):
             worst = compare(host[rank][place], [there[rank][place]])
-            assert worst.largest <= (ATTENTION if case.model in ("gat", "gatv2") else 0.0), (case, rank, worst)
+            assert worst.largest <= (OWN_ORDER if case.model in SUMS_OF_ITS_OWN else 0.0), (case, rank, worst)
 
 
 def test_every_other_strategy_on_devices_equals_itself_on_the_host() -> None:
@@ -77,7 +78,7 @@ def test_every_other_strategy_on_devices_equals_itself_on_the_host() -> None:
     there: list[list[TrainedCase]] = run_ranks(train_cases, 2, cases, 2, STEPS, device="sim:0")
     for place, case in enumerate(cases):
         for rank in range(2):
-            assert compare(host[rank][place], [there[rank][place]]).largest == 0.0, (case, rank)
+            assert compare(host[rank][place], [there[rank][place]]).largest <= OWN_ORDER, (case, rank)
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.weekly), 2])
@@ -96,8 +97,8 @@ def test_a_sampler_on_a_device_holds_its_own_edges_only() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_triton_kernels_in_the_interpreter_compute_the_same_step() -> None:
-    """Sampling, shuffles, dropout and attention by Triton kernels, on two ranks: but for attention, every bit."""
-    wanted = {"sage": ("spread_kernel", 0.0), "gat": ("attention_forward_kernel", ATTENTION)}
+    """Sampling, shuffles, dropout and attention by Triton kernels, on two ranks; sums run in another order."""
+    wanted = {"sage": ("sum_kernel", OWN_ORDER), "gat": ("attention_forward_kernel", OWN_ORDER)}
     cases = [Case(model, "split", "random", 0.5, None, None) for model in wanted]
     host = run_ranks(small_steps, 2, cases)
     with triton_process({"TRITON_INTERPRET": "1"}) as run:

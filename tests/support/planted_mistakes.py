@@ -15,6 +15,7 @@ from torch_geometric.nn import GraphSAGE
 import gsplit
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.kernels.csr import csr_matrix
 from gsplit.kernels.rows import copy_rows
 from gsplit_bench.simulated import CheckedComm, CollectiveRules, checked_mesh, switched_on
 
@@ -163,6 +164,15 @@ def _draws() -> None:
     gsplit.parallelize(_Drawing(), solo_mesh("sim:0"))
 
 
+def _sparse_backward() -> None:
+    """torch's own gradient of a sparse product converts the matrix."""
+    offsets, rows = torch.tensor([0, 2, 3], device="sim"), torch.tensor([0, 2, 1], device="sim")
+    matrix = csr_matrix(offsets, rows, torch.ones(3, device="sim"), num_columns=3)
+    x = torch.ones(3, 2, device="sim", requires_grad=True)
+    product = torch.sparse.mm(matrix, x).sum()
+    _must_not_wait(product.backward)
+
+
 ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
     "mixed devices": (_mixed_devices, "RuntimeError: Expected all tensors to be on the same device"),
     "host rows by an index of the device": (_host_index_of_host_rows, "RuntimeError: Expected all tensors"),
@@ -176,6 +186,7 @@ ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
         _value_on_the_host,
         f"planted_mistakes.py:{_value_on_the_host.__code__.co_firstlineno + 2} item",
     ),
+    "a sparse product's gradient": (_sparse_backward, "CSC converted to CSR"),
     "a mask": (_mask, "mask"),
     "a list to the device": (_list_to_the_device, "copy to device"),
     "unwaited side stream": (_unwaited_side_stream, "RaceError: add on stream default reads what mul on stream side"),

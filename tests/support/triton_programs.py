@@ -4,8 +4,10 @@ Tensors are the host's: Triton's interpreter reads and writes them in place. ``s
 not 0, the order of programs.
 """
 
+import itertools
 from dataclasses import astuple
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from gsplit.graph.graph import Graph
 from gsplit.kernels import rows as host_rows
+from gsplit.kernels.sums import EdgeSums
 from gsplit.kernels.triton import dropout, gather, rows, words
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.keys import scalar
@@ -114,6 +117,30 @@ def check_rows(num_rows: int, num_sent: int, row_shape: tuple[int, ...], num_dst
         rows.merge_gradient(g_mixed, g_dst, send_rows, returned, got[2])
     for one, two in zip(got, want, strict=True):
         assert_same_bits(one, two)
+
+
+def check_sums(counts: list[int], width: int, dtype: str, weighted: bool, seed: int) -> None:
+    """Sums and their gradients, by the kernel and by torch's operations, against a dense matrix in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    num_src = len(counts) + 5
+    indptr = torch.tensor([0, *np.cumsum(counts)])
+    src_rows = torch.randint(0, num_src, (int(indptr[-1]),), generator=generator)
+    weights = torch.rand(src_rows.numel(), generator=generator).double() if weighted else None
+    x = torch.randn(num_src, width, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+    g = torch.randn(len(counts), width, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+    dense = torch.zeros(len(counts), num_src, dtype=torch.float64)
+    places = (torch.repeat_interleave(torch.arange(len(counts)), indptr.diff()), src_rows)
+    dense.index_put_(places, torch.ones(src_rows.numel()).double() if weights is None else weights, accumulate=True)
+    bound = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.05}[dtype]
+    for kernel, mean in itertools.product(("triton", "torch"), (False, True)):
+        matrix = dense / indptr.diff().clamp(min=1).unsqueeze(1) if mean else dense
+        rows = x.clone().requires_grad_()
+        with patch("gsplit.kernels.sums.kernel_for", return_value=kernel), triton_order.program_order(seed):
+            out = EdgeSums(indptr, src_rows, num_src, weights)(rows, mean=mean)
+            out.backward(g)
+        assert rows.grad is not None and out.dtype == rows.grad.dtype == x.dtype
+        for got, want in ((out, matrix @ x.double()), (rows.grad, matrix.t() @ g.double())):
+            torch.testing.assert_close(got.double(), want, rtol=bound, atol=bound)
 
 
 def random_graph(num_vertices: int, num_edges: int, skew: float, seed: int) -> Graph:
@@ -224,6 +251,20 @@ def compiled_usage(capability: int) -> dict[str, tuple[int, ...]]:
     from gsplit_bench.kernel_cases import CASES, compile_case
 
     return {case.name: astuple(compile_case(case, capability)) for case in CASES}
+
+
+def specialized_numbers() -> list[str]:
+    """Arguments that are numbers and whose value decides how a kernel is compiled."""
+    from gsplit_bench.kernel_cases import CASES
+
+    found = set()
+    for case in CASES:
+        names = [name for name in case.kernel.arg_names if name not in case.constants]
+        fixed = [
+            case.kernel.arg_names[parameter.num] for parameter in case.kernel.params if parameter.do_not_specialize
+        ]
+        found |= {n for n, kind in zip(names, case.types.split(), strict=True) if kind[0] != "*" and n not in fixed}
+    return sorted(found)
 
 
 def compiled_names() -> set[str]:

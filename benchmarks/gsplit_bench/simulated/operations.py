@@ -112,6 +112,8 @@ def why_host_waits(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
     """Why CUDA makes the host wait for the device in this operation; None if it does not."""
     if name in _ALWAYS_WAIT:
         return _ALWAYS_WAIT[name]
+    if name in ("mm", "addmm") and any(isinstance(arg, Tensor) and arg.layout is torch.sparse_csc for arg in args):
+        return "CSC converted to CSR"
     by_tensor = name == "repeat_interleave" and func._overloadname in ("Tensor", "self_Tensor")
     if by_tensor and kwargs.get("output_size") is None:
         return "repeat_interleave without output_size"

@@ -8,6 +8,7 @@ them, those that were sampled are left out, and every destination gets one, whic
 self-loop. Dropout goes by it.
 """
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
 
-__all__ = ["LOOP", "CsrEdges", "destination_rows", "make_csr_edges"]
+__all__ = ["LOOP", "CsrEdges", "csr_matrix", "destination_rows", "make_csr_edges"]
 
 LOOP = 1 << 62
 
@@ -44,6 +45,14 @@ def destination_rows(indptr: Tensor, num_edges: int) -> Tensor:
     """The destination of every edge. Waits for no device: the number of edges is known."""
     rows = torch.arange(indptr.numel() - 1, device=indptr.device)
     return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)
+
+
+def csr_matrix(indptr: Tensor, rows: Tensor, values: Tensor, *, num_columns: int) -> Tensor:
+    """torch's sparse matrix of edges, on any device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta
+        size = (indptr.numel() - 1, num_columns)
+        return torch.sparse_csr_tensor(indptr, rows, values, size, check_invariants=False)
 
 
 @kernel

@@ -14,8 +14,8 @@ The dry run finds out which of the last two an unknown layer needs (``nn.checks.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ from torch_geometric import nn as pyg
 from gsplit.errors import InputError, explain
 from gsplit.graph.blocks import Block
 from gsplit.graph.types import EdgeType
-from gsplit.kernels.csr import CsrEdges
+from gsplit.kernels.csr import CsrEdges, csr_matrix
+from gsplit.kernels.sums import EdgeSums
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, substitute
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges
-from gsplit.nn.layers import is_attention, is_single_input, takes_csr, to_csr
+from gsplit.nn.layers import is_attention, is_single_input, takes_csr
 from gsplit.nn.split_forward import SplitForward
 
 __all__ = ["Adapter", "LayerInputs", "choose_adapter", "run_pair", "run_single_input"]
@@ -85,8 +86,8 @@ def choose_adapter(split: SplitForward) -> Adapter:
 
 def run_pair(split: SplitForward, inputs: LayerInputs) -> Any:
     """Call a layer with (rows of sources, rows of destinations)."""
-    edges, weights = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
-    return _call_stock(split, inputs, (inputs.mixed, inputs.dst), edges, weights, inputs.edge_attr)
+    edges = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
+    return _call_stock(split, inputs, (inputs.mixed, inputs.dst), edges)
 
 
 def run_single_input(split: SplitForward, inputs: LayerInputs) -> Any:
@@ -95,8 +96,8 @@ def run_single_input(split: SplitForward, inputs: LayerInputs) -> Any:
         got = f"{type(split.layer).__name__}, which takes one tensor of rows"
         fix = "use a layer that takes a pair of tensors, such as SAGEConv((-1, -1), n), between different types"
         raise InputError(explain(f"{split.name} on {inputs.of}", "rows of sources and of destinations", got, fix))
-    edges, weights = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
-    return _call_stock(split, inputs, inputs.mixed, edges, weights, inputs.edge_attr)[: inputs.dst.size(0)]
+    edges = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
+    return _call_stock(split, inputs, inputs.mixed, edges)[: inputs.dst.size(0)]
 
 
 def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
@@ -110,14 +111,15 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
         raise InputError(explain(split.name, "a layer that is exact on a heterogeneous graph", got, fix))
     key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.mixed.dtype)
     block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
-    edges, weights = _edges_for(split.layer, inputs, block, weights, gcn)
-    args, kwargs = substitute(inputs.call, inputs.mixed, edges, weights, inputs.edge_attr)
+    edges = _edges_for(split.layer, inputs, block, weights, gcn)
+    weights = edges.weights
+    args, kwargs = substitute(inputs.call, inputs.mixed, edges.edges, weights, inputs.edge_attr)
     call = split.__signature__.bind(*args, **kwargs)
     if weights is not None and "edge_weight" not in call.signature.parameters:
         fix = "give forward an argument edge_weight=None and pass it on, or use GCNConv itself"
         raise InputError(explain(split.name, "a GCNConv whose forward takes edge_weight", call.signature, fix))
     call.arguments["edge_weight"] = weights  # also where the model passes none; None for a matrix, which holds them
-    with _temporarily_off(split.layer, "normalize"):
+    with _temporarily(split.layer, "normalize", False), edges.summed_by(split.layer):
         return split.stock(*call.args, **call.kwargs)[: inputs.dst.size(0)]
 
 
@@ -136,25 +138,52 @@ def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:
     if inputs.mixed.device.type == "cpu" or not adds_loops:
         return run_pair(split, inputs)
     looped, edge_attr = looped_edges(inputs.block, inputs.edge_attr, layer)  # PyG's own way waits for the device
-    with _temporarily_off(layer, "add_self_loops"):
-        return _call_stock(split, inputs, (inputs.mixed, inputs.dst), looped, None, edge_attr)
+    inputs = replace(inputs, edge_attr=edge_attr)
+    with _temporarily(layer, "add_self_loops", False):
+        return _call_stock(split, inputs, (inputs.mixed, inputs.dst), _LayerEdges(looped))
 
 
-def _call_stock(
-    split: SplitForward, inputs: LayerInputs, rows: Any, edges: Any, weights: Tensor | None, edge_attr: Tensor | None
-) -> Any:
-    args, kwargs = substitute(inputs.call, rows, edges, weights, edge_attr, inputs.kinds)
-    return split.stock(*args, **kwargs)
+@dataclass(frozen=True)
+class _LayerEdges:
+    """Edges as a layer takes them: ``edge_index`` and perhaps weights, or a CSR matrix, which holds the weights.
+
+    ``sums``: what adds the rows along the edges instead of the layer, on a device.
+    """
+
+    edges: Any
+    weights: Tensor | None = None
+    sums: EdgeSums | None = None
+
+    def summed_by(self, layer: Any) -> AbstractContextManager[None]:
+        """Have a layer that is called with these edges add its rows by ``sums``."""
+        sums = self.sums
+        if sums is None:
+            return nullcontext()
+
+        def message_and_aggregate(edges: Any, x: Any, edge_weight: None = None) -> Tensor:
+            return sums(x[0] if isinstance(x, tuple) else x, mean=layer.aggr == "mean")
+
+        return _temporarily(layer, "message_and_aggregate", message_and_aggregate)
+
+
+def _call_stock(split: SplitForward, inputs: LayerInputs, rows: Any, edges: _LayerEdges) -> Any:
+    args, kwargs = substitute(inputs.call, rows, edges.edges, edges.weights, inputs.edge_attr, inputs.kinds)
+    with edges.summed_by(split.layer):
+        return split.stock(*args, **kwargs)
 
 
 @contextmanager
-def _temporarily_off(layer: Module, option: str) -> Iterator[None]:
-    """Switch an option of a layer off while it runs: the adapter has done that part already."""
-    setattr(layer, option, False)
+def _temporarily(layer: Module, option: str, value: Any) -> Iterator[None]:
+    """Give an attribute of a layer another value while it runs: the adapter does that part."""
+    before = vars(layer).get(option)
+    setattr(layer, option, value)
     try:
         yield
     finally:
-        setattr(layer, option, True)
+        if before is None:
+            delattr(layer, option)
+        else:
+            setattr(layer, option, before)
 
 
 def _normalised(inputs: LayerInputs, gcn: GcnOptions) -> tuple[Block, Tensor]:
@@ -173,16 +202,24 @@ def _normalised(inputs: LayerInputs, gcn: GcnOptions) -> tuple[Block, Tensor]:
 
 def _edges_for(
     layer: Module, inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: GcnOptions | None
-) -> tuple[Any, Tensor | None]:
+) -> _LayerEdges:
     """A CSR matrix that holds the weights, or ``edge_index`` and the weights."""
     dtype = inputs.mixed.dtype
     device = block.indptr.device
-    if not takes_csr(layer, dtype, device):
-        return inputs.once(("edge_index", inputs.index, inputs.of, gcn), block.edge_index), weights
+    on_host = device.type == "cpu"
+    if not takes_csr(layer, dtype, device) or (weights is not None and weights.requires_grad and not on_host):
+        return _LayerEdges(inputs.once(("edge_index", inputs.index, inputs.of, gcn), block.edge_index), weights)
 
-    def make_csr() -> Tensor:
-        values = torch.ones(block.num_edges, dtype=dtype, device=device) if weights is None else weights
-        return to_csr(block, values)
+    def make_csr() -> _LayerEdges:
+        indptr = block.indptr
+        rows = block.src_rows
+        if on_host:
+            values = torch.ones(block.num_edges, dtype=dtype, device=device) if weights is None else weights
+            return _LayerEdges(csr_matrix(indptr, rows, values, num_columns=block.num_src))
+        # the layer sees that its edges are a matrix, whose values are not read
+        matrix = csr_matrix(indptr, rows, rows, num_columns=block.num_src)
+        return _LayerEdges(matrix, sums=EdgeSums(indptr, rows, block.num_src, weights))
 
     key = ("csr", inputs.index, inputs.of, gcn, inputs.edge_weight is not None, dtype)
-    return inputs.once(key, make_csr), None
+    made: _LayerEdges = inputs.once(key, make_csr)
+    return made

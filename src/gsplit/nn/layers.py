@@ -1,14 +1,10 @@
 """Properties of PyG's layers: how each is called on a block, and which edge values it takes."""
 
 import inspect
-import warnings
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
-
-from gsplit.graph.blocks import Block
 
 __all__ = [
     "edge_features_are_weights",
@@ -20,11 +16,12 @@ __all__ = [
     "layers_of",
     "takes_csr",
     "takes_edge_weight",
-    "to_csr",
 ]
 
 _SINGLE_INPUT = (pyg.GCNConv, pyg.PNAConv)
 _INNER = ("_propagate", "_message", "_aggregate", "_update", "_edge_update")
+_HOST_DTYPES = (torch.float32, torch.float64)
+_DEVICE_DTYPES = (*_HOST_DTYPES, torch.bfloat16, torch.float16)
 _CSR = (pyg.SAGEConv, pyg.GraphConv, pyg.GINConv, pyg.SimpleConv, pyg.GCNConv)
 """Layers whose results on a CSR matrix equal those on ``edge_index`` (measured), and that are faster there."""
 
@@ -84,20 +81,14 @@ def has_message_hooks(layer: Module) -> bool:
 def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product.
 
-    Under autocast only for a mean of the input rows: torch would compute other products in bfloat16, which it does not
-    support for CSR matrices.
+    On the CPU under autocast only for a mean of the input rows: torch would compute other products in bfloat16, which
+    it does not support for CSR matrices. On devices sums are our own (``kernels.sums``), for rows of 16 bits too.
     """
-    if torch.is_autocast_enabled(device.type) and (layer.aggr != "mean" or getattr(layer, "project", False)):
+    on_host = device.type == "cpu"
+    autocast = on_host and torch.is_autocast_enabled(device.type)
+    if autocast and (layer.aggr != "mean" or getattr(layer, "project", False)):
         return False
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: fails on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
-    return known and plain and dtype in (torch.float32, torch.float64)
-
-
-def to_csr(block: Block, values: Tensor) -> Tensor:
-    """The block as a sparse matrix [destinations, sources]."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta
-        size = (block.num_dst, block.num_src)
-        return torch.sparse_csr_tensor(block.indptr, block.src_rows, values, size, check_invariants=False)
+    return known and plain and dtype in (_HOST_DTYPES if on_host else _DEVICE_DTYPES)

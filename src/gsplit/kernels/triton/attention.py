@@ -322,6 +322,7 @@ def _shared(inputs: AttentionInputs, options: AttentionOptions) -> tuple[list[Te
         "HAS_EDGE": inputs.edge_terms is not None,
         "HAS_KEEP": options.keep is not None,
         **edge_tile(values.size(2), values.dtype),
+        "num_warps": 1,  # a tile is 1 KiB: more warps would only wait for each other
     }
     return [values, *tensors, keep, *reals, inputs.dst_terms.size(1), values.size(2)], constants
 

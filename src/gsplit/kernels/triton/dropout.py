@@ -26,7 +26,7 @@ def round_to_bfloat16(value):
     return tl.where(value == value, nearest, 0x7FC0).to(tl.uint16).to(tl.int16, bitcast=True)
 
 
-@triton.jit(do_not_specialize=_WORDS)
+@triton.jit(do_not_specialize=("num_rows", *_WORDS))
 def dropout_kernel(
     x,
     row_keys,

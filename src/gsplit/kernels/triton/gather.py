@@ -14,6 +14,8 @@ from gsplit.kernels.triton.launch import launch, num_blocks, tile_of
 
 __all__ = ["as_bits", "gather_kernel", "gather_rows"]
 
+_MOST_PROGRAMS = 80
+"""Of 4 warps: enough to fill the bus, and few enough that the step which trains meanwhile gets most of the GPU."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -22,21 +24,32 @@ def as_bits(tensor: Tensor) -> Tensor:
     return tensor.detach().view(_BITS[tensor.element_size()])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_cached", "num_rows", "num_tiles"))
 def gather_kernel(
-    cached, stored, num_cached, positions, num_rows, width, out, out_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    cached,
+    stored,
+    num_cached,
+    positions,
+    num_rows,
+    num_tiles,
+    width,
+    out,
+    out_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    """``out[i] = (cached if positions[i] < num_cached else stored)[positions[i]]``, tile by tile."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """``out[i] = (cached if positions[i] < num_cached else stored)[positions[i]]``; a program takes several tiles."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    wanted = (row < num_rows)[:, None] & (column < width)[None, :]
-    position = tl.load(positions + row, mask=row < num_rows, other=0)
-    hot = (position < num_cached)[:, None] & wanted
-    place = position[:, None] * width + column[None, :]
-    value = tl.load(cached + place, mask=hot, other=0)
-    cold = tl.load(stored + place, mask=wanted & ~hot, other=0)
-    target = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-    tl.store(target, tl.where(hot, value, cold), mask=wanted)
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        row = tile * ROWS + tl.arange(0, ROWS)
+        wanted = (row < num_rows)[:, None] & (column < width)[None, :]
+        position = tl.load(positions + row, mask=row < num_rows, other=0)
+        hot = (position < num_cached)[:, None] & wanted
+        place = position[:, None] * width + column[None, :]
+        value = tl.load(cached + place, mask=hot, other=0)
+        cold = tl.load(stored + place, mask=wanted & ~hot, other=0)
+        target = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+        tl.store(target, tl.where(hot, value, cold), mask=wanted)
 
 
 def gather_rows(cached: Tensor, stored: Tensor, positions: Tensor, out: Tensor) -> None:
@@ -49,10 +62,21 @@ def gather_rows(cached: Tensor, stored: Tensor, positions: Tensor, out: Tensor) 
     num_rows, width = out.shape
     rows, columns = tile_of(width)
     target = as_bits(out)
+    num_tiles = num_blocks(num_rows, rows)
     launch(
         gather_kernel,
-        (num_blocks(num_rows, rows), num_blocks(width, columns)),
-        (as_bits(cached), as_bits(stored), cached.size(0), positions, num_rows, width, target, out.stride(0)),
+        (min(num_tiles, _MOST_PROGRAMS), num_blocks(width, columns)),
+        (
+            as_bits(cached),
+            as_bits(stored),
+            cached.size(0),
+            positions,
+            num_rows,
+            num_tiles,
+            width,
+            target,
+            out.stride(0),
+        ),
         {"ROWS": rows, "COLUMNS": columns},
         (target,),
     )

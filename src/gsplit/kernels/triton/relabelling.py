@@ -24,7 +24,7 @@ UNSEEN = 2**31 - 1
 _BLOCK = 128
 
 
-@triton.jit(do_not_specialize=("first", "stop"))
+@triton.jit(do_not_specialize=("num_ids", "first", "stop"))
 def meet_kernel(
     ids, num_ids, first, stop, state, table, table_mask, met_by, slots, FOREIGN: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -48,7 +48,7 @@ def meet_kernel(
             at = tl.where(todo, (at + 1) & table_mask, at)
 
 
-@triton.jit(do_not_specialize=("first", "stop"))
+@triton.jit(do_not_specialize=("num_ids", "first", "stop"))
 def flag_kernel(ids, num_ids, first, stop, state, met_by, slots, flags, FOREIGN: tl.constexpr, BLOCK: tl.constexpr):
     """1 for the first source of a new own vertex; 2**32 for a foreign vertex's first, or for any if not FOREIGN."""
     source = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -63,7 +63,7 @@ def flag_kernel(ids, num_ids, first, stop, state, met_by, slots, flags, FOREIGN:
     tl.store(flags + source, new.to(tl.int64) + (outside.to(tl.int64) << 32), mask=inside)
 
 
-@triton.jit(do_not_specialize=("first", "stop", "num_rows"))
+@triton.jit(do_not_specialize=("num_ids", "first", "stop", "num_rows"))
 def place_kernel(
     ids,
     num_ids,

@@ -15,7 +15,7 @@ from gsplit.kernels.triton.launch import launch, num_blocks, tile_of
 __all__ = ["copy_and_gather", "group_rows", "merge_gradient", "merge_kernel", "spread_kernel"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_own", "num_out"))
 def spread_kernel(h, rows, num_own, num_out, width, own, sent, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """``own = h`` and ``sent[k] = h[rows[k]]``: rows of both outputs are numbered one after the other."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -30,7 +30,7 @@ def spread_kernel(h, rows, num_own, num_out, width, own, sent, ROWS: tl.constexp
     tl.store(sent + place.to(tl.int64)[:, None] * width + column[None, :], value, mask=inside & ~is_own[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows", "num_dst"))
 def merge_kernel(
     g_mixed,
     g_dst,

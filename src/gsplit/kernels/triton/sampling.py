@@ -20,7 +20,7 @@ _BLOCK = 128
 _PICKS = 256
 
 
-@triton.jit(do_not_specialize=("first", "fanout"))
+@triton.jit(do_not_specialize=("first", "num_rows", "fanout"))
 def count_kernel(indptr, frontier, first, num_rows, fanout, counts, BLOCK: tl.constexpr):
     """``counts[i + 1]``: the in-edges that row i will draw; fanout -1 takes them all."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -31,7 +31,9 @@ def count_kernel(indptr, frontier, first, num_rows, fanout, counts, BLOCK: tl.co
     tl.store(counts + row + 1, tl.where(fanout < 0, degree, tl.minimum(degree, fanout)), mask=inside)
 
 
-@triton.jit(do_not_specialize=("first", "key_high", "key_low", "fanout", "first_edge_high", "first_edge_low"))
+@triton.jit(
+    do_not_specialize=("first", "key_high", "key_low", "num_rows", "fanout", "first_edge_high", "first_edge_low")
+)
 def draw_kernel(
     indptr,
     indices,

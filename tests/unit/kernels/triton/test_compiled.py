@@ -1,4 +1,4 @@
-"""Every kernel compiles without a device, for an old and a new architecture, without spills and in 64 registers."""
+"""Every kernel compiles without a device, for an old and a new architecture, without spills and in few registers."""
 
 import ast
 from pathlib import Path
@@ -16,7 +16,13 @@ def test_no_kernel_spills_or_takes_too_many_registers(compiler: Run, capability:
     assert len(usage) > 30
     for name, (registers, stack_bytes, local_bytes, _) in usage.items():
         assert stack_bytes == local_bytes == 0, name
-        assert registers <= 64, name
+        assert registers <= (96 if name.startswith("GAT") else 64), name  # at 96 registers an SM has room for 21 warps
+
+
+def test_numbers_of_rows_do_not_make_new_variants(compiler: Run) -> None:
+    """Triton compiles anew for multiples of 16 and for 1, in the middle of training, unless it is told not to."""
+    specialized = compiler("triton_programs.specialized_numbers")
+    assert set(specialized) <= {"width", "out_stride", "num_heads", "num_columns", "table_mask"}
 
 
 def test_every_kernel_is_compiled(compiler: Run) -> None:

@@ -1,4 +1,4 @@
-"""Gather, dropout, spread and merge: every bit of the host's kernels, for odd shapes, in any order of programs."""
+"""Gather, dropout, spread and merge: every bit of the host's kernels, for odd shapes, in any order. Sums over edges."""
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +29,17 @@ def test_rows_come_from_the_cache_or_from_the_store(
 @pytest.mark.parametrize("shape, p", [((9, 65), 0.37), ((3, 1), 0.5), ((40, 2), 0.1), ((2, 130), 1.0), ((5, 3), 1e-12)])
 def test_dropout_is_the_hosts_bit_for_bit(interpreter: Run, shape: tuple[int, int], p: float, dtype: str) -> None:
     interpreter("triton_programs.check_dropout", shape, p, dtype, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "counts, width, weighted",
+    [([3, 0, 17, 1], 5, False), ([2, 2], 300, True), ([], 4, False), ([0, 0], 1, True), ([40], 64, True)],
+)
+def test_sums_over_edges_are_those_of_a_dense_matrix(
+    interpreter: Run, counts: list[int], width: int, weighted: bool, dtype: str
+) -> None:
+    interpreter("triton_programs.check_sums", counts, width, dtype, weighted, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

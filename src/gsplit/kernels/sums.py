@@ -1,0 +1,93 @@
+"""Sums of rows over the edges of a block on a device: what SAGEConv, GraphConv, GINConv and GCNConv aggregate.
+
+S sources, D destinations, E edges grouped by destination (``kernels.csr``), rows x [S, C]:
+
+    out[i] = sum over the edges e from s to i of weight[e] * x[s];   mean: divided by the number of edges
+    g_x[s] = sum over the edges e from s to i of weight[e] * g[i];   mean: g[i] divided first
+
+Both add in float32 for rows of 16 bits, in the order of the edges. torch's own gradient of a sparse product converts
+the matrix in backward, for which the host waits for the device. Here the edges of each source are found by a sort,
+once per block, and only if a gradient is needed. On the host PyG's layers call torch's sparse products, which are
+faster there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gsplit.kernels.csr import csr_matrix, destination_rows
+from gsplit.kernels.dispatch import kernel_for
+
+__all__ = ["EdgeSums"]
+
+_Edges = tuple[Tensor, Tensor, Tensor | None]
+"""Offsets [rows + 1], the other end of every edge [E], and the edge's weight [E]."""
+
+
+class EdgeSums:
+    """The edges of a block: ``indptr`` [D + 1], ``src_rows`` [E], and perhaps ``weights`` [E] without a gradient."""
+
+    def __init__(self, indptr: Tensor, src_rows: Tensor, num_src: int, weights: Tensor | None) -> None:
+        self._indptr = indptr
+        self._src_rows = src_rows
+        self._num_src = num_src
+        self._weights = weights
+        self._by_source: _Edges | None = None
+
+    def __call__(self, x: Tensor, *, mean: bool) -> Tensor:
+        """The sum or mean of the rows of every destination's sources; differentiable in the rows."""
+        with torch.autocast(x.device.type, enabled=False):
+            out: Tensor = _Sum.apply(x, self, mean)  # type: ignore[no-untyped-call]
+        return out
+
+    def forward(self, x: Tensor, *, mean: bool) -> Tensor:
+        """See the module: ``out``."""
+        out = _sum_rows((self._indptr, self._src_rows, self._weights), x)
+        return out / self._degrees(x.dtype) if mean else out
+
+    def backward(self, g: Tensor, *, mean: bool) -> Tensor:
+        """See the module: ``g_x``."""
+        return _sum_rows(self._transposed(), g / self._degrees(g.dtype) if mean else g)
+
+    def _degrees(self, dtype: torch.dtype) -> Tensor:
+        return self._indptr.diff().clamp(min=1).unsqueeze(1).to(dtype)
+
+    def _transposed(self) -> _Edges:
+        """The edges grouped by source, in the order of their destinations."""
+        if self._by_source is None:
+            ordered, places = torch.sort(self._src_rows, stable=True)
+            offsets = torch.searchsorted(ordered, torch.arange(self._num_src + 1, device=ordered.device))
+            dst_rows = destination_rows(self._indptr, self._src_rows.numel())[places]
+            self._by_source = offsets, dst_rows, None if self._weights is None else self._weights[places]
+        return self._by_source
+
+
+class _Sum(torch.autograd.Function):
+    """See the module. Saved: the edges."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sums: EdgeSums, mean: bool) -> Tensor:
+        ctx.sums = sums
+        ctx.mean = mean
+        return sums.forward(x, mean=mean)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (ctx.sums.backward(g, mean=ctx.mean) if ctx.needs_input_grad[0] else None), None, None
+
+
+def _sum_rows(edges: _Edges, x: Tensor) -> Tensor:
+    """out[i] = the sum of weight[e] * x[other end of e] over the edges e of i."""
+    if kernel_for("sum rows", x.device, x.dtype) == "triton":
+        from gsplit.kernels.triton.sums import sum_rows
+
+        return sum_rows(*edges, x)
+    offsets, rows, weights = edges
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    values = wide.new_ones(rows.numel()) if weights is None else weights.to(wide.dtype)
+    matrix = csr_matrix(offsets, rows, values, num_columns=x.size(0))
+    out: Tensor = torch.sparse.mm(matrix, wide.contiguous())
+    return out.to(x.dtype)
