@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from device_loading_programs import (
     Loaded,
+    Trained,
     count_loading,
     forget_to_join,
     make_many_between_steps,
@@ -57,7 +58,14 @@ def test_tiers_and_depths_train_as_on_the_host(store: str, num_ranks: int) -> No
     there = run_ranks(train_tiers, num_ranks, store, cases, device="sim:0")
     for rank in range(num_ranks):
         for options, found in zip(cases, there[rank], strict=True):
-            assert found == host[rank][0], options
+            assert found == there[rank][0], options  # to the bit
+        assert_close(there[rank][0], host[rank][0])
+
+
+def assert_close(found: Trained, wanted: Trained) -> None:
+    """Equal to rounding: on devices sums run in another order. Adam divides by the roots of gradients."""
+    for one, two in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0.0, atol=1e-9)
 
 
 def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store: str) -> None:
@@ -82,7 +90,8 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> Non
         there = run("device_loading_programs.with_triton", store, cases, "train")
         counted = run("device_loading_programs.with_triton", store, cases[:1], "count")
     for rank in range(2):
-        assert [found == host[rank][0] for found in there[rank]] == [True, True]
+        assert there[rank][0] == there[rank][1]
+        assert_close(there[rank][0], host[rank][0])
         (loaded,) = counted[rank]
         assert loaded.waits == 0 and loaded.launches <= 4
         assert 0 < loaded.hits < loaded.rows

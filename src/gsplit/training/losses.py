@@ -89,13 +89,18 @@ def weighted_cross_entropy(class_weights: Sequence[float] | Tensor) -> LossFunct
         fix = "remove targets of a class that should not count from the list of targets"
         raise InputError(explain("class_weights", "a positive number for every class", weights.tolist(), fix))
 
+    held: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # copied once: a copy waits for the device
+
     def weighted(out: Tensor, y: Tensor) -> TargetLoss:
         if out.size(1) != weights.size(0):
             fix = "give as many weights as the model has outputs"
             raise InputError(explain("class_weights", f"{out.size(1)} numbers", weights.size(0), fix))
         values, labelled = cross_entropy(out, y)
         assert labelled is not None
-        return TargetLoss(values, weights.to(out.device, values.dtype)[y.long().clamp(min=0)] * labelled)
+        kind = (out.device, values.dtype)
+        if kind not in held:
+            held[kind] = weights.to(*kind)
+        return TargetLoss(values, held[kind][y.long().clamp(min=0)] * labelled)
 
     return weighted
 

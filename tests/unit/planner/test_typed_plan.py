@@ -97,7 +97,7 @@ def test_a_plan_knows_caches_files_and_memory(store: Store, workload: Workload) 
 def _two_ranks() -> Mesh:
     world, inner = SoloComm(), SoloComm()
     world.size = inner.size = 2
-    return Mesh(torch.device("cpu"), inner, inner, inner, world, world)
+    return Mesh(torch.device("cpu"), inner, inner, inner, world, world, world)
 
 
 def test_auto_takes_targets_of_a_type(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
