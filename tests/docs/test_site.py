@@ -245,6 +245,15 @@ def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:
         assert re.search(text, page.read_text()), (page, text)
 
 
+def test_the_cases_of_tasks_on_the_simulated_device_are_those_of_the_record() -> None:
+    document = _record("2026-11-17-exactness-tasks-sim")
+    worst = max(value for kind, value in document["worst"].items() if kind != "draws")
+    said = f"{len(document['rows']):,} cases, largest difference {worst:.1e}, no other edge drawn"
+    assert document["ok"] and document["worst"]["draws"] == 0 and said in (DOCS / "gpu.md").read_text()
+    everywhere = {(row["task"], row["model"]) for row in _record("2026-11-17-exactness-tasks")["rows"]}
+    assert {(row["task"], row["model"]) for row in document["rows"]} == everywhere
+
+
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
     page = (DOCS / "samplers.md").read_text()
     rows = _record("2026-11-17-quality")["samplers"]
