@@ -25,7 +25,7 @@ from gsplit_bench.simulated import why_not_supported
 
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 TIERS: list[dict[str, Any]] = [
-    {},
+    {"prefetch": 0, "device_cache": 0},
     {"prefetch": 2, "device_cache": "20KB"},
     {"prefetch": 1, "device_cache": "1GB"},
     {"prefetch": 3, "device_cache": "20KB", "cache": "20KB", "features_on_disk": True},
@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_tiers_and_depths_train_as_on_the_host(store: str, num_ranks: int) -> None:
     host = run_ranks(train_tiers, num_ranks, store, TIERS[:1])
     assert len(host[0][0][0]) > 4
-    cases = [*TIERS, COPIES]
+    cases = [*TIERS, COPIES, {}]
     there = run_ranks(train_tiers, num_ranks, store, cases, device="sim:0")
     for rank in range(num_ranks):
         for options, found in zip(cases, there[rank], strict=True):
@@ -69,8 +69,9 @@ def assert_close(found: Trained, wanted: Trained) -> None:
 
 
 def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store: str) -> None:
-    ranks: list[list[Loaded]] = run_ranks(count_loading, 2, store, [*TIERS, COPIES], device="sim:0")
-    for *found, with_copies in ranks:
+    ranks: list[list[Loaded]] = run_ranks(count_loading, 2, store, [*TIERS, COPIES, {}], device="sim:0")
+    for *found, with_copies, by_default in ranks:
+        assert by_default.hits == by_default.rows  # as many rows as fit: all
         assert with_copies.waits == 0 and with_copies.launches <= 8, with_copies
         for loaded in found:
             assert loaded.waits == 0 and loaded.launches <= 5, loaded
@@ -84,14 +85,18 @@ def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> None:
-    cases = [{"device_cache": "20KB"}, {"prefetch": 2, "device_cache": "20KB"}]
+    cases = [{"prefetch": 0, "device_cache": "20KB"}, {"prefetch": 2, "device_cache": "20KB"}]
     host = run_ranks(train_tiers, 2, store, cases[:1])
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
         there = run("device_loading_programs.with_triton", store, cases, "train")
         counted = run("device_loading_programs.with_triton", store, cases[:1], "count")
+        registered = run("device_loading_programs.with_triton", store, [{"device_cache": "20KB"}, {}], "register")
     for rank in range(2):
         assert there[rank][0] == there[rank][1]
         assert_close(there[rank][0], host[rank][0])
+        some, none = registered[rank]
+        assert some.is_shared and none.is_shared and none.num_bytes == 0
+        assert some.num_bytes == some.num_rows * 24 * 4  # one copy for two loaders
         (loaded,) = counted[rank]
         assert loaded.waits == 0 and loaded.launches <= 4
         assert 0 < loaded.hits < loaded.rows

@@ -34,6 +34,27 @@ class Loaded:
     hits: int
 
 
+@dataclass(frozen=True)
+class Registered:
+    """Host memory that the device reads in place, of two loaders of the same rows; and whether they share it."""
+
+    num_bytes: int
+    num_rows: int
+    is_shared: bool
+
+
+def count_registered(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Registered]:
+    """What two loaders register, per case."""
+    out = []
+    for options in cases:
+        loaders = [_loader(mesh, path, options) for _ in range(2)]
+        first, second = (loader._step_loader._device_rows for loader in loaders)
+        num_bytes = sum(switched_on().state.registered.values())
+        out.append(Registered(num_bytes, loaders[0]._graph.owned.stop - loaders[0]._graph.owned.first, first is second))
+        del loaders, first, second
+    return out
+
+
 Trained = tuple[list[float], list[list[float]]]
 
 
@@ -91,7 +112,7 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
 
 def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
     """Two ranks in a process that has Triton's interpreter on from its start."""
-    program = train_tiers if what == "train" else count_loading
+    program: Any = {"train": train_tiers, "count": count_loading, "register": count_registered}[what]
     return run_ranks(program, 2, path, cases, device="sim:0")
 
 

@@ -63,6 +63,7 @@ def test_a_small_module_has_several_importers_or_is_a_concept() -> None:
         "gsplit.cli.report_command": "one file per command",
         "gsplit.distributed.watch.stragglers": "the name a reader searches for",
         "gsplit.kernels.file_rows": "a kernel",
+        "gsplit.kernels.triton.sums": "a kernel",
     }
     graph = grimp.build_graph("gsplit")
     small = [

@@ -113,6 +113,10 @@ class _Module:
     def get_device_properties(self, device: Any = None) -> _Properties:
         return _Properties("simulated device", self._active().uuid)
 
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Free and all bytes: no device has more than the first ones with enough for every test."""
+        return 80 << 30, 80 << 30
+
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
 

@@ -85,7 +85,7 @@ def _forecast_memory(store: Store, ranks: int, flags: Flags[TrainSettings]) -> "
         batch_size=settings.batch_size if "batch_size" in given else None,
         num_neighbors=tuple(settings.fanout) if "fanout" in given else None,
         hidden=settings.hidden if "hidden" in given else None,
-        prefetch=settings.prefetch,
+        prefetch=settings.prefetch or 0,
         copies_bytes=parse_bytes(settings.copies, "copies"),
     )
     return forecast_memory(store, plan)

@@ -23,6 +23,7 @@ __all__ = [
     "SideStream",
     "StageClock",
     "fork_random_states",
+    "free_memory",
     "identify",
     "in_thread",
     "register_memory",
@@ -131,6 +132,11 @@ class SideStream:
         current.wait_event(mark)
         for tensor in tensors:
             tensor.record_stream(current)
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that can still be allocated on a device."""
+    return int(_module(device).mem_get_info(device)[0])
 
 
 def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object] | None:

@@ -42,6 +42,9 @@ class DeviceRows(Protocol):
     def gather(self, located: Any, out: Tensor) -> None:
         """On the device: copy the rows to ``out``. ``located``: from ``locate``, with its tensors on the device."""
 
+    def describe(self) -> str:
+        """Where the rows are, in a few words."""
+
 
 @dataclass(frozen=True)
 class _Positions:
@@ -69,6 +72,9 @@ class RegisteredRows:
         from gsplit.kernels.triton.gather import gather_rows
 
         gather_rows(self._cached, self._rows, located.positions, out.view(out.size(0), self._rows.size(1)))
+
+    def describe(self) -> str:
+        return f"{_describe(self._cached, self._rows.size(0))}, the others are read over the bus"
 
 
 @dataclass(frozen=True)
@@ -115,3 +121,12 @@ class StagedRows:
         assert self._cached is not None
         out.index_copy_(0, located.hit_rows, self._cached[0].index_select(0, located.hit_positions))
         out.index_copy_(0, located.missed_rows, located.missed)
+
+    def describe(self) -> str:
+        if self._cached is None:
+            return "the host reads all rows"
+        return f"{_describe(self._cached[0], self._cached[1].num_vertices)}, the host reads the others"
+
+
+def _describe(cached: Tensor, num_rows: int) -> str:
+    return f"{cached.size(0):,} of {num_rows:,} rows in its memory ({cached.nbytes / 1e9:.1f} GB)"

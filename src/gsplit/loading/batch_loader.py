@@ -166,7 +166,16 @@ class BatchLoader(ABC, Generic[B]):
             return None
         in_store = len(plan.arrays.stored_features) == len(plan.arrays.features)
         held = in_store and plan.strategy.reads_own_rows and not plan.features_on_disk and not plan.cache
-        return open_device_rows(read, rows, self.mesh.device, cache=plan.device_cache, held=held)
+        cache = 0 if plan.device_cache is None and not in_store else plan.device_cache
+        found = open_device_rows(read, rows, self.mesh.device, plan.arrays.stored_features, cache=cache, held=held)
+        _LOG.info(
+            "%s: %s (device_cache=%s); %d batches are made ahead",
+            self.mesh.device,
+            found.describe(),
+            "auto" if plan.device_cache is None else plan.device_cache,
+            plan.prefetch,
+        )
+        return found
 
     def _log_start(self, *, equal_ranges: bool) -> None:
         """Log the size of a mini-batch. (In a DDP script the batch size is that of one rank.)"""

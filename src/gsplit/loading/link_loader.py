@@ -64,7 +64,7 @@ class LoaderOptions(TypedDict, total=False):
     edge_attr: str | None
     edge_weight: str | None
     deterministic: bool
-    prefetch: int
+    prefetch: int | None
 
 
 class LinkNeighborLoader(BatchLoader[LinkBatch]):

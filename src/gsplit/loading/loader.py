@@ -56,11 +56,11 @@ class NeighborLoader(BatchLoader[Batch]):
     names and sources, whose rows are concatenated (docs/loading.md; the protocols are in ``gsplit.extending``).
     ``features=None``: no features, ``x`` has no columns. ``features_on_disk``: read features from files instead of
     mapping them. ``cache``: memory of each rank for its hottest rows, such as "2GB", from a partitioned store;
-    ``device_cache``: the same in the memory of a device.
+    ``device_cache``: the same in the memory of a device; "auto": as many rows as fit beside 8 GB.
     ``copies``: memory of each rank for copies of the hottest rows of other ranks, which are then not exchanged.
 
-    ``prefetch``: the number of batches that a thread makes ahead; batches do not depend on it. ``telemetry``: a file
-    for one JSON line per step.
+    ``prefetch``: the number of batches that a thread makes ahead; batches do not depend on it. By default 2 if the host
+    samples for a device, else 0. ``telemetry``: a file for one JSON line per step.
 
     Heterogeneous graphs: ``num_neighbors`` is a list, whose numbers count for every edge type, or {edge type: list}; 0
     leaves an edge type out. ``input_nodes`` is (vertex type, name, ids in the type, mask or None), and ``features`` one
@@ -91,12 +91,12 @@ class NeighborLoader(BatchLoader[Batch]):
         features: Features = "x",
         features_on_disk: bool = False,
         cache: int | str = 0,
-        device_cache: int | str = 0,
+        device_cache: int | str = "auto",
         copies: int | str = 0,
         edge_attr: str | None = "edge_attr",
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
-        prefetch: int = 0,
+        prefetch: int | None = None,
         telemetry: str | Path | None = None,
         **options: object,
     ) -> None:

@@ -97,7 +97,7 @@ class LoaderPlan:
     prefetch: int
     copies: int
     cache: int
-    device_cache: int
+    device_cache: int | None
     features_on_disk: bool
     deterministic: bool
     target_type: str = ""
@@ -220,12 +220,12 @@ def resolve_plan(
     features: Features = "x",
     features_on_disk: bool = False,
     cache: int | str = 0,
-    device_cache: int | str = 0,
+    device_cache: int | str = "auto",
     copies: int | str = 0,
     edge_attr: str | None = "edge_attr",
     edge_weight: str | None = "edge_weight",
     deterministic: bool = False,
-    prefetch: int = 0,
+    prefetch: int | None = None,
     options: Mapping[str, object],
     pairs: PairSeeds | None = None,
 ) -> tuple[LoaderPlan, RankGraph]:
@@ -240,18 +240,16 @@ def resolve_plan(
         time_attr=time_attr,
         temporal_strategy=temporal_strategy,
     )
-    if pairs is None:
-        _check_times(store, draw, "input_time", strategy, copies, has_times=input_time is not None)
-    else:
-        _check_times(store, draw, "edge_label_time", strategy, copies, has_times=pairs.has_times)
+    times, has_times = ("input_time", input_time is not None) if pairs is None else ("edge_label_time", pairs.has_times)
+    _check_times(store, draw, times, strategy, copies, has_times=has_times)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
-    depth = _check_prefetch(prefetch, mesh)
-    device_bytes = _check_device_cache(device_cache, mesh)
+    depth = _resolve_prefetch(prefetch, mesh)
+    device_bytes = _resolve_device_cache(device_cache, store, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
     drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
     if store.types is not None:
         planned_pairs = strategy == AUTO and pairs is not None
-        _check_typed(drawn, {"device_cache": device_cache, "copies": copies}, mesh, planned_pairs=planned_pairs)
+        _check_typed(drawn, {"device_cache": device_bytes or 0, "copies": copies}, mesh, planned_pairs=planned_pairs)
     if strategy == AUTO:
         _check_auto(sampler, arrays, pairs)
         tiers = {"on_disk": features_on_disk, "cache": cache, "copies": copies}
@@ -415,8 +413,14 @@ def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSe
         raise InputError(explain("strategy='auto'", expected, got, fix))
 
 
-def _check_prefetch(prefetch: int, mesh: Mesh) -> int:
-    """The number of steps to make ahead. Refused if a device samples, which cannot run ahead."""
+def _resolve_prefetch(prefetch: int | None, mesh: Mesh) -> int:
+    """The number of steps to make ahead. Refused if a device samples, which cannot run ahead.
+
+    By default 2 if the host samples for a device, which would wait otherwise. On CPUs sampling and training share the
+    cores.
+    """
+    if prefetch is None:
+        return 2 if mesh.host_samples else 0
     fix = "choose 2, or leave it out"
     depth = _whole_number("prefetch", prefetch, 0, "a number of batches, 0 for none", fix)
     if depth and mesh.sample_device.type != "cpu":
@@ -426,8 +430,13 @@ def _check_prefetch(prefetch: int, mesh: Mesh) -> int:
     return depth
 
 
-def _check_device_cache(device_cache: int | str, mesh: Mesh) -> int:
-    """The size of the cache in bytes. Refused unless the host samples for a device."""
+def _resolve_device_cache(device_cache: int | str, store: GraphStore, mesh: Mesh) -> int | None:
+    """The size of the cache in bytes; None for as much memory as the device has left. Refused without a device.
+
+    "auto" is no cache where there is none: without a device, and without the hotness of a partitioned store.
+    """
+    if device_cache == "auto":
+        return None if mesh.host_samples and "hotness" in store.names else 0
     num_bytes = parse_bytes(device_cache, "device_cache")
     if num_bytes and not mesh.host_samples:
         got = f"{device_cache} with {mesh}"

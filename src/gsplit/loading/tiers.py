@@ -12,13 +12,13 @@ import logging
 import mmap
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from math import prod
 
 import torch
 from torch import Tensor
 
-from gsplit.device.devices import register_memory
+from gsplit.device.devices import free_memory, register_memory
 from gsplit.errors import InputError, explain
 from gsplit.features.cache import (
     CachedRows,
@@ -40,9 +40,14 @@ from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["open_device_rows", "open_features", "open_typed_features"]
+__all__ = ["DEVICE_MARGIN", "open_device_rows", "open_features", "open_typed_features"]
+
+DEVICE_MARGIN = 8 * 10**9
+"""Bytes of a device's memory that an automatic cache leaves to the model, its gradients and the mini-batches."""
 
 _LOG = logging.getLogger(__name__)
+_REGISTERED: "weakref.WeakValueDictionary[tuple[object, ...], RegisteredRows]" = weakref.WeakValueDictionary()
+"""Rows that loaders of this process use, so that loaders of the same rows share them."""
 
 
 def open_features(
@@ -143,25 +148,35 @@ def _open_file(store: GraphStore, name: str, first_id: int) -> DiskRows:
 
 
 def open_device_rows(
-    local: LocalGraph, source: HostSource, device: torch.device, *, cache: int | str, held: bool
+    local: LocalGraph, source: HostSource, device: torch.device, names: Sequence[str], *, cache: int | None, held: bool
 ) -> DeviceRows:
     """Open the rows of ``source`` for a device that keeps the hottest ones, in ``cache`` bytes of its memory.
 
-    ``held``: all rows may be copied once to host memory that the device reads directly. Otherwise, or if the device
-    cannot read host memory, the host reads the rows that are not on the device.
+    ``names``: the stored features of the source. ``cache``: None for as many rows as fit beside ``DEVICE_MARGIN``.
+    ``held``: all rows may be copied once to host memory that the device reads directly, unless its own memory holds all
+    of them. Otherwise, or if the device cannot read host memory, the host reads the rows that are not on the device.
     """
+    store = local.store
+    place = (store.path, store.fingerprint) if isinstance(store, Store) else (object(),)  # not shared
+    key = (*place, *names, local.first, local.stop, device, cache, held)
+    if key in _REGISTERED:
+        return _REGISTERED[key]
     boundaries = clip_parts(local.store.part_boundaries, local.first, local.stop)
     lengths: tuple[int, ...] = (0,) * (len(boundaries) - 1)
-    if num_bytes := parse_bytes(cache, "device_cache"):
+    if num_bytes := max(0, free_memory(device) - DEVICE_MARGIN) if cache is None else cache:
         row_bytes = prod(source.row_shape) * source.dtype.itemsize  # on the device, not in the store
         hotness = hotness_of(local.store, local.first, local.stop)
         lengths = hottest_prefixes(hotness, boundaries, num_bytes // max(1, row_bytes))
     order = HotOrder(boundaries, lengths)
     if held and kernel_for("gather", device) == "triton":
+        if order.num_cached == order.num_vertices:
+            on_device = _read(source, order, order.num_vertices).to(device)
+            _REGISTERED[key] = found = RegisteredRows(on_device, on_device, order)
+            return found
         rows = _read(source, order, order.num_vertices)
         release = register_memory(rows, device)
         if release is not None:
-            found = RegisteredRows(rows, rows[: order.num_cached].to(device), order)
+            _REGISTERED[key] = found = RegisteredRows(rows, rows[: order.num_cached].to(device), order)
             weakref.finalize(found, release).atexit = False  # before the memory is freed; not needed at exit
             return found
         _LOG.warning("the driver does not let %s read host memory in place: the host reads rows for it", device)
@@ -174,6 +189,8 @@ def _read(source: HostSource, order: HotOrder, num_rows: int) -> Tensor:
     shape = (num_rows, *source.row_shape)
     num_bytes = prod(shape) * source.dtype.itemsize
     pages = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # a device finds rows in few large pages faster than in many small ones
+        pages.madvise(mmap.MADV_HUGEPAGE)
     rows = torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(source.dtype).view(shape)
     fill_in_order(source, order, rows)
     return rows

@@ -104,7 +104,7 @@ def refuse_typed_settings(settings: TrainSettings, store: Store) -> None:
         "edge_weight": (settings.edge_weight is not None, program),
         "sampler": (bool(str(DrawOptions(**settings.sampler_options))), "leave it and its options out"),
         "copies": (parse_bytes(settings.copies, "copies") > 0, "leave it out, or use --cache"),
-        "device_cache": (parse_bytes(settings.device_cache, "device_cache") > 0, "leave it out, or use --cache"),
+        "device_cache": (settings.device_cache not in ("auto", "0"), "leave it out, or use --cache"),
     }
     for name, (is_given, fix) in refused.items():
         if is_given:

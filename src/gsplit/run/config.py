@@ -83,9 +83,10 @@ class TrainSettings(BaseModel):
         description="mini-batches per step of the optimizer; steps are counted in these",
         json_schema_extra=_ONLY_TRAINING,
     )
-    precision: Literal["float32", "bf16"] = Field(
+    precision: Literal["float32", "tf32", "bf16"] = Field(
         "float32",
-        description="bf16: forward pass and loss under autocast, weights in float32",
+        description="bf16: forward pass and loss under autocast, weights in float32; tf32: matrix products of float32 "
+        "on GPUs with fewer digits",
         json_schema_extra=_ONLY_TRAINING,
     )
     epochs: int = Field(10, ge=1, le=_MOST, description="passes over the targets", json_schema_extra=_ONLY_TRAINING)
@@ -150,8 +151,8 @@ class TrainSettings(BaseModel):
         json_schema_extra=_SIZE,
     )
     device_cache: str = Field(
-        "0",
-        description="the same in the memory of each device",
+        "auto",
+        description="the same in the memory of each device; auto: all but 8 GB of what is free",
         json_schema_extra=_SIZE,
     )
     copies: str = Field(
@@ -175,11 +176,11 @@ class TrainSettings(BaseModel):
         "fastest by the planner",
     )
     replicas: int = Field(1, ge=1, le=1 << 20, description="groups of ranks; each trains a share of every mini-batch")
-    prefetch: int = Field(
-        0,
+    prefetch: int | None = Field(
+        None,
         ge=0,
         le=1 << 10,
-        description="batches to prepare ahead in a thread during training; 0: none",
+        description="batches to prepare ahead in a thread during training; 0: none [default: 2 for devices, else 0]",
         json_schema_extra=_ONLY_TRAINING,
     )
     evaluate_every: int | None = Field(

@@ -222,6 +222,11 @@ def train_run(
     for activations of an evaluation.
     """
     view = view or RunView()
+    if settings.precision == "tf32":
+        if mesh.device.type == "cpu":
+            fix = "choose float32 or bf16, or train on GPUs"
+            raise InputError(explain("precision", "GPUs for tf32", f"device {mesh.device}", fix))
+        torch.set_float32_matmul_precision("high")
     settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)
     run = _Run(choose_strategy(settings, shape, store, mesh, view), shape, store, mesh, out, workspace)
@@ -462,7 +467,8 @@ def _make_trainer(
         **settings.sampler_options,
         **array_names(settings, run.store),
     )
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    fused = mesh.device.type == "cuda"  # one launch instead of one per operation
+    optimizer = torch.optim.Adam(model.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=fused)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate(settings, run.num_steps))
     trainer = Trainer(
         model,
@@ -473,7 +479,7 @@ def _make_trainer(
         lr_scheduler=scheduler,
         max_grad_norm=settings.max_grad_norm,
         accumulate=settings.accumulate,
-        precision=settings.precision,
+        precision="bf16" if settings.precision == "bf16" else "float32",
         callbacks=[view, *logs],
         save_to=checkpoint_folder(training_folder(out)) if out is not None and run.saves else None,
         save_every=settings.save_every if out is not None and settings.save_every else None,

@@ -18,7 +18,7 @@ from gsplit.features.device import StagedRows
 from gsplit.features.protocol import take_rows
 from gsplit.features.sources import ScaledRows
 from gsplit.graph.ownership import Ownership
-from gsplit.loading.tiers import open_device_rows, open_features
+from gsplit.loading.tiers import DEVICE_MARGIN, open_device_rows, open_features
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import feature_values, write_with_features
@@ -152,6 +152,18 @@ def test_an_array_file_that_is_cut_off_while_it_is_read_is_an_error(parted: Stor
     file.close()
 
 
+@pytest.mark.parametrize("free, cached", [(DEVICE_MARGIN + 480, 20), (DEVICE_MARGIN - 1, 0), (80 * 10**9, 400)])
+def test_an_automatic_device_cache_leaves_a_margin(
+    free: int, cached: int, parted: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gsplit.loading.tiers.free_memory", lambda device: free)
+    local = LocalGraph(parted, solo_mesh(), Ownership((0, 400)))
+    there = open_device_rows(local, open_features(local, ["x"]), CPU, ["x"], cache=None, held=True)
+    assert isinstance(there, StagedRows)
+    assert (0 if there._cached is None else there._cached[1].num_cached) == cached
+    assert there.describe().startswith(f"{cached} of 400 rows" if cached else "the host reads all rows")
+
+
 @pytest.mark.parametrize(
     "dtype, names, cached", [("float32", ["x"], 20), ("int8", ["x"], 20), ("float32", ["x", "z"], 10)]
 )
@@ -162,7 +174,7 @@ def test_a_device_cache_keeps_its_budget_in_the_rows_that_the_device_holds(
     store = parted if dtype == "float32" else write_with_features(parted, tmp_path / "c.gsplit", dtype)
     local = LocalGraph(store, solo_mesh(), Ownership((0, 400)))
     rows = open_features(local, names)
-    there = open_device_rows(local, rows, CPU, cache=480, held=True)
+    there = open_device_rows(local, rows, CPU, ["x"], cache=480, held=True)
     assert isinstance(there, StagedRows) and there._cached is not None
     held, order = there._cached
     assert held.nbytes == 480 and order.num_cached == cached

@@ -322,6 +322,7 @@ def init(
         fix = "leave sample_device out"
         raise InputError(explain("sample_device", f"the CPU or the model's device, {device}", sample_device, fix))
     if device.type != "cpu":
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # sizes change with every step
         torch.get_device_module(device).set_device(device)
         _warn_of_slow_kernels(device)
     if _num_launched_ranks() == 1 and not is_connected():

@@ -28,6 +28,7 @@ from gsplit.training.train_state import TrainState
 __all__ = ["StateSaver", "describe_training", "read_on_all_ranks", "restore_state"]
 
 _LONGEST = 200  # characters of a value in a message
+_KERNELS_OF_OPTIMIZERS = ("foreach", "fused", "capturable")  # how a step is computed, not what
 
 
 class StateSaver:
@@ -78,8 +79,9 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> CheckpointM
     optimizer = state.optimizer
     scheduler = "none" if state.lr_scheduler is None else type(state.lr_scheduler).__name__
     fixed = {**loader.description, "optimizer": type(optimizer).__name__, "lr_scheduler": scheduler, **more}
-    for name, value in optimizer.defaults.items():  # a scheduler changes a learning rate that is a tensor in place
-        fixed[f"optimizer {name}"] = "a tensor" if isinstance(value, Tensor) else str(value)
+    for name, value in optimizer.defaults.items():
+        if name not in _KERNELS_OF_OPTIMIZERS:  # a scheduler changes a learning rate that is a tensor in place
+            fixed[f"optimizer {name}"] = "a tensor" if isinstance(value, Tensor) else str(value)
     fixed |= _describe_groups(state) | _describe_model(state.model)
     free = {
         "ranks": str(loader.mesh.size),
