@@ -117,7 +117,8 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
     local = loader._graph.owned if loader.plan.strategy.reads_own_rows else loader._graph.sampled
     names = loader.arrays.stored_features
     cache_bytes = int(run.cache_share * store.num_vertices * stored_row_bytes(store, names))
-    loader._step_loader._features = _source(local, run.store, names, run.source, cache_bytes)
+    maker = loader._makers[0]
+    maker.step_loader._features = _source(local, run.store, names, run.source, cache_bytes)
     seconds = cpu_seconds = 0.0
     counts: dict[str, int] = {}
     spans: dict[str, float] = {}
@@ -127,7 +128,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
         telemetry = StepTelemetry(0, max(step, 0))
         mesh.control.gather_text(Call("start together", step + 1, long_wait=True), "")  # all ranks: before every step
         start, cpu = time.perf_counter(), time.process_time()
-        loader._step_loader.load(loader._sample(StepKey(run.seed, 0, max(step, 0)), telemetry))
+        maker.step_loader.load(loader._sample(maker.strategy, StepKey(run.seed, 0, max(step, 0)), telemetry))
         if step < 0:
             continue
         seconds, cpu_seconds = seconds + time.perf_counter() - start, cpu_seconds + time.process_time() - cpu

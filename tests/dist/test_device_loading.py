@@ -26,9 +26,9 @@ from gsplit_bench.simulated import why_not_supported
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 TIERS: list[dict[str, Any]] = [
     {"prefetch": 0, "device_cache": 0},
-    {"prefetch": 2, "device_cache": "20KB"},
+    {"prefetch": 2, "sampling_threads": 2, "device_cache": "20KB"},
     {"prefetch": 1, "device_cache": "1GB"},
-    {"prefetch": 3, "device_cache": "20KB", "cache": "20KB", "features_on_disk": True},
+    {"prefetch": 3, "sampling_threads": 3, "device_cache": "20KB", "cache": "20KB", "features_on_disk": True},
 ]
 COPIES: dict[str, Any] = {"prefetch": 2, "device_cache": "10KB", "copies": "10KB"}
 

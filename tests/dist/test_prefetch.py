@@ -1,4 +1,4 @@
-"""Batches made ahead: the same bits at every depth, and an end in good time however a rank fails."""
+"""Batches made ahead: the same bits at every depth and number of threads, and an end in time however a rank fails."""
 
 import socket
 import time
@@ -11,21 +11,24 @@ from prefetch_programs import train_at_depths
 from gsplit_bench.ranks import run_ranks
 
 OTHERS = ("data", "data_cached", "hybrid(1)")
+FEW = ((0, 1), (2, 2))
+ALL = ((0, 1), (1, 1), (4, 1), (2, 2), (4, 3), (8, 8))  # prefetch, sampling_threads
 
 
 @pytest.mark.parametrize(
     "replicas, splits, strategies",
     [(1, 1, ("split",)), (1, 2, ("split", *OTHERS)), (1, 3, ("split",)), (2, 2, ("split",))],
 )
-def test_losses_and_weights_are_the_same_bits_at_every_depth(
+def test_losses_weights_and_batches_are_the_same_bits_at_every_depth_and_number_of_threads(
     replicas: int, splits: int, strategies: tuple[str, ...]
 ) -> None:
-    depths = [(strategy, depth) for strategy in strategies for depth in ((0, 1, 4) if strategy == "split" else (0, 2))]
+    is_small = replicas * splits < 3
+    depths = [(name, *ahead) for name in strategies for ahead in (ALL if name == "split" and is_small else FEW)]
     ranks = run_ranks(train_at_depths, replicas * splits, depths, replicas=replicas)
     for found in ranks:
-        for (strategy, _), trained in zip(depths, found, strict=True):
-            assert len(trained[0]) > 6
-            assert trained == found[depths.index((strategy, 0))]
+        for (strategy, *_), trained in zip(depths, found, strict=True):
+            assert len(trained[0]) > 6 and len(trained[2]) > 2
+            assert trained == found[depths.index((strategy, 0, 1))]
 
 
 # a rank fails as its arguments say; the others say what they saw, and are ended by nobody
@@ -35,8 +38,8 @@ import gsplit, torch
 from prefetch_programs import make_trainer
 
 how, mesh = sys.argv[1], gsplit.init("cpu", timeout_s=300)
-trainer = make_trainer(mesh, prefetch=3)
-inputs = trainer.state.loader._step_loader
+trainer = make_trainer(mesh, prefetch=3, sampling_threads=int(sys.argv[2]))
+inputs = trainer.state.loader._makers[0].step_loader
 stored, reads = inputs._features, 0
 
 class Rows:
@@ -64,15 +67,16 @@ train()
 
 
 @pytest.mark.parametrize(
-    "how, codes, failed",
+    "how, threads, codes, failed",
     [
-        ("read", (1, 1), "OSError: [Errno 5] Input/output error: 'features/x'"),
-        ("loop", (1, 1), "RuntimeError: on purpose"),
-        ("kill", (1, -9), ""),
+        ("read", 1, (1, 1), "OSError: [Errno 5] Input/output error: 'features/x'"),
+        ("read", 2, (1, 1), "OSError: [Errno 5] Input/output error: 'features/x'"),
+        ("loop", 1, (1, 1), "RuntimeError: on purpose"),
+        ("kill", 2, (1, -9), ""),
     ],
 )
 def test_every_rank_ends_with_the_cause_when_one_fails(
-    how: str, codes: tuple[int, int], failed: str, tmp_path: Path
+    how: str, threads: int, codes: tuple[int, int], failed: str, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -81,7 +85,7 @@ def test_every_rank_ends_with_the_cause_when_one_fails(
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
     ranks = [
         start_forked(
-            [str(program), how],
+            [str(program), how, str(threads)],
             tmp_path,
             {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             name=f"rank-{rank}",

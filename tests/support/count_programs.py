@@ -19,7 +19,7 @@ def count_steps(mesh: Mesh, path: str, strategies: list[str]) -> list[tuple[dict
         batch = loader.make_batch(0, 0)
         loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
         loss.backward()
-        inputs = loader._sample(batch.key, StepTelemetry()).input_route
+        inputs = loader._sample(loader._makers[0].strategy, batch.key, StepTelemetry()).input_route
         routes = [layer.route for layer in batch.layers if layer.route is not None]
         hidden = routes[1:]
         if inputs is not None and not routes:  # data_cached: its boundary is below the first layer

@@ -138,7 +138,7 @@ def make_many_between_steps(mesh: Mesh, path: str) -> list[bool]:
 def steps_before_an_error(mesh: Mesh, path: str, prefetch: int) -> tuple[list[int], str]:
     """The steps that are handed out before one whose rows cannot be read, and what is said then."""
     loader = _loader(mesh, path, {"prefetch": prefetch})
-    rows: Any = loader._step_loader._device_rows
+    rows: Any = loader._makers[0].step_loader._device_rows
     reads, locate = iter(range(100)), rows.locate
 
     def fail_at_three(ids: Tensor) -> Any:

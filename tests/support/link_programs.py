@@ -145,6 +145,7 @@ def link_loader(mesh: Mesh, case: LinkCase) -> gsplit.LinkNeighborLoader:
         strategy=case.strategy,
         ownership=owners[mesh.num_splits],
         prefetch=case.prefetch,
+        sampling_threads=max(1, case.prefetch),
         sampler="uniform" if case.sampler == "replace" else case.sampler,
         replace=case.sampler == "replace",
         seed=SEED,

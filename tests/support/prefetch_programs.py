@@ -1,16 +1,21 @@
 """What ranks run in the tests of batches that are made ahead."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import torch
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.minibatch.batch import Batch
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
-Trained = tuple[list[float], list[list[float]]]
+Trained = tuple[list[float], list[list[float]], list[list[float]]]
 
 
 def make_trainer(mesh: Mesh, strategy: str = "split", **options: Any) -> gsplit.Trainer:
@@ -32,12 +37,49 @@ def make_trainer(mesh: Mesh, strategy: str = "split", **options: Any) -> gsplit.
 
 def num_loader_threads() -> int:
     """Threads that make batches ahead."""
-    return sum(thread.name == "gsplit-loader" for thread in threading.enumerate())
+    return sum(thread.name.startswith("gsplit-loader") for thread in threading.enumerate())
 
 
-def train_in_pieces(mesh: Mesh, strategy: str, prefetch: int) -> Trained:
+def read_batch(batch: Batch) -> list[float]:
+    """Every number of a batch: rows, labels, ids and edges."""
+    found = [batch.x, batch.y, batch.n_id]
+    found += [part for block in batch.blocks for part in (block.indptr, block.src_rows)]
+    return [float(value) for tensor in found for value in tensor.reshape(-1)]
+
+
+@contextmanager
+def _failing_at(loader: gsplit.NeighborLoader, step: int) -> Iterator[None]:
+    """Every rank fails in this step, before its first exchange."""
+    sample = loader._sample
+
+    def fail(strategy: Any, key: Any, telemetry: Any) -> Any:
+        if key.step == step:
+            raise OSError(f"step {key.step} cannot be read")
+        return sample(strategy, key, telemetry)
+
+    with patch.object(loader, "_sample", fail):
+        yield
+
+
+def fail_and_go_on(loader: gsplit.NeighborLoader) -> list[list[float]]:
+    """An epoch that fails in a step in the middle, one that is left early, and the numbers of one that is not."""
+    middle = len(loader) // 2
+    seen: list[int] = []
+    with _failing_at(loader, middle), pytest.raises(OSError, match=f"step {middle} cannot be read"):
+        seen.extend(batch.key.step for batch in loader)
+    assert seen == list(range(middle)) and num_loader_threads() == 0
+    for batch in loader:
+        if batch.key.step == 1:
+            break
+    loader.set_epoch(9)
+    batches = [read_batch(batch) for batch in loader]
+    assert num_loader_threads() == 0
+    return batches
+
+
+def train_in_pieces(mesh: Mesh, strategy: str, prefetch: int, sampling_threads: int = 1) -> Trained:
     """Two epochs, the first one left twice, with an evaluation and a batch by name while others are under way."""
-    trainer = make_trainer(mesh, strategy, prefetch=prefetch)
+    trainer = make_trainer(mesh, strategy, prefetch=prefetch, sampling_threads=sampling_threads)
     loader, store = trainer.state.loader, small_store("no targets on rank 1", mesh.num_splits)[0]
     trainer.train_epoch(2)
     assert num_loader_threads() == 0
@@ -53,9 +95,10 @@ def train_in_pieces(mesh: Mesh, strategy: str, prefetch: int) -> Trained:
     trainer.train_epoch()
     assert num_loader_threads() == 0
     weights = [p.detach().reshape(-1).tolist() for p in trainer.state.model.parameters()]
-    return trainer.state.history.losses, weights
+    assert isinstance(loader, gsplit.NeighborLoader)
+    return trainer.state.history.losses, weights, fail_and_go_on(loader)
 
 
-def train_at_depths(mesh: Mesh, depths: list[tuple[str, int]]) -> list[Trained]:
-    """The same training with several strategies and depths, one after the other."""
-    return [train_in_pieces(mesh, strategy, prefetch) for strategy, prefetch in depths]
+def train_at_depths(mesh: Mesh, depths: list[tuple[str, int, int]]) -> list[Trained]:
+    """The same training with several strategies, depths and numbers of threads, one after the other."""
+    return [train_in_pieces(mesh, *depth) for depth in depths]

@@ -53,8 +53,8 @@ def _count_once() -> Resources:
     }
 
 
-def _use_everything(mesh: Mesh, folder: Path, prefetch: int) -> None:
-    trainer = make_trainer(mesh, prefetch=prefetch)
+def _use_everything(mesh: Mesh, folder: Path, prefetch: int, sampling_threads: int) -> None:
+    trainer = make_trainer(mesh, prefetch=prefetch, sampling_threads=sampling_threads)
     trainer.train_epoch(2)
     store = small_store("no targets on rank 1", mesh.num_splits)[0]
     gsplit.evaluate(trainer.state.model, store, ["train"])
@@ -63,10 +63,10 @@ def _use_everything(mesh: Mesh, folder: Path, prefetch: int) -> None:
 
 def count_resources(mesh: Mesh, folder: str, num_rounds: int) -> tuple[Resources, Resources]:
     """What is in use after one round of work, and after many."""
-    _use_everything(mesh, Path(folder), prefetch=1)
+    _use_everything(mesh, Path(folder), prefetch=2, sampling_threads=2)
     one = _count()
     for number in range(1, num_rounds):
-        _use_everything(mesh, Path(folder), prefetch=1 + number % 3)
+        _use_everything(mesh, Path(folder), prefetch=2 + number % 3, sampling_threads=1 + number % 2)
     return one, _count()
 
 

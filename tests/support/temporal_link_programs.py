@@ -79,6 +79,7 @@ def timed_link_loader(mesh: Mesh, case: TimedLinkCase, **options: Any) -> gsplit
         strategy=case.strategy,
         ownership=owners[mesh.num_splits],
         prefetch=case.prefetch if mesh.sample_device.type == "cpu" else 0,
+        sampling_threads=max(1, case.prefetch) if mesh.sample_device.type == "cpu" else 1,
         seed=SEED,
         **(given | options),
     )

@@ -104,6 +104,7 @@ def temporal_loader(mesh: Mesh, case: TemporalCase) -> gsplit.NeighborLoader:
         strategy=case.strategy,
         ownership=owners[mesh.num_splits],
         prefetch=case.prefetch,
+        sampling_threads=max(1, case.prefetch),
         seed=5,
     )
 

@@ -109,6 +109,7 @@ def train_typed(mesh: Mesh, model: Module, case: TypedCase, steps: int = 3) -> T
         mesh=mesh,
         seed=2,
         prefetch=case.prefetch,
+        sampling_threads=max(1, case.prefetch),
     )
     logging.getLogger("gsplit.loading.batch_loader").removeHandler(listener)
     loader.load_state_dict({"epoch": 0, "step": case.first_step})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["convert", "inspect", "partition", "propagate", "shard"]
 
 _MODEL = ("hidden", "fanout", "batch_size", "targets", "features")
-_MEMORY = ("cache", "copies", "features_on_disk", "prefetch")
+_MEMORY = ("cache", "copies", "features_on_disk", "prefetch", "sampling_threads")
 
 
 @settings_options(
@@ -86,6 +86,7 @@ def _forecast_memory(store: Store, ranks: int, flags: Flags[TrainSettings]) -> "
         num_neighbors=tuple(settings.fanout) if "fanout" in given else None,
         hidden=settings.hidden if "hidden" in given else None,
         prefetch=settings.prefetch or 0,
+        sampling_threads=settings.sampling_threads,
         copies_bytes=parse_bytes(settings.copies, "copies"),
     )
     return forecast_memory(store, plan)

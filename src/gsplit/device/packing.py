@@ -6,6 +6,7 @@ them to the device, where they are views of one tensor (``PinnedMemory.to``). ``
 another thread; ``to`` launches the copy. A buffer is used again only after its tensors have been copied.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
@@ -71,11 +72,15 @@ class PinnedMemory:
 
 
 class PinnedBuffers:
-    """Pinned buffers that are used in turn. ``count`` are made before one is used again; more if all are in use."""
+    """Pinned buffers that are used in turn. ``count`` are made before one is used again; more if all are in use.
+
+    Sampling threads may share them.
+    """
 
     def __init__(self, count: int) -> None:
         self._num_new = count
         self._free: deque[_Buffer] = deque()
+        self._taking = threading.Lock()  # a buffer that is returned is appended, which needs none
 
     def pin(self, value: P) -> tuple[P, PinnedMemory]:
         """Copy every tensor of a value into a buffer that is not in use. Returns the value with the copies."""
@@ -93,9 +98,12 @@ class PinnedBuffers:
         return map_tensors(lambda tensor: pinned[id(tensor)], value), PinnedMemory(buffer, num_bytes, self._free)
 
     def _take(self, num_bytes: int) -> _Buffer:
-        self._num_new -= 1
-        if self._num_new < 0 and self._free:
-            buffer = self._free.popleft()  # the one whose copy was launched first
+        buffer: _Buffer | None = None
+        with self._taking:
+            self._num_new -= 1
+            if self._num_new < 0 and self._free:
+                buffer = self._free.popleft()  # the one whose copy was launched first
+        if buffer is not None:
             if buffer.copied is not None:
                 buffer.copied.wait()
             if buffer.data.numel() >= num_bytes:

@@ -4,15 +4,17 @@ The number of steps is known before the first and equal on all ranks. A position
 can be made without the steps before it.
 
 A step has three stages: ``Strategy.sample``, ``StepLoader.load`` and ``Batch.to``. With ``prefetch`` the first two run
-ahead in a thread (``pipeline``), and the third is launched one step ahead on a second stream of the device.
+ahead in threads (``pipeline``), and the third is launched one step ahead on a second stream of the device.
 """
 
 import logging
 import operator
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -47,6 +49,14 @@ _LOG = logging.getLogger(__name__)
 B = TypeVar("B", bound=Batch)
 
 
+@dataclass(frozen=True)
+class _StepMaker:
+    """What one sampling thread makes its steps with: samplers and a process group of its own."""
+
+    strategy: Strategy
+    step_loader: StepLoader
+
+
 class BatchLoader(ABC, Generic[B]):
     """See the module. Subclasses resolve their arguments to a plan, and sample a step."""
 
@@ -56,7 +66,6 @@ class BatchLoader(ABC, Generic[B]):
     _num_iterators = 0
     _pipeline: Pipeline[B] | None = None  # of the newest iterator
     _side: SideStream | None = None
-    _step_loader: StepLoader
 
     def __init__(
         self,
@@ -86,36 +95,47 @@ class BatchLoader(ABC, Generic[B]):
         mesh = self.mesh
         spec = plan.strategy
         read = graph.owned if spec.reads_own_rows else graph.sampled
-        groups = mesh.borrow_loading_groups(owner=self) if plan.prefetch else mesh.loading_groups
-        copies = self._open_rows(read, groups.inputs)
+        groups = [mesh.loading_groups]
+        if plan.prefetch:  # all ranks: as many, because they have compared the plan
+            groups = [mesh.borrow_loading_groups(owner=self) for _ in range(plan.sampling_threads)]
+        step_loader, copies = self._open_rows(read, groups[0].inputs)
+        whole = self._sampler_factory(graph.sampled, user_sampler) if spec.needs_whole_graph else None
+        own = self._sampler_factory(graph.owned, user_sampler) if spec.reads_own_rows else None
+        self._makers = [
+            _StepMaker(
+                Strategy(
+                    spec,
+                    list(plan.num_neighbors),
+                    graph.sampled,
+                    group.ids,
+                    whole=None if whole is None else whole(),
+                    own=None if own is None else own(),
+                    copies=copies,
+                ),
+                step_loader.over(group.inputs),
+            )
+            for group in groups
+        ]
 
-        def sampler_of(view: LocalGraph) -> LayerSampler:
-            with_ids = plan.arrays.has_edge_values
-            if user_sampler is not None:
-                return user_sampler(SampledRange(view.graph, view.original_ids, mesh.sample_device, with_ids))
-            if graph.store.types is not None:
-                edge_type = graph.store.stored_array("edge_type")
-                return relation_sampler(view.graph, view.original_ids, mesh.sample_device, edge_type)
-            if plan.draw.time_attr is not None:
-                times = open_edge_times(graph.store, view.graph, plan.draw.time_attr)
-                last = plan.draw.temporal_strategy == "last"
-                device = mesh.sample_device
-                return temporal_sampler(view.graph, view.original_ids, device, times, last=last, edge_ids=with_ids)
-            draw = view.open_draw(plan.draw)
-            return make_sampler(view.graph, view.original_ids, mesh.sample_device, edge_ids=with_ids, draw=draw)
+    def _sampler_factory(self, view: LocalGraph, user_sampler: SamplerFactory | None) -> Callable[[], LayerSampler]:
+        """Makes samplers of a view. They share the arrays of the graph, which are opened here."""
+        plan = self.plan
+        store = self._graph.store
+        device = self.mesh.sample_device
+        with_ids = plan.arrays.has_edge_values
+        if user_sampler is not None:
+            return partial(user_sampler, SampledRange(view.graph, view.original_ids, device, with_ids))
+        if store.types is not None:
+            return partial(relation_sampler, view.graph, view.original_ids, device, store.stored_array("edge_type"))
+        if plan.draw.time_attr is not None:
+            times = open_edge_times(store, view.graph, plan.draw.time_attr)
+            last = plan.draw.temporal_strategy == "last"
+            return partial(temporal_sampler, view.graph, view.original_ids, device, times, last=last, edge_ids=with_ids)
+        draw = view.open_draw(plan.draw)
+        return partial(make_sampler, view.graph, view.original_ids, device, edge_ids=with_ids, draw=draw)
 
-        self._strategy = Strategy(
-            spec,
-            list(plan.num_neighbors),
-            graph.sampled,
-            groups.ids,
-            whole=sampler_of(graph.sampled) if spec.needs_whole_graph else None,
-            own=sampler_of(graph.owned) if spec.reads_own_rows else None,
-            copies=copies,
-        )
-
-    def _open_rows(self, read: LocalGraph, comm: Comm) -> ForeignCopies | None:
-        """Open the row sources. Returns the copies of other ranks' rows, if wanted. A collective."""
+    def _open_rows(self, read: LocalGraph, comm: Comm) -> tuple[StepLoader, ForeignCopies | None]:
+        """Open the row sources. Also returns the copies of other ranks' rows, if wanted. A collective."""
         plan = self.plan
         mesh = self.mesh
         spec = plan.strategy
@@ -123,7 +143,7 @@ class BatchLoader(ABC, Generic[B]):
         each_once = spec.computes_each_vertex_once(mesh.size, mesh.num_replicas)
         types = self._graph.store.types
         if types is not None:
-            self._step_loader = TypedStepLoader(
+            typed = TypedStepLoader(
                 sampled,
                 types,
                 plan.target_type,
@@ -136,9 +156,9 @@ class BatchLoader(ABC, Generic[B]):
                 each_vertex_once=each_once,
                 deterministic=plan.deterministic,
             )
-            return None
+            return typed, None
         rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
-        self._step_loader = StepLoader(
+        step_loader = StepLoader(
             sampled,
             mesh,
             comm,
@@ -152,8 +172,9 @@ class BatchLoader(ABC, Generic[B]):
             num_ahead=plan.prefetch,
         )
         if not plan.copies:
-            return None
-        return self._graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading).move_rows(mesh.device)
+            return step_loader, None
+        copies = self._graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading)
+        return step_loader, copies.move_rows(mesh.device)
 
     def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
         """The input rows for a device, if the host samples for it.
@@ -224,6 +245,11 @@ class BatchLoader(ABC, Generic[B]):
         return self.plan.prefetch
 
     @property
+    def sampling_threads(self) -> int:
+        """The number of threads that make batches ahead."""
+        return self.plan.sampling_threads
+
+    @property
     def num_targets(self) -> int:
         """The number of targets of an epoch, over all ranks."""
         return self.plan.num_targets
@@ -276,10 +302,11 @@ class BatchLoader(ABC, Generic[B]):
             raise InputError(explain("this iterator", "to be the loader's newest", got, fix))
 
     def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[B]:
-        """A pipeline for the steps of an epoch. Only one is open at a time, because all steps share the sampler."""
+        """A pipeline for the steps of an epoch. Only one is open at a time, because epochs share the samplers."""
         if self._pipeline is not None:
             self._pipeline.close()
-        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, self.plan.prefetch)
+        plan = self.plan
+        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, plan.prefetch, plan.sampling_threads)
         return self._pipeline
 
     def _take(self, pipeline: Pipeline[B], epoch: int, first: int, number: int) -> Iterator[B]:
@@ -312,23 +339,26 @@ class BatchLoader(ABC, Generic[B]):
             fix = "choose a step below len(loader)"
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         if self._pipeline is not None:
-            self._pipeline.drain()  # it uses the same sampler; all ranks have permitted the same steps
+            self._pipeline.drain()  # it uses the same samplers; all ranks have permitted the same steps
         return self._load(epoch, step).to(self.mesh.device)
 
     @torch.inference_mode(False)
     def _load(self, epoch: int, step: int) -> B:
-        """The first two stages of a step, in the thread of the pipeline if it has one. A collective."""
+        """The first two stages of a step, in its thread of the pipeline if there is one. A collective."""
         mesh = self.mesh
         on_stage = mesh.record_stage if mesh.size > 1 else None
         telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, on_stage)
+        maker = self._makers[step % len(self._makers)]  # that of one thread of the pipeline
         with in_thread(mesh.device):
-            return cast(B, self._step_loader.load(self._sample(self._key(epoch, step), telemetry)))
+            sampled = self._sample(maker.strategy, self._key(epoch, step), telemetry)
+            telemetry.record_max("sampler_bytes", sum(each.strategy.num_sampler_bytes for each in self._makers))
+            return cast(B, maker.step_loader.load(sampled))
 
     def _key(self, epoch: int, step: int) -> StepKey:
         return StepKey(self.plan.seed, epoch, step, self.plan.draw.layer_dependency)
 
     @abstractmethod
-    def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+    def _sample(self, strategy: Strategy, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         """Sample this rank's part of a step. A collective of the replica."""
 
 

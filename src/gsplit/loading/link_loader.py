@@ -22,7 +22,7 @@ from gsplit.graph.ownership import Ownership
 from gsplit.graph.types import EdgeType
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.plan import PairSeeds, fingerprint_of, resolve_plan
-from gsplit.loading.strategy import SampledStep
+from gsplit.loading.strategy import SampledStep, Strategy
 from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.local_graph import Features
 from gsplit.minibatch.pair_rows import own_pairs
@@ -65,6 +65,7 @@ class LoaderOptions(TypedDict, total=False):
     edge_weight: str | None
     deterministic: bool
     prefetch: int | None
+    sampling_threads: int
 
 
 class LinkNeighborLoader(BatchLoader[LinkBatch]):
@@ -157,7 +158,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
             equal_ranges=options.get("ownership") is None and len(store.part_boundaries) == 2,
         )
 
-    def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+    def _sample(self, strategy: Strategy, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         """Sample this rank's part of a step. A collective of the replica."""
         plan = self.plan
         store = self._graph.store
@@ -192,11 +193,9 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
                 times = times.to(device)
             endpoints = endpoints.to(device)
         if not plan.strategy.needs_whole_graph:
-            telemetry.record_max("largest_range_array_bytes", self._strategy.num_range_bytes)
+            telemetry.record_max("largest_range_array_bytes", strategy.num_range_bytes)
         rows = map_tensors(lambda tensor: tensor.to(device), rows)
-        return self._strategy.sample(
-            endpoints, key, step.num_pairs, telemetry, pairs=rows, excluded=excluded, times=times
-        )
+        return strategy.sample(endpoints, key, step.num_pairs, telemetry, pairs=rows, excluded=excluded, times=times)
 
     def _own(self, step: StepPairs, src: Tensor) -> Tensor:
         """Which pairs of the step belong to this rank."""

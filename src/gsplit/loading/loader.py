@@ -16,7 +16,7 @@ from gsplit.graph.blocks import TimedSeeds
 from gsplit.graph.ownership import Ownership
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.plan import resolve_plan
-from gsplit.loading.strategy import SampledStep
+from gsplit.loading.strategy import SampledStep, Strategy
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import Features, InputNodes
 from gsplit.sampling.minibatch import StepKey, positions_of_step
@@ -59,8 +59,9 @@ class NeighborLoader(BatchLoader[Batch]):
     ``device_cache``: the same in the memory of a device; "auto": as many rows as fit beside 8 GB.
     ``copies``: memory of each rank for copies of the hottest rows of other ranks, which are then not exchanged.
 
-    ``prefetch``: the number of batches that a thread makes ahead; batches do not depend on it. By default 2 if the host
-    samples for a device, else 0. ``telemetry``: a file for one JSON line per step.
+    ``prefetch``: the number of batches that threads make ahead; by default 2 if the host samples for a device, else 0.
+    ``sampling_threads``: the number of these threads, at most ``prefetch``, each with a sampler and a process group of
+    its own. Batches depend on neither. ``telemetry``: a file for one JSON line per step.
 
     Heterogeneous graphs: ``num_neighbors`` is a list, whose numbers count for every edge type, or {edge type: list}; 0
     leaves an edge type out. ``input_nodes`` is (vertex type, name, ids in the type, mask or None), and ``features`` one
@@ -97,6 +98,7 @@ class NeighborLoader(BatchLoader[Batch]):
         edge_weight: str | None = "edge_weight",
         deterministic: bool = False,
         prefetch: int | None = None,
+        sampling_threads: int = 1,
         telemetry: str | Path | None = None,
         **options: object,
     ) -> None:
@@ -129,6 +131,7 @@ class NeighborLoader(BatchLoader[Batch]):
             edge_weight=edge_weight,
             deterministic=deterministic,
             prefetch=prefetch,
+            sampling_threads=sampling_threads,
             options=options,
         )
         super().__init__(
@@ -140,7 +143,7 @@ class NeighborLoader(BatchLoader[Batch]):
             equal_ranges=ownership is None and len(store.part_boundaries) == 2,
         )
 
-    def _sample(self, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
+    def _sample(self, strategy: Strategy, key: StepKey, telemetry: StepTelemetry) -> SampledStep:
         """Sample this rank's part of a step. A collective of the replica."""
         plan = self.plan
         mesh = self.mesh
@@ -154,12 +157,12 @@ class NeighborLoader(BatchLoader[Batch]):
         )
         telemetry.record_max("targets_bytes", targets.num_bytes)
         if not plan.strategy.needs_whole_graph:
-            largest_bytes = max(self._strategy.num_range_bytes, targets.largest_bytes)
+            largest_bytes = max(strategy.num_range_bytes, targets.largest_bytes)
             telemetry.record_max("largest_range_array_bytes", largest_bytes)
         size = targets.size_of_step(key.step, plan.batch_size)
         ids = torch.from_numpy(own).to(mesh.sample_device)
         if targets.seed_times is None:
-            return self._strategy.sample(ids, key, size, telemetry)
+            return strategy.sample(ids, key, size, telemetry)
         listed = positions_of_step(key, targets.num_targets, plan.batch_size, shuffle=plan.shuffle)
         times = targets.seed_times.time[listed]  # of the targets of all ranks
         seeds = TimedSeeds(
@@ -167,4 +170,4 @@ class NeighborLoader(BatchLoader[Batch]):
             input_id=torch.from_numpy(targets.seed_times.input_id[listed[places]]).to(mesh.sample_device),
         )
         distinct = torch.from_numpy(np.unique(times)).to(mesh.sample_device)
-        return self._strategy.sample(ids, key, size, telemetry, seeds=seeds, times=distinct)
+        return strategy.sample(ids, key, size, telemetry, seeds=seeds, times=distinct)

@@ -95,6 +95,7 @@ class LoaderPlan:
     strategy: StrategySpec
     boundaries: tuple[int, ...]
     prefetch: int
+    sampling_threads: int
     copies: int
     cache: int
     device_cache: int | None
@@ -121,6 +122,7 @@ class LoaderPlan:
             **self.description,
             "strategy": self.strategy.name,
             "prefetch": self.prefetch,
+            "sampling_threads": self.sampling_threads,
             "copies": self.copies,
             "boundaries": self.boundaries,
         }
@@ -226,6 +228,7 @@ def resolve_plan(
     edge_weight: str | None = "edge_weight",
     deterministic: bool = False,
     prefetch: int | None = None,
+    sampling_threads: int = 1,
     options: Mapping[str, object],
     pairs: PairSeeds | None = None,
 ) -> tuple[LoaderPlan, RankGraph]:
@@ -246,6 +249,7 @@ def resolve_plan(
     depth = _resolve_prefetch(prefetch, mesh)
     device_bytes = _resolve_device_cache(device_cache, store, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
+    threads = _check_sampling_threads(sampling_threads, depth, mesh, sampler, arrays)
     drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
     if store.types is not None:
         planned_pairs = strategy == AUTO and pairs is not None
@@ -279,6 +283,7 @@ def resolve_plan(
         strategy=spec,
         boundaries=view.owned.ownership.boundaries,
         prefetch=depth,
+        sampling_threads=threads,
         copies=copied_bytes,
         cache=parse_bytes(cache),
         device_cache=device_bytes,
@@ -428,6 +433,28 @@ def _resolve_prefetch(prefetch: int | None, mesh: Mesh) -> int:
         fix = "leave sample_device out, or prefetch"
         raise InputError(explain("prefetch", "mini-batches that are sampled on the CPU", got, fix))
     return depth
+
+
+def _check_sampling_threads(
+    sampling_threads: int, prefetch: int, mesh: Mesh, sampler: str | SamplerFactory, arrays: ArrayNames
+) -> int:
+    """The number of threads that make steps ahead. Refused if a device samples, or if they would call user code."""
+    expected = "a number of threads, from 1"
+    count = _whole_number("sampling_threads", sampling_threads, 1, expected, "leave it out, or give a number of cores")
+    refused = {}
+    if mesh.sample_device.type != "cpu":
+        refused[f"sample_device={mesh.sample_device}"] = ("mini-batches that are sampled on the CPU", "leave it out")
+    if callable(sampler):
+        refused["a user-defined sampler"] = ("a built-in sampler", "leave it out: one thread calls your sampler")
+    if len(arrays.stored_features) < len(arrays.features):
+        refused["a user-defined source of rows"] = ("stored features", "leave it out: one thread calls your source")
+    if prefetch < count:
+        expected = "at least as many batches made ahead as threads"
+        refused[f"prefetch={prefetch}"] = (expected, f"use prefetch={2 * count}, or fewer threads")
+    if count > 1:
+        for got, (needed, fix) in refused.items():
+            raise InputError(explain("sampling_threads", needed, f"sampling_threads={count} with {got}", fix))
+    return count
 
 
 def _resolve_device_cache(device_cache: int | str, store: GraphStore, mesh: Mesh) -> int | None:

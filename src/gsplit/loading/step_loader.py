@@ -12,7 +12,9 @@ If the host samples for a device, ``load`` locates the rows, and reads those tha
 exchanges them. Stored features have no gradient, so this may be launched one step ahead, on a second stream.
 """
 
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -77,6 +79,12 @@ class StepLoader:
         if mesh.host_samples:
             assert features is not None
             self._device_rows = device_rows or StagedRows(features)
+
+    def over(self, comm: Comm) -> Self:
+        """The same for one more sampling thread, which exchanges over its own group. Sources and buffers are shared."""
+        other = copy(self)
+        other._comm = comm
+        return other
 
     def load(self, sampled: SampledStep) -> Batch:
         """Read the rows of a sampled step. A collective, unless the host samples for a device."""

@@ -13,7 +13,7 @@ The targets of a step of link prediction are the endpoints of a rank's pairs, of
 than the above: its boundary is above the last layer, and the targets that it computes are those that any rank requests.
 
 Sampling is the first of the three stages of a step. ``step_loader`` is the second, ``Batch.to`` the third. Sampling may
-run ahead of training in a thread of its own.
+run ahead of training in threads, each of which has a strategy of its own.
 """
 
 from collections.abc import Sequence

@@ -194,7 +194,7 @@ def typical_window(run: Run) -> Window | None:
 
 
 def _training_times(line: StepLine) -> list[tuple[int, int]]:
-    return [(start, end) for _, thread, start, end in line.spans if thread != _LOADER]
+    return [(start, end) for _, thread, start, end in line.spans if not thread.startswith(_LOADER)]
 
 
 def _bars(run: Run, start_ns: int, end_ns: int) -> list[Bar]:
@@ -206,7 +206,7 @@ def _bars(run: Run, start_ns: int, end_ns: int) -> list[Bar]:
             bars.append(
                 Bar(
                     rank=rank,
-                    lane="loader" if thread == _LOADER else "training",
+                    lane=thread.removeprefix("gsplit-") if thread.startswith(_LOADER) else "training",
                     stage=stage,
                     start_ms=(max(start, start_ns) - start_ns) / 1e6,
                     end_ms=(min(end, end_ns) - start_ns) / 1e6,

@@ -180,7 +180,14 @@ class TrainSettings(BaseModel):
         None,
         ge=0,
         le=1 << 10,
-        description="batches to prepare ahead in a thread during training; 0: none [default: 2 for devices, else 0]",
+        description="batches to prepare ahead in threads during training; 0: none [default: 2 for devices, else 0]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
+    sampling_threads: int = Field(
+        1,
+        ge=1,
+        le=1 << 10,
+        description="threads of each rank that prepare batches ahead, at most --prefetch",
         json_schema_extra=_ONLY_TRAINING,
     )
     evaluate_every: int | None = Field(

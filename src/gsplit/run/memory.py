@@ -71,6 +71,7 @@ class MemoryPlan:
     num_neighbors: tuple[int, ...] | None = None
     hidden: int | None = None
     prefetch: int = 0
+    sampling_threads: int = 1
     copies_bytes: int = 0
 
 
@@ -147,7 +148,7 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
     )
     anonymous = {
         "program": program,
-        "sampler tables": 4 * owned + int(16 * size.local),
+        "sampler tables": plan.sampling_threads * (4 * owned + int(16 * size.local)),
         "targets": 32 * _own_targets(store, plan.targets, first, stop),
         "scales": 4 * owned * len(scaled) if plan.on_disk else 0,
         "cache": order.num_cached * stored_bytes if order else 0,

@@ -5,6 +5,7 @@ for any number of ranks (law 1). A rank keeps only the targets it owns (law 6): 
 and, of the epoch that is running, their positions in its order.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class SeedTimes:
 class LocalTargets:
     """The targets one rank owns. ``list_positions`` are positions in the whole list of ``num_targets``.
 
-    ``seed_times``: of all targets, for temporal sampling.
+    ``seed_times``: of all targets, for temporal sampling. Sampling threads may share it.
     """
 
     def __init__(self, list_positions: Ids, ids: Ids, num_targets: int, seed_times: SeedTimes | None = None) -> None:
@@ -61,6 +62,7 @@ class LocalTargets:
         self.num_targets = num_targets
         self.seed_times = seed_times
         self._epoch: tuple[int, int, bool] | None = None
+        self._sorting = threading.Lock()  # an epoch is sorted once, by the first thread that needs it
         self._epoch_positions = list_positions
         self._epoch_ids = ids
 
@@ -95,20 +97,27 @@ class LocalTargets:
         self, seed: int, epoch: int, step: int, batch_size: int, *, shuffle: bool, stride: tuple[int, int] = (0, 1)
     ) -> tuple[Ids, Ids]:
         """``for_step``, with the place of every target in the mini-batch of all ranks."""
-        if self._epoch != (seed, epoch, shuffle):
-            positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
-            order = np.argsort(positions)
-            self._epoch_positions = positions[order]
-            self._epoch_ids = self._ids[order]
-            twice = self._epoch_positions[1:][self._epoch_positions[1:] == self._epoch_positions[:-1]]
-            if twice.size:  # every vertex is a target, by its original id
-                fix = "run gsplit inspect --verify, then restore the store"
-                raise StoreError(explain("original_ids", "every id once", f"two targets at position {twice[0]}", fix))
-            self._epoch = (seed, epoch, shuffle)
-        first, stop = np.searchsorted(self._epoch_positions, [step * batch_size, (step + 1) * batch_size])
-        places = self._epoch_positions[first:stop] - step * batch_size
+        with self._sorting:
+            if self._epoch != (seed, epoch, shuffle):
+                self._sort(seed, epoch, shuffle=shuffle)
+            positions = self._epoch_positions
+            ids = self._epoch_ids
+        first, stop = np.searchsorted(positions, [step * batch_size, (step + 1) * batch_size])
+        places = positions[first:stop] - step * batch_size
         kept = places % stride[1] == stride[0]
-        return places[kept], self._epoch_ids[first:stop][kept]
+        return places[kept], ids[first:stop][kept]
+
+    def _sort(self, seed: int, epoch: int, *, shuffle: bool) -> None:
+        """Sort the targets by their position in the order of an epoch."""
+        positions = epoch_positions(self._list_positions, self.num_targets, seed, epoch, shuffle=shuffle)
+        order = np.argsort(positions)
+        self._epoch_positions = positions[order]
+        self._epoch_ids = self._ids[order]
+        twice = self._epoch_positions[1:][self._epoch_positions[1:] == self._epoch_positions[:-1]]
+        if twice.size:  # every vertex is a target, by its original id
+            fix = "run gsplit inspect --verify, then restore the store"
+            raise StoreError(explain("original_ids", "every id once", f"two targets at position {twice[0]}", fix))
+        self._epoch = (seed, epoch, shuffle)
 
     def size_of_step(self, step: int, batch_size: int) -> int:
         """Targets of a step over all ranks: the last mini-batch of an epoch may be smaller."""

@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -364,7 +365,7 @@ def test_nothing_of_the_size_of_the_graph_on_a_rank(tmp_path: Path) -> None:
         assert record.peaks["targets_bytes"] <= 4 * 8 * (num_targets // 4 + 1)
         assert record.peaks["sampler_bytes"] <= 4 * share + batch_share
         assert record.peaks["largest_batch_array_bytes"] <= batch_share
-    made: Any = loader._strategy
+    made: Any = loader._makers[0].strategy
     held = vars(made._own) | vars(loader._graph.targets)
     assert max(a.nbytes for a in held.values() if isinstance(a, np.ndarray)) <= 4 * share + batch_share
 
@@ -386,7 +387,13 @@ def test_a_plan_can_be_printed_and_described(store: Store) -> None:
     described = {"graph", "num_vertices", "input_nodes", "num_targets", "num_neighbors", "batch_size", "shuffle"}
     described |= {"drop_last", "seed", "arrays"}
     assert described <= set(plan.description) and plan.description["num_neighbors"] == "[3, 2]"
-    assert set(plan.compared) - set(plan.description) == {"strategy", "prefetch", "copies", "boundaries"}
+    assert set(plan.compared) - set(plan.description) == {
+        "strategy",
+        "prefetch",
+        "sampling_threads",
+        "copies",
+        "boundaries",
+    }
 
 
 def test_the_sampler_is_described_unless_it_is_the_default(store: Store) -> None:
@@ -465,6 +472,22 @@ def test_an_older_iterator_is_refused_and_does_not_disturb_the_newest(store: Sto
     assert next(newer).key.step == 1
     newer.close()  # type: ignore[attr-defined]
     assert loader._pipeline is None
+
+
+def test_sampling_threads_need_batches_ahead_and_built_in_samplers_and_sources(store: Store) -> None:
+    loader = _loader(store, prefetch=3, sampling_threads=np.int64(3))
+    rows = SimpleNamespace(row_shape=(2,), dtype=torch.float32, read=None)
+    assert (loader.prefetch, loader.sampling_threads) == (3, 3)
+    with pytest.raises(ValueError, match="sampling_threads: expected a number of threads, from 1 .got 0"):
+        _loader(store, prefetch=3, sampling_threads=0)
+    with pytest.raises(ValueError, match="batches made ahead as threads .got sampling_threads=2 with prefetch=1"):
+        _loader(store, prefetch=1, sampling_threads=2)
+    with pytest.raises(ValueError, match=r"sampling_threads: expected stored features .got .* user-defined source"):
+        _loader(store, prefetch=2, sampling_threads=2, features=rows)
+    with pytest.raises(ValueError, match=r"expected a built-in sampler .got .* user-defined sampler"):
+        _loader(store, prefetch=2, sampling_threads=2, sampler=lambda held: None)
+    with pytest.raises(ValueError, match=r"expected mini-batches .* on the CPU .got .* sample_device=meta"):
+        _loader(store, sampling_threads=2, mesh=solo_mesh("meta"))
 
 
 def test_prefetch_is_a_number(store: Store) -> None:

@@ -72,13 +72,20 @@ def test_a_step_is_drawn_with_what_the_loader_did_meanwhile(tmp_path: Path) -> N
     assert all(0 <= bar.start_ms <= bar.end_ms <= window.milliseconds for bar in window.bars)
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_spans_of_real_steps_make_a_valid_trace(prefetch: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefetch, threads", [(0, 1), (2, 1), (2, 2)])
+def test_spans_of_real_steps_make_a_valid_trace(prefetch: int, threads: int, tmp_path: Path) -> None:
     store = build_store(synthetic_source(PlantedGraph(500, 4000, num_features=8, num_classes=4)), tmp_path / "g.gsplit")
     mesh = gsplit.init()
     telemetry = tmp_path / "rank0.jsonl"
     loader = gsplit.NeighborLoader(
-        store, [3, 3], "train", batch_size=50, mesh=mesh, prefetch=prefetch, telemetry=telemetry
+        store,
+        [3, 3],
+        "train",
+        batch_size=50,
+        mesh=mesh,
+        prefetch=prefetch,
+        sampling_threads=threads,
+        telemetry=telemetry,
     )
     model = gsplit.parallelize(GraphSAGE(8, 8, 2, 4), mesh)
     gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader).train_epoch(3)
@@ -90,6 +97,6 @@ def test_spans_of_real_steps_make_a_valid_trace(prefetch: int, tmp_path: Path) -
     _check_lanes(events)
     stages = {event["name"] for event in events if event["ph"] == "X"}
     assert {"sample", "load_features", "shuffle", "forward", "backward", "optimizer"} <= stages
-    assert len({event["tid"] for event in events}) == (2 if prefetch else 1)
+    assert len({event["tid"] for event in events}) == (1 + threads if prefetch else 1)
     window = typical_window(run)
     assert window is not None and {"forward", "backward"} <= {bar.stage for bar in window.bars}

@@ -71,7 +71,7 @@ def test_a_stored_order_gives_the_same_mini_batches(tmp_path: Path) -> None:
     for store in (plain, ordered):
         loader = gsplit.NeighborLoader(store, [3, 2], ids, input_time=times, time_attr="time", batch_size=30)
         found.append(loader.make_batch(0, 0).frontier(0).names)
-        assert loader._strategy.num_range_bytes == (0 if store is ordered else 4 * store.num_edges)
+        assert loader._makers[0].strategy.num_range_bytes == (0 if store is ordered else 4 * store.num_edges)
     assert torch.equal(*found)
     checked = gsplit.verify(
         GraphSAGE(WIDTH, 8, 2, CLASSES),

@@ -22,7 +22,7 @@ from typing import Literal
 __all__ = ["MOST_GROUPS", "Line", "StatusPage", "Waiting", "in_loader_thread", "map_page", "new_page"]
 
 MOST_GROUPS = 64
-"""Groups that are written down; a mesh has 5 or 6, and one more for every loader with prefetch that is in use."""
+"""Groups that are written down; a mesh has 5 or 6, and one more for every sampling thread of a loader with prefetch."""
 _KEPT = 64
 _LINES = ("token", "stage", "loader", "model")
 _LINE = struct.Struct("d248s")  # since when, text

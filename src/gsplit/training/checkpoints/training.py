@@ -88,6 +88,7 @@ def describe_training(state: TrainState, more: Mapping[str, str]) -> CheckpointM
         "replicas": str(loader.mesh.num_replicas),
         "strategy": loader.strategy,
         "prefetch": str(loader.prefetch),
+        "sampling_threads": str(loader.sampling_threads),
         "gsplit": importlib.metadata.version("gsplit"),
         "torch": torch.__version__,
     }

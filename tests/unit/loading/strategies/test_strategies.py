@@ -26,10 +26,10 @@ def _loader(strategy: str, *, fanouts: tuple[int, ...] = (3, 2), **options: Any)
 @pytest.mark.parametrize("strategy", ALL)
 def test_steps_sampled_ahead_load_into_the_batches_they_were_sampled_for(strategy: str) -> None:
     loader = _loader(strategy)
-    steps = loader._step_loader
+    maker = loader._makers[0]
     keys = [StepKey(0, 1, step) for step in range(3)]
-    ahead = [loader._sample(key, StepTelemetry(key.epoch, key.step)) for key in keys]
-    batches = [loaded.to("cpu") for loaded in [steps.load(sampled) for sampled in ahead]]
+    ahead = [loader._sample(maker.strategy, key, StepTelemetry(key.epoch, key.step)) for key in keys]
+    batches = [loaded.to("cpu") for loaded in [maker.step_loader.load(sampled) for sampled in ahead]]
     for key, batch in zip(keys, batches, strict=True):
         straight = loader.make_batch(key.epoch, key.step)
         assert torch.equal(batch.x, straight.x) and torch.equal(batch.n_id, straight.n_id)
