@@ -5,18 +5,22 @@ destinations of a layer), e (in-edges drawn for it) and i (times among the input
 often it was drawn. Divided by the number of mini-batches these are the expectations that partitioning balances and
 cuts.
 
-Samplers run in threads (their kernels release the interpreter lock), each on its own mini-batches; one thread counts.
-Memory: four bytes per edge for the counts, and per thread four bytes per vertex and two mini-batches.
+Threads draw and count (kernels release the interpreter lock), each its own mini-batches. They share the counts: the
+vertices are cut into as many ranges as there are threads, and one thread at a time counts in a range, so that sums are
+exact in any order. Memory: four bytes per edge for the counts, and per thread four bytes per vertex and two
+mini-batches.
 """
 
 import operator
 import os
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count, pairwise
 from queue import SimpleQueue
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +59,7 @@ __all__ = [
     "presample",
 ]
 
+T = TypeVar("T")
 _HELD_PER_THREAD = 2
 
 
@@ -276,10 +281,15 @@ class Counts:
 
 
 class PresampleCounter:
-    """Counts mini-batches, for the vertices that a graph holds and their in-edges."""
+    """Counts mini-batches, for the vertices that a graph holds and their in-edges. ``add`` may run in ``threads``."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, threads: int = 1) -> None:
         self._first = graph.first_vertex
+        cuts = np.searchsorted(graph.indptr[:-1], np.linspace(graph.indptr[0], graph.indptr[-1], threads + 1)[1:-1])
+        bounds = [graph.first_vertex, *(graph.first_vertex + int(cut) for cut in sorted(cuts)), graph.stop_vertex]
+        self._ranges = [(low, high, threading.Lock()) for low, high in pairwise(bounds)]
+        self._loading = threading.Lock()
+        self._turns = count()
         num_held = graph.indptr.size - 1
         self._computed, self._loaded = (np.zeros(num_held, np.uint32) for _ in range(2))
         self._edges_drawn = np.zeros(num_held, np.uint64)
@@ -287,11 +297,15 @@ class PresampleCounter:
 
     def add(self, drawn: Drawn) -> None:
         """Count a mini-batch, or the held part of one."""
-        for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
-            _add_each(self._computed, frontier, self._first)
-            _add(self._edges_drawn, frontier, counts, self._first)
-            _add_each(self._edges, places, 0)
-        _add_each(self._loaded, drawn.input_ids, self._first)
+        turn = next(self._turns) % len(self._ranges)  # threads begin in different ranges
+        for low, high, counting in self._ranges[turn:] + self._ranges[:turn]:
+            with counting:
+                for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
+                    _add_hop(
+                        self._computed, self._edges_drawn, self._edges, frontier, counts, places, self._first, low, high
+                    )
+        with self._loading:
+            _add_each(self._loaded, drawn.input_ids, self._first)
 
     def counts(self, num_batches: int) -> "Counts":
         """The counts so far, over this many mini-batches."""
@@ -308,7 +322,15 @@ def drawn_by(blocks: Sequence[Block], input_ids: Ids) -> Drawn:
 
 def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None) -> Iterator[Drawn]:
     """The mini-batches of some epochs, drawn by threads, in order."""
-    threads = threads or len(os.sched_getaffinity(0))
+    return _map_epochs(workload, epochs, lambda drawn: drawn, _num_threads(threads))
+
+
+def _num_threads(threads: int | None) -> int:
+    return threads or len(os.sched_getaffinity(0))
+
+
+def _map_epochs(workload: Workload, epochs: range, use: Callable[[Drawn], T], threads: int) -> Iterator[T]:
+    """What ``use`` returns for the mini-batches of some epochs, in order. It is called in the thread that drew one."""
     targets, size, seed = workload.targets, workload.batch_size, workload.seed
     positions = np.arange(targets.size)
     idle: SimpleQueue[HostNeighborSampler] = SimpleQueue()
@@ -316,14 +338,14 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
         idle.put(workload.sampler())
     fanouts = workload.fanouts
 
-    def draw(batch: Tensor, key: StepKey, excluded: ExcludedEdges | None) -> Drawn:
+    def draw(batch: Tensor, key: StepKey, excluded: ExcludedEdges | None) -> T:
         sampler = idle.get()
         try:
             sampler.excluded = excluded
             made = sample_minibatch(sampler, batch, fanouts, key)
-            return drawn_by(made.blocks, made.input_ids.numpy())
         finally:
             idle.put(sampler)
+        return use(drawn_by(made.blocks, made.input_ids.numpy()))
 
     def keys() -> Iterator[tuple[Tensor, StepKey, ExcludedEdges | None]]:
         for epoch in epochs:
@@ -338,7 +360,7 @@ def draw_epochs(workload: Workload, epochs: range, *, threads: int | None = None
                 yield torch.from_numpy(order[first : first + size]), workload.key(epoch, step), None
 
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[Drawn]] = deque()
+        waiting: deque[Future[T]] = deque()
         for batch, key, excluded in keys():
             if len(waiting) >= threads * _HELD_PER_THREAD:
                 yield waiting.popleft().result()
@@ -358,10 +380,10 @@ def presample(
 ) -> Counts:
     """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
     check_epochs(epochs)
-    counter = PresampleCounter(workload.graph)
+    threads = _num_threads(threads)
+    counter = PresampleCounter(workload.graph, threads)
     total = epochs * workload.steps_per_epoch
-    for number, drawn in enumerate(draw_epochs(workload, range(epochs), threads=threads)):
-        counter.add(drawn)
+    for number, _ in enumerate(_map_epochs(workload, range(epochs), counter.add, threads)):
         progress("presample", number + 1, total)
     return counter.counts(total)
 
@@ -373,6 +395,24 @@ def _add_each(totals: npt.NDArray[np.uint32], places: Ids, first: int) -> None:
 
 
 @kernel
-def _add(totals: npt.NDArray[np.uint64], places: Ids, amounts: Ids, first: int) -> None:
-    for i in range(places.size):
-        totals[places[i] - first] += np.uint64(amounts[i])
+def _add_hop(
+    computed: npt.NDArray[np.uint32],
+    edges_drawn: npt.NDArray[np.uint64],
+    edges: npt.NDArray[np.uint32],
+    frontier: Ids,
+    counts: Ids,
+    places: Ids,
+    first: int,
+    low: int,
+    high: int,
+) -> None:
+    """Count the vertices ``low .. high - 1`` of a hop, and their drawn in-edges, which no other vertex has."""
+    start = 0
+    for i in range(frontier.size):
+        stop = start + counts[i]
+        if low <= frontier[i] < high:
+            computed[frontier[i] - first] += np.uint32(1)
+            edges_drawn[frontier[i] - first] += np.uint64(counts[i])
+            for k in range(start, stop):
+                edges[places[k]] += np.uint32(1)
+        start = stop

@@ -1,5 +1,6 @@
 """Presampling counts what the one-process mini-batches of training contain, edge by edge."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError, StoreError
 from gsplit.graph.graph import Graph
-from gsplit.partitioning.presample import Counts, Workload, presample
+from gsplit.partitioning.presample import Counts, PresampleCounter, Workload, draw_epochs, presample
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.plan import check_shard_plan
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
@@ -131,11 +132,38 @@ def test_threads_and_progress_do_not_change_the_counts() -> None:
     seen: list[tuple[str, int, int | None]] = []
     workload = Workload(graph, NONE, np.arange(0, 200, 2), [3, 3], 16)
     one = presample(workload, epochs=3, threads=1, progress=lambda *s: seen.append(s))
-    four = presample(workload, epochs=3, threads=4)
+    serial = PresampleCounter(graph)
+    for drawn in draw_epochs(workload, range(3), threads=1):
+        serial.add(drawn)
+    several = [presample(workload, epochs=3, threads=threads) for threads in (2, 3, 8, 300)]
     for name in ("computed", "edges_drawn", "loaded", "edges"):
-        assert np.array_equal(getattr(one, name), getattr(four, name))
+        for found in (serial.counts(21), *several):
+            assert np.array_equal(getattr(one, name), getattr(found, name))
     assert seen[-1] == ("presample", 21, 21)
     assert one.edges.dtype == np.uint32  # four bytes per edge
+
+
+def test_threads_that_count_at_once_lose_nothing() -> None:
+    """One mini-batch, counted by eight threads that begin together, again and again."""
+    rng = np.random.default_rng(0)
+    graph, *_ = csc_of(300, rng.integers(0, 300, 9000), rng.integers(0, 300, 9000))
+    workload = Workload(graph, NONE, np.arange(300), [-1, -1], 300)
+    (drawn,) = draw_epochs(workload, range(1), threads=1)
+    counter = PresampleCounter(graph, threads=8)
+    together = threading.Barrier(8)
+
+    def add_many() -> None:
+        together.wait(60)
+        for _ in range(50):
+            counter.add(drawn)
+
+    adding = [threading.Thread(target=add_many) for _ in range(8)]
+    for thread in adding:
+        thread.start()
+    for thread in adding:
+        thread.join()
+    found = counter.counts(400)
+    assert (found.edges == 2 * 400).all() and (found.loaded == 400).all() and (found.computed == 2 * 400).all()
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
