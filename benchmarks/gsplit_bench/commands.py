@@ -569,6 +569,7 @@ _SCRIPTS = {
     "planner-paper": ("paper_table:main", "Print the paper's Table 3 beside the planner's predictions."),
     "quality": ("quality:main", "Compare samplers, link prediction and vertex types with what they replace."),
     "resume": ("resume:main", "Check exact resume: kills, other numbers of ranks, cost of saving."),
+    "sampling-threads": ("sampling_threads:main", "Measure sampling on the host in several threads."),
     "scale": ("scale:main", "Print the tables of docs/scale.md."),
     "sharded-import": ("sharded_import:main", "Compare an import by several processes with one."),
     "sharded-partition": ("sharded_partition:main", "Compare restreaming by ranks with one process."),
