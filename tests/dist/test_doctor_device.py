@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 from simulated_programs import train_without_races
 
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.doctor import device as device_module
-from gsplit.doctor.device import check_kernels, check_models, check_triton, device_checks, has_code_for
+from gsplit.doctor.device import check_kernels, check_models, check_triton, device_checks, find_waits, has_code_for
 from gsplit.doctor.ranks import run_ranks
 from gsplit.errors import CommError
 from gsplit.kernels.triton import availability
@@ -122,6 +124,22 @@ def test_a_triton_that_cannot_run_is_a_warning_with_a_fix(monkeypatch: pytest.Mo
     assert check_kernels("cuda:0", run_ranks).verdict == "skipped"
     monkeypatch.setenv("GSPLIT_TRITON", "0")
     assert "GSPLIT_TRITON=0" in check_triton("sim").found
+
+
+def test_the_notice_of_the_debug_mode_is_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both texts are torch's: of ``set_sync_debug_mode`` itself, once, and of an operation that waits."""
+    notice = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+    said = [notice]
+
+    def set_mode(mode: str) -> None:
+        for text in said if mode == "warn" else ():
+            warnings.warn(text, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    assert find_waits(solo_mesh("cpu"), ["sage"]) == {"sage": []}
+    said.append("called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:150.)")
+    (site,) = find_waits(solo_mesh("cpu"), ["sage"])["sage"]
+    assert site.startswith(__file__)
 
 
 def test_a_v100_needs_older_wheels() -> None:

@@ -36,6 +36,7 @@ _STEP_MODELS = ["sage", "gat", "gcn"]
 _SIZES_MB = (1, 16, 64)
 _REPEATS = 5
 _ROW_LENGTH = 128
+_WAIT = "called a synchronizing CUDA operation"  # of torch; switching the mode on gives another warning
 _SEND_BACK = "please report this, with the output of gsplit doctor --json"
 _FANOUTS = [4, 3, -1]
 _NUM_VERTICES = 90
@@ -255,7 +256,7 @@ def find_waits(mesh: Mesh, models: list[str]) -> dict[str, list[str]]:
             warnings.simplefilter("always")
             _train(mesh, name, lambda: torch.cuda.set_sync_debug_mode("warn"))
             torch.cuda.set_sync_debug_mode("default")
-        found[name] = [f"{each.filename}:{each.lineno}" for each in caught if "synchron" in str(each.message)]
+        found[name] = [f"{each.filename}:{each.lineno}" for each in caught if _WAIT in str(each.message)]
     return found
 
 

@@ -142,7 +142,12 @@ def _long(timeout_s: float) -> float:
 
 
 def _backend(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+    """The backend that sends tensors of a device. A simulated device has tensors of the host."""
+    backends = {"cpu": "gloo", "cuda": "nccl", "sim": "gloo"}
+    if device.type not in backends:
+        fix = "train on the CPU, or add the device to this function and test it"
+        raise InputError(explain("device", "cpu or cuda for several ranks", device.type, fix))
+    return backends[device.type]
 
 
 def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
@@ -152,6 +157,8 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     host, the others are on ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so
     that work on one can never pair with work on another.
     """
+    for place in (device, sample_device):
+        _backend(place)  # refuses kinds of devices before ranks wait for each other
     joined_here = not dist.is_initialized()
     if joined_here:
         _join(timedelta(seconds=_long(timeout_s)))

@@ -79,6 +79,9 @@ def test_every_device_has_its_backend() -> None:
         "nccl",
         "nccl",
     ]
+    for name in ("xpu", "mps"):
+        with pytest.raises(gsplit.InputError, match=f"device: expected cpu or cuda for several ranks .got {name}"):
+            process_groups.connect(torch.device(name), torch.device("cpu"), 1, 60.0)
 
 
 @pytest.mark.parametrize("number", range(len(CALLS)))
