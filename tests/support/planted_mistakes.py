@@ -13,10 +13,12 @@ from torch.nn import Module
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
+from gsplit.device.devices import AsyncHostCopy, StreamEvent
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.kernels.csr import csr_matrix
 from gsplit.kernels.rows import copy_rows
+from gsplit.kernels.sums import EdgeSums
 from gsplit_bench.simulated import CheckedComm, CollectiveRules, checked_mesh, switched_on
 
 __all__ = ["ALONE", "TOGETHER", "make_mistakes", "make_together"]
@@ -173,6 +175,85 @@ def _sparse_backward() -> None:
     _must_not_wait(product.backward)
 
 
+def _cast_sum() -> None:
+    """Autocast reaches torch's sparse product: rows are added in bf16 on CUDA, and its gradient fails."""
+    offsets, rows = torch.tensor([0, 2, 3], device="sim"), torch.tensor([0, 2, 1], device="sim")
+    matrix = csr_matrix(offsets, rows, torch.ones(3, device="sim"), num_columns=3)
+    with torch.autocast("sim", torch.bfloat16):
+        torch.sparse.mm(matrix, torch.ones(3, 2, device="sim"))
+
+
+def _own_sum() -> None:
+    x = torch.ones(3, 2, device="sim", dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("sim", torch.bfloat16):
+        sums = EdgeSums(torch.tensor([0, 2, 3], device="sim"), torch.tensor([0, 2, 1], device="sim"), 3, None)
+        sums(x, mean=True).sum().backward()
+
+
+def _types_that_autocast_leaves() -> None:
+    """A product casts its rows; an operation in no list of autocast does not, and refuses rows of two types."""
+    x, weight = torch.ones(3, 2, device="sim"), torch.ones(2, 2, device="sim")
+    with torch.autocast("sim", torch.bfloat16):
+        (x @ weight).index_add_(0, torch.zeros(3, dtype=torch.int64, device="sim"), x)
+
+
+def _late_value(*, launches: int) -> None:
+    """Read a value after some launches; the device is 1000 behind."""
+    rows = torch.ones(3, device="sim")
+    value = AsyncHostCopy(torch.ones(1, device="sim"))
+    for _ in range(launches):
+        rows.add_(1.0)
+    _must_not_wait(value.read)
+
+
+def _value_at_once() -> None:
+    _late_value(launches=0)
+
+
+def _value_a_step_later() -> None:
+    _late_value(launches=10)
+
+
+def _value_much_later() -> None:
+    _late_value(launches=1000)
+
+
+def _unfinished_time() -> None:
+    start, stop = (torch.sim.Event(enable_timing=True) for _ in range(2))  # type: ignore[attr-defined]
+    start.record()
+    torch.ones(3, device="sim").add_(1.0)
+    stop.record()
+    start.elapsed_time(stop)
+
+
+def _unwaited_copy() -> None:
+    """A copy to pinned memory is read when the host has waited for something before it."""
+    before = StreamEvent(torch.device("sim", 0))
+    host = torch.zeros(3).pin_memory()
+    host.copy_(torch.ones(3, device="sim"), non_blocking=True)
+    before.wait()
+    assert host.sum() == 3, f"read {host.tolist()} too early"
+
+
+def _memory(*, keep: bool) -> None:
+    state = switched_on().state
+    state.memory_bytes = 3 << 20
+    try:
+        held = [torch.ones(1 << 18, device="sim")]
+        for _ in range(5):
+            held = [*(held if keep else ()), torch.ones(1 << 18, device="sim")[:5]]
+    finally:
+        state.memory_bytes = None
+
+
+def _too_much_memory() -> None:
+    _memory(keep=True)
+
+
+def _memory_used_again() -> None:
+    _memory(keep=False)
+
+
 ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
     "mixed devices": (_mixed_devices, "RuntimeError: Expected all tensors to be on the same device"),
     "host rows by an index of the device": (_host_index_of_host_rows, "RuntimeError: Expected all tensors"),
@@ -195,6 +276,16 @@ ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
     "buffer written after it was read": (_waited_reuse, None),
     "memory freed too early": (_freed_too_early, "freed while mul on stream side may still read it"),
     "memory freed after recording": (_freed_after_recording, None),
+    "a sum over edges that autocast casts": (_cast_sum, "NotImplementedError"),
+    "a sum over edges in float32": (_own_sum, None),
+    "types that autocast leaves": (_types_that_autocast_leaves, "RuntimeError: index_add_(): self (BFloat16) and source"),
+    "a value at once": (_value_at_once, "event.synchronize of the last launch"),
+    "a value a step later": (_value_a_step_later, "event.synchronize'"),
+    "a value that has come": (_value_much_later, None),
+    "the time of work that runs": (_unfinished_time, "RuntimeError: Both events must be completed"),
+    "a copy that the host did not wait for": (_unwaited_copy, "AssertionError: read [0.0, 0.0, 0.0] too early"),
+    "more memory than there is": (_too_much_memory, "OutOfMemoryError: simulated device out of memory. Tried to alloc"),
+    "memory that is used again": (_memory_used_again, None),
     "draws from the device's generator": (_draws, "InputError: the model: expected no randomness of its own"),
 }
 """What is done, and what must be said; None where nothing is wrong."""

@@ -1,4 +1,4 @@
-"""The simulated device as torch sees it; all private API of torch that the simulation needs is in this file.
+"""The simulated device as torch sees it; private API of torch that the simulation needs is here and in ``autocast``.
 
 torch's PrivateUse1 backend is set up for Python; its tensors are a wrapper subclass, ``SimTensor``, over a host tensor.
 Operations come in by ``__torch_dispatch__``: from the subclass where a tensor of the device is among the arguments,
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._python_dispatch import return_and_correct_aliasing as correct_aliasing
 
+from gsplit_bench.simulated.autocast import register_casts
 from gsplit_bench.simulated.log import is_called_by_torch
 from gsplit_bench.simulated.state import active, moved
 
@@ -37,6 +38,7 @@ _LAST_TRIED = (2, 13)
 
 _execute: Callable[[Any, Any, Any], Any]
 _library: Any = None
+_casts: list[Any] = []
 
 
 @functools.cache
@@ -63,6 +65,7 @@ class SimTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, requires_grad: bool = False) -> "SimTensor":
+        active().allocate(inner)
         options: dict[str, Any] = {"dispatch_layout": True}
         if inner.layout is torch.strided:
             options = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "layout": torch.strided}
@@ -133,7 +136,7 @@ def install(
     ``module`` becomes ``torch.sim``, ``execute(func, args, kwargs)`` does operations, ``copy(target, source,
     non_blocking)`` copies.
     """
-    global _library, _execute
+    global _library, _casts, _execute
     _execute = execute
     if _library is not None:
         return
@@ -148,6 +151,7 @@ def install(
     def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         return copy(target, source, non_blocking)
 
+    _casts = register_casts()
     _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     _library.impl("empty_strided", empty_strided, "PrivateUse1")
     _library.impl("empty.memory_format", empty, "PrivateUse1")

@@ -158,19 +158,27 @@ def _check_backward() -> None:
 
 
 @contextmanager
-def simulated_device(*, check_races: bool = False, uuid: str | None = None) -> Iterator[SimulatedDevice]:
+def simulated_device(
+    *,
+    check_races: bool = False,
+    uuid: str | None = None,
+    launches_behind: int = 1000,
+    memory_bytes: int | None = None,
+) -> Iterator[SimulatedDevice]:
     """Switch the simulated device on: torch device ``sim:0``, one per process.
 
     ``check_races``: every launch is compared with those of other streams. ``uuid``: what tells this device from those
-    of other ranks. Threads that the program starts itself have to enter the device too, as with every torch mode.
+    of other ranks. ``launches_behind``: after how many launches an event is over that the host does not wait for.
+    ``memory_bytes``: tensors of the device that need more raise ``torch.OutOfMemoryError``.
+    Threads that the program starts itself have to enter the device too, as with every torch mode.
     """
     why = backend.why_not_supported()
     if why is not None:
         raise InputError(explain("the simulated device", "a torch with Python backends", why, "use torch 2.9 to 2.13"))
     backend.install(_module, execution.run, execution.copy)
     log = DeviceLog()
-    tracker = StreamTracker(log, check=check_races)
-    state = DeviceState(log, tracker)
+    tracker = StreamTracker(log, check=check_races, launches_behind=launches_behind)
+    state = DeviceState(log, tracker, memory_bytes=memory_bytes)
     state.generator.manual_seed(torch.initial_seed())
     launcher = set_launcher(execution.launch_triton)
     before, _module.on = _module.on, SimulatedDevice(log, tracker, state, uuid or f"process {os.getpid()}")

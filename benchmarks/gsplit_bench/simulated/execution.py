@@ -96,19 +96,23 @@ def _run_on_host(short: str, func: Any, args: Any, kwargs: Any) -> Any:
 def copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
     """``target.copy_(source)``, from and to the device or on it."""
     here, from_here = isinstance(target, SimTensor), isinstance(source, SimTensor)
+    active().note_operation("aten::copy_", [target, source])
     _note_launch("copy_", [source], [target])
     if here != from_here:
         host = source if here else target
         num_bytes = (target if here else source).nbytes
         moved(num_bytes, "device" if here else "host", host, non_blocking=non_blocking)
         if not here and non_blocking and active().is_pinned(host):  # not there before the host has waited for it
-            active().copies_under_way.append((target, _unwrap(source).detach().clone()))
+            tracker = active().tracker
+            clock = tracker.snapshot(tracker.current())
+            active().copies_under_way.append((target, _unwrap(source).detach().clone(), clock))
             return target
     _unwrap(target).copy_(_unwrap(source))
     return target
 
 
 def _to_copy(source: Tensor, kwargs: Any) -> Tensor:
+    active().note_operation("aten::_to_copy", [source])
     target = torch.device(kwargs.get("device") or source.device)
     options = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
     inner: Tensor = torch.ops.aten._to_copy.default(_unwrap(source), **options)
@@ -142,6 +146,7 @@ def _check_devices(short: str, args: Any, kwargs: Any, tensors: list[Tensor]) ->
 
 def _run_kernel(operation: Operation, func: Any, args: Any, kwargs: Any, held: list[SimTensor]) -> Any:
     state, short = active(), operation.short
+    state.note_operation(operation.full, held)
     reason = why_host_waits(short, func, args, kwargs)
     options = _unwrap_options(kwargs)
     if "device" in options:
@@ -156,9 +161,8 @@ def _run_kernel(operation: Operation, func: Any, args: Any, kwargs: Any, held: l
         wrapped = _wrap(out)
     if operation.launches:
         state.log.launch()
-        if state.tracker.check:
-            reads, writes = _accesses(func, args, kwargs)
-            _note_access(short, reads, writes + [leaf for leaf in leaves(wrapped) if isinstance(leaf, SimTensor)])
+        reads, writes = _accesses(func, args, kwargs) if state.tracker.check else ([], [])
+        _note_access(short, reads, writes + [leaf for leaf in leaves(wrapped) if isinstance(leaf, SimTensor)])
     elif reason is not None:
         _note_access(short, [args[0]])
     if reason is not None:
@@ -188,8 +192,9 @@ def _note_launch(operation: str, reads: list[Any], writes: list[Any]) -> None:
 
 def _note_access(operation: str, reads: list[Any], writes: list[Any] | None = None) -> None:
     tracker = active().tracker
-    if tracker.check:
-        tracker.launch(tracker.current(), host_tensors(reads), host_tensors(writes or []), operation)
+    if not tracker.check:
+        reads, writes = [], []
+    tracker.launch(tracker.current(), host_tensors(reads), host_tensors(writes or []), operation)
 
 
 def host_tensors(values: list[Any]) -> list[Tensor]:

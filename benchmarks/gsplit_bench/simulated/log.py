@@ -17,16 +17,17 @@ __all__ = ["DeviceCounts", "DeviceLog", "calling_line", "is_called_by_torch"]
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 _FUNCTION_MODE = str(Path(gsplit.__file__).parent / "nn" / "function_mode.py")  # stands between every two lines
+_DEVICES = str(Path(gsplit.__file__).parent / "device" / "devices.py")  # waits for whoever calls it
 _SITE_PACKAGES = str(Path(torch.__file__).parents[1])
 _PACKAGE = str(Path(gsplit.__file__).parents[1])
 
 
 def calling_line() -> str:
-    """The innermost line outside of torch and the simulation, as ``file:line``; "autograd" if there is none."""
+    """The innermost line outside of torch, the simulation and what waits for others, as ``file:line``; "autograd" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _HERE, _FUNCTION_MODE, "<")):
+        if not name.startswith((_TORCH, _HERE, _FUNCTION_MODE, _DEVICES, "<")):
             for root in (_PACKAGE, _SITE_PACKAGES):
                 name = name.removeprefix(root + "/")
             return f"{name}:{frame.f_lineno}"

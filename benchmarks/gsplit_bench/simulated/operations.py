@@ -81,12 +81,13 @@ _LAUNCHES_NOTHING = frozenset(
 class Operation:
     """What is the same for every call of an operation.
 
-    ``name`` is that of its schema, ``short`` without the namespace. ``draws``: it takes random numbers. ``aliases``:
+    ``name`` is that of its schema, ``short`` without the namespace, ``full`` with the overload. ``draws``: it takes random numbers. ``aliases``:
     something it returns may be, or share memory with, one of its arguments.
     """
 
     name: str
     short: str
+    full: str
     is_collective: bool
     launches: bool
     draws: bool
@@ -101,6 +102,7 @@ def operation_of(func: Any) -> Operation:
     return Operation(
         schema.name,
         short,
+        f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
         is_collective=namespace == "c10d",
         launches=short not in _LAUNCHES_NOTHING,
         draws=torch.Tag.nondeterministic_seeded in func.tags,

@@ -1,7 +1,7 @@
 """What the simulated device remembers, and what copies over its bus cost the host."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from gsplit_bench.simulated.log import DeviceLog
-from gsplit_bench.simulated.streams import StreamTracker
+from gsplit_bench.simulated.streams import Clock, StreamTracker, parts_of
 
 __all__ = ["DeviceState", "active", "moved", "set_state"]
+
+_BLOCK = 512  # bytes; torch's allocator hands out CUDA memory in multiples of it
 
 
 @dataclass
@@ -25,17 +27,53 @@ class DeviceState:
     pinned: set[int] = field(default_factory=set)
     registered: dict[int, int] = field(default_factory=dict)
     """Host memory that the driver was told about: sizes by address."""
-    copies_under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Pinned host tensors that nobody has waited for, and what they will hold."""
+    operations: set[tuple[str, str, tuple[str, ...]]] | None = None
+    """Name with overload, layout ("dense" or "sparse") and types of every operation that was launched; None: not kept."""
+    memory_bytes: int | None = None
+    """How much memory the device has; None: not counted."""
+    peak_bytes: int = 0
+    """The most that was in use at once, of what was allocated while there was a limit."""
+    _allocated: dict[int, int] = field(default_factory=dict)
+    copies_under_way: list[tuple[Tensor, Tensor, Clock]] = field(default_factory=list)
+    """Pinned host tensors that nobody has waited for, what they will hold, and after which launches."""
 
     def __post_init__(self) -> None:
         self.tracker.when_host_waits = self.finish_copies
 
+    def allocate(self, tensor: Tensor) -> None:
+        """Count the memory of a new tensor of the device; views share what is counted."""
+        if self.memory_bytes is None:
+            return
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            key, wanted = storage._cdata, -(-storage.nbytes() // _BLOCK) * _BLOCK
+            if key in self._allocated:
+                continue
+            used = sum(self._allocated.values())
+            if used + wanted > self.memory_bytes:
+                raise torch.OutOfMemoryError(
+                    f"simulated device out of memory. Tried to allocate {wanted} bytes; {used} of {self.memory_bytes} "
+                    "bytes are in use."
+                )
+            self._allocated[key] = wanted
+            self.peak_bytes = max(self.peak_bytes, used + wanted)
+            weakref.finalize(storage, self._allocated.pop, key, None)
+
+    def note_operation(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Keep an operation on tensors of the device, if somebody asks for them."""
+        if self.operations is not None:
+            layout = "dense" if all(tensor.layout is torch.strided for tensor in tensors) else "sparse"
+            dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+            self.operations.add((name, layout, tuple(dtypes)))
+
     def finish_copies(self) -> None:
         """What is on its way to the host is there once the host has waited."""
-        while self.copies_under_way:
-            target, source = self.copies_under_way.pop()
-            target.copy_(source)
+        under_way, self.copies_under_way = self.copies_under_way, []
+        for target, source, clock in under_way:
+            if self.tracker.host_knows(clock):
+                target.copy_(source)
+            else:
+                self.copies_under_way.append((target, source, clock))
 
     @contextmanager
     def own_random_numbers(self) -> Iterator[None]:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from gsplit_bench.simulated.log import DeviceLog, calling_line
 
-__all__ = ["Event", "RaceError", "Stream", "StreamTracker"]
+__all__ = ["Clock", "Event", "RaceError", "Stream", "StreamTracker", "parts_of"]
 
+_CAUGHT_UP_S = 10.0  # an idle device is through with everything
 Kind = Literal["read", "write"]
 Clock = dict[str, int]
 """For every stream the number of its newest launch that is known to be over."""
@@ -46,13 +47,13 @@ class _Access:
 class StreamTracker:
     """Which stream knows what, and who touched which bytes."""
 
-    def __init__(self, log: DeviceLog, *, check: bool) -> None:
-        self.log, self.check = log, check
+    def __init__(self, log: DeviceLog, *, check: bool, launches_behind: int) -> None:
+        self.log, self.check, self.launches_behind = log, check, launches_behind
         self.errors: list[str] = []
         """Races found where nothing can be raised: when memory is freed."""
         self.num_launches = 0
         self.when_host_waits: Callable[[], None] = lambda: None
-        self._numbers = itertools.count(1)
+        self._last = 0
         self._known: dict[str, Clock] = {}
         self._newest: Clock = {}
         self._host: Clock = {}
@@ -92,15 +93,15 @@ class StreamTracker:
         self.when_host_waits()
 
     def launch(self, name: str, reads: list[Tensor], writes: list[Tensor], operation: str) -> int:
-        """Put a launch down and return its number; raises if it races with an earlier one."""
-        if not self.check:
-            return 0
+        """Put a launch down and return its number, 0 if nothing is checked; raises if it races with an earlier one."""
         with self._lock:
+            self._last += 1
+            number = self._newest[name] = self._last
+            if not self.check:
+                return 0
             self.num_launches += 1
-            number = next(self._numbers)
             known = self._known.setdefault(name, {})
             _merge(known, self._host)
-            self._newest[name] = number
             for kind, tensors in (("read", reads), ("write", writes)):
                 for tensor in tensors:
                     for storage, start, stop in self._ranges(tensor):
@@ -111,6 +112,16 @@ class StreamTracker:
         """Whether the newest launch of a stream comes after a launch of another one."""
         with self._lock:
             return self._known.get(name, {}).get(other, 0) >= number
+
+    def host_knows(self, clock: Clock) -> bool:
+        """Whether the host has waited for all of this."""
+        with self._lock:
+            return all(self._host.get(name, 0) >= number for name, number in clock.items())
+
+    def num_later(self, clock: Clock) -> int:
+        """Launches on any stream after all of this."""
+        with self._lock:
+            return self._last - max(clock.values(), default=0)
 
     def record(self, tensor: Tensor, name: str) -> None:
         """The allocator is told that a stream uses this memory."""
@@ -133,9 +144,8 @@ class StreamTracker:
 
     def _ranges(self, tensor: Tensor) -> list[tuple[int, int, int]]:
         """Storages a host tensor lies in, with the first byte and one past the last."""
-        if tensor.layout == torch.sparse_csr:
-            parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-            return [found for part in parts for found in self._ranges(part)]
+        if tensor.layout is not torch.strided:
+            return [found for part in parts_of(tensor) for found in self._ranges(part)]
         if tensor.numel() == 0:
             return []
         storage = tensor.untyped_storage()
@@ -158,6 +168,15 @@ class StreamTracker:
                         f"still {access.kind} it: wait for that stream, or call record_stream"
                     )
             self._recorded = {entry for entry in self._recorded if entry[0] != storage}
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The dense tensors of a host tensor: its indices and values if it is a sparse matrix."""
+    if tensor.layout is torch.sparse_csr:
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout is torch.sparse_csc:
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def _merge(into: Clock, clock: Clock) -> None:
@@ -224,17 +243,25 @@ class Event:
         self._tracker.order_after(self._tracker.current() if stream is None else stream.name, self._clock)
 
     def query(self) -> bool:
-        """Whether the mark was reached; here always, and then the host knows it."""
-        self._tracker.host_waited(self._clock)
+        """Whether the mark was reached: the host has waited for it, or the device is so far; then the host knows it."""
+        tracker = self._tracker
+        is_old = self._time is None or time.perf_counter() - self._time > _CAUGHT_UP_S
+        is_reached = is_old or tracker.num_later(self._clock) >= tracker.launches_behind
+        if not (is_reached or tracker.host_knows(self._clock)):
+            return False
+        tracker.host_waited(self._clock)
         return True
 
     def synchronize(self) -> None:
-        """The host waits for the mark."""
-        self._tracker.log.wait("event.synchronize")
+        """The host waits for the mark; if nothing was launched after it, the device then has nothing to do."""
+        last = self._tracker.num_later(self._clock) == 0
+        self._tracker.log.wait("event.synchronize of the last launch" if last else "event.synchronize")
         self._tracker.host_waited(self._clock)
 
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds between two marks."""
         if self._time is None or end._time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return 1000.0 * (end._time - self._time)

@@ -38,8 +38,7 @@ class EdgeSums:
 
     def __call__(self, x: Tensor, *, mean: bool) -> Tensor:
         """The sum or mean of the rows of every destination's sources; differentiable in the rows."""
-        with torch.autocast(x.device.type, enabled=False):
-            out: Tensor = _Sum.apply(x, self, mean)  # type: ignore[no-untyped-call]
+        out: Tensor = _Sum.apply(x, self, mean)  # type: ignore[no-untyped-call]
         return out
 
     def forward(self, x: Tensor, *, mean: bool) -> Tensor:
@@ -89,5 +88,6 @@ def _sum_rows(edges: _Edges, x: Tensor) -> Tensor:
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     values = wide.new_ones(rows.numel()) if weights is None else weights.to(wide.dtype)
     matrix = csr_matrix(offsets, rows, values, num_columns=x.size(0))
-    out: Tensor = torch.sparse.mm(matrix, wide.contiguous())
+    with torch.autocast(x.device.type, enabled=False):  # in backward too, which a program may call under autocast
+        out: Tensor = torch.sparse.mm(matrix, wide.contiguous())
     return out.to(x.dtype)
