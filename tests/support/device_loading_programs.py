@@ -48,7 +48,7 @@ def count_registered(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list
     out = []
     for options in cases:
         loaders = [_loader(mesh, path, options) for _ in range(2)]
-        first, second = (loader._step_loader._device_rows for loader in loaders)
+        first, second = (loader._makers[0].step_loader._device_rows for loader in loaders)
         num_bytes = sum(switched_on().state.registered.values())
         out.append(Registered(num_bytes, loaders[0]._graph.owned.stop - loaders[0]._graph.owned.first, first is second))
         del loaders, first, second

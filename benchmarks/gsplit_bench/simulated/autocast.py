@@ -71,17 +71,17 @@ _TABLES: dict[str, _Cast] = {
 def register_casts() -> list[Any]:
     """Register the casts with torch; they last as long as the returned libraries."""
     others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
-    others.fallback(torch.library.fallthrough_kernel, _KEY)
+    others.fallback(torch.library.fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     listed = [(func, cast) for table, cast in _TABLES.items() for func in _listed(table)]
     sparse = torch.ops.aten._sparse_addmm.default  # torch.sparse.mm; calls addmm where casts cannot be seen
     for func, cast in [*listed, (sparse, _in_lower_precision)]:
-        library.impl(func, _casting(func, cast), _KEY)
+        library.impl(func, _casting(func, cast), _KEY)  # type: ignore[no-untyped-call]
     return [others, library]
 
 
 def _casting(func: Any, cast: _Cast) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):

@@ -114,8 +114,10 @@ class _Module:
         return _Properties("simulated device", self._active().uuid)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Free and all bytes: no device has more than the first ones with enough for every test."""
-        return 80 << 30, 80 << 30
+        """Free and all bytes; without a limit those of a large GPU."""
+        state = self._active().state
+        total = 80 << 30 if state.memory_bytes is None else state.memory_bytes
+        return total - state.used_bytes, total
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]

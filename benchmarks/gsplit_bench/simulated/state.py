@@ -49,7 +49,7 @@ class DeviceState:
             key, wanted = storage._cdata, -(-storage.nbytes() // _BLOCK) * _BLOCK
             if key in self._allocated:
                 continue
-            used = sum(self._allocated.values())
+            used = self.used_bytes
             if used + wanted > self.memory_bytes:
                 raise torch.OutOfMemoryError(
                     f"simulated device out of memory. Tried to allocate {wanted} bytes; {used} of {self.memory_bytes} "
@@ -58,6 +58,11 @@ class DeviceState:
             self._allocated[key] = wanted
             self.peak_bytes = max(self.peak_bytes, used + wanted)
             weakref.finalize(storage, self._allocated.pop, key, None)
+
+    @property
+    def used_bytes(self) -> int:
+        """What is allocated of the device's memory, counted where there is a limit."""
+        return sum(self._allocated.values())
 
     def note_operation(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Keep an operation on tensors of the device, if somebody asks for them."""
