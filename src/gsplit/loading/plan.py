@@ -261,7 +261,6 @@ def resolve_plan(
         strategy = resolve_strategy(strategy, store, mesh, steps).strategy  # all ranks: rank 0 sends its choice
     spec = parse_strategy(strategy, len(fanouts))
     target_type, nodes = (None, None) if pairs is not None else type_of_targets(store, input_nodes)
-    copied_bytes = _check_copies(copies, spec)
     view = _view_graph(store, mesh, make_ownership(store, mesh, ownership), spec)
     if pairs is None:
         view = view.with_targets(spec, input_nodes, input_time)
@@ -284,7 +283,7 @@ def resolve_plan(
         boundaries=view.owned.ownership.boundaries,
         prefetch=depth,
         sampling_threads=threads,
-        copies=copied_bytes,
+        copies=_check_copies(copies, spec),
         cache=parse_bytes(cache),
         device_cache=device_bytes,
         features_on_disk=features_on_disk,
