@@ -6,8 +6,8 @@ often it was drawn. Divided by the number of mini-batches these are the expectat
 cuts.
 
 Threads draw and count (kernels release the interpreter lock), each its own mini-batches. They share the counts: the
-vertices are cut into as many ranges as there are threads, and one thread at a time counts in a range, so that sums are
-exact in any order. Memory: four bytes per edge for the counts, and per thread four bytes per vertex and two
+edges are cut into about as many ranges as there are threads, and one thread at a time counts in a range, so that sums
+are exact in any order. Memory: four bytes per edge for the counts, and per thread four bytes per vertex and two
 mini-batches.
 """
 
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from queue import SimpleQueue
 from typing import Self, TypeVar
 
@@ -285,9 +285,10 @@ class PresampleCounter:
 
     def __init__(self, graph: Graph, threads: int = 1) -> None:
         self._first = graph.first_vertex
-        cuts = np.searchsorted(graph.indptr[:-1], np.linspace(graph.indptr[0], graph.indptr[-1], threads + 1)[1:-1])
-        bounds = [graph.first_vertex, *(graph.first_vertex + int(cut) for cut in sorted(cuts)), graph.stop_vertex]
-        self._ranges = [(low, high, threading.Lock()) for low, high in pairwise(bounds)]
+        last = max(0, graph.num_edges - 1)
+        self._shift = max(0, last.bit_length() - (threads - 1).bit_length())
+        self._ranges = [threading.Lock() for _ in range((last >> self._shift) + 1)]  # of edges: place >> shift
+        self._computing = threading.Lock()
         self._loading = threading.Lock()
         self._turns = count()
         num_held = graph.indptr.size - 1
@@ -297,15 +298,22 @@ class PresampleCounter:
 
     def add(self, drawn: Drawn) -> None:
         """Count a mini-batch, or the held part of one."""
-        turn = next(self._turns) % len(self._ranges)  # threads begin in different ranges
-        for low, high, counting in self._ranges[turn:] + self._ranges[:turn]:
-            with counting:
-                for frontier, counts, places in zip(drawn.frontiers, drawn.counts, drawn.places, strict=True):
-                    _add_hop(
-                        self._computed, self._edges_drawn, self._edges, frontier, counts, places, self._first, low, high
-                    )
+        with self._computing:
+            for frontier, counts in zip(drawn.frontiers, drawn.counts, strict=True):
+                _add_each(self._computed, frontier, self._first)
+                _add(self._edges_drawn, frontier, counts, self._first)
         with self._loading:
             _add_each(self._loaded, drawn.input_ids, self._first)
+        places = np.concatenate(drawn.places)
+        ends = np.array([places.size])
+        if len(self._ranges) > 1:
+            places, ends = _sort_by_range(places, self._shift, len(self._ranges))
+        first = next(self._turns)  # threads begin in different ranges
+        for turn in range(len(self._ranges)):
+            number = (first + turn) % len(self._ranges)
+            start = 0 if number == 0 else ends[number - 1]
+            with self._ranges[number]:
+                _add_each(self._edges, places[start : ends[number]], 0)
 
     def counts(self, num_batches: int) -> "Counts":
         """The counts so far, over this many mini-batches."""
@@ -395,24 +403,25 @@ def _add_each(totals: npt.NDArray[np.uint32], places: Ids, first: int) -> None:
 
 
 @kernel
-def _add_hop(
-    computed: npt.NDArray[np.uint32],
-    edges_drawn: npt.NDArray[np.uint64],
-    edges: npt.NDArray[np.uint32],
-    frontier: Ids,
-    counts: Ids,
-    places: Ids,
-    first: int,
-    low: int,
-    high: int,
-) -> None:
-    """Count the vertices ``low .. high - 1`` of a hop, and their drawn in-edges, which no other vertex has."""
-    start = 0
-    for i in range(frontier.size):
-        stop = start + counts[i]
-        if low <= frontier[i] < high:
-            computed[frontier[i] - first] += np.uint32(1)
-            edges_drawn[frontier[i] - first] += np.uint64(counts[i])
-            for k in range(start, stop):
-                edges[places[k]] += np.uint32(1)
-        start = stop
+def _add(totals: npt.NDArray[np.uint64], places: Ids, amounts: Ids, first: int) -> None:
+    for i in range(places.size):
+        totals[places[i] - first] += np.uint64(amounts[i])
+
+
+@kernel
+def _sort_by_range(places: Ids, shift: int, num_ranges: int) -> tuple[Ids, Ids]:
+    """Places by range, which is ``place >> shift``, and where every range ends among them."""
+    ends = np.zeros(num_ranges, np.int64)
+    for i in range(places.size):
+        ends[places[i] >> shift] += 1
+    total = 0
+    for number in range(num_ranges):
+        size = ends[number]
+        ends[number] = total
+        total += size
+    found = np.empty_like(places)
+    for i in range(places.size):
+        number = places[i] >> shift
+        found[ends[number]] = places[i]
+        ends[number] += 1
+    return found, ends
