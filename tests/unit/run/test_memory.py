@@ -100,6 +100,8 @@ def test_a_part_cut_in_two_is_bounded_and_a_shard_refused(parted: Store, tmp_pat
 def test_batches_made_ahead_and_copies_are_counted(parted: Store) -> None:
     (plain,), (ahead,) = (forecast_memory(parted, MemoryPlan(prefetch=depth)) for depth in (0, 2))
     assert ahead.anonymous["mini-batches"] == pytest.approx(2 * plain.anonymous["mini-batches"], abs=2)
+    (three,) = forecast_memory(parted, MemoryPlan(prefetch=3, sampling_threads=3))
+    assert three.anonymous["sampler tables"] == 3 * plain.anonymous["sampler tables"]
     alone, both = (
         forecast_memory(parted, MemoryPlan(copies_bytes=100))[0],
         forecast_memory(parted, MemoryPlan(2, copies_bytes=100)),
