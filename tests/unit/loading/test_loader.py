@@ -476,7 +476,7 @@ def test_an_older_iterator_is_refused_and_does_not_disturb_the_newest(store: Sto
 
 def test_sampling_threads_need_batches_ahead_and_built_in_samplers_and_sources(store: Store) -> None:
     loader = _loader(store, prefetch=3, sampling_threads=np.int64(3))
-    rows = SimpleNamespace(row_shape=(2,), dtype=torch.float32, read=None)
+    rows = SimpleNamespace(row_shape=(2,), dtype=torch.float32, read=lambda ids, out: None)
     assert (loader.prefetch, loader.sampling_threads) == (3, 3)
     with pytest.raises(ValueError, match="sampling_threads: expected a number of threads, from 1 .got 0"):
         _loader(store, prefetch=3, sampling_threads=0)
