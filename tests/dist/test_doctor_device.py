@@ -78,7 +78,7 @@ from gsplit_bench.simulated import simulated_device
 def record(kernel, grid, args, constants, writes):
     before(kernel, grid, args, constants, writes)
     seen.append((kernel.__name__, args[0].numel(), args[1].is_pinned()))
-    assert torch.equal(args[6].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])
+    assert torch.equal(args[7].cpu().view(rows.shape), rows.view(torch.int32)[args[3].cpu()])
 
 with simulated_device():
     found = compare_kernels(solo_mesh("sim"))

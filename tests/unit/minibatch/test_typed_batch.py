@@ -126,7 +126,6 @@ def test_targets_by_ids_masks_and_type() -> None:
         ({"features": {"venue": "x"}}, "one of paper"),
         ({"features": {"paper": "emb"}}, "features/paper/emb"),
         ({"features": ["x"]}, "by vertex type"),
-        ({"strategy": "auto"}, "name a strategy"),
         ({"sampler": lambda part: None}, "draws every relation"),
         ({"copies": 100}, "built for heterogeneous graphs"),
         ({"cache": "1MB"}, "cache: expected a partitioned store"),
