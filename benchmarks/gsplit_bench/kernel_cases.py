@@ -22,9 +22,10 @@ from gsplit.kernels.triton import attention, dropout, gather, relabelling, rows,
 from gsplit.kernels.triton.attention import REALS, edge_tile
 from gsplit.kernels.triton.sums import sum_tile
 
-__all__ = ["CASES", "Case", "Usage", "compile_case"]
+__all__ = ["CASES", "Case", "Usage", "compile_case", "compile_for_amd"]
 
 _WARP = 32
+_WAVEFRONT = 64
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,18 @@ def compile_case(case: Case, capability: int) -> Usage:
     assert found is not None, text
     registers, stack, local = (int(number) for number in found.groups())
     return Usage(registers, stack, local, int(compiled.metadata.shared))  # without what the driver keeps for itself
+
+
+def compile_for_amd(case: Case, architecture: str = "gfx942") -> Usage:
+    """Compile a kernel for a GPU of AMD (gfx942 is MI300), and read vector registers and spilled ones of a thread."""
+    target = GPUTarget("hip", architecture, _WAVEFRONT)
+    compiled = triton.compile(_source(case), target=target, options={"num_warps": case.num_warps})
+    listing = compiled.asm["amdgcn"]
+
+    def read(name: str) -> int:
+        found = re.search(rf"\.{name}:\s*(\d+)", listing)
+        assert found is not None, name
+        return int(found[1])
+
+    spilled = 4 * (read("vgpr_spill_count") + read("sgpr_spill_count"))
+    return Usage(read("vgpr_count"), read("private_segment_fixed_size"), spilled, int(compiled.metadata.shared))

@@ -253,6 +253,13 @@ def compiled_usage(capability: int) -> dict[str, tuple[int, ...]]:
     return {case.name: astuple(compile_case(case, capability)) for case in CASES}
 
 
+def compiled_usage_on_amd() -> dict[str, tuple[int, ...]]:
+    """The same on a GPU of AMD."""
+    from gsplit_bench.kernel_cases import CASES, compile_for_amd
+
+    return {case.name: astuple(compile_for_amd(case)) for case in CASES}
+
+
 def specialized_numbers() -> list[str]:
     """Arguments that are numbers and whose value decides how a kernel is compiled."""
     from gsplit_bench.kernel_cases import CASES

@@ -19,6 +19,14 @@ def test_no_kernel_spills_or_takes_too_many_registers(compiler: Run, capability:
         assert registers <= (96 if name.startswith("GAT") else 64), name  # at 96 registers an SM has room for 21 warps
 
 
+@pytest.mark.weekly
+def test_every_kernel_compiles_for_amd_without_spills(compiler: Run) -> None:
+    usage = compiler("triton_programs.compiled_usage_on_amd")
+    assert len(usage) > 30
+    for name, (registers, stack_bytes, spilled_bytes, _) in usage.items():
+        assert stack_bytes == spilled_bytes == 0 and 0 < registers <= 96, name
+
+
 def test_numbers_of_rows_do_not_make_new_variants(compiler: Run) -> None:
     """Triton compiles anew for multiples of 16 and for 1, in the middle of training, unless it is told not to."""
     specialized = compiler("triton_programs.specialized_numbers")
