@@ -278,7 +278,10 @@ ALONE: dict[str, tuple[Callable[[], object], str | None]] = {
     "memory freed after recording": (_freed_after_recording, None),
     "a sum over edges that autocast casts": (_cast_sum, "NotImplementedError"),
     "a sum over edges in float32": (_own_sum, None),
-    "types that autocast leaves": (_types_that_autocast_leaves, "RuntimeError: index_add_(): self (BFloat16)"),
+    "types that autocast leaves": (
+        _types_that_autocast_leaves,
+        "RuntimeError: index_add_(): self (BFloat16) and source",
+    ),
     "a value at once": (_value_at_once, "event.synchronize of the last launch"),
     "a value a step later": (_value_a_step_later, "event.synchronize'"),
     "a value that has come": (_value_much_later, None),

@@ -4,9 +4,9 @@ Tensors of the device hold host tensors and answer every operation, so models, l
 unchanged and bit for bit as on the host. It refuses what CUDA refuses (mixed devices, ``numpy()``, host tensors in a
 device's collective), runs backward in a thread of the device, and counts by file and line what CUDA would make the host
 wait for, what it would launch and what would cross the bus. On top: streams and events with a check for races, and
-NCCL's rules over gloo.
+NCCL's rules over gloo. ``torch.autocast`` casts as on CUDA, events are not over at once, and memory can have a limit.
 
-It has no clock and no memory limit: what it proves is what is computed, in which order, and who waits for whom.
+It has no clock: what it proves is what is computed, in which order, and who waits for whom.
 """
 
 from gsplit_bench.simulated.backend import SimTensor, why_not_supported

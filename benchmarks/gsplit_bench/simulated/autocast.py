@@ -81,7 +81,7 @@ def register_casts() -> list[Any]:
 
 
 def _casting(func: Any, cast: _Cast) -> Callable[..., Any]:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):

@@ -24,7 +24,7 @@ from gsplit_bench.simulated.log import DeviceLog, calling_line
 
 __all__ = ["Clock", "Event", "RaceError", "Stream", "StreamTracker", "parts_of"]
 
-_CAUGHT_UP_S = 10.0  # an idle device is through with everything
+_CAUGHT_UP_S = 30.0  # an idle device is through with everything
 Kind = Literal["read", "write"]
 Clock = dict[str, int]
 """For every stream the number of its newest launch that is known to be over."""
