@@ -14,6 +14,7 @@ from device_loading_programs import (
     make_many_between_steps,
     steps_before_an_error,
     train_tiers,
+    with_little_memory,
 )
 from triton_process import triton_process
 
@@ -119,6 +120,14 @@ def test_batches_made_by_name_never_overwrite_those_made_ahead(store: str) -> No
 def test_an_error_is_raised_in_the_turn_of_its_step(store: str, prefetch: int) -> None:
     ((steps, said),) = run_ranks(steps_before_an_error, 1, store, prefetch, device="sim:0")
     assert steps == [0, 1, 2] and "Input/output error" in said
+
+
+def test_a_device_cache_that_does_not_fit_is_refused(store: str) -> None:
+    """The rows need 124800 bytes on the one rank; the device has 100000, which is enough for a smaller cache."""
+    (said,) = run_ranks(with_little_memory, 1, store, 100_000, ["20KB", "1GB"], device="sim:0")
+    assert said["20KB"] == "[5, 5]"
+    assert "device_cache: expected 124800 bytes of free memory of sim:0" in said["1GB"]
+    assert "simulated device out of memory. Tried to allocate" in said["1GB"]
 
 
 def test_a_device_cache_without_a_device_is_refused(store: str) -> None:

@@ -99,6 +99,7 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
     for options in cases:
         loader, found = _loader(mesh, path, options), []
         for step in range(len(loader)):
+            torch.get_device_module(mesh.device).synchronize()  # as a trainer that has read the loss of a step
             start = log.counts()
             batch = loader.make_batch(0, step)
             cost, counts = log.counts() - start, batch.telemetry.counts
@@ -108,6 +109,22 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
         waits, launches, *amounts = zip(*found, strict=True)
         out.append(Loaded(max(waits), max(launches), *(sum(amount) for amount in amounts)))
     return out
+
+
+def with_little_memory(mesh: Mesh, path: str, num_bytes: int, caches: list[str]) -> dict[str, str]:
+    """What making two batches says on a device with so much memory, by size of its cache."""
+    state, said = switched_on().state, {}
+    for cache in caches:
+        state.memory_bytes = num_bytes
+        try:
+            loader = gsplit.NeighborLoader(
+                gsplit.open(path), [4, 4], "train", batch_size=5, mesh=mesh, device_cache=cache
+            )
+            said[cache] = str([loader.make_batch(0, step).batch_size for step in range(2)])
+        except gsplit.InputError as error:
+            said[cache] = str(error)
+        state.memory_bytes = None
+    return said
 
 
 def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:

@@ -170,18 +170,28 @@ def open_device_rows(
     order = HotOrder(boundaries, lengths)
     if held and kernel_for("gather", device) == "triton":
         if order.num_cached == order.num_vertices:
-            on_device = _read(source, order, order.num_vertices).to(device)
+            on_device = _copy_hottest(_read(source, order, order.num_vertices), device)
             _REGISTERED[key] = found = RegisteredRows(on_device, on_device, order)
             return found
         rows = _read(source, order, order.num_vertices)
+        hottest = _copy_hottest(rows[: order.num_cached], device)
         release = register_memory(rows, device)
         if release is not None:
-            _REGISTERED[key] = found = RegisteredRows(rows, rows[: order.num_cached].to(device), order)
+            _REGISTERED[key] = found = RegisteredRows(rows, hottest, order)
             weakref.finalize(found, release).atexit = False  # before the memory is freed; not needed at exit
             return found
         _LOG.warning("the driver does not let %s read host memory in place: the host reads rows for it", device)
-    cached = (_read(source, order, order.num_cached).to(device), order) if order.num_cached else None
+    cached = (_copy_hottest(_read(source, order, order.num_cached), device), order) if order.num_cached else None
     return StagedRows(source, cached)
+
+
+def _copy_hottest(rows: Tensor, device: torch.device) -> Tensor:
+    try:
+        return rows.to(device)
+    except torch.OutOfMemoryError as error:
+        fix = "choose a smaller device_cache; hidden features and gradients need memory of the device too"
+        expected = f"{rows.nbytes} bytes of free memory of {device}"
+        raise InputError(explain("device_cache", expected, error, fix)) from None
 
 
 def _read(source: HostSource, order: HotOrder, num_rows: int) -> Tensor:
