@@ -173,10 +173,16 @@ def _return_from_places(
 
 
 def _add_returned(g: Tensor, returned: Tensor, route: Route, *, deterministic: bool) -> None:
-    """Add the returned gradients to the rows that were sent, one receiver after the other if deterministic."""
+    """Add the returned gradients to the rows that were sent, one receiver after the other if deterministic.
+
+    Rows of 16 bits are added in float32: a hub gets a gradient from every receiver, and small ones would be lost.
+    """
     parts = route.send_counts if deterministic else (route.num_sent,)
+    sums = g if g.dtype in (torch.float32, torch.float64) else g.float()
     for rows, part in zip(route.send_rows.split(parts), returned.split(parts), strict=True):
-        g.index_add_(0, rows, part)
+        sums.index_add_(0, rows, part.to(sums.dtype))
+    if sums is not g:
+        g.copy_(sums)
 
 
 class _KeepPrefix(torch.autograd.Function):

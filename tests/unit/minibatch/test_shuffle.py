@@ -139,3 +139,13 @@ def test_second_derivatives_are_refused() -> None:
     (g,) = torch.autograd.grad((mixed**2).sum(), h, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         g.sum().backward()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_rows_of_16_bits_are_added_in_float32(deterministic: bool) -> None:
+    """256 receivers return 1 each for a row whose gradient is 256: in bfloat16, 256 + 1 is 256."""
+    route = Route(torch.zeros(256, dtype=torch.int64), (1,) * 256, (0,) * 256, num_local=1, num_dst=0)
+    g_mixed = torch.full((1, 2), 256.0, dtype=torch.bfloat16)
+    returned = torch.ones(256, 2, dtype=torch.bfloat16)
+    g = merge_gradients(g_mixed, None, (returned,), route, POOL, deterministic=deterministic)
+    assert g.dtype == torch.bfloat16 and g.tolist() == [[512.0, 512.0]]
