@@ -113,6 +113,9 @@ class _Module:
     def get_device_properties(self, device: Any = None) -> _Properties:
         return _Properties("simulated device", self._active().uuid)
 
+    def empty_cache(self) -> None:
+        """Nothing: freed memory is not kept."""
+
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Free and all bytes; without a limit those of a large GPU."""
         state = self._active().state

@@ -6,6 +6,7 @@ then the device is idle. So values that the host needs are copied to pinned memo
 are available at once, and nothing is deferred.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -135,8 +136,11 @@ class SideStream:
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that can still be allocated on a device."""
-    return int(_module(device).mem_get_info(device)[0])
+    """The bytes that can still be allocated on a device, once what torch keeps of freed memory is returned."""
+    module = _module(device)
+    gc.collect()  # loaders that were dropped may wait for it with their rows
+    module.empty_cache()
+    return int(module.mem_get_info(device)[0])
 
 
 def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object] | None:

@@ -5,10 +5,10 @@ S sources, D destinations, E edges grouped by destination (``kernels.csr``), row
     out[i] = sum over the edges e from s to i of weight[e] * x[s];   mean: divided by the number of edges
     g_x[s] = sum over the edges e from s to i of weight[e] * g[i];   mean: g[i] divided first
 
-Both add in float32 for rows of 16 bits, in the order of the edges. torch's own gradient of a sparse product converts
-the matrix in backward, for which the host waits for the device. Here the edges of each source are found by a sort,
-once per block, and only if a gradient is needed. On the host PyG's layers call torch's sparse products, which are
-faster there.
+Both add and divide in float32 for rows of 16 bits, in an order that the edges alone decide. torch's own gradient of a
+sparse product converts the matrix in backward, for which the host waits for the device. Here the edges of each source
+are found by a sort, once per block, and only if a gradient is needed. On the host PyG's layers call torch's sparse
+products, which are faster there.
 """
 
 from typing import Any
@@ -43,15 +43,18 @@ class EdgeSums:
 
     def forward(self, x: Tensor, *, mean: bool) -> Tensor:
         """See the module: ``out``."""
-        out = _sum_rows((self._indptr, self._src_rows, self._weights), x)
-        return out / self._degrees(x.dtype) if mean else out
+        edges = (self._indptr, self._src_rows, self._weights)
+        if not mean:
+            return _sum_rows(edges, x, x.dtype)
+        return (_sum_rows(edges, x, _wide(x.dtype)) / self._degrees(x.dtype)).to(x.dtype)
 
     def backward(self, g: Tensor, *, mean: bool) -> Tensor:
         """See the module: ``g_x``."""
-        return _sum_rows(self._transposed(), g / self._degrees(g.dtype) if mean else g)
+        return _sum_rows(self._transposed(), g / self._degrees(g.dtype) if mean else g, g.dtype)
 
     def _degrees(self, dtype: torch.dtype) -> Tensor:
-        return self._indptr.diff().clamp(min=1).unsqueeze(1).to(dtype)
+        """The number of edges of every destination, at least 1, in the type that sums of ``dtype`` have."""
+        return self._indptr.diff().clamp(min=1).unsqueeze(1).to(_wide(dtype))
 
     def _transposed(self) -> _Edges:
         """The edges grouped by source, in the order of their destinations."""
@@ -78,16 +81,20 @@ class _Sum(torch.autograd.Function):
         return (ctx.sums.backward(g, mean=ctx.mean) if ctx.needs_input_grad[0] else None), None, None
 
 
-def _sum_rows(edges: _Edges, x: Tensor) -> Tensor:
-    """out[i] = the sum of weight[e] * x[other end of e] over the edges e of i."""
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _sum_rows(edges: _Edges, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """out[i] = the sum of weight[e] * x[other end of e] over the edges e of i, as ``dtype``."""
     if kernel_for("sum rows", x.device, x.dtype) == "triton":
         from gsplit.kernels.triton.sums import sum_rows
 
-        return sum_rows(*edges, x)
+        return sum_rows(*edges, x, dtype)
     offsets, rows, weights = edges
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    wide = x.to(_wide(x.dtype))
     values = wide.new_ones(rows.numel()) if weights is None else weights.to(wide.dtype)
     matrix = csr_matrix(offsets, rows, values, num_columns=x.size(0))
     with torch.autocast(x.device.type, enabled=False):  # in backward too, which a program may call under autocast
         out: Tensor = torch.sparse.mm(matrix, wide.contiguous())
-    return out.to(x.dtype)
+    return out.to(dtype)

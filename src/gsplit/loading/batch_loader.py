@@ -173,6 +173,7 @@ class BatchLoader(ABC, Generic[B]):
         )
         if not plan.copies:
             return step_loader, None
+        mesh.control.gather_text(Call("open rows", long_wait=True), "")  # all ranks: all copy rows, or none
         copies = self._graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading)
         return step_loader, copies.move_rows(mesh.device)
 

@@ -90,6 +90,7 @@ class Pipeline(Generic[T]):
             if worker.thread is not None and worker.thread is not threading.current_thread():
                 worker.thread.join()
         self._made.clear()
+        self._errors.clear()  # their tracebacks keep batches
 
     def _run(self, worker: "_Worker") -> None:
         while self._wait_for_permission(worker):

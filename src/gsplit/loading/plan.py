@@ -246,9 +246,9 @@ def resolve_plan(
     times, has_times = ("input_time", input_time is not None) if pairs is None else ("edge_label_time", pairs.has_times)
     _check_times(store, draw, times, strategy, copies, has_times=has_times)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
-    depth = _resolve_prefetch(prefetch, mesh)
-    device_bytes = _resolve_device_cache(device_cache, store, mesh)
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
+    depth = _resolve_prefetch(prefetch, mesh, sampler, arrays)
+    device_bytes = _resolve_device_cache(device_cache, store, mesh)
     threads = _check_sampling_threads(sampling_threads, depth, mesh, sampler, arrays)
     drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
     if store.types is not None:
@@ -417,14 +417,15 @@ def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSe
         raise InputError(explain("strategy='auto'", expected, got, fix))
 
 
-def _resolve_prefetch(prefetch: int | None, mesh: Mesh) -> int:
+def _resolve_prefetch(prefetch: int | None, mesh: Mesh, sampler: str | SamplerFactory, arrays: ArrayNames) -> int:
     """The number of steps to make ahead. Refused if a device samples, which cannot run ahead.
 
     By default 2 if the host samples for a device, which would wait otherwise. On CPUs sampling and training share the
-    cores.
+    cores. User-defined samplers and sources are called in another thread only if that is asked for.
     """
     if prefetch is None:
-        return 2 if mesh.host_samples else 0
+        is_built_in = not callable(sampler) and len(arrays.stored_features) == len(arrays.features)
+        return 2 if mesh.host_samples and is_built_in else 0
     fix = "choose 2, or leave it out"
     depth = _whole_number("prefetch", prefetch, 0, "a number of batches, 0 for none", fix)
     if depth and mesh.sample_device.type != "cpu":

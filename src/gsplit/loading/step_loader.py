@@ -8,8 +8,8 @@ mixed tensor of layer 0, and receives rows of other ranks into the rest of it, w
 come first).
 
 If the host samples for a device, ``load`` locates the rows, and reads those that the device cannot reach
-(``features.device``). One copy moves everything to the device (``device.packing``), which gathers the rows and
-exchanges them. Stored features have no gradient, so this may be launched one step ahead, on a second stream.
+(``features.device``). One copy moves everything to the device (``device.packing``), which gathers the rows. Stored
+features have no gradient, so this may be launched one step ahead, on a second stream. The device then exchanges them.
 """
 
 from copy import copy

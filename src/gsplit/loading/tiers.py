@@ -10,6 +10,7 @@ the others from registered host memory, or the host reads them for it. Tiers do 
 
 import logging
 import mmap
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -48,6 +49,7 @@ DEVICE_MARGIN = 8 * 10**9
 _LOG = logging.getLogger(__name__)
 _REGISTERED: "weakref.WeakValueDictionary[tuple[object, ...], RegisteredRows]" = weakref.WeakValueDictionary()
 """Rows that loaders of this process use, so that loaders of the same rows share them."""
+_OPENING = threading.Lock()
 
 
 def open_features(
@@ -156,11 +158,29 @@ def open_device_rows(
     ``held``: all rows may be copied once to host memory that the device reads directly, unless its own memory holds all
     of them. Otherwise, or if the device cannot read host memory, the host reads the rows that are not on the device.
     """
-    store = local.store
-    place = (store.path, store.fingerprint) if isinstance(store, Store) else (object(),)  # not shared
-    key = (*place, *names, local.first, local.stop, device, cache, held)
-    if key in _REGISTERED:
-        return _REGISTERED[key]
+    key = (*_identify(local.store, names), local.first, local.stop, device, cache, held)
+    with _OPENING:
+        return _REGISTERED.get(key) or _open_device_rows(local, source, device, key, cache=cache, held=held)
+
+
+def _identify(store: GraphStore, names: Sequence[str]) -> tuple[object, ...]:
+    """What rows of a store are known by: path, parts and checksums. Those of a graph in memory are not shared."""
+    if not isinstance(store, Store):
+        return (object(),)
+    wanted = {"hotness", *(f"{kind}/{name}" for kind in ("features", "scales") for name in names)}
+    sums = tuple((name, entry.sha256) for name, entry in sorted(store.manifest.arrays.items()) if name in wanted)
+    return (store.path, tuple(store.part_boundaries), *names, *sums)
+
+
+def _open_device_rows(
+    local: LocalGraph,
+    source: HostSource,
+    device: torch.device,
+    key: tuple[object, ...],
+    *,
+    cache: int | None,
+    held: bool,
+) -> DeviceRows:
     boundaries = clip_parts(local.store.part_boundaries, local.first, local.stop)
     lengths: tuple[int, ...] = (0,) * (len(boundaries) - 1)
     if num_bytes := max(0, free_memory(device) - DEVICE_MARGIN) if cache is None else cache:
@@ -174,12 +194,17 @@ def open_device_rows(
             _REGISTERED[key] = found = RegisteredRows(on_device, on_device, order)
             return found
         rows = _read(source, order, order.num_vertices)
-        hottest = _copy_hottest(rows[: order.num_cached], device)
         release = register_memory(rows, device)
         if release is not None:
-            _REGISTERED[key] = found = RegisteredRows(rows, hottest, order)
+            try:
+                found = RegisteredRows(rows, _copy_hottest(rows[: order.num_cached], device), order)
+            except InputError:
+                release()
+                raise
+            _REGISTERED[key] = found
             weakref.finalize(found, release).atexit = False  # before the memory is freed; not needed at exit
             return found
+        del rows
         _LOG.warning("the driver does not let %s read host memory in place: the host reads rows for it", device)
     cached = (_copy_hottest(_read(source, order, order.num_cached), device), order) if order.num_cached else None
     return StagedRows(source, cached)

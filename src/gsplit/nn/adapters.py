@@ -175,15 +175,14 @@ def _call_stock(split: SplitForward, inputs: LayerInputs, rows: Any, edges: _Lay
 @contextmanager
 def _temporarily(layer: Module, option: str, value: Any) -> Iterator[None]:
     """Give an attribute of a layer another value while it runs: the adapter does that part."""
-    before = vars(layer).get(option)
+    before = {name: held for name, held in vars(layer).items() if name == option}
     setattr(layer, option, value)
     try:
         yield
     finally:
-        if before is None:
-            delattr(layer, option)
-        else:
-            setattr(layer, option, before)
+        delattr(layer, option)
+        for name, held in before.items():
+            setattr(layer, name, held)
 
 
 def _normalised(inputs: LayerInputs, gcn: GcnOptions) -> tuple[Block, Tensor]:

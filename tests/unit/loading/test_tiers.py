@@ -18,7 +18,7 @@ from gsplit.features.device import StagedRows
 from gsplit.features.protocol import take_rows
 from gsplit.features.sources import ScaledRows
 from gsplit.graph.ownership import Ownership
-from gsplit.loading.tiers import DEVICE_MARGIN, open_device_rows, open_features
+from gsplit.loading.tiers import DEVICE_MARGIN, _identify, open_device_rows, open_features
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import feature_values, write_with_features
@@ -150,6 +150,13 @@ def test_an_array_file_that_is_cut_off_while_it_is_read_is_an_error(parted: Stor
     with pytest.raises(StoreError, match=r"hotness.npy: expected \d+ bytes, as when it was opened"):
         file.read(3, 400)
     file.close()
+
+
+def test_rows_are_shared_only_if_path_parts_and_checksums_are_equal(parted: Store, tmp_path: Path) -> None:
+    other = write_with_features(parted, tmp_path / "c.gsplit", "int8")
+    assert _identify(parted, ["x"]) == _identify(gsplit.open(parted.path), ["x"])
+    assert _identify(parted, ["x"])[1:] != _identify(other, ["x"])[1:]  # the same graph with other rows
+    assert _identify(parted, ["x"]) != _identify(parted, ["z"])
 
 
 @pytest.mark.parametrize("free, cached", [(DEVICE_MARGIN + 480, 20), (DEVICE_MARGIN - 1, 0), (80 * 10**9, 400)])

@@ -4,6 +4,7 @@ One program, of one warp, handles one row and some columns: nothing is shared be
 and no atomics. Rows of 16 bits are added in float32.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -41,10 +42,10 @@ def sum_tile(width: int) -> dict[str, int]:
     return {"EDGES": min(16, 512 // columns), "COLUMNS": columns}
 
 
-def sum_rows(offsets: Tensor, rows: Tensor, weights: Tensor | None, x: Tensor) -> Tensor:
-    """The sums of every row, [offsets.numel() - 1, C]; ``weights``: one number per edge, None for 1."""
+def sum_rows(offsets: Tensor, rows: Tensor, weights: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sums of every row, [offsets.numel() - 1, C], as ``dtype``; ``weights``: one number per edge, None for 1."""
     x = x.detach().contiguous()
-    out = x.new_empty(offsets.numel() - 1, x.size(1))
+    out = x.new_empty(offsets.numel() - 1, x.size(1), dtype=dtype)
     tile = sum_tile(x.size(1))
     launch(
         sum_kernel,
