@@ -126,10 +126,11 @@ HANGS: dict[str, Case] = {
 
 
 def _loader(mesh: Mesh, seed: int = 0) -> NeighborLoader:
+    """Without prefetching: loaders then share a group, in which a mismatch is seen at once."""
     drawn = torch.Generator().manual_seed(1)
     edges = torch.randint(0, 60, (2, 300), generator=drawn)
     data = Data(x=torch.randn(60, 4, generator=drawn), edge_index=edges, y=torch.arange(60) % 3)
-    return NeighborLoader(data, [3, 3], batch_size=12, mesh=mesh, seed=seed)
+    return NeighborLoader(data, [3, 3], batch_size=12, mesh=mesh, seed=seed, prefetch=0)
 
 
 def _model(mesh: Mesh, norm: str | None = None) -> Module:

@@ -10,6 +10,7 @@ from contextlib import chdir
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -87,7 +88,8 @@ def test_what_an_index_shows_is_there(built: Built) -> None:
 
 def test_the_sdist_builds_the_same_wheel_and_has_what_its_tests_read(built: Built, tmp_path: Path) -> None:
     with tarfile.open(built.sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+        archive.extractall(tmp_path, **options)
     (source,) = tmp_path.iterdir()
     with chdir(source):
         again = tmp_path / build_wheel(str(tmp_path))
