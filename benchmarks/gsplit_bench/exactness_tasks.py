@@ -168,7 +168,7 @@ def _owners(store: MemoryStore, case: TaskCase, num_splits: int) -> Ownership:
 
 
 def _pairs() -> Tensor:
-    """Edges, pairs that are no edges, a vertex with itself, and a pair twice; by original id."""
+    """Edges, pairs that are not edges, a vertex with itself, and a pair twice; by original id."""
     rng = np.random.default_rng(4)
     src, dst, _ = _edges()
     some = rng.permutation(EDGES)[:34]

@@ -12,22 +12,12 @@ import numpy as np
 import pytest
 import torch
 from typed_programs import (
-    BATCH,
-    COUNTS,
-    FANOUTS,
-    MODELS,
-    TRAINED,
-    WIDTHS,
-    Fused,
     TypedCase,
     TypedRun,
     count_typed,
     infer_all,
     largest_error,
     load_from_tiers,
-    make_data,
-    make_model,
-    make_store,
     stored_in_parts,
     train_all,
     train_and_save,
@@ -43,6 +33,18 @@ from gsplit.planner.counts import count_strategies
 from gsplit.sampling.relations import resolve_relation_fanouts
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import why_not_supported
+from gsplit_bench.typed_models import (
+    BATCH,
+    COUNTS,
+    FANOUTS,
+    MODELS,
+    TRAINED,
+    WIDTHS,
+    Fused,
+    make_data,
+    make_model,
+    make_store,
+)
 
 STRATEGIES = ("split", "data", "data_cached", "hybrid(1)")
 BOUND = 1e-9

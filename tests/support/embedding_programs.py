@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import typed_programs as typed
 from torch import Tensor
 from torch.nn import Embedding, Module
 from torch_geometric.data import Data
@@ -23,6 +22,7 @@ from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.in_memory import MemoryStore, typed_store
+from gsplit_bench import typed_models as typed
 
 __all__ = [
     "EmbeddingCase",
@@ -46,7 +46,7 @@ Rows = Callable[[Batch], Tensor]
 
 @dataclass(frozen=True)
 class EmbeddingCase:
-    """``kind``: a model of ``typed_programs``, or "untyped" or "links". ``num_parts``: 1 for equal ranges of ids."""
+    """``kind``: a model of ``typed_models``, or "untyped" or "links". ``num_parts``: 1 for equal ranges of ids."""
 
     kind: str
     strategy: str = "split"
@@ -68,7 +68,7 @@ class EmbeddingRun:
 
 
 def typed_graph(num_parts: int) -> MemoryStore:
-    """The graph of ``typed_programs``, in which authors and fields have no features. The last part has no fields."""
+    """The graph of ``typed_models``, in which authors and fields have no features. The last part has no fields."""
     store = typed.make_data()
     rng = np.random.default_rng(9)
     parts = {name: rng.integers(0, num_parts, count) for name, count in typed.COUNTS.items()}

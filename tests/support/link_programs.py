@@ -91,7 +91,7 @@ def _edges() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def pairs_of() -> Tensor:
-    """Edges, pairs that are no edges, a vertex with itself, and a pair twice; by original id."""
+    """Edges, pairs that are not edges, a vertex with itself, and a pair twice; by original id."""
     rng = np.random.default_rng(4)
     src, dst = _edges()
     some = rng.permutation(src.size)[:30]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from link_programs import PairScores, loss_of
-from temporal_programs import VERTICES, WIDTH, temporal_edges, temporal_store
+from temporal_programs import VERTICES, WIDTH, named_edges, temporal_edges, temporal_store
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
@@ -53,7 +53,7 @@ class TimedLinkResult:
 
 
 def timed_pairs() -> tuple[Tensor, Tensor]:
-    """Edges at their own time, pairs that are no edges, a pair at two times and twice at one, a vertex with itself."""
+    """Edges at their own time, pairs that are not edges, a pair at two times and twice at one, a vertex with itself."""
     rng = np.random.default_rng(4)
     src, dst, time = temporal_edges()
     some = rng.permutation(src.size)[:30]
@@ -120,22 +120,13 @@ def _train(mesh: Mesh, model: Any, case: TimedLinkCase, steps: int) -> TimedLink
 
 
 def record_step(batch: LinkBatch, result: TimedLinkResult) -> None:
-    """``edge_attr`` has the times of the edges. Rows are found by their names, hashes of vertex and time."""
+    """Rows are found by their names, hashes of vertex and time."""
     vertices = torch.arange(VERTICES)
     row_of: dict[int, Row] = {}
     for time in timed_pairs()[1].unique().tolist():
         names = mix(vertices, torch.full_like(vertices, time)).tolist()
         row_of |= {name: (vertex, time) for vertex, name in enumerate(names)}
-    found = []
-    for layer, block in enumerate(batch.blocks):
-        src, dst = block.edge_index()
-        src_names = batch.mixed_names(layer)[src]  # all ranks: once per layer
-        dst_names = batch.destinations(layer).names[dst]
-        values = batch.layers[layer].edge_attr
-        assert values is not None
-        edge_times = (values[:, 0] * 60).round().long()
-        for s, d, t in zip(src_names.tolist(), dst_names.tolist(), edge_times.tolist(), strict=True):
-            found.append((layer, row_of[s], row_of[d], t))
+    found = [(layer, row_of[src], row_of[dst], time) for layer, src, dst, time in named_edges(batch)]
     result.edges.append(sorted(found))
     rows = batch.pair_rows
     assert rows.time is not None

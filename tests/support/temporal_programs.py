@@ -1,5 +1,6 @@
 """What ranks run in the tests of temporal sampling: some steps of training, and the edges they saw."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,12 +159,8 @@ def _loss(model: torch.nn.Module, batch: Batch, case: TemporalCase) -> tuple[Ten
     return batch.mean(F.cross_entropy(out, batch.y, reduction="none")), out.detach()
 
 
-def _record(batch: Batch, result: TemporalResult) -> None:
-    """``edge_attr`` has the times of the edges. A row's time is found by its name, a hash of vertex and time."""
-    _, times = seed_targets()
-    vertices = torch.arange(VERTICES)
-    time_of = {int(name): int(t) for t in times.tolist() for name in mix(vertices, torch.full_like(vertices, t))}
-    found: list[tuple[int, int, int, int]] = []
+def named_edges(batch: Batch) -> Iterator[tuple[int, int, int, int]]:
+    """Layer, names of source and destination, and time of every edge; ``edge_attr`` has the times. A collective."""
     for layer, block in enumerate(batch.blocks):
         src, dst = block.edge_index()
         src_names = batch.mixed_names(layer)[src]  # all ranks: once per layer
@@ -172,8 +169,16 @@ def _record(batch: Batch, result: TemporalResult) -> None:
         assert values is not None
         edge_times = (values[:, 0] * 60).round().long()
         for s, d, t in zip(src_names.tolist(), dst_names.tolist(), edge_times.tolist(), strict=True):
-            result.late += t > time_of[d]
-            found.append((layer, s, d, t))
+            yield layer, s, d, t
+
+
+def _record(batch: Batch, result: TemporalResult) -> None:
+    """A row's time is found by its name, a hash of vertex and time."""
+    _, times = seed_targets()
+    vertices = torch.arange(VERTICES)
+    time_of = {int(name): int(t) for t in times.tolist() for name in mix(vertices, torch.full_like(vertices, t))}
+    found = list(named_edges(batch))
+    result.late += sum(time > time_of[dst] for _, _, dst, time in found)
     result.edges.append(found)
 
 

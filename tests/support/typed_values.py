@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATv2Conv, GraphConv, HeteroConv, SAGEConv
-from typed_programs import CITED_BY, CITES, COUNTS, RELATIONS, WIDTHS, WRITES, WRITTEN_BY, make_data
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.parallelize import parallelize
+from gsplit_bench.typed_models import CITED_BY, CITES, COUNTS, RELATIONS, WIDTHS, WRITES, WRITTEN_BY, make_data
 
 WITH_ATTR = (CITES, WRITES, WRITTEN_BY)
 WEIGHTED = (CITED_BY,)

@@ -18,7 +18,7 @@ from torch import Tensor
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
 
-__all__ = ["LOOP", "CsrEdges", "csr_matrix", "destination_rows", "make_csr_edges"]
+__all__ = ["LOOP", "CsrEdges", "csr_matrix", "destination_rows", "group_rows", "make_csr_edges"]
 
 LOOP = 1 << 62
 
@@ -45,6 +45,15 @@ def destination_rows(indptr: Tensor, num_edges: int) -> Tensor:
     """The destination of every edge. Waits for no device: the number of edges is known."""
     rows = torch.arange(indptr.numel() - 1, device=indptr.device)
     return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)
+
+
+def group_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Where each row occurs in ``rows``: ``places[offsets[i] : offsets[i + 1]]``, ascending. Waits for no device.
+
+    ``rows``: int64, values below ``num_rows``. Returns ``offsets`` [num_rows + 1] and ``places`` [rows.numel()], int64.
+    """
+    ordered, places = torch.sort(rows, stable=True)
+    return torch.searchsorted(ordered, torch.arange(num_rows + 1, device=rows.device)), places
 
 
 def csr_matrix(indptr: Tensor, rows: Tensor, values: Tensor, *, num_columns: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.kernels.csr import csr_matrix, destination_rows
+from gsplit.kernels.csr import csr_matrix, destination_rows, group_rows
 from gsplit.kernels.dispatch import kernel_for
 
 __all__ = ["EdgeSums"]
@@ -59,8 +59,7 @@ class EdgeSums:
     def _transposed(self) -> _Edges:
         """The edges grouped by source, in the order of their destinations."""
         if self._by_source is None:
-            ordered, places = torch.sort(self._src_rows, stable=True)
-            offsets = torch.searchsorted(ordered, torch.arange(self._num_src + 1, device=ordered.device))
+            offsets, places = group_rows(self._src_rows, self._num_src)
             dst_rows = destination_rows(self._indptr, self._src_rows.numel())[places]
             self._by_source = offsets, dst_rows, None if self._weights is None else self._weights[places]
         return self._by_source

@@ -460,7 +460,7 @@ def _check_sampling_threads(
 def _resolve_device_cache(device_cache: int | str, store: GraphStore, mesh: Mesh) -> int | None:
     """The size of the cache in bytes; None for as much memory as the device has left. Refused without a device.
 
-    "auto" is no cache where there is none: without a device, and without the hotness of a partitioned store.
+    "auto" makes a cache only for a device and from a partitioned store, which has the hotness of its rows.
     """
     if device_cache == "auto":
         return None if mesh.host_samples and "hotness" in store.names else 0

@@ -28,14 +28,13 @@ from gsplit.kernels.dispatch import kernel_for
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle
 from gsplit.nn.calls import LayerCall, input_rows
 from gsplit.nn.layer_edges import loop_once, looped_edges
-from gsplit.nn.layers import has_message_hooks, is_attention
+from gsplit.nn.layers import has_message_hooks, has_own_methods, is_attention
 from gsplit.nn.wrappers_and_hooks import has_user_hooks
 
 __all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
 
 _PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
 _SIGNATURES = {kind: inspect.signature(kind.forward) for kind in (pyg.GATConv, pyg.GATv2Conv)}
-_METHODS = {"propagate", "edge_updater", "edge_update", "message", "aggregate", "update"}
 
 
 def _is_plain(layer: Any) -> bool:
@@ -44,7 +43,7 @@ def _is_plain(layer: Any) -> bool:
     known = is_attention(layer) and all(type(part) in _PARTS and "forward" not in vars(part) for part in parts)
     if type(layer) is pyg.GATConv:  # its scores are made of the projections' weights alone
         known = known and all(getattr(part, "bias", None) is None for part in parts if part is not layer.res)
-    if not known or layer.explain or has_message_hooks(layer) or _METHODS & vars(layer).keys():
+    if not known or layer.explain or has_message_hooks(layer) or has_own_methods(layer):
         return False
     usual = layer.aggr in ("add", "sum") and layer.flow == "source_to_target" and layer.decomposed_layers == 1
     return usual and layer.node_dim == 0 and not any(map(has_user_hooks, (layer, *parts)))

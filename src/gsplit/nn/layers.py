@@ -10,6 +10,7 @@ __all__ = [
     "edge_features_are_weights",
     "edge_features_of",
     "has_message_hooks",
+    "has_own_methods",
     "is_attention",
     "is_layer",
     "is_single_input",
@@ -20,7 +21,7 @@ __all__ = [
 
 _SINGLE_INPUT = (pyg.GCNConv, pyg.PNAConv)
 _INNER = ("_propagate", "_message", "_aggregate", "_update", "_edge_update")
-_METHODS = {"propagate", "message", "message_and_aggregate", "aggregate", "update"}
+_METHODS = {"propagate", "edge_updater", "edge_update", "message", "message_and_aggregate", "aggregate", "update"}
 _HOST_DTYPES = (torch.float32, torch.float64)
 _DEVICE_DTYPES = (*_HOST_DTYPES, torch.bfloat16, torch.float16)
 _CSR = (pyg.SAGEConv, pyg.GraphConv, pyg.GINConv, pyg.SimpleConv, pyg.GCNConv)
@@ -79,6 +80,11 @@ def has_message_hooks(layer: Module) -> bool:
     return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
 
 
+def has_own_methods(layer: Module) -> bool:
+    """Whether a method of message passing was replaced in this one layer, by an attribute of the instance."""
+    return bool(_METHODS & vars(layer).keys())
+
+
 def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product.
 
@@ -92,6 +98,6 @@ def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: fails on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
-    if not on_host and _METHODS & vars(layer).keys():  # a user's own method of this one layer
+    if not on_host and has_own_methods(layer):
         return False
     return known and plain and dtype in (_HOST_DTYPES if on_host else _DEVICE_DTYPES)

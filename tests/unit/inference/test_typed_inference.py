@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import HeteroConv, SAGEConv
 from typed_graphs import academic
-from typed_programs import CITES, COUNTS, RELATIONS, WIDTHS, make_data, make_model, make_store
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -18,6 +17,7 @@ from gsplit.errors import InputError
 from gsplit.inference import closure
 from gsplit.inference.typed_layerwise import TypedLayerwisePass
 from gsplit.nn.parallelize import parallelize
+from gsplit_bench.typed_models import CITES, COUNTS, RELATIONS, WIDTHS, make_data, make_model, make_store
 
 
 @pytest.mark.parametrize("kind", ["sage", "hgt", "to_hetero", "deep"])

@@ -14,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gsplit.kernels.attention_types import AttentionInputs, AttentionOptions
-from gsplit.kernels.csr import CsrEdges, destination_rows
+from gsplit.kernels.csr import CsrEdges, destination_rows, group_rows
 from gsplit.kernels.triton.launch import launch
-from gsplit.kernels.triton.rows import group_rows
 from gsplit.kernels.triton.words import float_halves, join_float
 
 __all__ = [

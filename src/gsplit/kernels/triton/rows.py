@@ -4,15 +4,15 @@ Twins of ``kernels.rows``. The merge adds what peers returned in the order of th
 of its places return to a row is found by a stable sort, so that no sum depends on the order of threads.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gsplit.kernels.csr import group_rows
 from gsplit.kernels.triton.gather import as_bits
 from gsplit.kernels.triton.launch import launch, num_blocks, tile_of
 
-__all__ = ["copy_and_gather", "group_rows", "merge_gradient", "merge_kernel", "spread_kernel"]
+__all__ = ["copy_and_gather", "merge_gradient", "merge_kernel", "spread_kernel"]
 
 
 @triton.jit(do_not_specialize=("num_own", "num_out"))
@@ -60,15 +60,6 @@ def merge_kernel(
     has_dst = (row < num_dst)[:, None]
     part = tl.load(g_dst + here, mask=inside & has_dst, other=0)
     tl.store(out + here, tl.where(has_dst, total + part, total), mask=inside)
-
-
-def group_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Where each row occurs in ``rows``: ``places[offsets[i] : offsets[i + 1]]``, ascending. Waits for no device.
-
-    ``rows``: int64, values below ``num_rows``. Returns ``offsets`` [num_rows + 1] and ``places`` [rows.numel()], int64.
-    """
-    ordered, places = torch.sort(rows, stable=True)
-    return torch.searchsorted(ordered, torch.arange(num_rows + 1, device=rows.device)), places
 
 
 def _matrix(tensor: Tensor, width: int) -> Tensor:
