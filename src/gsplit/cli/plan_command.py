@@ -1,6 +1,7 @@
 """``gsplit plan``: which strategy is fastest for a store, a model and a machine, and why."""
 
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Flags, Json, StoreArgument, settings_options
+from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store, open_store
 
@@ -42,6 +44,7 @@ __all__ = ["plan"]
         "features",
         "cache",
         "features_on_disk",
+        "trial_steps",
     )
 )
 def plan(
@@ -65,7 +68,8 @@ def plan(
     """Compare all strategies for a store, a model and a machine.
 
     Counts some mini-batches under every strategy; seconds come from the constants of a machine. The first plan for this
-    machine measures it, which takes about a minute.
+    machine measures it, which takes about a minute. For this machine, the best three are then timed by a few training
+    steps.
     """
     with command(as_json):
         from gsplit.features.cache import parse_bytes
@@ -112,6 +116,8 @@ def plan(
                 steps=steps,
                 progress=progress,
             )
+        if hardware == "this":
+            made = _time_best(made, settings.model_copy(update={"fanout": fanouts}), opened, nproc)
         if as_json:
             emit_json(_document(made))
         else:
@@ -145,6 +151,27 @@ def _hardware(name: str, workload: "Workload", progress: "Progress", *, again: b
     return fit_to_graph(this_machine(again=again, progress=progress), workload)
 
 
+def _time_best(made: "Plan", settings: TrainSettings, store: Store, nproc: int) -> "Plan":
+    """The plan with the times of its best candidates; a note says if they cannot be trained here."""
+    from gsplit.planner.plan import rank_timed, shortlist
+    from gsplit.run.recipe import shape_of
+    from gsplit.run.trial import describe_trial, medians, time_on_ranks
+
+    setups = [candidate.setup for candidate in shortlist(made.candidates, made.hardware)]
+    if not settings.trial_steps or len(setups) < 2:
+        return made
+    start_s = time.perf_counter()
+    try:
+        shape_of(store, settings)
+        found = medians(time_on_ranks(setups, settings, store.path, nproc))
+    except InputError as error:
+        return replace(made, notes=(*made.notes, f"not timed: {error}"))
+    if not found:
+        return made
+    timed = rank_timed(made, found)
+    return replace(timed, reason=f"{timed.reason} {describe_trial(start_s)}")
+
+
 def _document(made: "Plan") -> dict[str, Any]:
     """The document of ``--json``."""
     return {
@@ -168,6 +195,7 @@ def _describe(candidate: "Candidate") -> dict[str, Any]:
         "replicas": candidate.replicas,
         "wall_s": step.wall_s,
         "cpu_s": step.cpu_s,
+        "timed": None if candidate.timed is None else asdict(candidate.timed),
         "stages_s": step.stages.by_name(),
         "stages_s_per_rank": [rank.by_name() for rank in step.ranks],
         "edges": counts.num_edges,
@@ -184,15 +212,15 @@ def _describe(candidate: "Candidate") -> dict[str, Any]:
 def _show(made: "Plan", console: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    for name in ("step", "draw", "load", "move", "fwd", "bwd", "rows", "sent", "own", "imb."):
+    for name in ("timed", "step", "draw", "load", "move", "fwd", "bwd", "rows", "sent", "own", "imb."):
         table.add_column(name, justify="right", no_wrap=True)
     for candidate in made.candidates:
         table.add_row(*_cells(candidate), style=None if candidate.fits else "dim")
     console.print(table)
     console.print(
-        "ms of a step and its stages (move: ids and rows between ranks, forward); input\n"
-        "rows read; bytes that the busiest rank sends, and that a rank takes of its\n"
-        "own; work of the largest rank over the mean",
+        "ms of a step, timed and estimated, and of its stages (move: ids and rows between\n"
+        "ranks, forward); input rows read; bytes that the busiest rank sends, and that a\n"
+        "rank takes of its own; work of the largest rank over the mean",
         style="dim",
         highlight=False,
     )
@@ -213,6 +241,7 @@ def _cells(candidate: "Candidate") -> list[str]:
     )
     return [
         candidate.name,
+        "" if candidate.timed is None else f"{1000 * candidate.timed.wall_s:.0f}",
         *(f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}" for value in seconds),
         human(step.counts.rows_loaded),
         human(step.bytes_sent) if candidate.ranks > 1 else "",

@@ -6,7 +6,8 @@ training would stop it for a minute. On GPUs it uses the preset for the GPU's na
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,19 +70,18 @@ def resolve_strategy(name: str, store: GraphStore, mesh: Mesh, steps: PlannedSte
         return Choice(name, "")
     if mesh.size == 1:
         return Choice("split", "one process computes every mini-batch whole")
-    answer = {"strategy": "", "reason": "", "error": ""}
+    answer: dict[str, Any] = {}
     if mesh.rank == 0:
         try:
-            choice = _run_planner(store, mesh, steps)
-            answer = {"strategy": choice.strategy, "reason": choice.reason, "error": ""}
+            answer = asdict(_run_planner(store, mesh, steps))
         except (GSplitError, OSError) as error:
-            answer["error"] = str(error) or type(error).__name__
+            answer = {"error": str(error) or type(error).__name__}
     # all ranks: also if rank 0 failed, so that all raise the same error
     texts = mesh.control.gather_text(Call("choose strategy", long_wait=True), json.dumps(answer))
     chosen = json.loads(texts[0])
-    if chosen["error"]:
+    if "error" in chosen:
         raise InputError(chosen["error"])
-    return Choice(chosen["strategy"], chosen["reason"])
+    return Choice(chosen["strategy"], chosen["reason"], tuple(chosen["shortlist"]))
 
 
 def _run_planner(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:

@@ -2,10 +2,10 @@
 
 A candidate is a strategy with a number of replicas that divides the number of ranks, or a single process. Its step is
 counted on mini-batches of the store (``counts``), and its time is computed from the counts and the constants of a
-machine (``estimate``).
+machine (``estimate``). The best candidates can be timed by training steps (``run.trial``), which decide then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -35,7 +35,21 @@ from gsplit.planner.shapes import PlannedModel, PlannedTypes
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
 
-__all__ = ["Candidate", "Choice", "Plan", "choose", "explain_choice", "make_plan", "planned_types"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Plan",
+    "Setup",
+    "StepTime",
+    "choose",
+    "explain_choice",
+    "explain_times",
+    "find_fastest",
+    "make_plan",
+    "planned_types",
+    "rank_timed",
+    "shortlist",
+]
 
 _NEAR_GRAPH_SHARE = 0.25
 """Share of a device's memory that edges may take; the rest is for rows and activations."""
@@ -43,6 +57,10 @@ _FOR_ANY_MODEL = ("split", "data_cached", "data_cached(strided)", "data", "data(
 """Strategies that run any model without BatchNorm. A model with BatchNorm needs ``split``."""
 _LEVEL = 0.05
 """Relative differences below this are not explained."""
+_TIE = 0.02
+"""Timed candidates that differ by less are equally fast: the planner's order decides, not the noise of the times."""
+_NUM_TIMED = 3
+"""Candidates of a shortlist."""
 _STAGE_WORDS = {
     "sample": "sampling",
     "split": "splitting",
@@ -57,15 +75,12 @@ _STAGE_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Setup:
     """One way to run the step: a strategy on a number of ranks, divided into replicas."""
 
     strategy: str
     ranks: int
     replicas: int
-    step: StepEstimate
-    memory: RankBytes
-    fits: bool
 
     @property
     def name(self) -> str:
@@ -76,8 +91,49 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """Medians over some steps that were timed: wall time of the slowest rank, and CPU time of all ranks together."""
+
+    wall_s: float
+    cpu_s: float
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A setup with the estimate of its step, and its time if it was timed."""
+
+    setup: Setup
+    step: StepEstimate
+    memory: RankBytes
+    needed_bytes: float
+    """Memory that must be free: of a rank's device, or of the host for all ranks together."""
+    fits: bool
+    timed: StepTime | None = None
+
+    @property
+    def strategy(self) -> str:
+        return self.setup.strategy
+
+    @property
+    def ranks(self) -> int:
+        return self.setup.ranks
+
+    @property
+    def replicas(self) -> int:
+        return self.setup.replicas
+
+    @property
+    def name(self) -> str:
+        return self.setup.name
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """All candidates, the fastest that fits into memory first. ``notes`` are warnings about the numbers."""
+    """All candidates, the fastest that fits into memory first; timed ones before others.
+
+    ``notes`` are warnings about the numbers.
+    """
 
     hardware: Hardware
     shape: PlannedModel
@@ -93,10 +149,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The strategy that ``strategy="auto"`` resolves to, and the reason."""
+    """The strategy that ``strategy="auto"`` resolves to, and the reason.
+
+    ``shortlist``: the strategies to time before one is chosen, the best by the planner first.
+    """
 
     strategy: str
     reason: str
+    shortlist: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -189,8 +249,47 @@ def choose(
         replicas=replicas,
         strategies=strategies,
     )
-    best = next(candidate for candidate in plan.candidates if candidate.ranks == num_ranks)
-    return Choice(best.strategy, plan.reason)
+    on_all_ranks = [candidate for candidate in plan.candidates if candidate.ranks == num_ranks]
+    timed = shortlist(on_all_ranks, hardware)
+    return Choice(on_all_ranks[0].strategy, plan.reason, tuple(candidate.strategy for candidate in timed))
+
+
+def shortlist(ranked: Sequence[Candidate], hardware: Hardware) -> list[Candidate]:
+    """The best candidates that fit into memory at the same time: they are timed in turn."""
+    found: list[Candidate] = []
+    for candidate in ranked[:_NUM_TIMED]:
+        if sum(each.needed_bytes for each in (*found, candidate)) <= hardware.memory_bytes:
+            found.append(candidate)
+    return found
+
+
+def find_fastest(times: Mapping[Setup, StepTime]) -> Setup:
+    """The first of the setups that are as fast as the fastest, in the order of the planner."""
+    least = min(time.wall_s for time in times.values())
+    return next(setup for setup, time in times.items() if time.wall_s <= least * (1 + _TIE))
+
+
+def rank_timed(plan: Plan, times: Mapping[Setup, StepTime]) -> Plan:
+    """A plan with the times of some candidates, the fastest of which is the best."""
+    fastest = find_fastest(times)
+    timed = [replace(candidate, timed=times.get(candidate.setup)) for candidate in plan.candidates]
+
+    def order(candidate: Candidate) -> tuple[bool, float]:
+        time = candidate.timed
+        return (candidate.setup != fastest, float("inf") if time is None else time.wall_s)
+
+    return replace(
+        plan, candidates=tuple(sorted(timed, key=order)), reason=f"{explain_times(times)} Estimated: {plan.reason}"
+    )
+
+
+def explain_times(times: Mapping[Setup, StepTime]) -> str:
+    """The fastest setup, and how long the others took."""
+    fastest = find_fastest(times)
+    found = times[fastest]
+    others = [f"{setup.name} {time.wall_s:.3g} s" for setup, time in times.items() if setup != fastest]
+    text = f"{fastest.name} is fastest: {found.wall_s:.3g} s per step, the median of {found.num_steps} timed steps"
+    return f"{text} ({', '.join(others)})." if others else f"{text}."
 
 
 def planned_types(store: Store, features: Sequence[str]) -> PlannedTypes | None:
@@ -308,11 +407,10 @@ def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, ha
     num_ranks = len(counts.ranks)
     needed_bytes = memory.own * (1 if hardware.cores is None else num_ranks)
     return Candidate(
-        strategy=counts.spec.name,
-        ranks=num_ranks,
-        replicas=counts.replicas,
+        setup=Setup(counts.spec.name, num_ranks, counts.replicas),
         step=step,
         memory=memory,
+        needed_bytes=needed_bytes,
         fits=needed_bytes <= hardware.memory_bytes,
     )
 

@@ -21,8 +21,8 @@ from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.inference.metrics import DEFAULT_METRICS, Metric
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.strategy_names import parse_strategy
-from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
-from gsplit.planner.plan import planned_types
+from gsplit.planner.auto import PlannedSteps, resolve_strategy
+from gsplit.planner.plan import Choice, planned_types
 from gsplit.planner.shapes import PlannedModel
 from gsplit.run.arrays import TargetLabels, feature_arrays, labels_of
 from gsplit.run.config import TYPED_MODELS, TrainSettings
@@ -46,7 +46,7 @@ __all__ = [
     "check_metric_labels",
     "choose_for_pairs",
     "choose_loss",
-    "choose_strategy",
+    "plan_strategy",
     "fitting_loss",
     "hint_at_partitioning",
     "is_binary",
@@ -330,12 +330,8 @@ def _sum(mesh: Mesh, counts: Sequence[int] | Array) -> list[int]:
     return found
 
 
-def choose_strategy(
-    settings: TrainSettings, shape: ModelShape, store: Store, mesh: Mesh, view: RunView | None = None
-) -> TrainSettings:
-    """The settings with a strategy in place of "auto"; the view shows the choice. A collective for "auto"."""
-    if settings.strategy != AUTO:
-        return settings
+def plan_strategy(settings: TrainSettings, shape: ModelShape, store: Store, mesh: Mesh) -> Choice:
+    """The strategy of the settings, or for "auto" the planner's choice. A collective for "auto"."""
     model = PlannedModel(
         kind=settings.model,
         num_features=shape.num_features,
@@ -360,9 +356,7 @@ def choose_strategy(
         else None,
         strategies=("split",) if settings.norm == "batch_norm" else None,  # each vertex computed once
     )
-    choice = resolve_strategy(AUTO, store, mesh, steps)
-    (view or RunView()).note(f"strategy {choice.strategy}: {choice.reason}")
-    return settings.model_copy(update={"strategy": choice.strategy})
+    return resolve_strategy(settings.strategy, store, mesh, steps)
 
 
 def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view: RunView) -> None:

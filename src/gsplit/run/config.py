@@ -175,6 +175,13 @@ class TrainSettings(BaseModel):
         description="how ranks share a mini-batch: split, data, data_cached, hybrid(k), or auto, the "
         "fastest by the planner",
     )
+    trial_steps: int = Field(
+        5,
+        ge=0,
+        le=1 << 10,
+        description="steps by which --strategy auto and gsplit plan time the planner's best three on CPUs; 0: none",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     replicas: int = Field(1, ge=1, le=1 << 20, description="groups of ranks; each trains a share of every mini-batch")
     prefetch: int | None = Field(
         None,

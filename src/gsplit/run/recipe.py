@@ -3,8 +3,10 @@
 The scripts in ``examples/`` do the same for models of their own.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -15,10 +17,13 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.inference.infer import write_predictions
 from gsplit.inference.prediction_table import What, default_what
+from gsplit.loading.batch_loader import BatchLoader
+from gsplit.loading.link_loader import LinkNeighborLoader
+from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
 from gsplit.run.arrays import array_names, labels_of, typed_widths
-from gsplit.run.choices import check_degrees, choose_loss, choose_strategy, fitting_loss, make_loss, num_outputs
+from gsplit.run.choices import check_degrees, choose_loss, fitting_loss, make_loss, num_outputs, plan_strategy
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model, make_typed_model
@@ -33,6 +38,7 @@ __all__ = [
     "check_new_file",
     "choose_what",
     "infer_run",
+    "make_loader",
     "pair_options",
     "shape_of",
     "verify_run",
@@ -167,6 +173,31 @@ def wrap(model: Module, shape: ModelShape, store: Store, mesh: Mesh) -> Module:
     return parallelize(model, mesh, graph=store, num_features=shape.widths)
 
 
+def make_loader(settings: TrainSettings, store: Store, mesh: Mesh, telemetry: Path | None = None) -> BatchLoader[Any]:
+    """The loader of some settings. ``telemetry``: a file for that of every step. A collective."""
+    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, input_nodes=settings.targets)
+    if settings.of_pairs:
+        make = partial(LinkNeighborLoader, **pair_options(settings))
+    return make(
+        store,
+        settings.fanout,
+        batch_size=settings.batch_size,
+        strategy=settings.strategy,
+        seed=settings.seed,
+        mesh=mesh,
+        deterministic=settings.deterministic,
+        prefetch=settings.prefetch,
+        sampling_threads=settings.sampling_threads,
+        cache=settings.cache,
+        device_cache=settings.device_cache,
+        copies=settings.copies,
+        features_on_disk=settings.features_on_disk,
+        telemetry=telemetry,
+        **settings.sampler_options,
+        **array_names(settings, store),
+    )
+
+
 def infer_run(
     run: Path,
     store: Store,
@@ -222,7 +253,7 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
     """Compare the ranks with one process for a stock model on a store. A collective."""
     settings = choose_loss(settings, store, mesh)
     shape = shape_of(store, settings)
-    settings = choose_strategy(settings, shape, store, mesh)
+    strategy = plan_strategy(settings, shape, store, mesh).strategy
     pairs: PairOptions = pair_options(settings) if settings.of_pairs else {}
     return verify(
         build_model(settings, shape, store),
@@ -232,7 +263,7 @@ def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) ->
         **pairs,
         batch_size=settings.batch_size,
         mesh=mesh,
-        strategy=settings.strategy,
+        strategy=strategy,
         seed=settings.seed,
         steps=steps,
         lr=settings.lr,

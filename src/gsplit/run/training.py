@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -26,16 +25,12 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.evaluate import count_evaluation_edges
 from gsplit.inference.evaluate_links import LinkEvaluationOptions
 from gsplit.inference.metrics import Metric, check_metrics
-from gsplit.loading.batch_loader import BatchLoader
-from gsplit.loading.link_loader import LinkNeighborLoader
-from gsplit.loading.loader import NeighborLoader
 from gsplit.loading.plan import stored_checksums
 from gsplit.run.arrays import array_names, feature_arrays
 from gsplit.run.choices import (
     check_labels,
     check_metric_labels,
     choose_loss,
-    choose_strategy,
     hint_at_partitioning,
     make_loss,
 )
@@ -53,8 +48,9 @@ from gsplit.run.folder import (
     training_folder,
     write_settings,
 )
-from gsplit.run.recipe import pair_options, shape_of, wrap_model
+from gsplit.run.recipe import make_loader, shape_of, wrap_model
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
+from gsplit.run.trial import choose_strategy
 from gsplit.sampling.draws import DrawOptions
 from gsplit.store.reader import Store
 from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest
@@ -86,6 +82,7 @@ _ADJUSTABLE = frozenset(
         "steps",
         "strategy",
         "tensorboard",
+        "trial_steps",
     }
 )
 """Settings that a resumed run may change: how long or how fast it is, not what its steps compute."""
@@ -448,27 +445,8 @@ def _make_trainer(
     mesh = run.mesh
     out = run.out if writes else None
     model = wrap_model(settings, run.shape, run.store, mesh)
-    make: Callable[..., BatchLoader[Any]] = partial(NeighborLoader, input_nodes=settings.targets)
-    if settings.of_pairs:
-        make = partial(LinkNeighborLoader, **pair_options(settings))
-    loader = make(
-        run.store,
-        settings.fanout,
-        batch_size=settings.batch_size,
-        strategy=settings.strategy,
-        seed=settings.seed,
-        mesh=mesh,
-        deterministic=settings.deterministic,
-        prefetch=settings.prefetch,
-        sampling_threads=settings.sampling_threads,
-        cache=settings.cache,
-        device_cache=settings.device_cache,
-        copies=settings.copies,
-        features_on_disk=settings.features_on_disk,
-        telemetry=None if out is None else telemetry_path(out, mesh.rank),
-        **settings.sampler_options,
-        **array_names(settings, run.store),
-    )
+    telemetry = None if out is None else telemetry_path(out, mesh.rank)
+    loader = make_loader(settings, run.store, mesh, telemetry)
     fused = mesh.device.type == "cuda"  # one launch instead of one per operation
     optimizer = torch.optim.Adam(model.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=fused)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate(settings, run.num_steps))

@@ -16,7 +16,7 @@ from gsplit.planner import auto, calibration, plan
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.planner.hardware import PRESETS, write_hardware
 from gsplit.planner.shapes import PlannedModel
-from gsplit.run.choices import choose_strategy
+from gsplit.run.choices import plan_strategy
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape
 from gsplit.sampling.pairs import StoredPairs
@@ -74,7 +74,7 @@ def test_pairs_are_planned_by_their_steps(tmp_path: Path, monkeypatch: pytest.Mo
     planned = replace(STEPS, input_nodes=None, pairs=StoredPairs("train"))
     assert resolve_strategy("auto", pairs, _two_ranks(), planned).strategy in plan._FOR_ANY_MODEL
     settings = TrainSettings(task="link", neg_sampling="joint", fanout=[3, 2], hidden=16, strategy="auto")
-    chosen = choose_strategy(settings, ModelShape(5, 64), pairs, _two_ranks())
+    chosen = plan_strategy(settings, ModelShape(5, 64), pairs, _two_ranks())
     assert chosen.strategy != "auto"
     with pytest.raises(InputError, match="pairs/val .got pairs/nothing"):
         resolve_strategy("auto", pairs, _two_ranks(), replace(planned, pairs=StoredPairs("nothing")))
@@ -99,8 +99,8 @@ def test_an_unknown_model_gets_a_strategy_that_runs_any(store: Store, monkeypatc
 def test_a_run_with_batch_norm_splits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "known_machine", lambda: HOST)
     settings = TrainSettings(strategy="auto", fanout=[3, 2], batch_size=20, norm="batch_norm")
-    assert choose_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy == "split"
-    assert choose_strategy(replace_strategy(settings, "data"), ModelShape(8, 4), store, _two_ranks()).strategy == "data"
+    assert plan_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy == "split"
+    assert plan_strategy(replace_strategy(settings, "data"), ModelShape(8, 4), store, _two_ranks()).strategy == "data"
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...] | None]:
 def test_copies_leave_strategies_that_shuffle_input_rows(store: Store, asked: list[tuple[str, ...] | None]) -> None:
     """The others would be refused by the loader afterwards."""
     settings = TrainSettings(strategy="auto", fanout=[3, 2], batch_size=20, copies="1KB")
-    found = choose_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy
+    found = plan_strategy(settings, ModelShape(8, 4), store, _two_ranks()).strategy
     assert asked == [("split", "hybrid(1)")] and found in ("split", "hybrid(1)")
 
 

@@ -9,7 +9,7 @@ import gsplit
 from gsplit.errors import InputError
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.hardware import PRESETS
-from gsplit.planner.plan import Plan, choose, make_plan
+from gsplit.planner.plan import Plan, StepTime, choose, make_plan, rank_timed, shortlist
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -92,6 +92,23 @@ def test_what_does_not_fit_comes_last(store: Store, workload: Workload) -> None:
     assert fits == sorted(fits, reverse=True) and not all(fits) and any(fits)
     none = make_plan(store, workload, SHAPE, replace(GPU, memory_bytes=1.0), 2)
     assert any("nothing fits" in note for note in none.notes)
+
+
+def test_times_decide_among_the_best_unless_they_are_level(store: Store, workload: Workload) -> None:
+    host = replace(GPU, cores=4)
+    plan = make_plan(store, workload, SHAPE, host, 4)
+    best = shortlist(plan.candidates, host)
+    assert best == list(plan.candidates[:3])
+    first, second, third = (candidate.setup for candidate in best)
+    slower = StepTime(0.99, 3.0, 5)
+    level = rank_timed(plan, {first: StepTime(1.0, 3.0, 5), second: slower, third: StepTime(2.0, 3.0, 5)})
+    assert _names(level) == _names(plan)  # 1 % is noise
+    timed = rank_timed(plan, {first: StepTime(1.1, 3.0, 5), second: slower, third: StepTime(0.5, 3.0, 5)})
+    assert [candidate.setup for candidate in timed.candidates[:3]] == [third, second, first]
+    assert timed.best.timed == StepTime(0.5, 3.0, 5) and timed.candidates[3].timed is None
+    assert f"{third.name} is fastest: 0.5 s per step, the median of 5 timed steps" in timed.reason
+    tight = replace(host, memory_bytes=best[0].needed_bytes + best[2].needed_bytes)
+    assert shortlist([best[0], replace(best[1], needed_bytes=1e12), best[2]], tight) == [best[0], best[2]]
 
 
 def test_layers_and_fanouts_must_agree(store: Store, workload: Workload) -> None:

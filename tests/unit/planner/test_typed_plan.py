@@ -21,7 +21,7 @@ from gsplit.planner.estimate import Placement, estimate_step
 from gsplit.planner.hardware import PRESETS
 from gsplit.planner.plan import make_plan, planned_types
 from gsplit.planner.shapes import PlannedModel, PlannedTypes
-from gsplit.run.choices import choose_strategy
+from gsplit.run.choices import plan_strategy
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import ModelShape
 from gsplit.store.reader import Store
@@ -119,7 +119,7 @@ def test_auto_takes_targets_of_a_type(store: Store, monkeypatch: pytest.MonkeyPa
     assert planned[0].fanouts == ((3, 2, 3, 3), (-1, 0, -1, -1))
     assert np.array_equal(np.sort(planned[2].targets), np.flatnonzero(store.types.of_host(np.arange(84)) == 2))  # type: ignore[union-attr]
     settings = TrainSettings(targets="paper/train", features="x,extra", fanout=[3, 2], hidden=16, strategy="auto")
-    assert choose_strategy(settings, ModelShape(0, 4), store, _two_ranks()).strategy != "auto"
+    assert plan_strategy(settings, ModelShape(0, 4), store, _two_ranks()).strategy != "auto"
     assert planned[-1].targets.size == 25
     with pytest.raises(InputError, match="expected a store on disk and the name of stored targets"):
         gsplit.NeighborLoader(store, [3], ("paper", torch.arange(3)), **options)

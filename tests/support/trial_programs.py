@@ -1,0 +1,34 @@
+"""Programs of ranks that time setups, and that train with strategy="auto"."""
+
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+from gsplit.distributed.comm.mesh import Mesh
+from gsplit.planner import auto
+from gsplit.planner.hardware import PRESETS
+from gsplit.planner.plan import Setup
+from gsplit.run.config import TrainSettings
+from gsplit.run.recipe import shape_of
+from gsplit.run.training import train_run
+from gsplit.run.trial import TimedSteps, time_setups
+from gsplit.store.reader import open_store
+
+SETTINGS = TrainSettings(
+    hidden=8, fanout=[3, 3], batch_size=32, epochs=1, evaluate_every=0, strategy="auto", trial_steps=2
+)
+HOST = replace(PRESETS["v100-nvlink"], cores=2)
+SETUPS = [Setup("split", 2, 1), Setup("split", 2, 2), Setup("hybrid(7)", 2, 1), Setup("split", 1, 1)]
+
+
+def time_all(mesh: Mesh, path: str) -> TimedSteps:
+    store = open_store(Path(path))
+    settings = SETTINGS.model_copy(update={"loss": "cross_entropy"})
+    return time_setups(SETUPS, settings, shape_of(store, settings), store, mesh)
+
+
+def train_auto(mesh: Mesh, path: str, out: str, strategy: str) -> tuple[str, list[float]]:
+    settings = SETTINGS.model_copy(update={"strategy": strategy})
+    with patch.object(auto, "known_machine", lambda: HOST):
+        found = train_run(settings, open_store(Path(path)), mesh, Path(out))
+    return found.strategy, found.history.losses
