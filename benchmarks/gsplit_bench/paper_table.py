@@ -18,8 +18,9 @@ from typing import Literal
 
 from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.planner.counts import RankCounts, StrategyCounts
-from gsplit.planner.estimate import Placement, estimate_step
+from gsplit.planner.estimate import estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware
+from gsplit.planner.placement import Placement
 from gsplit.planner.shapes import PlannedModel
 
 __all__ = ["GRAPHS", "MODELS", "SYSTEMS", "Prediction", "main", "predict_table"]

@@ -24,6 +24,7 @@ from gsplit.partitioning.presample import Workload
 from gsplit.planner.calibration import measure_sampling, this_machine
 from gsplit.planner.estimate import StepEstimate
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware
+from gsplit.planner.placement import Loading
 from gsplit.planner.plan import make_plan
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.reader import Store, open_store
@@ -187,8 +188,10 @@ class StorePredictor:
             shape,
             hardware,
             int(first["ranks"]),
-            on_disk=first["features"] == "disk",
-            cache_bytes=int(first.get("cache", 0.0) * store.num_vertices * stored_row_bytes(store, ["x"])),
+            loading=Loading(
+                on_disk=first["features"] == "disk",
+                cache_bytes=int(first.get("cache", 0.0) * store.num_vertices * stored_row_bytes(store, ["x"])),
+            ),
             threads=self._threads,
             replicas=int(first.get("replicas") or 1),
             strategies=tuple(record["system"] for record in records),

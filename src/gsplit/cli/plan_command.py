@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -18,10 +18,13 @@ from gsplit.store.reader import Store, open_store
 if TYPE_CHECKING:
     from gsplit.partitioning.presample import Workload
     from gsplit.planner.hardware import Hardware
+    from gsplit.planner.placement import Loading
     from gsplit.planner.plan import Candidate, Plan
     from gsplit.progress import Progress
 
 __all__ = ["plan"]
+
+SampleDevice = Literal["cpu", "cuda"]
 
 
 @settings_options(
@@ -43,7 +46,10 @@ __all__ = ["plan"]
         "embedding",
         "features",
         "cache",
+        "device_cache",
         "features_on_disk",
+        "prefetch",
+        "sampling_threads",
         "trial_steps",
     )
 )
@@ -58,8 +64,16 @@ def plan(
             min=1, metavar="INT", help="number of layers, each with the first fanout [default: one per fanout]"
         ),
     ] = None,
+    hosts: Annotated[int, typer.Option(min=1, metavar="INT", help="machines that the ranks are on")] = 1,
+    sample_device: Annotated[
+        SampleDevice, typer.Option(help="where mini-batches are sampled for GPUs: cpu, or cuda with the graph on them")
+    ] = "cpu",
     hardware: Annotated[
-        str, typer.Option(metavar="FILE|NAME", help="this, v100-nvlink, a100, h100, or a file of constants")
+        str,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="this, v100-nvlink, a100, h100, a file of constants, or a report of gsplit doctor",
+        ),
     ] = "this",
     recalibrate: Annotated[bool, typer.Option("--recalibrate", help="measure this machine again")] = False,
     steps: Annotated[int, typer.Option(min=1, metavar="INT", help="mini-batches to count")] = 3,
@@ -72,7 +86,6 @@ def plan(
     steps.
     """
     with command(as_json):
-        from gsplit.features.cache import parse_bytes
         from gsplit.partitioning.presample import Workload
         from gsplit.planner.plan import make_plan, planned_types
         from gsplit.planner.shapes import PlannedModel
@@ -111,17 +124,32 @@ def plan(
                 machine,
                 nproc,
                 features=names,
-                on_disk=settings.features_on_disk,
-                cache_bytes=parse_bytes(settings.cache),
+                loading=_loading(settings, sample_device),
+                hosts=hosts,
                 steps=steps,
                 progress=progress,
             )
-        if hardware == "this":
+        if hardware == "this" and hosts == 1:
             made = _time_best(made, settings.model_copy(update={"fanout": fanouts}), opened, nproc)
         if as_json:
             emit_json(_document(made))
         else:
             _show(made, Console())
+
+
+def _loading(settings: TrainSettings, sample_device: SampleDevice) -> "Loading":
+    from gsplit.features.cache import parse_bytes
+    from gsplit.planner.placement import Loading
+
+    automatic = settings.device_cache == "auto"
+    return Loading(
+        on_disk=settings.features_on_disk,
+        cache_bytes=parse_bytes(settings.cache),
+        device_cache_bytes=None if automatic else parse_bytes(settings.device_cache, "device_cache"),
+        prefetch=settings.prefetch,
+        sampling_threads=settings.sampling_threads,
+        samples_on_device=sample_device == "cuda",
+    )
 
 
 def _num_columns(store: Store, names: tuple[str, ...]) -> int:

@@ -1,7 +1,8 @@
 """``strategy="auto"``: rank 0 runs the planner, and all ranks use the strategy that it chooses.
 
 On CPUs the planner uses the constants of this machine, which ``gsplit plan`` has measured; measuring them during
-training would stop it for a minute. On GPUs it uses the preset for the GPU's name.
+training would stop it for a minute. On GPUs it uses the report of ``gsplit doctor --device cuda`` in ``device_file``,
+or the preset for the GPU's name.
 """
 
 import json
@@ -18,8 +19,9 @@ from gsplit.errors import GSplitError, InputError, explain
 from gsplit.features.cache import parse_bytes
 from gsplit.minibatch.strategy_names import all_strategies
 from gsplit.partitioning.presample import Workload
-from gsplit.planner.calibration import cache_file, known_machine, measure_sampling
-from gsplit.planner.hardware import PRESETS, Hardware
+from gsplit.planner.calibration import cache_file, device_file, known_machine, measure_sampling
+from gsplit.planner.hardware import PRESETS, Hardware, preset_of, read_hardware
+from gsplit.planner.placement import Loading
 from gsplit.planner.plan import Choice, choose
 from gsplit.planner.shapes import PlannedModel
 from gsplit.sampling.draws import DrawOptions
@@ -31,7 +33,6 @@ from gsplit.store.reader import Store
 __all__ = ["AUTO", "PlannedSteps", "fit_to_graph", "resolve_strategy"]
 
 AUTO = "auto"
-_PRESET_OF_NAME = {"V100": "v100-nvlink", "A100": "a100", "H100": "h100"}
 
 
 def fit_to_graph(hardware: Hardware, workload: Workload) -> Hardware:
@@ -57,6 +58,9 @@ class PlannedSteps:
     features: Sequence[str] = ("x",)
     on_disk: bool = False
     cache: int | str = 0
+    device_cache: int | str = "auto"
+    prefetch: int | None = None
+    sampling_threads: int = 1
     copies: int | str = 0
     shape: PlannedModel | None = None
     strategies: tuple[str, ...] | None = None
@@ -105,8 +109,14 @@ def _run_planner(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         replicas=mesh.num_replicas,
         shape=steps.shape,
         features=tuple(steps.features),
-        on_disk=steps.on_disk,
-        cache_bytes=parse_bytes(steps.cache),
+        loading=Loading(
+            on_disk=steps.on_disk,
+            cache_bytes=parse_bytes(steps.cache),
+            device_cache_bytes=None if steps.device_cache == AUTO else parse_bytes(steps.device_cache, "device_cache"),
+            prefetch=steps.prefetch,
+            sampling_threads=steps.sampling_threads,
+            samples_on_device=mesh.sample_device.type != "cpu",
+        ),
         strategies=_runnable(steps),
     )
 
@@ -128,8 +138,11 @@ def _find_hardware(device: torch.device) -> Hardware:
             raise InputError(explain("strategy='auto'", "this machine's constants", f"no valid {cache_file()}", fix))
         return known
     label = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    for part, preset in _PRESET_OF_NAME.items():
-        if part in label:
-            return PRESETS[preset]
-    fix = "run gsplit plan STORE --hardware FILE, and name the strategy that it prints"
-    raise InputError(explain("strategy='auto'", f"one of {', '.join(_PRESET_OF_NAME)}", label, fix))
+    report = device_file()
+    if report.is_file() and label in report.read_text():
+        return read_hardware(report)
+    preset = preset_of(label)
+    if preset is None:
+        fix = f"run gsplit doctor --device cuda --out {report}, which measures it, or name a strategy"
+        raise InputError(explain("strategy='auto'", "a GPU that is known or was measured", label, fix))
+    return PRESETS[preset]

@@ -64,6 +64,7 @@ __all__ = [
     "KernelRates",
     "cache_file",
     "calibrate",
+    "device_file",
     "known_machine",
     "measure_comm",
     "measure_kernels",
@@ -90,8 +91,17 @@ _NO_IDS = np.empty(0, np.int64)
 
 def cache_file() -> Path:
     """The file with the constants of this machine."""
+    return _cache_folder() / "hardware.json"
+
+
+def device_file() -> Path:
+    """The file for a report of ``gsplit doctor --device cuda`` on this machine, for ``strategy="auto"``."""
+    return _cache_folder() / "device.json"
+
+
+def _cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "gsplit" / "hardware.json"
+    return (Path(root) if root else Path.home() / ".cache") / "gsplit"
 
 
 def this_machine(*, again: bool = False, path: Path | None = None, progress: Progress = silent) -> Hardware:

@@ -4,7 +4,8 @@ The stages are those of telemetry. ``shuffle`` is the shuffle of the forward pas
 gradients and their averaging. The formulas are in docs/planner.md. The seconds of a rank are its own work. The latency
 of collectives is added once per step; between the processes of a host it is CPU work of every rank. If a strategy
 exchanges rows, ranks wait for each other in every stage, so a stage takes as long as its slowest rank. Otherwise ranks
-wait only when gradients are averaged, so the step takes as long as its slowest rank.
+wait only when gradients are averaged, so the step takes as long as its slowest rank. On devices, mini-batches that are
+made ahead are made while the one before is trained: the step takes as long as the longer of the two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,30 +13,15 @@ from dataclasses import dataclass, fields
 from math import sqrt
 
 from gsplit.planner.counts import RankCounts, StrategyCounts
-from gsplit.planner.disk import DiskReads
 from gsplit.planner.hardware import Hardware
+from gsplit.planner.placement import Placement
 from gsplit.planner.shapes import LayerWork, PlannedModel, layer_work
 
-__all__ = ["Placement", "StageSeconds", "StepEstimate", "estimate_step"]
+__all__ = ["StageSeconds", "StepEstimate", "estimate_step"]
 
 _FLOAT_BYTES = 4
 _ID_BYTES = 8
 _OPTIMIZER_PASSES = 10  # over every weight: Adam reads and writes weight, gradient and two moments
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the rows and edges of a step are.
-
-    ``row_bytes``: the size of a stored row of every vertex type; one without types. ``hit_rate``: the share of their
-    bytes that are in the cache; the others are in host memory, or on disk if ``disk`` is given. ``near_graph``: edges
-    are in the memory of the rank's device.
-    """
-
-    row_bytes: tuple[float, ...]
-    disk: DiskReads | None = None
-    hit_rate: float = 0.0
-    near_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +66,17 @@ class StepEstimate:
 
 
 def estimate_step(
-    counts: StrategyCounts, shape: PlannedModel, hardware: Hardware, placement: Placement, *, threads: int | None = None
+    counts: StrategyCounts,
+    shape: PlannedModel,
+    hardware: Hardware,
+    placement: Placement,
+    *,
+    threads: int | None = None,
+    hosts: int = 1,
 ) -> StepEstimate:
-    """Estimate one step. ``threads``: of each rank; by default what the launcher sets."""
+    """Estimate one step. ``threads``: of each rank; by default what the launcher sets. ``hosts``: with equal ranks."""
     num_ranks = len(counts.ranks)
-    machine = _Machine(hardware, num_ranks, threads)
+    machine = _Machine(hardware, num_ranks, threads, _share_between(num_ranks, counts.replicas, hosts), hosts)
     levels = counts.exchanged_levels
     ranks = tuple(_estimate_rank(rank, counts, shape, machine, placement) for rank in counts.ranks)
     waits = _latencies(levels, shape, hardware.latency(num_ranks))
@@ -95,16 +87,46 @@ def estimate_step(
     by_stage = {name: hardware.wall([rank.by_name()[name] for rank in ranks]) + wait for name, wait in waits.items()}
     stages = StageSeconds(**by_stage)
     totals = [rank.total for rank in ranks]
-    exchanges = bool(levels) and num_ranks > 1
+    if bool(levels) and num_ranks > 1:
+        wall_s = _overlap(stages, hardware, placement)
+    elif hardware.cores is None:
+        waited = [StageSeconds(**{name: rank.by_name()[name] + waits[name] for name in waits}) for rank in ranks]
+        wall_s = max(_overlap(rank, hardware, placement) for rank in waited)
+    else:
+        wall_s = hardware.wall(totals) + sum(waits.values())
     return StepEstimate(
         counts=counts,
         stages=stages,
         ranks=ranks,
-        wall_s=stages.total if exchanges else hardware.wall(totals) + sum(waits.values()),
+        wall_s=wall_s,
         cpu_s=sum(totals),
         bytes_sent=max(_bytes_sent(rank, shape, num_ranks) for rank in counts.ranks),
         imbalance=max(totals) * num_ranks / sum(totals),
     )
+
+
+def _overlap(stages: StageSeconds, hardware: Hardware, placement: Placement) -> float:
+    """Seconds of a step whose mini-batch was made ahead, in several threads, while the one before was trained.
+
+    On the host, making and training share the cores, so nothing is saved.
+    """
+    if hardware.cores is not None or not placement.prefetch:
+        return stages.total
+    drawn = stages.sample + stages.split + stages.exchange_ids
+    brought = stages.load + stages.exchange_features
+    threads = min(placement.sampling_threads, placement.prefetch)
+    return max(drawn / threads + brought, stages.total - drawn - brought)
+
+
+def _share_between(num_ranks: int, replicas: int, hosts: int) -> float:
+    """The share of the rows exchanged in a replica that go to other hosts, if all peers are sent as many.
+
+    >>> _share_between(8, 1, 2), _share_between(8, 2, 2), _share_between(8, 1, 1)
+    (0.5714285714285714, 0.0, 0.0)
+    """
+    peers = num_ranks // replicas - 1
+    near = num_ranks // hosts - 1
+    return max(0, peers - near) / max(1, peers)
 
 
 def _latencies(levels: tuple[int, ...], shape: PlannedModel, latency: float) -> dict[str, float]:
@@ -126,9 +148,13 @@ def _latencies(levels: tuple[int, ...], shape: PlannedModel, latency: float) -> 
 class _Machine:
     """Hardware that a number of ranks run on."""
 
-    def __init__(self, hardware: Hardware, num_ranks: int, threads: int | None) -> None:
+    def __init__(
+        self, hardware: Hardware, num_ranks: int, threads: int | None, share_between: float, hosts: int
+    ) -> None:
         self.hardware = hardware
         self.num_ranks = num_ranks
+        self._share_between = share_between
+        self._hosts = hosts
         self._threads = threads or hardware.threads(num_ranks)
 
     def compute(self, work: LayerWork) -> float:
@@ -144,7 +170,17 @@ class _Machine:
         """Seconds of one exchange of rows: sent rows are gathered, received rows are copied to their places."""
         if self.num_ranks == 1:
             return 0.0
-        return (rows_sent + rows_received) / 2 * row_bytes / self.hardware.exchange_bytes_per_s
+        num_bytes = (rows_sent + rows_received) / 2 * row_bytes
+        between = self._share_between * num_bytes
+        # the two links work at the same time
+        return max(
+            (num_bytes - between) / self.hardware.exchange_bytes_per_s, between / self.hardware.between_bytes_per_s
+        )
+
+    def reduce(self, num_bytes: float) -> float:
+        """Seconds of an all-reduce in a ring, which is as fast as its slowest link."""
+        rate = self.hardware.reduce_bytes_per_s
+        return num_bytes / (rate if self._hosts == 1 else min(rate, self.hardware.between_bytes_per_s))
 
 
 def _estimate_rank(
@@ -158,11 +194,13 @@ def _estimate_rank(
     shuffle = sum(_shuffle(rank, level, shape, machine) for level in levels if 0 < level < shape.num_layers)
     shuffle += machine.exchange(rank.endpoints_sent, rank.endpoints_received, _FLOAT_BYTES * shape.num_classes)
     edges_per_s = hardware.sample_edges_per_s if placement.near_graph else hardware.far_sample_edges_per_s
+    if placement.host_samples:
+        edges_per_s = hardware.host_sample_edges_per_s
     ids = rank.ids_sent + rank.ids_received
     return StageSeconds(
         sample=rank.edges_drawn / edges_per_s + hardware.sample_s,
         split=ids / hardware.split_ids_per_s + (hardware.split_s if levels and machine.num_ranks > 1 else 0.0),
-        exchange_ids=ids / 2 * _ID_BYTES / hardware.exchange_bytes_per_s if machine.num_ranks > 1 else 0.0,
+        exchange_ids=machine.exchange(rank.ids_sent, rank.ids_received, _ID_BYTES),
         load=_load(rank, hardware, placement),
         exchange_features=_exchange_features(rank, counts, shape, machine) if 0 in levels else 0.0,
         shuffle=shuffle,
@@ -246,12 +284,12 @@ def _disk_wait(hardware: Hardware, placement: Placement) -> float:
     if placement.disk is None:
         return 0.0
     disk = placement.disk.reads / hardware.disk_reads_per_s + placement.disk.num_bytes / hardware.disk_bytes_per_s
-    return disk * (1.0 - placement.hit_rate)
+    return disk * (1.0 - placement.disk_hit_rate)
 
 
 def _gradients(shape: PlannedModel, machine: _Machine) -> float:
     """Seconds to average gradients."""
-    return _gradient_bytes(shape, machine.num_ranks) / machine.hardware.reduce_bytes_per_s
+    return machine.reduce(_gradient_bytes(shape, machine.num_ranks))
 
 
 def _gradient_bytes(shape: PlannedModel, num_ranks: int) -> float:

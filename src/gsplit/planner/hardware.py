@@ -9,13 +9,13 @@ have the same shares of their published peak rates and the same fixed costs as t
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 
 from gsplit.errors import InputError, explain
 from gsplit.files.untrusted import Expected, read_document
 
-__all__ = ["PRESETS", "Hardware", "read_hardware", "write_hardware"]
+__all__ = ["PRESETS", "Hardware", "preset_of", "read_hardware", "write_hardware"]
 
 _REACH_BYTES = 1e8
 
@@ -69,7 +69,7 @@ class Hardware:
     row_bytes_per_s: float
     """Bytes read or written by row-wise operations: activations, dropout, copies."""
     exchange_bytes_per_s: float
-    """Rows gathered, sent and received; bytes that leave a rank."""
+    """Rows gathered, sent to ranks of the same host and received; bytes that leave a rank."""
     reduce_bytes_per_s: float
     """Gradients averaged over the ranks."""
     collective_s: float
@@ -93,6 +93,10 @@ class Hardware:
     cores: int | None = None
     thread_gain: float = 0.0
     """How much of a core each further thread of a rank adds to dense, sparse and row-wise operations."""
+    between_bytes_per_s: float = 0.31e9
+    """The same to ranks of other hosts: 10 Gbit/s for four ranks, if nothing else is known."""
+    host_sample_edges_per_s: float = 15e6
+    """Edges that one thread of the host draws for a device: the rate of presampling in docs/scale.md."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -165,11 +169,17 @@ _V100 = Hardware(
     attention_step_s=23.8e-3,
     optimizer_s=0.0,
     memory_bytes=16e9,
+    between_bytes_per_s=10e9 / 8 / 4,  # published: p3.8xlarge, 10 Gbit/s for four GPUs
 )
 
 
-def _scaled(name: str, *, flops: float, memory: float, link: float, host: float, memory_bytes: float) -> Hardware:
-    """A device with rates in proportion to its published peaks and the fixed costs of the V100."""
+def _scaled(
+    name: str, *, flops: float, memory: float, link: float, host: float, memory_bytes: float, between: float
+) -> Hardware:
+    """A device with rates in proportion to its published peaks and the fixed costs of the V100.
+
+    ``between``: bytes per second and GPU to other hosts.
+    """
     base = _V100
     return replace(
         base,
@@ -186,28 +196,52 @@ def _scaled(name: str, *, flops: float, memory: float, link: float, host: float,
         exchange_bytes_per_s=base.exchange_bytes_per_s * link,
         reduce_bytes_per_s=base.reduce_bytes_per_s * link,
         memory_bytes=memory_bytes,
+        between_bytes_per_s=between,
     )
 
 
 PRESETS: dict[str, Hardware] = {
     "v100-nvlink": _V100,
-    # published: 19.5 Tflop/s float32, 1.555 TB/s, NVLink 600 against 300 GB/s, PCIe 4 against 3, 40 GB
-    "a100": _scaled("a100", flops=19.5 / 15.7, memory=1.555 / 0.9, link=2.0, host=2.0, memory_bytes=40e9),
-    # published: 67 Tflop/s float32, 3.35 TB/s, NVLink 900 against 300 GB/s, PCIe 5 against 3, 80 GB
-    "h100": _scaled("h100", flops=67 / 15.7, memory=3.35 / 0.9, link=3.0, host=4.0, memory_bytes=80e9),
+    # published: 19.5 Tflop/s float32, 1.555 TB/s, NVLink 600 against 300 GB/s, PCIe 4 against 3, 40 GB; p4d:
+    # 400 Gbit/s for 8 GPUs
+    "a100": _scaled(
+        "a100", flops=19.5 / 15.7, memory=1.555 / 0.9, link=2.0, host=2.0, memory_bytes=40e9, between=400e9 / 8 / 8
+    ),
+    # published: 67 Tflop/s float32, 3.35 TB/s, NVLink 900 against 300 GB/s, PCIe 5 against 3, 80 GB; p5:
+    # 3200 Gbit/s for 8 GPUs
+    "h100": _scaled(
+        "h100", flops=67 / 15.7, memory=3.35 / 0.9, link=3.0, host=4.0, memory_bytes=80e9, between=3200e9 / 8 / 8
+    ),
 }
 """Machines with one GPU per rank. GSplit has not been run on them."""
 
 
+_PRESET_OF_NAME = {"V100": "v100-nvlink", "A100": "a100", "H100": "h100"}
+_UNKNOWN_GPU = "a100"
+"""The preset for what a report of ``gsplit doctor`` does not measure, on other GPUs."""
+
 _FILE = Expected(
-    "the constants of docs/planner.md in JSON, or TOML in a .toml file",
+    "the constants of docs/planner.md in JSON, or TOML in a .toml file, or a report of gsplit doctor --device cuda",
     f"give a file, this, or one of {', '.join(PRESETS)}",
 )
 
 
+_OPTIONAL = {field.name for field in fields(Hardware) if field.default is not MISSING}
+
+
+def preset_of(label: str) -> str | None:
+    """The preset for a GPU by its name, or by a text that contains it."""
+    return next((preset for part, preset in _PRESET_OF_NAME.items() if part in label), None)
+
+
 def read_hardware(path: Path) -> Hardware:
-    """Read constants from a JSON or TOML file: all fields of ``Hardware``, or some fields and ``base``, a preset."""
+    """Read constants from a file: all fields of ``Hardware``, or some fields and ``base``, a preset, in JSON or TOML.
+
+    Or a report of ``gsplit doctor --device cuda``: its rates of links, with the preset of the GPU for all others.
+    """
     table = read_document(path, _FILE, toml=path.suffix == ".toml")
+    if "findings" in table:
+        return _read_report(path, table["findings"])
     names = {field.name for field in fields(Hardware)}
     base = table.pop("base", None)
     given = table.pop("constants", table)  # a calibration file has other entries too
@@ -217,10 +251,37 @@ def read_hardware(path: Path) -> Hardware:
             path, f"base {base!r}" if isinstance(given, dict) else f"constants of type {type(given).__name__}"
         )
     unknown = sorted(set(given) - names)
-    missing = sorted(names - set(start) - set(given) - {"cores", "thread_gain"})
+    missing = sorted(names - set(start) - set(given) - _OPTIONAL)
     if unknown or missing:
         raise _FILE.refuse(path, f"unknown {unknown}, missing {missing}")
     return Hardware(**{**start, **given})
+
+
+def _read_report(path: Path, findings: object) -> Hardware:
+    """The largest transfers of every kind that ``gsplit doctor`` measured, in GB/s."""
+    by_check = (
+        {each.get("check"): each for each in findings if isinstance(each, dict)} if isinstance(findings, list) else {}
+    )
+    rates = by_check.get("links", {}).get("figures")
+    if not isinstance(rates, dict) or not all(isinstance(rate, int | float) for rate in rates.values()):
+        raise _FILE.refuse(path, "a report without rates of links")
+
+    def rate_of(kind: str) -> float | None:
+        of_kind = [float(rate) for what, rate in rates.items() if what.startswith(kind)]
+        return 1e9 * of_kind[-1] if of_kind else None  # sizes are in rising order
+
+    base = PRESETS[preset_of(str(by_check.get("versions", {}).get("found"))) or _UNKNOWN_GPU]
+    load = rate_of("zero-copy gather") or rate_of("copy from pinned memory")
+    exchange = rate_of("all-to-all")
+    if load is None:
+        raise _FILE.refuse(path, "a report of a CPU")
+    return replace(
+        base,
+        name=path.name,
+        load_bytes_per_s=load,
+        exchange_bytes_per_s=exchange or base.exchange_bytes_per_s,
+        reduce_bytes_per_s=exchange or base.reduce_bytes_per_s,
+    )
 
 
 def write_hardware(hardware: Hardware, path: Path, notes: dict[str, str]) -> None:

@@ -11,9 +11,10 @@ from operator import mul
 from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import SLACK
 from gsplit.planner.counts import StrategyCounts
+from gsplit.planner.placement import GraphSize, Placement
 from gsplit.planner.shapes import PlannedModel
 
-__all__ = ["HELD_BATCHES", "GraphSize", "RankBytes", "batch_bytes", "hidden_bytes", "rank_bytes"]
+__all__ = ["HELD_BATCHES", "RankBytes", "batch_bytes", "hidden_bytes", "rank_bytes"]
 
 HELD_BATCHES = 2
 """Mini-batches in memory without prefetching: the training loop holds one while the next is made."""
@@ -35,21 +36,6 @@ def hidden_bytes(computed: float, hidden: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphSize:
-    """A stored graph. ``edge_bytes``: one entry of ``indices``; ``feature_bytes``: stored features of all vertices."""
-
-    num_vertices: int
-    num_edges: int
-    edge_bytes: int
-    feature_bytes: int
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of offsets and sources."""
-        return 8 * (self.num_vertices + 1) + self.num_edges * self.edge_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class RankBytes:
     """Memory of the largest rank: ``own`` is its anonymous memory, ``mapped`` what it reads of the store."""
 
@@ -58,16 +44,18 @@ class RankBytes:
 
 
 def rank_bytes(
-    counts: StrategyCounts, shape: PlannedModel, size: GraphSize, ownership: Ownership, *, cache_bytes: int = 0
+    counts: StrategyCounts, shape: PlannedModel, size: GraphSize, ownership: Ownership, placement: Placement
 ) -> RankBytes:
-    """Memory of the rank that needs the most. ``ownership`` is that of one replica."""
+    """Memory of the rank that needs the most. ``ownership`` is that of one replica.
+
+    Of a rank on a device, ``own`` is the memory of the device. If the host samples, its tables are not there.
+    """
     spec = counts.spec
-    largest = max(stop - first for first, stop in map(ownership.range_of, range(ownership.num_ranks)))
-    owned = largest / max(1, size.num_vertices)
+    owned = size.share_of(ownership)
     edges_share = 1.0 if spec.needs_whole_graph else owned
     rows_share = owned if spec.reads_own_rows else 1.0
     mapped = edges_share * size.graph_bytes + rows_share * size.feature_bytes
-    tables = 4 * size.num_vertices * edges_share
+    tables = 0.0 if placement.host_samples else 4 * size.num_vertices * edges_share
     batches = max(
         batch_bytes(
             input_bytes=4 * sum(map(mul, rank.inputs.mixed, shape.input_widths)),
@@ -79,4 +67,7 @@ def rank_bytes(
     )
     hidden = max(hidden_bytes(sum(rank.destinations), shape.hidden) for rank in counts.ranks)
     weights = _ADAM_COPIES * 4 * shape.num_parameters
-    return RankBytes(own=tables + HELD_BATCHES * batches + hidden + weights + cache_bytes, mapped=mapped)
+    held = HELD_BATCHES + placement.prefetch
+    on_device = placement.host_samples or placement.near_graph
+    caches = placement.device_bytes if on_device else placement.cache_bytes
+    return RankBytes(own=tables + held * batches + hidden + weights + caches, mapped=mapped)

@@ -5,32 +5,20 @@ counted on mini-batches of the store (``counts``), and its time is computed from
 machine (``estimate``). The best candidates can be timed by training steps (``run.trial``), which decide then.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
-from gsplit.array_types import Array
 from gsplit.errors import InputError, explain
-from gsplit.features.cache import (
-    HotOrder,
-    cached_order,
-    expected_hit_rate,
-    hotness_of,
-    stored_row_bytes,
-    typed_hotness,
-    typed_orders,
-)
 from gsplit.graph.ownership import Ownership, own_equally, own_parts
-from gsplit.graph.types import GraphTypes
-from gsplit.minibatch.strategy_names import StrategySpec, all_strategies
+from gsplit.minibatch.strategy_names import all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies
-from gsplit.planner.disk import DiskReads, count_reads
-from gsplit.planner.estimate import Placement, StepEstimate, estimate_step
+from gsplit.planner.disk import count_reads
+from gsplit.planner.estimate import StepEstimate, estimate_step
 from gsplit.planner.hardware import Hardware
-from gsplit.planner.memory import GraphSize, RankBytes, rank_bytes
+from gsplit.planner.memory import RankBytes, rank_bytes
+from gsplit.planner.placement import DEFAULT_LOADING, GraphSize, Loading, StoredRows, place_rank, rows_by_type
 from gsplit.planner.shapes import PlannedModel, PlannedTypes
 from gsplit.progress import Progress, silent
 from gsplit.store.reader import Store
@@ -51,8 +39,6 @@ __all__ = [
     "shortlist",
 ]
 
-_NEAR_GRAPH_SHARE = 0.25
-"""Share of a device's memory that edges may take; the rest is for rows and activations."""
 _FOR_ANY_MODEL = ("split", "data_cached", "data_cached(strided)", "data", "data(owner)")
 """Strategies that run any model without BatchNorm. A model with BatchNorm needs ``split``."""
 _LEVEL = 0.05
@@ -167,8 +153,8 @@ def make_plan(
     num_ranks: int,
     *,
     features: tuple[str, ...] = ("x",),
-    on_disk: bool = False,
-    cache_bytes: int = 0,
+    loading: Loading = DEFAULT_LOADING,
+    hosts: int = 1,
     steps: int = 3,
     threads: int | None = None,
     replicas: int | None = None,
@@ -179,13 +165,15 @@ def make_plan(
 
     ``replicas``: the only number of replicas to consider; by default every number that divides the ranks.
     ``strategies``: the only strategies to consider; by default all. ``features`` of a heterogeneous graph have their
-    vertex type before them: "paper/x".
+    vertex type before them: "paper/x". ``hosts``: machines that the ranks are on, as many on each.
     """
+    if num_ranks % hosts:
+        raise InputError(explain("hosts", f"a divisor of {num_ranks} ranks", hosts, "change one of them"))
     if len(workload.num_neighbors) != shape.num_layers:
         got = f"{len(workload.num_neighbors)} fanouts and {shape.num_layers} layers"
         raise InputError(explain("plan", "one fanout per layer", got, "give as many"))
     steps = min(steps, workload.steps_per_epoch)
-    rows = _StoredRows(store, features)
+    rows = StoredRows(store, features)
     counted = _count_all(store, workload, num_ranks, steps, replicas, strategies, rows, progress)
     size = GraphSize(
         num_vertices=store.num_vertices,
@@ -193,13 +181,14 @@ def make_plan(
         edge_bytes=store.graph.indices.itemsize,
         feature_bytes=rows.num_bytes,
     )
-    reads = count_reads(workload, rows.row_bytes, steps=steps) if on_disk else None
+    reads = count_reads(workload, rows.row_bytes, steps=steps) if loading.on_disk else None
     candidates = []
     for counts, ownership in counted:
-        placement = _place(rows, counts.spec, ownership, size, hardware, reads, cache_bytes)
-        step = estimate_step(counts, shape, hardware, placement, threads=threads)
-        memory = rank_bytes(counts, shape, size, ownership, cache_bytes=cache_bytes)
-        candidates.append(_candidate(counts, step, memory, hardware))
+        placement = place_rank(rows, counts.spec, ownership, size, hardware, loading, reads)
+        alone = len(counts.ranks) == 1
+        step = estimate_step(counts, shape, hardware, placement, threads=threads, hosts=1 if alone else hosts)
+        memory = rank_bytes(counts, shape, size, ownership, placement)
+        candidates.append(_candidate(counts, step, memory, hardware, 1 if alone else hosts))
     ranked = sorted(candidates, key=lambda candidate: (not candidate.fits, candidate.step.wall_s))
     return Plan(
         hardware=hardware,
@@ -219,8 +208,8 @@ def choose(
     replicas: int = 1,
     shape: PlannedModel | None = None,
     features: tuple[str, ...] = ("x",),
-    on_disk: bool = False,
-    cache_bytes: int = 0,
+    loading: Loading = DEFAULT_LOADING,
+    hosts: int = 1,
     strategies: tuple[str, ...] | None = None,
 ) -> Choice:
     """Choose the fastest strategy for a given number of ranks. Call it on one rank and send the result to the others.
@@ -243,8 +232,8 @@ def choose(
         hardware,
         num_ranks,
         features=features,
-        on_disk=on_disk,
-        cache_bytes=cache_bytes,
+        loading=loading,
+        hosts=hosts,
         steps=2,
         replicas=replicas,
         strategies=strategies,
@@ -298,60 +287,10 @@ def planned_types(store: Store, features: Sequence[str]) -> PlannedTypes | None:
         return None
     widths = [
         sum(prod(store.stored_array(f"features/{found}").shape[1:]) for found in names)
-        for names in _by_type(store.types, features).values()
+        for names in rows_by_type(store.types, features).values()
     ]
     ends = [(int(src), int(dst)) for src, dst in store.types.ends().T]
     return PlannedTypes(tuple(widths), tuple(ends))
-
-
-def _by_type(types: GraphTypes, features: Sequence[str]) -> dict[str, list[str]]:
-    """The features of every vertex type; their names begin with it."""
-    return {name: [found for found in features if found.startswith(f"{name}/")] for name in types.vertex_types}
-
-
-class _StoredRows:
-    """The stored features of every vertex type, or of all vertices without types."""
-
-    def __init__(self, store: Store, features: Sequence[str]) -> None:
-        self._store = store
-        self._features = features
-        types = store.types
-        self._of_types: dict[str, list[str]] | None = None
-        if types is None:
-            self.row_bytes: tuple[int, ...] = (stored_row_bytes(store, features),)
-            self.num_bytes = store.num_vertices * self.row_bytes[0]
-            return
-        by_type = _by_type(types, features)
-        self.row_bytes = tuple(stored_row_bytes(store, names) for names in by_type.values())
-        self.num_bytes = sum(types.count(name) * size for name, size in zip(by_type, self.row_bytes, strict=True))
-        self._of_types = {name: names for name, names in by_type.items() if names}
-
-    @property
-    def featured(self) -> list[str] | None:
-        """The vertex types with features; None without types."""
-        return None if self._of_types is None else list(self._of_types)
-
-    def hit_rate(self, ranges: Sequence[tuple[int, int]], cache_bytes: int) -> float:
-        """The share of the bytes that ranks read, each of a range of vertices, that are in their caches."""
-        hits = 0.0
-        total = 0.0
-        for first, stop in ranges:
-            for hotness, order, size in self._cached(first, stop, cache_bytes):
-                reads = float(hotness.sum()) * size
-                hits += reads * expected_hit_rate(hotness, order)
-                total += reads
-        return hits / total if total else 0.0
-
-    def _cached(self, first: int, stop: int, cache_bytes: int) -> Iterator[tuple[Array, HotOrder, int]]:
-        """Hotness, order and size of the rows of every type with features."""
-        store = self._store
-        if self._of_types is None:
-            order = cached_order(store, first, stop, self._features, cache_bytes)
-            yield hotness_of(store, first, stop), order, self.row_bytes[0]
-            return
-        for name, order in typed_orders(store, first, stop, self._of_types, cache_bytes).items():
-            hotness = np.concatenate([np.empty(0, np.int64), *typed_hotness(store, first, stop, name)])
-            yield hotness, order, stored_row_bytes(store, self._of_types[name])
 
 
 def _count_all(
@@ -361,7 +300,7 @@ def _count_all(
     steps: int,
     replicas: int | None,
     strategies: tuple[str, ...] | None,
-    rows: _StoredRows,
+    rows: StoredRows,
     progress: Progress,
 ) -> list[tuple[StrategyCounts, Ownership]]:
     """The counts of every candidate, with the ownership within one replica."""
@@ -384,28 +323,12 @@ def _count_all(
     return found
 
 
-def _place(
-    rows: _StoredRows,
-    spec: StrategySpec,
-    ownership: Ownership,
-    size: GraphSize,
-    hardware: Hardware,
-    disk: DiskReads | None,
-    cache_bytes: int,
-) -> Placement:
-    """Where rows are read from. A cache holds the hottest of the rows that a rank reads."""
-    near = hardware.cores is None and size.graph_bytes < _NEAR_GRAPH_SHARE * hardware.memory_bytes
-    ranges = [(0, size.num_vertices)]
-    if spec.reads_own_rows:
-        ranges = [ownership.range_of(rank) for rank in range(ownership.num_ranks)]
-    hit_rate = rows.hit_rate(ranges, cache_bytes) if cache_bytes else 0.0
-    return Placement(rows.row_bytes, disk=disk, hit_rate=hit_rate, near_graph=near)
-
-
-def _candidate(counts: StrategyCounts, step: StepEstimate, memory: RankBytes, hardware: Hardware) -> Candidate:
+def _candidate(
+    counts: StrategyCounts, step: StepEstimate, memory: RankBytes, hardware: Hardware, hosts: int
+) -> Candidate:
     """The ranks' own memory must fit. The ranks of a host share its memory."""
     num_ranks = len(counts.ranks)
-    needed_bytes = memory.own * (1 if hardware.cores is None else num_ranks)
+    needed_bytes = memory.own * (1 if hardware.cores is None else num_ranks // hosts)
     return Candidate(
         setup=Setup(counts.spec.name, num_ranks, counts.replicas),
         step=step,

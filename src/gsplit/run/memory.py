@@ -23,7 +23,8 @@ from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
 from gsplit.graph.ownership import Ownership, own_parts
 from gsplit.partitioning.weights import work_scale
-from gsplit.planner.memory import HELD_BATCHES, GraphSize, batch_bytes, hidden_bytes
+from gsplit.planner.memory import HELD_BATCHES, batch_bytes, hidden_bytes
+from gsplit.planner.placement import GraphSize
 from gsplit.store.manifest import PartStatistics
 from gsplit.store.reader import Store
 

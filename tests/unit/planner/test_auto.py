@@ -1,5 +1,6 @@
 """``strategy="auto"``: what it becomes, and what it needs to know."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gsplit_bench.exactness import small_store
 
 HOST = replace(PRESETS["v100-nvlink"], name="host", cores=2)
 STEPS = PlannedSteps("train", [3, 2], 20)
+LINKS = {"zero-copy gather, 64 MB": 20.0, "all-to-all, 64 MB per rank": 50.0}
 
 
 @pytest.fixture
@@ -80,9 +82,15 @@ def test_pairs_are_planned_by_their_steps(tmp_path: Path, monkeypatch: pytest.Mo
         resolve_strategy("auto", pairs, _two_ranks(), replace(planned, pairs=StoredPairs("nothing")))
 
 
-def test_a_device_nobody_knows_is_refused(store: Store) -> None:
-    with pytest.raises(InputError, match="strategy='auto': expected one of V100, A100, H100 .got meta"):
+def test_a_device_nobody_knows_must_be_measured(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    message = "expected a GPU that is known or was measured .got meta.*gsplit doctor --device cuda --out .*device.json"
+    with pytest.raises(InputError, match=message):
         resolve_strategy("auto", store, _two_ranks("meta"), STEPS)
+    report = {"findings": [{"check": "versions", "found": "GPU meta"}, {"check": "links", "figures": LINKS}]}
+    calibration.device_file().parent.mkdir()
+    calibration.device_file().write_text(json.dumps(report))
+    assert resolve_strategy("auto", store, _two_ranks("meta"), STEPS).strategy in plan._FOR_ANY_MODEL
 
 
 def test_an_unknown_model_gets_a_strategy_that_runs_any(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from gsplit.errors import InputError
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.counts import RankCounts, StrategyCounts
 from gsplit.planner.disk import DiskReads
-from gsplit.planner.estimate import Placement, estimate_step
+from gsplit.planner.estimate import estimate_step
 from gsplit.planner.hardware import PRESETS, Hardware, read_hardware, write_hardware
+from gsplit.planner.placement import Placement
 from gsplit.planner.shapes import PlannedModel, layer_work
 
 HOST = replace(
@@ -77,7 +78,7 @@ def test_a_cache_spares_the_disk_which_brings_a_page_once_for_all_ranks() -> Non
     host, on_disk = replace(HOST, load_s=0.0), replace(PLACE, disk=DiskReads(1000, 4e6))
     memory, disk, cached = (
         estimate_step(_counts("data", *(_rank(),) * 2), SHAPE, host, place)
-        for place in (PLACE, on_disk, replace(on_disk, hit_rate=0.9))
+        for place in (PLACE, on_disk, replace(on_disk, hit_rate=0.9, disk_hit_rate=0.9))
     )
     wait = 1000 / host.disk_reads_per_s + 4e6 / host.disk_bytes_per_s
     assert disk.wall_s == pytest.approx(memory.wall_s + wait) and disk.cpu_s == memory.cpu_s
@@ -138,10 +139,55 @@ def test_hardware_files_are_read_and_checked(tmp_path: Path) -> None:
         read_hardware(tmp_path / "nothing.json")
 
 
+def test_a_device_trains_while_the_next_mini_batch_is_made() -> None:
+    machine = PRESETS["a100"]
+    host = replace(PLACE, host_samples=True)
+    serial = estimate_step(_counts("split", *(_rank(crossing=50),) * 2), SHAPE, machine, host)
+    stages = serial.stages
+    drawn = stages.sample + stages.split + stages.exchange_ids
+    brought = stages.load + stages.exchange_features
+    assert serial.wall_s == pytest.approx(stages.total)
+    assert stages.sample == pytest.approx(3100 / machine.host_sample_edges_per_s + machine.sample_s)
+    for threads, made in ((1, drawn + brought), (2, drawn / 2 + brought)):
+        place = replace(host, prefetch=2, sampling_threads=threads)
+        ahead = estimate_step(_counts("split", *(_rank(crossing=50),) * 2), SHAPE, machine, place)
+        assert ahead.wall_s == pytest.approx(max(made, stages.total - drawn - brought))
+    shared = estimate_step(_counts("split", *(_rank(),) * 2), SHAPE, HOST, replace(PLACE, prefetch=2))
+    assert shared.wall_s == pytest.approx(shared.stages.total)  # both use the cores
+
+
+def test_rows_between_hosts_take_the_slower_link() -> None:
+    machine = replace(PRESETS["a100"], exchange_bytes_per_s=1e9, between_bytes_per_s=1e7)
+    counts = _counts("split", *(_rank(crossing=500),) * 4)
+    one, two = (estimate_step(counts, SHAPE, machine, PLACE, hosts=hosts) for hosts in (1, 2))
+    input_bytes = 500 * 4 * SHAPE.num_features
+    assert two.ranks[0].exchange_features == pytest.approx(2 / 3 * input_bytes / 1e7)
+    assert two.ranks[0].backward > one.ranks[0].backward + two.ranks[0].shuffle - one.ranks[0].shuffle
+    replicas = replace(counts, replicas=2)
+    inside = estimate_step(replicas, SHAPE, machine, PLACE, hosts=2)
+    assert inside.ranks[0].shuffle == one.ranks[0].shuffle  # only gradients go to the other host
+
+
+def test_a_report_of_the_doctor_gives_the_rates_of_links(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    rates = {"copy from pinned memory, 64 MB": 20.0, "zero-copy gather, 1 MB": 2.0, "zero-copy gather, 64 MB": 18.0}
+    links = {"check": "links", "figures": {**rates, "all-to-all, 64 MB per rank": 90.0}}
+    versions = {"check": "versions", "found": "torch 2.13, GPU NVIDIA H100 80GB HBM3"}
+    path.write_text(json.dumps({"ok": True, "findings": [versions, links]}))
+    links_of_h100 = replace(PRESETS["h100"], load_bytes_per_s=18e9, exchange_bytes_per_s=90e9, reduce_bytes_per_s=90e9)
+    assert read_hardware(path) == replace(links_of_h100, name="report.json")
+    path.write_text(json.dumps({"findings": [{"check": "links", "figures": rates}]}))
+    assert read_hardware(path) == replace(PRESETS["a100"], name="report.json", load_bytes_per_s=18e9)
+    for figures in ({"copy from pageable memory, 1 MB": 5.0}, {"zero-copy gather, 1 MB": "fast"}, None):
+        path.write_text(json.dumps({"findings": [{"check": "links", "figures": figures}]}))
+        with pytest.raises(InputError, match="report of gsplit doctor --device cuda .got a report"):
+            read_hardware(path)
+
+
 @pytest.mark.parametrize("newer", ["a100", "h100"])
 def test_newer_devices_are_faster_but_for_fixed_costs(newer: str) -> None:
     old, new = PRESETS["v100-nvlink"], PRESETS[newer]
-    rates = [name for name in asdict(old) if name.endswith("_per_s") and not name.startswith("disk")]
+    rates = [name for name in asdict(old) if name.endswith("_per_s") and not name.startswith(("disk", "host"))]
     assert all(getattr(new, name) > getattr(old, name) for name in rates)
     assert (new.step_s, new.collective_s) == (old.step_s, old.collective_s)
     assert isinstance(new, Hardware) and new.threads(4) == 1

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,8 @@ import gsplit
 from gsplit.errors import InputError
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.hardware import PRESETS
-from gsplit.planner.plan import Plan, StepTime, choose, make_plan, rank_timed, shortlist
+from gsplit.planner.placement import Loading
+from gsplit.planner.plan import Candidate, Plan, StepTime, choose, make_plan, rank_timed, shortlist
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -63,17 +65,26 @@ def test_one_process_is_best_where_ranks_share_one_core(store: Store, workload: 
 
 def test_choose_takes_the_fastest_of_the_strategies_allowed(store: Store, workload: Workload) -> None:
     slow_reads = replace(QUICK, load_bytes_per_s=1e5)
-    assert choose(store, workload, 4, slow_reads, strategies=("data", "split"), shape=SHAPE).strategy == "split"
-    assert choose(store, workload, 4, slow_reads, replicas=2, strategies=("data", "split")).strategy == "split"
+    options: dict[str, Any] = {"strategies": ("data", "split"), "loading": Loading(device_cache_bytes=0)}
+    assert choose(store, workload, 4, slow_reads, shape=SHAPE, **options).strategy == "split"
+    assert choose(store, workload, 4, slow_reads, replicas=2, **options).strategy == "split"
+    cached = choose(store, workload, 4, slow_reads, shape=SHAPE, strategies=("data", "split"))
+    assert cached.strategy == "data"  # every device holds all rows, and data sends none
 
 
 def test_a_cache_answers_rows_and_takes_memory(store: Store, workload: Workload) -> None:
-    slow_disk = replace(QUICK, disk_bytes_per_s=1e6)
+    slow_disk = replace(QUICK, disk_bytes_per_s=1e6, cores=2)
     plain, cached = (
         next(
             candidate
             for candidate in make_plan(
-                store, workload, SHAPE, slow_disk, 2, on_disk=True, cache_bytes=size, strategies=("split",)
+                store,
+                workload,
+                SHAPE,
+                slow_disk,
+                2,
+                loading=Loading(on_disk=True, cache_bytes=size, device_cache_bytes=0),
+                strategies=("split",),
             ).candidates
             if candidate.name == "split"
         )
@@ -109,6 +120,31 @@ def test_times_decide_among_the_best_unless_they_are_level(store: Store, workloa
     assert f"{third.name} is fastest: 0.5 s per step, the median of 5 timed steps" in timed.reason
     tight = replace(host, memory_bytes=best[0].needed_bytes + best[2].needed_bytes)
     assert shortlist([best[0], replace(best[1], needed_bytes=1e12), best[2]], tight) == [best[0], best[2]]
+
+
+def test_a_device_holds_its_share_of_the_graph_and_the_hottest_rows(store: Store, workload: Workload) -> None:
+    def plan(**options: Any) -> dict[str, Candidate]:
+        loading = Loading(**options)
+        made = make_plan(store, workload, SHAPE, QUICK, 4, loading=loading, replicas=1)
+        return {candidate.name: candidate for candidate in made.candidates}
+
+    default = plan()
+    row_bytes = 4 * SHAPE.num_features
+    for name, share in (("split", 0.25), ("data", 1.0)):  # all rows fit
+        uncached = plan(device_cache_bytes=0)[name]
+        cached_bytes = default[name].memory.own - uncached.memory.own
+        assert cached_bytes == pytest.approx(share * store.num_vertices * row_bytes, rel=0.1)
+        assert default[name].step.stages.load < uncached.step.stages.load
+        on_device = plan(samples_on_device=True, device_cache_bytes=0, prefetch=2)[name]
+        graph_bytes = 8 * (store.num_vertices + 1) + store.num_edges * store.graph.indices.itemsize
+        tables = 4 * store.num_vertices
+        held = on_device.memory.own - uncached.memory.own
+        assert held == pytest.approx(share * (graph_bytes + tables), rel=0.1)
+        assert on_device.step.stages.sample < uncached.step.stages.sample
+        few = plan(prefetch=0, device_cache_bytes=0)[name]
+        assert few.memory.own < uncached.memory.own and few.step.wall_s > uncached.step.wall_s
+    with pytest.raises(InputError, match="hosts: expected a divisor of 4 ranks .got 3"):
+        make_plan(store, workload, SHAPE, QUICK, 4, hosts=3)
 
 
 def test_layers_and_fanouts_must_agree(store: Store, workload: Workload) -> None:

@@ -17,8 +17,9 @@ from gsplit.partitioning.presample import Workload
 from gsplit.planner import auto, plan
 from gsplit.planner.counts import count_strategies
 from gsplit.planner.disk import count_reads
-from gsplit.planner.estimate import Placement, estimate_step
+from gsplit.planner.estimate import estimate_step
 from gsplit.planner.hardware import PRESETS
+from gsplit.planner.placement import Loading, Placement
 from gsplit.planner.plan import make_plan, planned_types
 from gsplit.planner.shapes import PlannedModel, PlannedTypes
 from gsplit.run.choices import plan_strategy
@@ -87,8 +88,10 @@ def test_a_plan_knows_caches_files_and_memory(store: Store, workload: Workload) 
     slow = replace(HOST, disk_reads_per_s=10.0)
 
     def load_s(cache_bytes: int) -> float:
-        options: dict[str, Any] = {"features": FEATURES, "strategies": ("split",), "on_disk": True}
-        found = make_plan(store, workload, _shape(store), slow, 2, cache_bytes=cache_bytes, **options)
+        loading = Loading(on_disk=True, cache_bytes=cache_bytes)
+        found = make_plan(
+            store, workload, _shape(store), slow, 2, features=FEATURES, strategies=("split",), loading=loading
+        )
         return next(one.step.stages.load for one in found.candidates if one.name == "split")
 
     assert load_s(1 << 20) < load_s(400) < load_s(0)
