@@ -15,10 +15,13 @@ from simulated_programs import train_without_races
 
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.doctor import device as device_module
-from gsplit.doctor.device import check_kernels, check_models, check_triton, device_checks, find_waits, has_code_for
+from gsplit.doctor.device import check_kernels, check_triton, device_checks, has_code_for
+from gsplit.doctor.programs import find_waits
 from gsplit.doctor.ranks import run_ranks
+from gsplit.doctor.training import check_models, training_checks
 from gsplit.errors import CommError
 from gsplit.kernels.triton import availability
+from gsplit.store.importers.synthetic import PlantedGraph
 from gsplit_bench.ranks import RankFailedError
 from gsplit_bench.ranks import run_ranks as run_test_ranks
 from gsplit_bench.simulated import why_not_supported
@@ -41,13 +44,19 @@ def test_everything_is_right_here(device: str, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip(why)
     monkeypatch.setattr(device_module, "is_switched_off", lambda: True)  # Triton is checked below
     run = run_ranks if device == "cpu" else _run_simulated
-    checks = device_checks(device, 2, run, models=("gat",), sizes_mb=(1,))
+    checks = device_checks(device, 2, run, sizes_mb=(1,))
+    checks |= training_checks(device, 2, run, models=("gat",), typical=PlantedGraph(500, 5000), num_steps=8)
     findings = {name: check() for name, check in checks.items()}
-    assert {name for name, found in findings.items() if found.verdict == "ok"} == {"links", "models", "a killed rank"}
     assert all(found.check == name and found.verdict != "error" for name, found in findings.items()), findings
-    figures = findings["models"].figures
-    assert set(figures) == {"gat on 1", "gat on 2"}
-    assert 0.0 < max(figures.values()) < 1e-9  # two ranks add in another order
+    only_on_gpus = {"code for this GPU", "Triton", "kernels", "large arrays", "waits for the device", "races"}
+    assert {name for name, found in findings.items() if found.verdict == "skipped"} == only_on_gpus
+    figures = {name: found.figures for name, found in findings.items()}
+    assert set(figures["models"]) == {"gat on 1", "gat on 2"}
+    for name in ("models", "options", "inference"):
+        assert 0.0 < max(figures[name].values()) < 1e-9  # two ranks add in another order
+    assert len(figures["options"]) == (9 if device == "sim" else 6)
+    assert 1e-5 < max(figures["bf16"].values()) < 0.05
+    assert {"step_ms", "forward_ms", "backward_ms", "sample_ms"} <= set(figures["times of a step"])
     assert "zero-copy gather not measured" in findings["links"].found
 
 
@@ -70,7 +79,7 @@ def test_a_difference_and_a_failed_rank_are_errors() -> None:
 _ON_SIMULATED = """
 import torch
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.doctor.device import measure_zero_copy
+from gsplit.doctor.device import gather_large_rows, measure_zero_copy
 from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit_bench.simulated import simulated_device
@@ -87,7 +96,12 @@ with simulated_device():
     rows = torch.randn(11, 128)
     before = set_launcher(record)
     assert measure_zero_copy(rows, torch.device("sim", 0)) > 0
-assert seen == [("gather_kernel", 0, True)] * 6, seen
+    assert seen == [("gather_kernel", 0, True)] * 6, seen
+    set_launcher(before)
+    rates = gather_large_rows(solo_mesh("sim"), 128 * 24, num_gathered=7)
+    assert rates.keys() == {"huge pages", "small pages", "memory of the device"} and min(rates.values()) > 0, rates
+    set_launcher(lambda *args: None)  # a kernel that writes nothing
+    assert max(gather_large_rows(solo_mesh("sim"), 128 * 24, num_gathered=7).values()) == 0
 """
 
 

@@ -18,7 +18,7 @@ from trainer_programs import EachStep
 
 import gsplit
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit.doctor.device import train_models
+from gsplit.doctor.programs import train_models
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import LocalGraph

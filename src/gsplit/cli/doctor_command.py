@@ -36,8 +36,8 @@ def doctor(
     """Check this machine, a store and a device, and show what to fix.
 
     Versions, backends, interfaces, memory, disk, limits, threads, and collectives between real ranks. With --device,
-    also data rates, ten models and all kernels against the CPU, waits, races and a killed rank: a few minutes. Exit
-    code 1 if a check fails; warnings do not count.
+    also data rates, and models, kernels, options and inference against the CPU, bf16, times of a step, waits, races and
+    a killed rank: a few minutes. Exit code 1 if a check fails; warnings do not count.
     """
     with command(as_json):
         from gsplit.doctor.examination import examine

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gsplit.doctor.finding import DoctorReport, Finding, amount
+from gsplit.doctor.finding import SEND_BACK, DoctorReport, Finding, amount
 from gsplit.doctor.machine import (
     check_allocator,
     check_disk,
@@ -51,9 +51,10 @@ def examine(
     if store is not None:
         checks["store"] = lambda: check_store(store, nproc, full=full, progress=progress)
     if device is not None:
-        from gsplit.doctor.device import device_checks  # models and PyG, only when used
+        from gsplit.doctor.device import device_checks
+        from gsplit.doctor.training import training_checks  # models and PyG, only when used
 
-        checks |= device_checks(device, nproc, run)
+        checks |= {**device_checks(device, nproc, run), **training_checks(device, nproc, run)}
     findings: list[Finding] = []
     for done, (name, check) in enumerate(checks.items()):
         progress("checks", done, len(checks))
@@ -68,7 +69,7 @@ def _run_check(name: str, check: Callable[[], Finding | list[Finding]]) -> list[
         found = check()
     except Exception as error:  # of any kind: the report is still wanted
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        found = Finding(name, "error", last, "report this, with the output of gsplit doctor --json")
+        found = Finding(name, "error", last, SEND_BACK)
     seconds = round(time.perf_counter() - start, 1)
     return [replace(finding, seconds=seconds) for finding in (found if isinstance(found, list) else [found])]
 

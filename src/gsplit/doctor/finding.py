@@ -3,7 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["DoctorReport", "Finding", "Verdict", "amount"]
+__all__ = ["SEND_BACK", "DoctorReport", "Finding", "Verdict", "amount"]
+
+SEND_BACK = "please report this, with the output of gsplit doctor --json"
 
 Verdict = Literal["ok", "warning", "error", "skipped"]
 
