@@ -61,6 +61,9 @@ def train(
         str | None, typer.Option(help="numbers of ranks to count for, in one process, such as 8,64")
     ] = None,
     targets: Annotated[str | None, typer.Option(help="targets of the mini-batches [default: train]")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="of the models: cpu, cuda, or sim, which is simulated [default: cpu]")
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="of mini-batches and weights [default: 1]")] = None,
     out: Annotated[Path | None, typer.Option(help="file for the JSON document, written after every launch")] = None,
     as_json: Json = False,
@@ -93,6 +96,7 @@ def train(
             "counted_ranks": _numbers("--count", count),
             "counted_strategies": _strategies(systems),
             "targets": targets,
+            "device": device,
             "seed": seed,
         }
         study = replace(

@@ -152,6 +152,8 @@ class _Turns:
         start = read_clocks()
         for step in range(first, first + num_steps):
             steps.append(system.train_step(*divmod(step, self._steps_per_epoch)))
+        for done in steps[first:]:
+            done.synchronize()
         passed = read_clocks().since(start)
         if not warm_up:
             times = (passed.wall_s / num_steps, passed.cpu_s / num_steps, passed.blocked_s / num_steps)
@@ -184,11 +186,21 @@ def _means(steps: list[StepTelemetry]) -> tuple[dict[str, float], dict[str, floa
 
 def _run_all(folder: Path, rank: int) -> None:
     scenarios = TypeAdapter(list[Scenario]).validate_json((folder / "scenarios.json").read_bytes())
+    if any(scenario.device == "sim" for scenario in scenarios):
+        from gsplit_bench.simulated import simulated_device
+
+        with simulated_device():
+            _run_scenarios(scenarios, folder, rank)
+    else:
+        _run_scenarios(scenarios, folder, rank)
+
+
+def _run_scenarios(scenarios: list[Scenario], folder: Path, rank: int) -> None:
     meshes: dict[int, Mesh] = {}
     with (folder / f"rank-{rank}.jsonl").open("w", buffering=1) as results:
         for number, scenario in enumerate(scenarios):
             if scenario.replicas not in meshes:  # all ranks: they have the same scenarios
-                meshes[scenario.replicas] = init("cpu", replicas=scenario.replicas)
+                meshes[scenario.replicas] = init(scenario.device, replicas=scenario.replicas)
             store, mesh = open_store(Path(scenario.graph)), meshes[scenario.replicas]
             done = functools.partial(_tell, folder / "progress" if rank == 0 else None, number)
             for found in run_scenario(number, scenario, store, mesh, done):

@@ -89,6 +89,7 @@ class TrainRecord:
     epochs: list[dict[str, Any]]
     loss_difference: float | None = None
     losses_equal: bool | None = None
+    device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in the document."""
@@ -142,6 +143,7 @@ def combine_ranks(scenario: Scenario, found: Sequence[RankResult]) -> TrainRecor
         loss=losses[-1],
         note=found[0].note,
         epochs=[asdict(epoch) for epoch in found[0].epochs],
+        device=scenario.device,
     )
 
 

@@ -12,12 +12,25 @@ from itertools import product
 from gsplit.errors import InputError, explain
 from gsplit.run.config import MODELS
 
-__all__ = ["ALLOCATORS", "DEFAULT", "FEATURES", "PEERS", "PRESETS", "Launch", "Scenario", "Study", "find_preset"]
+__all__ = [
+    "ALLOCATORS",
+    "DEFAULT",
+    "DEVICES",
+    "FEATURES",
+    "PEERS",
+    "PRESETS",
+    "Launch",
+    "Scenario",
+    "Study",
+    "find_preset",
+]
 
 PEERS = ("dgl", "pyg", "p3")
 """Systems that are not ours; every other name is a strategy."""
 FEATURES = ("memory", "disk")
 ALLOCATORS = ("tuned", "default")
+DEVICES = ("cpu", "cuda", "sim")
+"""Where models compute; "sim" is the simulated device, which shows that everything runs, and not how fast."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,7 @@ class Scenario:
     steps: int
     repeats: int
     epochs: int
+    device: str
 
     @property
     def num_steps(self) -> int:
@@ -95,9 +109,11 @@ class Study:
     counted_ranks: tuple[int, ...] = ()
     counted_strategies: tuple[str, ...] = ("split", "data")
     counted_steps: int = 5
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for name, given, known in (
+            ("--device", (self.device,), DEVICES),
             ("--models", self.models, MODELS),
             ("--features", self.features, FEATURES),
             ("--allocator", self.allocators, ALLOCATORS),
@@ -142,6 +158,7 @@ class Study:
                 steps=self.steps,
                 repeats=self.repeats,
                 epochs=self.epochs,
+                device=self.device,
             )
 
 

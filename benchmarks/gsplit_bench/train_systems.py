@@ -1,5 +1,8 @@
 """The systems of a scenario on one rank: our strategies by name, and the peers."""
 
+from collections.abc import Iterator
+from typing import cast
+
 import numpy as np
 import torch
 from torch.nn import Module
@@ -8,11 +11,14 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.cache import stored_row_bytes
 from gsplit.loading.loader import NeighborLoader
+from gsplit.minibatch.batch import Batch
 from gsplit.nn.parallelize import parallelize
 from gsplit.run.models import make_model
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
+from gsplit.training.losses import resolve_loss
 from gsplit.training.trainer import Trainer
+from gsplit.training.training_step import TrainingStep
 from gsplit_bench.peers.ddp import DdpSystem, System
 from gsplit_bench.peers.dgl_ddp import DglPeer
 from gsplit_bench.peers.p3 import P3System
@@ -32,7 +38,7 @@ def is_ours(system: str) -> bool:
 def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> System:
     """A system by its name; what cannot be made is refused with the reason, on every rank. A collective."""
     if name == "dgl":
-        return DdpSystem(DglPeer(scenario, store), scenario, store, mesh)
+        return DdpSystem(DglPeer(scenario, store, mesh.device), scenario, store, mesh)
     if name == "pyg":
         return DdpSystem(PygPeer(scenario, store), scenario, store, mesh)
     if name == "p3":
@@ -41,7 +47,7 @@ def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> Syst
 
 
 class StrategySystem:
-    """See ``peers.ddp.System``: our loader and trainer, as a script uses them."""
+    """See ``peers.ddp.System``: our loader and the trainer's step, with the options that are the default."""
 
     note = ""
 
@@ -73,14 +79,27 @@ class StrategySystem:
         model = parallelize(model, mesh)
         optimizer = torch.optim.Adam(model.parameters(), lr=scenario.learning_rate)
         self.trainer = Trainer(model, optimizer, loader)
+        self._step = TrainingStep(self.trainer.state, resolve_loss("cross_entropy", of_pairs=False))
+        self._batches: Iterator[Batch] = iter(())
 
     def train_step(self, epoch: int, step: int) -> StepTelemetry:
         """One step by its name."""
-        batch = self.trainer.state.loader.make_batch(epoch, step)
-        self.trainer.train_step(batch)
-        telemetry: StepTelemetry = batch.telemetry
-        telemetry.synchronize()
-        return telemetry
+        batch = self._batch(epoch, step)
+        self._step.add(batch)
+        batch.telemetry.record("loss", self._step.finish(batch))
+        return batch.telemetry
+
+    def _batch(self, epoch: int, step: int) -> Batch:
+        """The batch of a step. For a device it comes from an iterator, which makes the next ones ahead."""
+        loader = self.trainer.state.loader
+        if loader.mesh.device.type == "cpu":
+            return cast(Batch, loader.make_batch(epoch, step))
+        batch = next(self._batches, None)
+        if batch is None or (batch.key.epoch, batch.key.step) != (epoch, step):
+            loader.load_state_dict({"epoch": epoch, "step": step})
+            self._batches = iter(loader)
+            batch = next(self._batches)
+        return batch
 
 
 def check_store(store: Store, scenario: Scenario) -> None:

@@ -200,9 +200,11 @@ class StepTelemetry:
         """Record a size; the largest of a step is kept."""
         self.peaks[name] = max(self.peaks.get(name, 0), value)
 
-    def record(self, name: Value, value: float | Tensor) -> None:
-        """Record a value of this step. A value on a device is read by ``synchronize``."""
-        if isinstance(value, Tensor) and value.device.type != "cpu":
+    def record(self, name: Value, value: float | Tensor | AsyncHostCopy) -> None:
+        """Record a value of this step. A value on a device, or on its way from it, is read by ``synchronize``."""
+        if isinstance(value, AsyncHostCopy) and value.is_pending:
+            self._pending_values[name] = value
+        elif isinstance(value, Tensor) and value.device.type != "cpu":
             self._pending_values[name] = AsyncHostCopy(value)
         else:
             self.values[name] = float(value)

@@ -12,6 +12,7 @@ import gsplit
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
+from gsplit_bench.simulated import why_not_supported
 
 RECORD = {
     "graph", "model", "system", "ranks", "replicas", "allocator", "features", "batch_size", "hidden", "num_layers",
@@ -19,7 +20,7 @@ RECORD = {
     "stages_cpu_s", "cache",
     "edges", "input_rows", "rows_loaded", "bytes_loaded", "rows_sent", "bytes_sent", "collectives", "wait_s",
     "peak_bytes_per_rank", "batch_bytes_per_rank", "losses", "loss", "loss_difference", "losses_equal",
-    "note", "epochs",
+    "note", "epochs", "device",
 }  # fmt: skip
 COUNT = {
     "graph", "strategy", "ranks", "batch_size", "fanout", "hidden", "steps", "edges", "edges_per_rank",
@@ -69,6 +70,24 @@ def test_systems_take_turns_on_the_same_ranks(store: Store, tmp_path: Path) -> N
         "losses of all 4 runs of our strategies equal" in done.stdout
         and "2 ranks, disk, tuned allocator" in done.stdout
     )
+
+
+def test_the_whole_command_runs_on_devices(store: Store, tmp_path: Path) -> None:
+    if why := why_not_supported():
+        pytest.skip(why)
+    small = ["--models", "sage", "--hidden", "16", "--fanout", "4,4", "--batch-size", "128", "--warm-up", "2"]
+    systems = ["--systems", "split,data,pyg,p3", "--steps", "2", "--repeats", "1", "--ranks", "1,2", "--device", "sim"]
+    command = ["-m", "gsplit_bench", "train", str(store.path), *small, *systems, "--out", str(tmp_path / "o.json")]
+    done = run_forked(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "o.json").read_text())
+    records = {(record["ranks"], record["system"]): record for record in document["records"]}
+    assert list(records) == [(1, "split"), (1, "data"), (1, "pyg"), (2, "split"), (2, "data"), (2, "pyg")]
+    assert document["losses_equal"] and document["failures"] == []
+    for record in records.values():
+        assert record["device"] == "sim" and len(record["losses"]) == 4 and len(set(record["losses"])) == 4
+        assert record["stages_s"].keys() >= {"sample", "load", "forward", "backward", "optimizer"}
+    assert [note for note in document["notes"] if "p3, sage: system p3: expected ranks on the CPU" in note]
 
 
 def _check_record(record: dict[str, Any], where: str, system: str) -> None:

@@ -5,7 +5,8 @@ All systems mark the same stages in the step's telemetry: ``sample`` (from targe
 
 ``DdpSystem`` is data parallel: every rank has its own targets, every W-th of the shuffled list's next B, so that the
 global mini-batch has the size of ours. It computes their whole neighbourhood from features gathered by ``x[n_id]``, and
-averages gradients with torch's DistributedDataParallel. On one rank there is nothing to wrap.
+averages gradients with torch's DistributedDataParallel. On one rank there is nothing to wrap. For a device the host
+samples and gathers, and copies edges and rows to it from pinned memory.
 """
 
 import warnings
@@ -36,7 +37,10 @@ class System(Protocol):
         """What somebody who reads its record has to know; empty if there is nothing."""
 
     def train_step(self, epoch: int, step: int) -> StepTelemetry:
-        """One whole step, from the targets to the new weights; its numbers on this rank, with the loss."""
+        """One whole step, from the targets to the new weights; its numbers on this rank, with the loss.
+
+        On a device it is only launched; ``StepTelemetry.synchronize`` waits for it.
+        """
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,10 @@ class Peer(Protocol):
     """Called as ``model(x, edges)``; gives a row for every target."""
 
     def sample(self, targets: Tensor, key: StepKey) -> PeerSample:
-        """Draw the neighbourhood of some vertices."""
+        """Draw the neighbourhood of some vertices, on the host."""
+
+    def move_edges(self, edges: Any, device: torch.device) -> Any:
+        """The edges of a sample on the device of the model."""
 
 
 class DdpSystem:
@@ -64,10 +71,14 @@ class DdpSystem:
 
     def __init__(self, peer: Peer, scenario: Scenario, store: Store, mesh: Mesh) -> None:
         self._peer, self._scenario, self._mesh = peer, scenario, mesh
+        self._model: Module
         self._features = stored_tensor(store, "features/x")
         self._labels = stored_tensor(store, "y")
         self._targets = ShuffledTargets(scenario, store)
-        self._model: Module = peer.model if mesh.size == 1 else DistributedDataParallel(peer.model)
+        self._model = peer.model.to(mesh.device)
+        if mesh.size > 1:
+            group = torch.distributed.new_group(backend="nccl") if mesh.device.type == "cuda" else None
+            self._model = DistributedDataParallel(self._model, process_group=group)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=scenario.learning_rate)
 
     @property
@@ -76,15 +87,17 @@ class DdpSystem:
 
     def train_step(self, epoch: int, step: int) -> StepTelemetry:
         """One step of the script."""
-        telemetry = StepTelemetry(epoch, step)
+        device = self._mesh.device
+        telemetry = StepTelemetry(epoch, step, device)
         targets = self._targets.of_rank(epoch, step, self._mesh)
         with telemetry.span("sample"):
             sample = self._peer.sample(targets, StepKey(self._scenario.seed, epoch, step))
         with telemetry.span("load_features"):
-            x = self._features[sample.input_ids].float()
-            y = self._labels[targets]
+            x = _to_device(self._features[sample.input_ids].float(), device)
+            y = _to_device(self._labels[targets], device)
+            edges = self._peer.move_edges(sample.edges, device)
         with telemetry.span("forward"):
-            loss = F.cross_entropy(self._model(x, sample.edges), y)
+            loss = F.cross_entropy(self._model(x, edges), y)
         with telemetry.span("backward"):
             loss.backward()
         with telemetry.span("optimizer"):
@@ -119,6 +132,10 @@ class ShuffledTargets:
     def num_in_step(self, step: int) -> int:
         """Targets of the global mini-batch."""
         return min(self._batch_size, self._targets.numel() - step * self._batch_size)
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def stored_tensor(store: Store, name: str) -> Tensor:

@@ -48,8 +48,9 @@ class DglPeer:
 
     note = ""
 
-    def __init__(self, scenario: Scenario, store: Store) -> None:
+    def __init__(self, scenario: Scenario, store: Store, device: torch.device) -> None:
         dgl = load_dgl()
+        _check_device(dgl, device)
         dgl.seed(scenario.seed)
         self._graph = to_dgl(store.graph)
         self._sampler = dgl.dataloading.NeighborSampler(list(reversed(scenario.fanout)))  # the input's layer first
@@ -60,6 +61,20 @@ class DglPeer:
         """Blocks, and the rows that the first one reads."""
         input_ids, _, blocks = self._sampler.sample_blocks(self._graph, targets)
         return PeerSample(blocks, input_ids, sum(int(block.num_edges()) for block in blocks))
+
+    def move_edges(self, edges: Any, device: torch.device) -> Any:
+        """Blocks on the device."""
+        return [block.to(device) for block in edges]
+
+
+def _check_device(dgl: Any, device: torch.device) -> None:
+    """Refuse a device that this DGL was not built for."""
+    try:
+        dgl.graph(([0], [0])).to(device)
+    except (dgl.DGLError, RuntimeError, ValueError, TypeError) as error:
+        got = str(error).strip().splitlines()[0]
+        fix = "install DGL's wheel for this CUDA, or leave dgl out"
+        raise InputError(explain("system dgl", f"a DGL for {device}", got, fix)) from None
 
 
 class _Model(Module):

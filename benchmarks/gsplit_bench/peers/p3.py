@@ -143,6 +143,9 @@ class P3System:
 
     def __init__(self, scenario: Scenario, store: Store, mesh: Mesh, dtype: torch.dtype = torch.float32) -> None:
         layers = {"sage": _Sage, "gat": _Gat}
+        if mesh.device.type != "cpu":
+            fix = "measure on the CPU, or leave p3 out"
+            raise InputError(explain("system p3", "ranks on the CPU: it was written for them", mesh.device, fix))
         if scenario.model not in layers or scenario.features != "memory":
             fix = "measure sage or gat with --features memory, or leave p3 out"
             got = f"{scenario.model} with features on {scenario.features}"

@@ -53,6 +53,12 @@ class PygPeer:
         """Edges as the model takes them, and the rows that they join."""
         return self._sampler.sample(targets, key)
 
+    def move_edges(self, edges: Any, device: torch.device) -> Any:
+        """Edge tensors on the device; the numbers beside them stay."""
+        if isinstance(edges, list):
+            return [(edge_index.to(device), num_dst) for edge_index, num_dst in edges]
+        return edges[0].to(device), edges[1]
+
 
 class _Sampler(Protocol):
     def sample(self, targets: Tensor, key: StepKey) -> PeerSample: ...

@@ -183,6 +183,11 @@ class AsyncHostCopy:
             self._host.copy_(values, non_blocking=True)
             self._mark = StreamEvent(values.device)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether reading may wait."""
+        return self._mark is not None
+
     def read(self) -> Tensor:
         """The values on the host."""
         if self._mark is not None:
