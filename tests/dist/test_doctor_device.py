@@ -1,5 +1,6 @@
 """``gsplit doctor --device``: what is right passes on the host and on the simulated device, what is wrong is named."""
 
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -21,6 +22,7 @@ from gsplit.doctor.ranks import run_ranks
 from gsplit.doctor.training import check_models, training_checks
 from gsplit.errors import CommError
 from gsplit.kernels.triton import availability
+from gsplit.planner.hardware import Hardware
 from gsplit.store.importers.synthetic import PlantedGraph
 from gsplit_bench.ranks import RankFailedError
 from gsplit_bench.ranks import run_ranks as run_test_ranks
@@ -44,11 +46,12 @@ def test_everything_is_right_here(device: str, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip(why)
     monkeypatch.setattr(device_module, "is_switched_off", lambda: True)  # Triton is checked below
     run = run_ranks if device == "cpu" else _run_simulated
-    checks = device_checks(device, 2, run, sizes_mb=(1,))
+    checks = device_checks(device, 2, run, sizes_mb=(1,), num_vertices=3000)
     checks |= training_checks(device, 2, run, models=("gat",), typical=PlantedGraph(500, 5000), num_steps=8)
     findings = {name: check() for name, check in checks.items()}
     assert all(found.check == name and found.verdict != "error" for name, found in findings.items()), findings
     only_on_gpus = {"code for this GPU", "Triton", "kernels", "large arrays", "waits for the device", "races"}
+    only_on_gpus |= {"constants"} if device == "cpu" else set()
     assert {name for name, found in findings.items() if found.verdict == "skipped"} == only_on_gpus
     figures = {name: found.figures for name, found in findings.items()}
     assert set(figures["models"]) == {"gat on 1", "gat on 2"}
@@ -57,6 +60,9 @@ def test_everything_is_right_here(device: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(figures["options"]) == (9 if device == "sim" else 6)
     assert 1e-5 < max(figures["bf16"].values()) < 0.05
     assert {"step_ms", "forward_ms", "backward_ms", "sample_ms"} <= set(figures["times of a step"])
+    if device == "sim":
+        assert figures["constants"].keys() <= {field.name for field in dataclasses.fields(Hardware)}
+        assert len(figures["constants"]) == 8 and min(figures["constants"].values()) > 0
     assert "zero-copy gather not measured" in findings["links"].found
 
 

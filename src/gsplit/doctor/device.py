@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gsplit.device.devices import free_memory, register_memory, resolve_device
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.doctor.constants import measure_constants
 from gsplit.doctor.finding import SEND_BACK, Finding, amount
 from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.doctor.network import median_seconds, send_rate
@@ -26,15 +27,24 @@ _NUM_LARGE = 2**31 + 2**20  # values of 4 bytes: positions times the width of a 
 
 
 def device_checks(
-    device: str, nproc: int, run: RunRanks, *, sizes_mb: tuple[int, ...] = _SIZES_MB
+    device: str,
+    nproc: int,
+    run: RunRanks,
+    *,
+    sizes_mb: tuple[int, ...] = _SIZES_MB,
+    num_vertices: int = 500_000,
 ) -> dict[str, Callable[[], Finding]]:
-    """The checks of a device, "cpu" or "cuda", and of its links on ``nproc`` ranks, by name."""
+    """The checks of a device, "cpu" or "cuda", and of its links on ``nproc`` ranks, by name.
+
+    ``num_vertices``: those of the graph that constants are measured on.
+    """
     return {
         "code for this GPU": lambda: check_architectures(device),
         "Triton": lambda: check_triton(device),
         "links": lambda: check_links(device, nproc, run, sizes_mb),
         "kernels": lambda: check_kernels(device, run),
         "large arrays": lambda: check_large_rows(device, run),
+        "constants": lambda: check_constants(device, nproc, run, num_vertices),
     }
 
 
@@ -127,6 +137,16 @@ def check_large_rows(device: str, run: RunRanks, num_values: int = _NUM_LARGE) -
         return Finding(name, "error", f"other rows were gathered from {', '.join(wrong)}", SEND_BACK, rates)
     text = ", ".join(f"{where} {rate:.1f} GB/s" for where, rate in rates.items())
     return Finding(name, "ok", f"random rows of {amount(needed)}: {text}", figures=rates)
+
+
+def check_constants(device: str, nproc: int, run: RunRanks, num_vertices: int) -> Finding:
+    """Measure the constants of a device for the planner."""
+    name = "constants"
+    if device == "cpu":
+        return Finding(name, "skipped", "gsplit plan --recalibrate measures those of the host")
+    figures: dict[str, float] = run(measure_constants, nproc, device, num_vertices=num_vertices)
+    text = f"{len(figures)} for gsplit plan --hardware, with the file of --out"
+    return Finding(name, "ok", text, figures={constant: float(f"{value:.4g}") for constant, value in figures.items()})
 
 
 def measure_links(mesh: Mesh, sizes_mb: list[int]) -> dict[str, float]:

@@ -70,6 +70,7 @@ __all__ = [
     "measure_kernels",
     "measure_sampling",
     "measure_thread_gain",
+    "random_graph",
     "this_machine",
 ]
 
@@ -298,7 +299,7 @@ def measure_kernels(scale: float = 1.0, repeats: int = 5) -> KernelRates:
     num_vertices = max(2000, int(500_000 * scale))
     num_targets = max(20, int(4000 * scale))
     num_rows = max(1000, int(40_000 * scale))
-    graph = _random_graph(num_vertices, 15 * num_vertices)
+    graph = random_graph(num_vertices, 15 * num_vertices)
     sampler = HostNeighborSampler(graph, _NO_IDS)
     small = _sample(sampler, num_vertices, max(20, int(800 * scale))).blocks[0]
     large = _sample(sampler, num_vertices, max(20, int(8000 * scale))).blocks[0]
@@ -330,7 +331,7 @@ def _least_cpu_s(run: Callable[[], object], repeats: int) -> float:
     return max(min(found), 1e-9)
 
 
-def _random_graph(num_vertices: int, num_edges: int) -> Graph:
+def random_graph(num_vertices: int, num_edges: int) -> Graph:
     """A random graph with hubs: vertices with small ids are sources more often."""
     rng = np.random.default_rng(0)
     degrees = rng.multinomial(num_edges, np.full(num_vertices, 1 / num_vertices))
