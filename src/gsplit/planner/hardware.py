@@ -237,7 +237,7 @@ def preset_of(label: str) -> str | None:
 def read_hardware(path: Path) -> Hardware:
     """Read constants from a file: all fields of ``Hardware``, or some fields and ``base``, a preset, in JSON or TOML.
 
-    Or a report of ``gsplit doctor --device cuda``: its rates of links, with the preset of the GPU for all others.
+    Or a report of ``gsplit doctor --device cuda``: its rates of links and kernels; others as in the preset of the GPU.
     """
     table = read_document(path, _FILE, toml=path.suffix == ".toml")
     if "findings" in table:
@@ -258,7 +258,7 @@ def read_hardware(path: Path) -> Hardware:
 
 
 def _read_report(path: Path, findings: object) -> Hardware:
-    """The largest transfers of every kind that ``gsplit doctor`` measured, in GB/s."""
+    """The largest transfers of every kind that ``gsplit doctor`` measured, in GB/s, and its constants of kernels."""
     by_check = (
         {each.get("check"): each for each in findings if isinstance(each, dict)} if isinstance(findings, list) else {}
     )
@@ -275,12 +275,16 @@ def _read_report(path: Path, findings: object) -> Hardware:
     exchange = rate_of("all-to-all")
     if load is None:
         raise _FILE.refuse(path, "a report of a CPU")
+    measured = by_check.get("constants", {}).get("figures", {})
+    if not isinstance(measured, dict) or not set(measured) <= {field.name for field in fields(Hardware)} - {"name"}:
+        raise _FILE.refuse(path, "a report with other constants")
     return replace(
         base,
         name=path.name,
         load_bytes_per_s=load,
         exchange_bytes_per_s=exchange or base.exchange_bytes_per_s,
         reduce_bytes_per_s=exchange or base.reduce_bytes_per_s,
+        **measured,
     )
 
 

@@ -176,6 +176,10 @@ def test_a_report_of_the_doctor_gives_the_rates_of_links(tmp_path: Path) -> None
     path.write_text(json.dumps({"ok": True, "findings": [versions, links]}))
     links_of_h100 = replace(PRESETS["h100"], load_bytes_per_s=18e9, exchange_bytes_per_s=90e9, reduce_bytes_per_s=90e9)
     assert read_hardware(path) == replace(links_of_h100, name="report.json")
+    kernels = {"check": "constants", "figures": {"flops_per_s": 2e13, "memory_bytes": 8e10}}
+    path.write_text(json.dumps({"findings": [*json.loads(path.read_text())["findings"], kernels]}))
+    measured = replace(links_of_h100, name="report.json", flops_per_s=2e13, memory_bytes=8e10)
+    assert read_hardware(path) == measured
     path.write_text(json.dumps({"findings": [{"check": "links", "figures": rates}]}))
     assert read_hardware(path) == replace(PRESETS["a100"], name="report.json", load_bytes_per_s=18e9)
     for figures in ({"copy from pageable memory, 1 MB": 5.0}, {"zero-copy gather, 1 MB": "fast"}, None):
