@@ -12,7 +12,8 @@ clock of the host, which all its processes share. They cannot be compared betwee
 
 On a device, times come from events on its stream. They and values such as the loss are available when the device has
 reached that point. The host does not wait for them: the record of a step is made one step later. Device spans are
-placed at their launch time.
+placed at their launch time. Events cost the host time, so they are recorded only if somebody reads the times:
+if there is a file or a trainer with callbacks (``Telemetry.times_devices``).
 """
 
 import json
@@ -115,7 +116,7 @@ class _Stage:
     def __enter__(self) -> None:
         self._step.begin_stage(self._name)
         self._start_ns = time.perf_counter_ns()
-        self._start_cpu_s = time.thread_time()
+        self._start_cpu_s = time.thread_time() if self._clock is None else 0.0
         self._mark = None if self._clock is None else self._clock.mark()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -126,7 +127,7 @@ class StepTelemetry:
     """Collects the numbers of one rank in one step.
 
     ``device``: that of the model. ``sample_device``: that of the loader. ``on_stage``: called with the name of every
-    stage that starts.
+    stage that starts. ``times_devices``: whether to measure the times of stages on devices.
     """
 
     def __init__(
@@ -136,12 +137,14 @@ class StepTelemetry:
         device: torch.device = _CPU,
         sample_device: torch.device = _CPU,
         on_stage: Callable[[str], None] | None = None,
+        times_devices: bool = True,
     ) -> None:
         self.epoch = epoch
         self.step = step
         self._on_stage = on_stage
         self._device = device
         self._sample_device = sample_device
+        self._times_devices = times_devices
         self._clocks: dict[torch.device, StageClock] = {}
         self._pending_spans: list[tuple[Span, StageClock, Any, Any]] = []
         self._pending_values: dict[Value, AsyncHostCopy] = {}
@@ -170,7 +173,8 @@ class StepTelemetry:
             self.add_span(name, start_ns)
             self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start_cpu_s
         else:
-            self._pending_spans.append((name, clock, mark, clock.mark()))
+            if clock.is_read:
+                self._pending_spans.append((name, clock, mark, clock.mark()))
             self._keep_span(name, start_ns, time.perf_counter_ns())
 
     def add_span(self, name: Span, start_ns: int) -> None:
@@ -190,7 +194,9 @@ class StepTelemetry:
     def _clock(self, device: torch.device) -> StageClock | None:
         if device.type == "cpu":
             return None
-        return self._clocks.setdefault(device, StageClock(device))
+        if device not in self._clocks:
+            self._clocks[device] = StageClock(device, is_read=self._times_devices)
+        return self._clocks[device]
 
     def count(self, name: Counter, amount: int) -> None:
         """Add to a counter."""
@@ -228,6 +234,8 @@ class Telemetry:
 
     def __init__(self, rank: int = 0, path: str | Path | None = None) -> None:
         self._rank = rank
+        self.times_devices = path is not None
+        """Whether times of stages on devices are read; a trainer with callbacks sets it."""
         self._cpu_mark = time.process_time()
         self._stream = Path(path).open("a", buffering=1) if path is not None else None  # noqa: SIM115
         self._records: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)

@@ -4,10 +4,13 @@ import json
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from small_disk import small_disk
 
+from gsplit.device import devices
 from gsplit.telemetry import KEPT_SPANS, StepTelemetry, Telemetry
 
 
@@ -139,3 +142,26 @@ def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path: Path, caplog: 
     assert [record.message.count("room for telemetry (got No space left on device)") for record in caplog.records] == [
         1
     ]
+
+
+def test_events_are_recorded_on_a_device_only_if_somebody_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[object] = []
+    fake = SimpleNamespace(
+        Event=lambda enable_timing: SimpleNamespace(record=recorded.append, query=lambda: True, elapsed_time=_two_ms),
+        current_stream=lambda device: device,
+    )
+    monkeypatch.setattr(devices, "_module", lambda device: fake)
+    for log, wanted in ((Telemetry(), {}), (Telemetry(0, tmp_path / "t.jsonl"), {"forward": 0.002})):
+        step = StepTelemetry(device=torch.device("meta"), times_devices=log.times_devices)
+        with log, step.span("forward"):
+            pass
+        log.end_step(step)
+        (record,) = log.records
+        assert record.seconds == wanted and len(recorded) == 2 * len(wanted)
+        assert [span.name for span in record.spans] == ["forward"]
+
+
+def _two_ms(stop: object) -> float:
+    return 2.0

@@ -232,14 +232,20 @@ class DeferredChecks:
 
 
 class StageClock:
-    """Times work on one device by events on its stream. A time is available when the device has finished the work."""
+    """Times work on one device by events on its stream. A time is available when the device has finished the work.
 
-    def __init__(self, device: torch.device) -> None:
+    ``is_read``: whether anybody reads the times; no events are recorded otherwise.
+    """
+
+    def __init__(self, device: torch.device, *, is_read: bool = True) -> None:
         self._device = device
         self._module = _module(device)
+        self.is_read = is_read
 
     def mark(self) -> Any:
-        """An event after everything that was launched."""
+        """An event after everything that was launched; None if nobody reads the times."""
+        if not self.is_read:
+            return None
         event = self._module.Event(enable_timing=True)
         event.record(self._module.current_stream(self._device))
         return event

@@ -44,9 +44,13 @@ class Block:
     def num_edges(self) -> int:
         return self.src_rows.numel()
 
+    def dst_rows(self) -> Tensor:
+        """The destination row of every edge."""
+        return destination_rows(self.indptr, self.num_edges)
+
     def edge_index(self) -> Tensor:
         """The edges as PyG has them: a tensor [2, E] of source rows and destination rows."""
-        return torch.stack([self.src_rows, destination_rows(self.indptr, self.num_edges)])
+        return torch.stack([self.src_rows, self.dst_rows()])
 
     def to(self, device: torch.device) -> "Block":
         """The same block on a device."""

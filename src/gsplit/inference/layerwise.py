@@ -172,7 +172,7 @@ class LayerwisePass:
         self._workspace = workspace
         self._progress = progress
         self._plan = forward_plan_of(model)
-        self._dtype = dtype_of(model)
+        self._dtype = dtype_of(model.parameters())
         self._outputs: dict[str, RowSource] = {}
         self._is_computed = False
         self._open()

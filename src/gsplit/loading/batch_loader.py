@@ -348,7 +348,9 @@ class BatchLoader(ABC, Generic[B]):
         """The first two stages of a step, in its thread of the pipeline if there is one. A collective."""
         mesh = self.mesh
         on_stage = mesh.record_stage if mesh.size > 1 else None
-        telemetry = StepTelemetry(epoch, step, mesh.device, mesh.sample_device, on_stage)
+        telemetry = StepTelemetry(
+            epoch, step, mesh.device, mesh.sample_device, on_stage, times_devices=self.telemetry.times_devices
+        )
         maker = self._makers[step % len(self._makers)]  # that of one thread of the pipeline
         with in_thread(mesh.device):
             sampled = self._sample(maker.strategy, self._key(epoch, step), telemetry)

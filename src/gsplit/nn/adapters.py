@@ -46,7 +46,8 @@ class LayerInputs:
     ``call``: the model's call of the layer, with handles in place of edges. ``mixed``, ``dst``: the rows of sources and
     destinations. ``edge_attr``, ``edge_weight``: values of the block's edges, None where the call does not pass them.
     ``of``: the relation whose edges the layer gets, in a heterogeneous graph; None for all edges.
-    ``once(key, make)``: makes a value once per forward pass. ``attention_mask(layer, edges)``: the dropout mask of a
+    ``once(key, make)``: makes a value once per forward pass. ``around_stock(split)``: the context for calling a layer's
+    own forward. ``attention_mask(layer, edges)``: the dropout mask of a
     fused attention layer; None where fused kernels must not be used.
     """
 
@@ -58,6 +59,7 @@ class LayerInputs:
     edge_attr: Tensor | None
     edge_weight: Tensor | None
     once: Callable[[Any, Callable[[], Any]], Any]
+    around_stock: Callable[[SplitForward], AbstractContextManager[None]]
     attention_mask: Callable[[Any, CsrEdges], Tensor | None] | None
     of: EdgeType | None = None
 
@@ -119,7 +121,7 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
         fix = "give forward an argument edge_weight=None and pass it on, or use GCNConv itself"
         raise InputError(explain(split.name, "a GCNConv whose forward takes edge_weight", call.signature, fix))
     call.arguments["edge_weight"] = weights  # also where the model passes none; None for a matrix, which holds them
-    with _temporarily(split.layer, "normalize", False), edges.summed_by(split.layer):
+    with inputs.around_stock(split), _temporarily(split.layer, "normalize", False), edges.summed_by(split.layer):
         return split.stock(*call.args, **call.kwargs)[: inputs.dst.size(0)]
 
 
@@ -168,7 +170,7 @@ class _LayerEdges:
 
 def _call_stock(split: SplitForward, inputs: LayerInputs, rows: Any, edges: _LayerEdges) -> Any:
     args, kwargs = substitute(inputs.call, rows, edges.edges, edges.weights, inputs.edge_attr, inputs.kinds)
-    with edges.summed_by(split.layer):
+    with inputs.around_stock(split), edges.summed_by(split.layer):
         return split.stock(*args, **kwargs)
 
 

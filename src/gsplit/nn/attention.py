@@ -28,25 +28,23 @@ from gsplit.kernels.dispatch import kernel_for
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle
 from gsplit.nn.calls import LayerCall, input_rows
 from gsplit.nn.layer_edges import loop_once, looped_edges
-from gsplit.nn.layers import has_message_hooks, has_own_methods, is_attention
-from gsplit.nn.wrappers_and_hooks import has_user_hooks
+from gsplit.nn.layers import is_attention
+from gsplit.nn.wrappers_and_hooks import has_user_hooks, runs_pyg_code
 
 __all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
 
-_PARTS = (pyg.Linear, pyg.aggr.SumAggregation)
 _SIGNATURES = {kind: inspect.signature(kind.forward) for kind in (pyg.GATConv, pyg.GATv2Conv)}
 
 
 def _is_plain(layer: Any) -> bool:
     """Whether a layer computes what PyG's class does, without user hooks on it or inside it."""
-    parts = list(layer.children())
-    known = is_attention(layer) and all(type(part) in _PARTS and "forward" not in vars(part) for part in parts)
-    if type(layer) is pyg.GATConv:  # its scores are made of the projections' weights alone
-        known = known and all(getattr(part, "bias", None) is None for part in parts if part is not layer.res)
-    if not known or layer.explain or has_message_hooks(layer) or has_own_methods(layer):
+    if not is_attention(layer) or has_user_hooks(layer) or not runs_pyg_code(layer):
+        return False
+    biases = [getattr(part, "bias", None) for part in layer.children() if part is not layer.res]
+    if type(layer) is pyg.GATConv and any(bias is not None for bias in biases):  # scores are made of weights alone
         return False
     usual = layer.aggr in ("add", "sum") and layer.flow == "source_to_target" and layer.decomposed_layers == 1
-    return usual and layer.node_dim == 0 and not any(map(has_user_hooks, (layer, *parts)))
+    return usual and layer.node_dim == 0
 
 
 def _is_plain_call(layer: Any, call: LayerCall) -> bool:
@@ -63,12 +61,14 @@ def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: 
     """Whether fused kernels compute a layer that is called like this on these rows and edge features."""
     if not is_attention(layer) or kernel_for("attention", rows.device, rows.dtype) == "torch":
         return False
-    kinds = {(p.dtype, p.device) for p in layer.parameters()}
-    if rows.dim() != 2 or kinds != {(rows.dtype, rows.device)} or torch.is_autocast_enabled(rows.device.type):
+    if rows.dim() != 2 or torch.is_autocast_enabled(rows.device.type):
         return False
     if edge_attr is not None and (layer.lin_edge is None or edge_attr.dtype != rows.dtype or edge_attr.dim() > 2):
         return False
-    return _is_plain(layer) and _is_plain_call(layer, call)
+    if not _is_plain(layer) or not _is_plain_call(layer, call):
+        return False
+    held = [p for part in (layer, *layer.children()) for p in part._parameters.values() if p is not None]
+    return {(p.dtype, p.device) for p in held} == {(rows.dtype, rows.device)}
 
 
 def attention_edges(block: Block, *, add_self_loops: bool) -> CsrEdges:
@@ -76,7 +76,7 @@ def attention_edges(block: Block, *, add_self_loops: bool) -> CsrEdges:
     device = block.indptr.device
     if device.type == "cpu":
         return make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=add_self_loops)
-    places = torch.arange(block.num_edges, device=device) - block.indptr[block.edge_index()[1]]
+    places = torch.arange(block.num_edges, device=device) - block.indptr[block.dst_rows()]
     if not add_self_loops:
         return CsrEdges(block.indptr, block.src_rows, places, block.num_src)
     looped = loop_once(block)

@@ -1,7 +1,7 @@
 """Calls of a model with a batch, and of its layers with tensors in place of the batch's handles."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from inspect import Parameter
@@ -178,9 +178,9 @@ def _is_optional(argument: Parameter) -> bool:
     return argument.default is not Parameter.empty and argument.name not in _EDGES
 
 
-def dtype_of(model: Module) -> torch.dtype:
+def dtype_of(parameters: Iterable[Tensor]) -> torch.dtype:
     """The dtype of a model's rows: that of its first floating-point parameter."""
-    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    floats = (p.dtype for p in parameters if p.is_floating_point())
     return next(floats, torch.get_default_dtype())
 
 

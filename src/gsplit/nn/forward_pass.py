@@ -8,6 +8,7 @@ run (``ForwardPlan``), not from the tensor's shape, which can be ambiguous.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,9 +30,10 @@ from gsplit.nn.calls import LayerCall, find_handle, input_rows, substitute
 from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.layer_edges import other_edges
-from gsplit.nn.layers import edge_features_are_weights
+from gsplit.nn.layers import edge_features_are_weights, is_deterministic
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.split_forward import SplitForward
+from gsplit.nn.wrappers_and_hooks import runs_pyg_code
 
 __all__ = ["ForwardPass", "relation_rows", "typed_batch"]
 
@@ -43,6 +45,8 @@ class ForwardPass:
     """Whether fused kernels may compute attention layers; False in trial runs at wrapping."""
     allows_draws: bool = False
     """Whether the model may draw random numbers: only in the run in which parameters get their sizes and values."""
+    interception: Callable[[], AbstractContextManager[None]] = nullcontext
+    """A context in which dropout and batch norm are intercepted; ``run_layer`` is called outside of it."""
 
     def __init__(self, batch: Batch, plan: ForwardPlan, checks: DeferredChecks | None = None) -> None:
         self.batch = batch
@@ -84,6 +88,11 @@ class ForwardPass:
         self._num_dropouts = num_dropouts + self._plan.layer_dropouts.get(name, 0)
         return out
 
+    def _around_stock(self, split: SplitForward) -> AbstractContextManager[None]:
+        """The context for calling a layer's own forward: intercepted, unless it is known not to drop or draw."""
+        is_known = split.patched is None and is_deterministic(split.layer) and runs_pyg_code(split.layer)
+        return nullcontext() if is_known else self.interception()
+
     def _run_fused(self, split: SplitForward, call: LayerCall, index: int) -> Any:
         """Compute the destinations of a layer from the edges of all relations, or of a graph without types."""
         h = input_rows(call)
@@ -98,6 +107,7 @@ class ForwardPass:
             edge_attr=edge_attr,
             edge_weight=edge_weight,
             once=self._once,
+            around_stock=self._around_stock,
             attention_mask=partial(self._attention_mask, index) if self.fuses_attention else None,
         )
         return self._plan.adapters[split.name](split, inputs)
@@ -121,6 +131,7 @@ class ForwardPass:
             edge_attr=edge_attr,
             edge_weight=edge_weight,
             once=self._once,
+            around_stock=self._around_stock,
             attention_mask=None,
             of=relation,
         )
@@ -140,7 +151,8 @@ class ForwardPass:
             for relation in relations
         }
         args, kwargs = substitute(call, mixed, edges, None, None)
-        out = split.stock(*args, **kwargs)
+        with self._around_stock(split):
+            out = split.stock(*args, **kwargs)
         if not isinstance(out, dict):
             fix = "use HGTConv, or HeteroConv with a layer for every edge type"
             raise InputError(explain(split.name, "a layer that returns rows by vertex type", type(out).__name__, fix))
@@ -302,7 +314,7 @@ def _as_type(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _edge_places(block: Block, space: Space) -> tuple[Tensor, Tensor]:
     """The destination row of every edge and its number among that destination's edges; LOOP for a self-loop."""
-    dst = block.edge_index()[1]
+    dst = block.dst_rows()
     places = torch.arange(block.num_edges, device=dst.device) - block.indptr[dst]
     if space == "edges":
         return dst, places

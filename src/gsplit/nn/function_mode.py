@@ -2,14 +2,19 @@
 
 Every ``F.dropout`` and ``F.batch_norm`` goes to the forward pass, however deep inside the model it is called. Other
 random functions would differ between ranks, and other norms would mix the rows of one rank only: both are refused.
+
+A mode costs a Python call per torch function, so it is suspended in gsplit's own code, and in layers that run PyG's
+code only (``runs_pyg_code``), which neither drop nor draw.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from gsplit.errors import InputError, explain
 from gsplit.nn.forward_pass import ForwardPass
@@ -56,6 +61,7 @@ _RANDOM = {
 _MIXING = {torch.batch_norm, torch.native_batch_norm, torch.instance_norm, F.instance_norm}
 _RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "training")}
 """Functions that draw depending on one argument: its position and name."""
+_INTERCEPTED = {F.dropout, F.batch_norm, *_MIXING, *_RANDOM, *_RANDOM_AT}
 
 
 class ForwardPassMode(TorchFunctionMode):
@@ -64,9 +70,40 @@ class ForwardPassMode(TorchFunctionMode):
     def __init__(self, forward_pass: ForwardPass) -> None:
         super().__init__()
         self._pass = forward_pass
+        self._is_suspended = False
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Leave the torch functions of a block alone, unless another mode was entered inside of this one."""
+        if _get_current_function_mode() is not self:  # type: ignore[no-untyped-call]
+            yield
+            return
+        self.__exit__(None, None, None)
+        self._is_suspended = True
+        try:
+            yield
+        finally:
+            self._is_suspended = False
+            self.__enter__()
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Intercept the torch functions of a block inside of ``suspended``."""
+        if not self._is_suspended:
+            yield
+            return
+        self._is_suspended = False
+        self.__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._is_suspended = True
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function not in _INTERCEPTED:
+            return function(*args, **kwargs)
         if function is F.dropout:
             x, p, training, inplace = _dropout(*args, **kwargs)
             out = self._pass.dropout(x, p, training)
@@ -80,7 +117,7 @@ class ForwardPassMode(TorchFunctionMode):
                     f"{function.__name__} in the model", "rows that are not mixed", "a norm over one rank's rows", fix
                 )
             )
-        draws = function in _RANDOM or (function in _RANDOM_AT and _draws(*_RANDOM_AT[function], args, kwargs))
+        draws = function in _RANDOM or _draws(*_RANDOM_AT[function], args, kwargs)
         if draws and not self._pass.allows_draws:
             fix = "use F.dropout or torch.nn.Dropout, whose masks are keyed here"
             raise InputError(

@@ -29,13 +29,17 @@ __all__ = [
 
 def other_edges(block: Block) -> Tensor:
     """Positions of the edges that are not self-loops, in order."""
-    src, dst = block.edge_index()
-    is_other = src != dst
+    is_other = block.src_rows != block.dst_rows()
+    return _positions(block, is_other, is_other.cumsum(0))
+
+
+def _positions(block: Block, is_other: Tensor, num_so_far: Tensor) -> Tensor:
+    """The positions of the edges that are not self-loops; ``num_so_far``: their number up to each edge."""
     if block.num_self_loops is None:  # on the CPU, where nothing waits
         return torch.nonzero(is_other).squeeze(1)
     num_other = block.num_edges - block.num_self_loops
-    places = torch.arange(block.num_edges, device=src.device)
-    targets = torch.where(is_other, is_other.cumsum(0) - 1, num_other)  # self-loops go to a place that is cut off
+    places = torch.arange(block.num_edges, device=is_other.device)
+    targets = torch.where(is_other, num_so_far - 1, num_other)  # self-loops go to a place that is cut off
     return places.new_empty(num_other + 1).scatter_(0, targets, places)[:num_other]
 
 
@@ -68,9 +72,12 @@ class LoopedBlock:
 
 def loop_once(block: Block) -> LoopedBlock:
     """Replace the self-loops of a block by one per destination."""
-    src, dst = block.edge_index()
-    others = other_edges(block)
-    ends = torch.cat([others.new_zeros(1), (src != dst).cumsum(0)])[block.indptr]  # other edges before a destination
+    src = block.src_rows
+    dst = block.dst_rows()
+    is_other = src != dst
+    num_so_far = is_other.cumsum(0)
+    others = _positions(block, is_other, num_so_far)
+    ends = torch.cat([others.new_zeros(1), num_so_far])[block.indptr]  # other edges before a destination
     indptr = ends + torch.arange(block.num_dst + 1, device=src.device)  # and one self-loop per earlier destination
     other_places = torch.arange(others.numel(), device=src.device) + dst[others]
     loop_places = indptr[1:] - 1
@@ -126,6 +133,6 @@ def normalised_edges(
         block = looped.block
         if edge_weight is not None and loop_weight is not None:
             edge_weight = looped.merge(edge_weight, loop_weight.to(edge_weight.dtype))
-    src, dst = block.edge_index()
-    weights = deg_inv_sqrt[src] if edge_weight is None else deg_inv_sqrt[src] * edge_weight
-    return block, weights * deg_inv_sqrt[dst]
+    of_src = deg_inv_sqrt[block.src_rows]
+    weights = of_src if edge_weight is None else of_src * edge_weight
+    return block, weights * deg_inv_sqrt[block.dst_rows()]

@@ -12,6 +12,7 @@ __all__ = [
     "has_message_hooks",
     "has_own_methods",
     "is_attention",
+    "is_deterministic",
     "is_layer",
     "is_single_input",
     "layers_of",
@@ -20,7 +21,8 @@ __all__ = [
 ]
 
 _SINGLE_INPUT = (pyg.GCNConv, pyg.PNAConv)
-_INNER = ("_propagate", "_message", "_aggregate", "_update", "_edge_update")
+_INNER = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+_MESSAGE_HOOKS = [f"_{name}_forward_{kind}" for name in _INNER for kind in ("pre_hooks", "hooks")]
 _METHODS = {"propagate", "edge_updater", "edge_update", "message", "message_and_aggregate", "aggregate", "update"}
 _HOST_DTYPES = (torch.float32, torch.float64)
 _DEVICE_DTYPES = (*_HOST_DTYPES, torch.bfloat16, torch.float16)
@@ -46,6 +48,11 @@ def layers_of(model: Module) -> dict[str, Module]:
 def is_attention(layer: Module) -> bool:
     """Whether a layer is PyG's GATConv or GATv2Conv itself; a subclass may do anything."""
     return type(layer) in (pyg.GATConv, pyg.GATv2Conv)
+
+
+def is_deterministic(layer: Module) -> bool:
+    """Whether a layer's class is known to compute the same in training and evaluation, without dropout or norms."""
+    return type(layer) in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv, pyg.SimpleConv)
 
 
 def is_single_input(layer: Module) -> bool:
@@ -77,7 +84,7 @@ def edge_features_of(layer: Module) -> int | None:
 
 def has_message_hooks(layer: Module) -> bool:
     """Whether a layer has hooks inside its message passing (PyG's ``register_message_forward_hook`` and others)."""
-    return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and name.startswith(_INNER))
+    return any(map(vars(layer).get, _MESSAGE_HOOKS))
 
 
 def has_own_methods(layer: Module) -> bool:

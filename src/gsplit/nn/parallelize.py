@@ -205,7 +205,7 @@ def _example_of(
         types.edge_types,
         counts,
         shapes,
-        dtype_of(model),
+        dtype_of(model.parameters()),
         device,
         edge_values=types.edge_values,
         value_shapes=values,

@@ -6,6 +6,8 @@ the loss goes through ``batch.mean`` or ``batch.sum``. For a batch of pairs it a
 rows are the endpoints of the rank's pairs, unless the model has called ``batch.endpoints`` itself.
 """
 
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -32,7 +34,39 @@ from gsplit.nn.wrappers_and_hooks import OwnHook, check_callers
 __all__ = ["ModelStatus", "Runtime", "install_runtime", "last_template", "remove_runtime", "runtime_of"]
 
 _MAX_NAMES = 3
-_LIST_EVERY = 50  # forwards: walking a model takes longer than reading its flags
+
+
+class ModelParts:
+    """The modules and the parameters of one model, walked again only if one was added, removed or replaced.
+
+    A walk over a model takes longer than a small layer, and a step needs several. Every ``refresh`` compares what the
+    modules hold with what they held.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[Module] = []
+        self.parameters: list[Parameter] = []
+        self._children: list[Module | None] = []
+        self._held: list[Parameter | None] = []
+
+    def refresh(self, model: Module) -> "ModelParts":
+        """The parts of the model as it is now."""
+        if not self.modules or not _are_same(self._children, _children(self.modules)):
+            self.modules = list(model.modules())
+            self._children = _children(self.modules)
+        held = [parameter for module in self.modules for parameter in module._parameters.values()]
+        if not _are_same(self._held, held):
+            self._held = held
+            self.parameters = list(model.parameters())
+        return self
+
+
+def _children(modules: list[Module]) -> list[Module | None]:
+    return [child for module in modules for child in module._modules.values()]
+
+
+def _are_same(before: Sequence[object], now: Sequence[object]) -> bool:
+    return len(before) == len(now) and all(map(is_, before, now))
 
 
 class ModelStatus:
@@ -46,18 +80,11 @@ class ModelStatus:
     def __init__(self) -> None:
         self._seen: tuple[object, ...] = ()
         self._text = ""
-        self._modules: list[Module] = []
-        self._parameters: list[Parameter] = []
-        self._num_forwards = 0
 
-    def describe(self, model: Module) -> str:
+    def describe(self, model: Module, parts: ModelParts) -> str:
         """Such as ``training, 4 of 6 parameters trained, not convs.0.lin_l.weight, convs.0.lin_l.bias``."""
-        if self._num_forwards % _LIST_EVERY == 0:
-            self._modules = list(model.modules())
-            self._parameters = list(model.parameters())
-        self._num_forwards += 1
-        training = [module.training for module in self._modules]
-        trained = [parameter.requires_grad for parameter in self._parameters]
+        training = [module.training for module in parts.modules]
+        trained = [parameter.requires_grad for parameter in parts.parameters]
         seen = (training, trained, torch.is_grad_enabled())
         if seen != self._seen:
             self._seen = seen
@@ -96,6 +123,7 @@ class Runtime:
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
         self._status = ModelStatus()
+        self._parts = ModelParts()
         self.checks = DeferredChecks()
         """Checks of values on a device, which arrive after the forward or backward that makes them."""
 
@@ -131,13 +159,14 @@ class Runtime:
                 self._gradients.telemetry = batch.telemetry
             self._attach_status(model, batch, self.mesh)
         mode = ForwardPassMode(forward_pass)
+        forward_pass.interception = mode.resumed
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (forward_pass, mode)
 
     def _attach_status(self, model: Module, batch: Batch, mesh: Mesh) -> None:
         """Attach train/eval state to the loss collective, where ranks compare it."""
         if mesh.size > 1:
-            batch.context.guard.model_mode = self._status.describe(model)
+            batch.context.guard.model_mode = self._status.describe(model, self._parts.refresh(model))
             mesh.record_model(batch.context.guard.model_mode)
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
@@ -147,6 +176,10 @@ class Runtime:
             got = f"one of another mesh, of {other.size}"
             fix = "give the same mesh to gsplit.parallelize and to the loader"
             raise InputError(explain("the model", expected, got, fix))
+
+    def parameters(self, model: Module) -> list[Parameter]:
+        """The parameters of the model as it is now, without a walk over it if nothing was replaced."""
+        return self._parts.refresh(model).parameters
 
     def close(self) -> None:
         """End a forward, also one that failed."""
@@ -160,12 +193,14 @@ class Runtime:
 
     def run_layer(self, split: SplitForward, handle: Handle[Batch], call: LayerCall) -> Any:
         """Run a layer in the current forward pass, which must be on the handle's batch."""
-        forward_pass = self.current()
-        if forward_pass is None or forward_pass.batch is not handle.batch:
+        opened = self._open[-1] if self._open else None
+        if opened is None or opened[0].batch is not handle.batch:
             fix = "call the whole wrapped model; activation checkpointing of layers is not supported"
-            got = "a call outside of it" if forward_pass is None else "the edges of another batch"
+            got = "a call outside of it" if opened is None else "the edges of another batch"
             raise InputError(explain("a layer", "a call from within the wrapped model's forward", got, fix))
-        return forward_pass.run_layer(split, call)
+        forward_pass, mode = opened
+        with mode.suspended():
+            return forward_pass.run_layer(split, call)
 
     def _average_gradients(self, model: Module, mesh: Mesh) -> None:
         """Average the gradients of the parameters that require them now; the set may change between steps."""
@@ -176,11 +211,11 @@ class Runtime:
             raise InputError(explain("the model", "a forward outside of backward", "activation checkpointing", fix))
         if mesh.size == 1:
             return
-        trained = [p for p in model.parameters() if p.requires_grad]
+        trained = [p for p in self.parameters(model) if p.requires_grad]
         average = self._gradients
         if average is not None:
             average.recover()
-            if len(trained) == len(average.parameters) and all(map(_is, trained, average.parameters)):
+            if _are_same(average.parameters, trained):
                 average.refuse_other_hooks()
                 return
             average.detach()
@@ -190,10 +225,6 @@ class Runtime:
         """Remove the hooks on the parameters."""
         if self._gradients is not None:
             self._gradients.detach()
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 class _RuntimeHook(OwnHook):
@@ -206,9 +237,11 @@ class _RuntimeHook(OwnHook):
 class _EnterModel(_RuntimeHook):
     def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch = _find_batch([*args, *kwargs.values()])
-        self.runtime.open(module, batch)
+        template = self.runtime.template
         if batch is not None and self.runtime.override is None and torch.is_grad_enabled():
-            self.runtime.template = template_of((args, kwargs), batch)
+            template = template_of((args, kwargs), batch)  # before torch functions are intercepted
+        self.runtime.open(module, batch)
+        self.runtime.template = template
 
 
 class _LeaveModel(_RuntimeHook):

@@ -6,6 +6,7 @@ user hooks around it, and ``state_dict`` keys do not change. It refers to its la
 layer has a ``SplitForward`` that refers to the copy.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import MethodType
@@ -42,13 +43,20 @@ class SplitForward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.stock)
+        return _without_self(type(self.layer).forward) if self.patched is None else inspect.signature(self.patched)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         handle = find_handle((args, kwargs))
         if handle is None:
             return self.stock(*args, **kwargs)
         return self._runner.run_layer(self, handle, (args, kwargs))
+
+
+@functools.cache
+def _without_self(method: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a bound method. Making it takes longer than a small layer, so it is made once."""
+    whole = inspect.signature(method)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 def install_forward(layer: Module, name: str, runner: LayerRunner) -> None:

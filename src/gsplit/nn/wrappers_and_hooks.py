@@ -12,11 +12,12 @@ import torch
 from torch.nn import Module
 from torch.nn.modules import module as registry
 from torch.nn.parallel import DistributedDataParallel
+from torch_geometric import nn as pyg
 
 from gsplit.errors import InputError, explain
-from gsplit.nn.layers import is_layer
+from gsplit.nn.layers import has_message_hooks, has_own_methods, is_layer
 
-__all__ = ["OwnHook", "check_callers", "check_wrappers", "has_user_hooks"]
+__all__ = ["OwnHook", "check_callers", "check_wrappers", "has_user_hooks", "runs_pyg_code"]
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel")
 _NOT_COMPILED = (
@@ -25,6 +26,8 @@ _NOT_COMPILED = (
 )
 _PLAIN = "give gsplit.parallelize the plain model and call what it returns: it averages gradients itself"
 _HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_PARTS = (pyg.Linear, pyg.aggr.SumAggregation, pyg.aggr.MeanAggregation)
+_GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(registry, f"_global{name}") for name in _HOOK_TABLES]
 _frame_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 """Dynamo's callback for functions called from now on; None without torch.compile. Not public in torch."""
 
@@ -58,6 +61,17 @@ class OwnHook:
 
 def has_user_hooks(module: Module) -> bool:
     """Whether a module has hooks that are not gsplit's, its own or global ones."""
-    tables = [getattr(module, name) for name in _HOOK_TABLES]
-    tables += [getattr(registry, f"_global{name}") for name in _HOOK_TABLES]
-    return not all(isinstance(hook, OwnHook) for table in tables for hook in table.values())
+    tables = [*(getattr(module, name) for name in _HOOK_TABLES), *_GLOBAL_HOOKS]
+    return any(not isinstance(hook, OwnHook) for table in tables if table for hook in table.values())
+
+
+def runs_pyg_code(layer: Any) -> bool:
+    """Whether only PyG's code runs inside a layer of PyG: no user hooks, replaced methods or modules of other kinds."""
+    if layer.explain or has_message_hooks(layer) or has_own_methods(layer):
+        return False
+    parts = layer._modules.values()
+    return all(
+        type(part) in _PARTS and "forward" not in vars(part) and not has_user_hooks(part)
+        for part in parts
+        if part is not None
+    )

@@ -200,6 +200,7 @@ class Trainer:
             self.state, loss, max_grad_norm=max_grad_norm, accumulate=accumulate, precision=precision
         )
         self._callbacks = tuple(callbacks)
+        loader.telemetry.times_devices |= bool(callbacks)  # which get the times of every step
         self._has_started = False  # whether callbacks were told where training continues
         self._num_edges = 0  # of this rank, not yet in the state
         self._save_every = save_every

@@ -24,6 +24,7 @@ from gsplit.errors import InputError, explain
 from gsplit.minibatch.batch import Batch, divisor
 from gsplit.nn.calls import dtype_of
 from gsplit.nn.parallelize import call_wrapped
+from gsplit.nn.runtime import runtime_of
 from gsplit.training.losses import LossFunction, PairLossFunction, loss_of_batch
 from gsplit.training.train_state import TrainState
 
@@ -60,7 +61,7 @@ class TrainingStep:
             raise InputError(explain("accumulate", "at least 1 mini-batch per step", accumulate, "leave it out"))
         if precision not in PRECISIONS:
             raise InputError(explain("precision", " or ".join(PRECISIONS), precision, "choose one of them"))
-        if precision == "bf16" and dtype_of(state.model) == torch.float64:
+        if precision == "bf16" and dtype_of(state.model.parameters()) == torch.float64:
             fix = "convert it with model.float(), or leave precision out"
             raise InputError(explain("precision", "a model in float32 for bf16", "float64", fix))
         _check_parameters(state)
@@ -80,8 +81,9 @@ class TrainingStep:
     def reset(self) -> None:
         """Drop what was added, also by a step that failed, and all gradients."""
         self._total = self._weight = 0.0
-        self._state.model.zero_grad()  # also of parameters that the optimizer does not have
-        self._state.optimizer.zero_grad()
+        own = runtime_of(self._state.model).parameters(self._state.model)  # perhaps some that the optimizer has not
+        for parameter in (*own, *_parameters(self._state.optimizer)):
+            parameter.grad = None
 
     def add(self, batch: Batch) -> None:
         """Run forward and backward of one mini-batch; its gradients are accumulated. A collective."""
@@ -100,7 +102,7 @@ class TrainingStep:
 
     def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         model = self._state.model
-        dtype, device = dtype_of(model), batch.x.device
+        dtype, device = dtype_of(runtime_of(model).parameters(model)), batch.x.device
         with self._autocast(device):
             out = call_wrapped(model, batch.cast(dtype))
             if self._precision == "bf16" and isinstance(out, Tensor):
