@@ -77,6 +77,9 @@ def train_tiers(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Trai
         model = gsplit.parallelize(GraphSAGE(graph.num_features, 16, 2, graph.num_classes, dropout=0.3).double(), mesh)
         trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
         losses = trainer.train_epoch(2) + trainer.train_epoch()
+        if rules is not None and mesh.host_samples:  # layer 0 has no gradient of its rows
+            made = [block.by_source is not None for block in loader.make_batch(0, 0).blocks]
+            assert made == [False, True]
         out.append((losses, [parameter.detach().cpu().view(-1).tolist() for parameter in model.parameters()]))
     if rules is not None:
         rules.compare_ranks(mesh.control)

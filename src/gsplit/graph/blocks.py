@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gsplit.kernels.csr import destination_rows
+from gsplit.kernels.csr import EdgesBySource, destination_rows, group_by_source
 
 __all__ = ["Block", "FrontierIds", "TimedSeeds", "count_self_loops"]
 
@@ -20,7 +20,8 @@ class Block:
 
     ``src_rows[indptr[i] : indptr[i + 1]]`` are the sources of destination row i, as rows of the mixed frontier, which
     has ``num_src`` rows. ``edge_ids``: the rows of the edges in the store's per-edge arrays, if the sampler returns
-    them. ``num_self_loops``: counted ahead for devices, where counting later would make the host wait.
+    them. ``num_self_loops``: counted ahead for devices, where counting later would make the host wait. ``by_source``:
+    the same edges by source, if a device has grouped them ahead (``transpose``).
 
     Destination row 0 has two in-edges, from rows 1 and 2 of three mixed rows:
 
@@ -34,6 +35,7 @@ class Block:
     num_src: int
     edge_ids: Tensor | None = None
     num_self_loops: int | None = None
+    by_source: EdgesBySource | None = None
 
     @property
     def num_dst(self) -> int:
@@ -51,6 +53,10 @@ class Block:
     def edge_index(self) -> Tensor:
         """The edges as PyG has them: a tensor [2, E] of source rows and destination rows."""
         return torch.stack([self.src_rows, self.dst_rows()])
+
+    def transpose(self) -> "Block":
+        """The block with its edges also grouped by source, for backward."""
+        return replace(self, by_source=group_by_source(self.indptr, self.src_rows, self.num_src))
 
     def to(self, device: torch.device) -> "Block":
         """The same block on a device."""

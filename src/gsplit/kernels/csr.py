@@ -18,7 +18,16 @@ from torch import Tensor
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
 
-__all__ = ["LOOP", "CsrEdges", "csr_matrix", "destination_rows", "group_rows", "make_csr_edges"]
+__all__ = [
+    "LOOP",
+    "CsrEdges",
+    "EdgesBySource",
+    "csr_matrix",
+    "destination_rows",
+    "group_by_source",
+    "group_rows",
+    "make_csr_edges",
+]
 
 LOOP = 1 << 62
 
@@ -54,6 +63,24 @@ def group_rows(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     ordered, places = torch.sort(rows, stable=True)
     return torch.searchsorted(ordered, torch.arange(num_rows + 1, device=rows.device)), places
+
+
+@dataclass(frozen=True, slots=True)
+class EdgesBySource:
+    """Edges grouped by source, in the order of their destinations: what the gradients of sums over edges are added by.
+
+    ``offsets`` [S + 1]; ``places`` [E]: the position of every edge in the block; ``dst_rows`` [E]: its destination.
+    """
+
+    offsets: Tensor
+    places: Tensor
+    dst_rows: Tensor
+
+
+def group_by_source(indptr: Tensor, src_rows: Tensor, num_src: int) -> EdgesBySource:
+    """The transpose of a block. Waits for no device."""
+    offsets, places = group_rows(src_rows, num_src)
+    return EdgesBySource(offsets, places, destination_rows(indptr, src_rows.numel())[places])
 
 
 def csr_matrix(indptr: Tensor, rows: Tensor, values: Tensor, *, num_columns: int) -> Tensor:

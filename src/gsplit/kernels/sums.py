@@ -7,7 +7,8 @@ S sources, D destinations, E edges grouped by destination (``kernels.csr``), row
 
 Both add and divide in float32 for rows of 16 bits, in an order that the edges alone decide. torch's own gradient of a
 sparse product converts the matrix in backward, for which the host waits for the device. Here the edges of each source
-are found by a sort, once per block, and only if a gradient is needed. On the host PyG's layers call torch's sparse
+are found by a sort, once per block, and only if a gradient is needed: while the batch is made for a layer that has
+needed them before, otherwise in the first backward. On the host PyG's layers call torch's sparse
 products, which are faster there.
 """
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.kernels.csr import csr_matrix, destination_rows, group_rows
+from gsplit.kernels.csr import EdgesBySource, csr_matrix, group_by_source
 from gsplit.kernels.dispatch import kernel_for
 
 __all__ = ["EdgeSums"]
@@ -27,14 +28,24 @@ _Edges = tuple[Tensor, Tensor, Tensor | None]
 
 
 class EdgeSums:
-    """The edges of a block: ``indptr`` [D + 1], ``src_rows`` [E], and perhaps ``weights`` [E] without a gradient."""
+    """The edges of a block: ``indptr`` [D + 1], ``src_rows`` [E], and perhaps ``weights`` [E] without a gradient.
 
-    def __init__(self, indptr: Tensor, src_rows: Tensor, num_src: int, weights: Tensor | None) -> None:
+    ``by_source``: the same edges by source, if they were grouped ahead.
+    """
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        src_rows: Tensor,
+        num_src: int,
+        weights: Tensor | None,
+        by_source: EdgesBySource | None = None,
+    ) -> None:
         self._indptr = indptr
         self._src_rows = src_rows
         self._num_src = num_src
         self._weights = weights
-        self._by_source: _Edges | None = None
+        self._by_source = by_source
 
     def __call__(self, x: Tensor, *, mean: bool) -> Tensor:
         """The sum or mean of the rows of every destination's sources; differentiable in the rows."""
@@ -59,10 +70,9 @@ class EdgeSums:
     def _transposed(self) -> _Edges:
         """The edges grouped by source, in the order of their destinations."""
         if self._by_source is None:
-            offsets, places = group_rows(self._src_rows, self._num_src)
-            dst_rows = destination_rows(self._indptr, self._src_rows.numel())[places]
-            self._by_source = offsets, dst_rows, None if self._weights is None else self._weights[places]
-        return self._by_source
+            self._by_source = group_by_source(self._indptr, self._src_rows, self._num_src)
+        found = self._by_source
+        return found.offsets, found.dst_rows, None if self._weights is None else self._weights[found.places]
 
 
 class _Sum(torch.autograd.Function):

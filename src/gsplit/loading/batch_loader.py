@@ -396,7 +396,7 @@ def _finish_batches(
         batch, mark = ahead
         # The next launch waits for the current stream before it allocates memory. This also protects a batch that is
         # dropped earlier.
-        side.join(mark, [batch.x, batch.blocks[0].indptr])
+        side.join(mark, batch.allocated)
         batch = batch.exchange_rows()
         ahead = launch() if step + 1 < num_steps else None
         yield batch

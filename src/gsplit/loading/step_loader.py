@@ -73,6 +73,7 @@ class StepLoader:
         self._edge_attr = None if arrays.edge_attr is None else graph.edge_rows(arrays.edge_attr)
         self._edge_weight = None if arrays.edge_weight is None else graph.edge_rows(arrays.edge_weight)
         self._pool = BufferPool(mesh.device)
+        self._transposed: set[int] = set()  # layers, as batches of earlier steps were used
         num_buffers = num_ahead + 3 if num_ahead else 2  # no wait if the loss of a step is read one step later
         self._buffers = PinnedBuffers(num_buffers) if mesh.host_samples else None
         self._features = features
@@ -134,6 +135,7 @@ class StepLoader:
             pool=self._pool,
             deterministic=self._deterministic,
             loader=self._number,
+            transposed=self._transposed,
             telemetry=sampled.telemetry,
         )
 

@@ -149,6 +149,8 @@ class BatchContext:
     ``arrays``: the names of the stored arrays in the batch. ``each_vertex_once``: no vertex of the mini-batch is
     computed on two ranks, which BatchNorm requires. ``pool``: memory for the rows of its layers. ``deterministic``:
     gradients of rows are added in a fixed order. ``loader``: the number of the batch's loader on the mesh.
+    ``transposed``: the layers whose blocks the model has needed by source, on a device; all batches of a loader share
+    it, and later ones are made with such blocks.
     """
 
     mesh: Mesh
@@ -160,6 +162,7 @@ class BatchContext:
     pool: BufferPool
     deterministic: bool = False
     loader: int = 0
+    transposed: set[int] = field(default_factory=set)
     telemetry: StepTelemetry = field(default_factory=StepTelemetry)
     guard: LossGuard = field(default_factory=LossGuard)
 
@@ -499,14 +502,31 @@ class Batch:
         return self.copy_to_device().exchange_rows()
 
     def copy_to_device(self) -> Self:
-        """The first part of ``to``: copy a pinned batch to the device, and gather its local input rows there."""
+        """The first part of ``to``: copy a pinned batch to the device, and gather its local input rows there.
+
+        Also groups the edges of some layers by source: with prefetching, while the step before trains.
+        """
         if self.pinned is None:
             return self
         device = self.context.mesh.device
         with self.telemetry.span("copy", device):
             moved = self._unpacked(self.pinned.to(device, self._packed()), None)
         assert moved.pending is not None  # a batch is pinned with its rows located
-        return replace(moved, x=moved.pending.gather(device, self.telemetry))
+        layers = [
+            replace(layer, block=layer.block.transpose()) if number in self.context.transposed else layer
+            for number, layer in enumerate(moved.layers)
+        ]
+        return replace(moved, x=moved.pending.gather(device, self.telemetry), layers=tuple(layers))
+
+    @property
+    def allocated(self) -> list[Tensor]:
+        """The tensors that ``copy_to_device`` has allocated: one for all that was copied, and what it has made."""
+        made = [block.by_source for block in self.blocks if block.by_source is not None]
+        return [
+            self.x,
+            self.blocks[0].indptr,
+            *(t for each in made for t in (each.offsets, each.places, each.dst_rows)),
+        ]
 
     def exchange_rows(self) -> Self:
         """The second part: exchange the input rows. A collective for a batch that was pinned."""

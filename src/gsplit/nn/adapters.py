@@ -219,7 +219,9 @@ def _edges_for(
             return _LayerEdges(csr_matrix(indptr, rows, values, num_columns=block.num_src))
         # the layer sees that its edges are a matrix, whose values are not read
         matrix = csr_matrix(indptr, rows, rows, num_columns=block.num_src)
-        return _LayerEdges(matrix, sums=EdgeSums(indptr, rows, block.num_src, weights))
+        if inputs.mixed.requires_grad and block is inputs.block:
+            inputs.batch.context.transposed.add(inputs.index)
+        return _LayerEdges(matrix, sums=EdgeSums(indptr, rows, block.num_src, weights, block.by_source))
 
     key = ("csr", inputs.index, inputs.of, gcn, inputs.edge_weight is not None, dtype)
     made: _LayerEdges = inputs.once(key, make_csr)

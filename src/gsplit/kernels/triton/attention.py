@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gsplit.kernels.attention_types import AttentionInputs, AttentionOptions
-from gsplit.kernels.csr import CsrEdges, destination_rows, group_rows
+from gsplit.kernels.csr import CsrEdges, group_by_source
 from gsplit.kernels.triton.launch import launch
 from gsplit.kernels.triton.words import float_halves, join_float
 
@@ -365,12 +365,11 @@ def backward(
     )
     g_values = values.new_empty(values.size(0), num_heads, values.size(2))
     g_src = values.new_empty((0,) if src_terms is None else src_terms.shape)
-    offsets, by_source = group_rows(edges.src_rows, edges.num_src)  # the edges of each source, ascending
-    dst_rows = destination_rows(edges.indptr, edges.num_edges)[by_source]
+    by_source = group_by_source(edges.indptr, edges.src_rows, edges.num_src)
     launch(
         attention_backward_src_kernel,
         (edges.num_src, num_heads),
-        (offsets, by_source, dst_rows, *args, *kept, deltas, g, g_values, g_src),
+        (by_source.offsets, by_source.places, by_source.dst_rows, *args, *kept, deltas, g, g_values, g_src),
         constants,
         (g_values, g_src),
     )
