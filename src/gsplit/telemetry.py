@@ -148,6 +148,7 @@ class StepTelemetry:
         self._clocks: dict[torch.device, StageClock] = {}
         self._pending_spans: list[tuple[Span, StageClock, Any, Any]] = []
         self._pending_values: dict[Value, AsyncHostCopy] = {}
+        self._pending_counts: list[tuple[Counter, AsyncHostCopy]] = []
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
         """CPU time of the thread that ran a stage on the host, without other threads."""
@@ -198,9 +199,12 @@ class StepTelemetry:
             self._clocks[device] = StageClock(device, is_read=self._times_devices)
         return self._clocks[device]
 
-    def count(self, name: Counter, amount: int) -> None:
-        """Add to a counter."""
-        self.counts[name] = self.counts.get(name, 0) + amount
+    def count(self, name: Counter, amount: int | Tensor) -> None:
+        """Add to a counter. An amount on a device is read by ``synchronize``."""
+        if isinstance(amount, Tensor):
+            self._pending_counts.append((name, AsyncHostCopy(amount)))
+        else:
+            self.counts[name] = self.counts.get(name, 0) + amount
 
     def record_max(self, name: Gauge, value: int) -> None:
         """Record a size; the largest of a step is kept."""
@@ -218,15 +222,18 @@ class StepTelemetry:
     @property
     def is_pending(self) -> bool:
         """Whether times or values of this step have not been read from a device yet."""
-        return bool(self._pending_spans or self._pending_values)
+        return bool(self._pending_spans or self._pending_values or self._pending_counts)
 
     def synchronize(self) -> None:
         """Wait for the device to reach the end of this step, and read its times and values."""
         for name, clock, start, stop in self._pending_spans:
             self.add_seconds(name, clock.seconds(start, stop))
         self.values.update({name: float(value) for name, value in self._pending_values.items()})
+        for counter, amount in self._pending_counts:
+            self.count(counter, int(amount.read()))
         self._pending_spans = []
         self._pending_values = {}
+        self._pending_counts = []
 
 
 class Telemetry:

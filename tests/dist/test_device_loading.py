@@ -10,6 +10,7 @@ from device_loading_programs import (
     Loaded,
     Trained,
     count_loading,
+    count_waits_by_thread,
     forget_to_join,
     make_many_between_steps,
     steps_before_an_error,
@@ -63,6 +64,25 @@ def test_tiers_and_depths_train_as_on_the_host(store: str, num_ranks: int) -> No
         assert_close(there[rank][0], host[rank][0])
 
 
+@pytest.mark.parametrize("num_ranks, replicas", [(1, 1), (2, 1), pytest.param(4, 2, marks=pytest.mark.weekly)])
+def test_a_device_that_samples_trains_as_one_that_the_host_samples_for(
+    store: str, num_ranks: int, replicas: int
+) -> None:
+    cases = [{key: value for key, value in case.items() if key != "sampling_threads"} for case in [*TIERS, COPIES, {}]]
+    cases = [cases[place] for place in ((0, 1, 3, 5) if num_ranks == 1 else (1, 4))]
+    host = run_ranks(train_tiers, num_ranks, store, TIERS[:1], device="sim:0", replicas=replicas)
+    there = run_ranks(train_tiers, num_ranks, store, cases, device="sim:0", sample_device="sim:0", replicas=replicas)
+    for rank in range(num_ranks):
+        for options, found in zip(cases, there[rank], strict=True):
+            assert found == host[rank][0], options  # to the bit
+
+
+def test_only_the_loaders_thread_waits_for_a_device_that_samples(store: str) -> None:
+    for steps, waits in run_ranks(count_waits_by_thread, 2, store, device="sim:0", sample_device="sim:0"):
+        assert waits.pop("gsplit-loader") > steps
+        assert set(waits) <= {"MainThread"} and sum(waits.values()) <= steps + 1, waits  # for losses
+
+
 def assert_close(found: Trained, wanted: Trained) -> None:
     """Equal to rounding: on devices sums run in another order. Adam divides by the roots of gradients."""
     for one, two in zip((found[0], *found[1]), (wanted[0], *wanted[1]), strict=True):
@@ -106,9 +126,24 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> Non
         assert loaded.missed_bytes == (loaded.rows - loaded.hits) * 24 * 4
 
 
-def test_a_batch_that_nobody_has_waited_for_is_found(store: str) -> None:
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -> None:
+    cached = {"device_cache": "20KB"}
+    cases: list[tuple[list[int], dict[str, Any]]] = [([3, 2], cached), ([2, 2, 2], {}), ([3, -1], cached)]
+    with triton_process({"TRITON_INTERPRET": "1"}) as run:
+        found = run("device_loading_programs.sample_with_triton", store, cases)
+    for (fanouts, _), ranks in zip(cases, found, strict=True):
+        batches = [batch for rank in ranks for batch in rank]
+        assert len(batches) == 6 and all(batch.is_equal for batch in batches)
+        assert all(0 < batch.hits <= batch.rows for batch in batches)
+        most = 2 * len(fanouts) + 1 + fanouts.count(-1)  # the number of all neighbours is not known before
+        assert max(sum(batch.waits.values()) for batch in batches) == most, (fanouts, batches[0].waits)
+
+
+@pytest.mark.parametrize("sample_device", ["cpu", "sim:0"])
+def test_a_batch_that_nobody_has_waited_for_is_found(store: str, sample_device: str) -> None:
     with pytest.raises(RankFailedError, match="RaceError.*nothing orders them"):
-        run_ranks(forget_to_join, 1, store, device="sim:0")
+        run_ranks(forget_to_join, 1, store, device="sim:0", sample_device=sample_device)
 
 
 def test_batches_made_by_name_never_overwrite_those_made_ahead(store: str) -> None:
@@ -131,7 +166,7 @@ def test_a_device_cache_that_does_not_fit_is_refused(store: str) -> None:
 
 
 def test_a_device_cache_without_a_device_is_refused(store: str) -> None:
-    with pytest.raises(ValueError, match="device_cache: expected a model on a device, and sampling on the CPU"):
+    with pytest.raises(ValueError, match="device_cache: expected a model on a device .got 1MB"):
         gsplit.NeighborLoader(gsplit.open(store), [2], "train", device_cache="1MB")
 
 

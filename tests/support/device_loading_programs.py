@@ -1,6 +1,8 @@
-"""What ranks run in the tests of loading for a device: the host samples, the device gathers."""
+"""What ranks run in the tests of loading for a device: the host or the device samples, the device gathers."""
 
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -106,6 +108,7 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
             start = log.counts()
             batch = loader.make_batch(0, step)
             cost, counts = log.counts() - start, batch.telemetry.counts
+            batch.telemetry.synchronize()
             index_bytes = sum(tensor.nbytes for tensor in _indices(batch))
             rows = (counts["bytes_loaded"], counts["rows_loaded"], counts["cache_hits"])
             found.append((cost.num_waits, cost.launches, cost.bytes_to_device, index_bytes, *rows))
@@ -134,6 +137,63 @@ def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
     """Two ranks in a process that has Triton's interpreter on from its start."""
     program: Any = {"train": train_tiers, "count": count_loading, "register": count_registered}[what]
     return run_ranks(program, 2, path, cases, device="sim:0")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A batch that a device has sampled: whether it equals the host's bit for bit, and what making it cost."""
+
+    is_equal: bool
+    waits: Counter[str]
+    launches: int
+    hits: int
+    rows: int
+
+
+def sample_on_both(mesh: Mesh, path: str, fanouts: list[int], options: dict[str, Any]) -> list[Sampled]:
+    """Batches made ahead on the device that samples, beside those that the host samples for it."""
+    switched_on().tracker.check = True
+    log, found = switched_on().log, []
+    few: dict[str, Any] = {"input_nodes": torch.arange(0, 1300, 40), "batch_size": 12, "seed": 5}
+    there, here = (
+        gsplit.NeighborLoader(gsplit.open(path), fanouts, mesh=each, **few, **options)
+        for each in (mesh, replace(mesh, sample_device=torch.device("cpu")))
+    )
+    for batch in list(there):  # so that counts are not of batches made ahead
+        start = log.counts()
+        again = there.make_batch(0, batch.key.step)
+        cost = log.counts() - start
+        wanted = here.make_batch(0, batch.key.step)
+        pairs = [(each.x, wanted.x) for each in (batch, again)]
+        pairs += [pair for each in (batch, again) for pair in zip(_indices(each), _indices(wanted), strict=True)]
+        batch.telemetry.synchronize()
+        counts = batch.telemetry.counts
+        is_equal = all(torch.equal(one.cpu(), two.cpu()) for one, two in pairs)
+        found.append(Sampled(is_equal, cost.waits, cost.launches, counts["cache_hits"], counts["rows_loaded"]))
+    assert switched_on().tracker.errors == []
+    return found
+
+
+def sample_with_triton(path: str, cases: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
+    """``sample_on_both`` on two ranks in a process that has Triton's interpreter on from its start."""
+    return [run_ranks(sample_on_both, 2, path, *case, device="sim:0", sample_device="sim:0") for case in cases]
+
+
+def count_waits_by_thread(mesh: Mesh, path: str) -> tuple[int, dict[str, int]]:
+    """The steps of an epoch with prefetching, and how often each thread has waited for the device meanwhile."""
+    graph, log, found = gsplit.open(path), switched_on().log, Counter[str]()
+    model = gsplit.parallelize(GraphSAGE(graph.num_features, 4, 2, graph.num_classes), mesh)
+    trainer = gsplit.Trainer(model, torch.optim.SGD(model.parameters(), 1e-2), _loader(mesh, path, {"prefetch": 2}))
+    trainer.train_epoch()  # the first epoch also copies tables of a few numbers
+    wait = log.wait
+
+    def note(reason: str) -> None:
+        found[threading.current_thread().name] += 1
+        wait(reason)
+
+    with patch.object(log, "wait", note):
+        losses = trainer.train_epoch()
+    return len(losses), dict(found)
 
 
 def forget_to_join(mesh: Mesh, path: str) -> None:

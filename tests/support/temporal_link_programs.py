@@ -78,7 +78,7 @@ def timed_link_loader(mesh: Mesh, case: TimedLinkCase, **options: Any) -> gsplit
         mesh=mesh,
         strategy=case.strategy,
         ownership=owners[mesh.num_splits],
-        prefetch=case.prefetch if mesh.sample_device.type == "cpu" else 0,
+        prefetch=case.prefetch,
         sampling_threads=max(1, case.prefetch) if mesh.sample_device.type == "cpu" else 1,
         seed=SEED,
         **(given | options),

@@ -210,12 +210,12 @@ def refuse_sampling(what: str) -> str:
     return "nothing was refused"
 
 
-def fail_and_go_on(failing: str, at_start: bool) -> None:
-    """A kernel that fails, at the start of a mini-batch or in a layer, leaves nothing in the sampler."""
+def fail_and_go_on(failing: str) -> None:
+    """A kernel that fails in a layer leaves nothing in the sampler."""
     graph = random_graph(60, 900, 1.5, 3)
     sampler = TritonNeighborSampler(graph, np.empty(0, np.int64), CPU)
     targets = torch.arange(5)
-    frontier = None if at_start else sampler.start(targets)
+    frontier = sampler.start(targets)
 
     def fail(kernel: Any, grid: Any, args: Any, constants: Any, writes: Any) -> None:
         if kernel.__name__ == failing:
@@ -224,13 +224,9 @@ def fail_and_go_on(failing: str, at_start: bool) -> None:
 
     before = set_launcher(fail)
     try:
-        if frontier is None:
-            sampler.start(targets)
-        else:
-            frontier.sample_layer(1, 4)
+        frontier.sample_layer(1, 4)
     except RuntimeError:
-        if frontier is not None:
-            frontier.close()
+        frontier.close()
     else:
         raise AssertionError("nothing failed")
     finally:

@@ -187,10 +187,8 @@ class CheckedComm:
 
 def checked_mesh(mesh: Mesh, rules: CollectiveRules) -> Mesh:
     """The mesh with the rules on every group that lies on the device, and on ``control``."""
-    names = ("shuffles", "loading", "inputs", "gradients", "world")
+    names = ("shuffles", "inputs", "gradients", "world")
     on_device = {name: comm for name in names if (comm := getattr(mesh, name)).device.type != "cpu"}
     checked: dict[str, Any] = {name: CheckedComm(comm, name, rules) for name, comm in on_device.items()}
     checked["control"] = CheckedComm(mesh.control, "control", rules)
-    if mesh.inputs is mesh.loading and "loading" in checked:
-        checked["inputs"] = checked["loading"]
     return replace(mesh, **checked)

@@ -1,5 +1,6 @@
 """One operation on the simulated device: checked as CUDA would, counted, run on the host tensors and wrapped again."""
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,6 +13,8 @@ from gsplit_bench.simulated.operations import INDEXING, Operation, operation_of,
 from gsplit_bench.simulated.state import active, moved
 
 __all__ = ["copy", "host_tensors", "launch_triton", "run"]
+
+_INTERPRETER = threading.Lock()  # it keeps the grid of the running kernel for all threads
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -211,5 +214,5 @@ def launch_triton(
     if any(not active().is_pinned(tensor) for tensor in hosts):
         raise ValueError(f"Pointer argument cannot be accessed from Triton (cpu tensor?): {name}")
     _note_launch(name, list(args), list(writes))
-    with without_modes():
+    with _INTERPRETER, without_modes():
         kernel[grid](*map(_unwrap, args), **constants)

@@ -23,6 +23,7 @@ __all__ = [
     "StreamEvent",
     "SideStream",
     "StageClock",
+    "copy_to_device",
     "fork_random_states",
     "free_memory",
     "identify",
@@ -109,18 +110,26 @@ class StreamEvent:
 
 
 class SideStream:
-    """A second stream of a device, for work that may run at the same time as that of the current stream."""
+    """A second stream of a device, for work that may run at the same time as that of the current stream.
+
+    It starts after all work that was launched on the current stream before.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = _module(device)
         self._stream = self._module.Stream(device)
+        self._stream.wait_stream(self._module.current_stream(device))
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Launch the work of a block on this stream, whatever is on the others."""
+        return cast(AbstractContextManager[Any], self._module.stream(self._stream))
 
     @contextmanager
     def launching(self) -> Iterator[None]:
         """Launch the work of a block on this stream, after all work that is now on the current stream."""
         self._stream.wait_stream(self._module.current_stream(self._device))
-        with self._module.stream(self._stream):
+        with self.running():
             yield
 
     def mark(self) -> Any:
@@ -168,6 +177,14 @@ def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object
 def in_thread(device: torch.device) -> AbstractContextManager[Any]:
     """Make a device the current device of this thread."""
     return nullcontext() if device.type == "cpu" else cast(AbstractContextManager[Any], _module(device).device(device))
+
+
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. The host does not wait: a host tensor is copied through pinned memory."""
+    if tensor.device == device or not tensor.numel():
+        return tensor.to(device)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)  # torch reuses pinned memory when its copies are over
 
 
 class AsyncHostCopy:

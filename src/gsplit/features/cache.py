@@ -16,7 +16,7 @@ The counts of presampling also predict the share of rows that a cache will have 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -125,6 +125,12 @@ class HotOrder:
         _positions(ids, starts, cached, hot, cold, out)
         return out
 
+    def positions_on_device(self, ids: Tensor) -> Tensor:
+        """``positions`` of ids on a device, which a sampler has made: they are not checked."""
+        starts, cached, hot, cold = _tables_on_device(self, ids.device)
+        parts = torch.searchsorted(starts, ids, right=True) - 1
+        return ids + torch.where(ids - starts[parts] < cached[parts], hot[parts], cold[parts])
+
     def ids(self, start: int, stop: int) -> Ids:
         """The vertices at the positions ``start .. stop - 1``.
 
@@ -140,6 +146,11 @@ class HotOrder:
         pieces = np.searchsorted(ends, places, side="right")
         ids: Ids = places - np.concatenate([hot, cold])[pieces]
         return ids
+
+
+@lru_cache(maxsize=64)
+def _tables_on_device(order: HotOrder, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(table).to(device) for table in order._tables)
 
 
 @kernel

@@ -1,14 +1,14 @@
 """Rows for a device: the hottest ones in its own memory, the others in host memory or on disk.
 
-The host locates rows (``locate``), which may run ahead in another thread. The device gathers them (``gather``). The
-host does not wait for the device. Positions are those of ``HotOrder``: a row is in the memory of the device if its
+Rows are located (``locate``), which may run ahead in another thread: by the host, or by the device if it samples. The
+device gathers them (``gather``). The host does not wait for the device, except for the ids of rows that it has to read
+for a device that samples. Positions are those of ``HotOrder``: a row is in the memory of the device if its
 position is smaller than the number of cached rows. There are two ways to get the other rows:
 
 - ``RegisteredRows``: all rows are in host memory that the device can read. One kernel gathers hot rows from the memory
   of the device and cold rows over the bus. The host does not touch them. Needs Triton.
 - ``StagedRows``: the host reads cold rows from any source, such as a disk, into the pinned memory of the batch, which
-is
-  copied to the device. Uses torch operations only.
+  is copied to the device. Uses torch operations only.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from gsplit.features.cache import HotOrder
-from gsplit.features.protocol import RowSource, RowsRead, take_rows
+from gsplit.features.protocol import RowSource, take_rows
 
-__all__ = ["DeviceRows", "RegisteredRows", "StagedRows"]
+__all__ = ["DeviceRows", "RegisteredRows", "RowsLocated", "StagedRows"]
 
 _HOST = torch.device("cpu")
 
@@ -36,14 +36,29 @@ class DeviceRows(Protocol):
     def dtype(self) -> torch.dtype:
         """The element type of the rows."""
 
-    def locate(self, ids: Tensor) -> tuple[Any, RowsRead]:
-        """On the host: the locations of rows, as a dataclass of host tensors, and the rows and bytes to transfer."""
+    def locate(self, ids: Tensor) -> tuple[Any, "RowsLocated"]:
+        """The locations of rows, as a dataclass of tensors, and what gathering them will transfer.
+
+        For ids on the host, the tensors are on the host. For ids on the device, each may be here or there.
+        """
 
     def gather(self, located: Any, out: Tensor) -> None:
         """On the device: copy the rows to ``out``. ``located``: from ``locate``, with its tensors on the device."""
 
     def describe(self) -> str:
         """Where the rows are, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsLocated:
+    """Rows to gather, their bytes that are not in the device's memory, and how many rows are there.
+
+    Numbers that the host does not know are tensors on the device.
+    """
+
+    rows: int
+    num_bytes: int | Tensor
+    hits: int | Tensor = 0
 
 
 @dataclass(frozen=True)
@@ -61,12 +76,16 @@ class RegisteredRows:
         self.row_shape = tuple(rows.shape[1:])
         self.dtype = rows.dtype
 
-    def locate(self, ids: Tensor) -> tuple[_Positions, RowsRead]:
-        positions = torch.from_numpy(self._order.positions(ids.numpy()))
-        hits = int((positions < self._order.num_cached).sum())
+    def locate(self, ids: Tensor) -> tuple[_Positions, RowsLocated]:
+        hits: int | Tensor
+        if ids.device.type == "cpu":
+            positions = torch.from_numpy(self._order.positions(ids.numpy()))
+            hits = int((positions < self._order.num_cached).sum())
+        else:
+            positions = self._order.positions_on_device(ids)
+            hits = (positions < self._order.num_cached).sum()
         row_bytes = self._rows.size(1) * self.dtype.itemsize
-        read = RowsRead(rows=ids.numel(), num_bytes=(ids.numel() - hits) * row_bytes, hits=hits)
-        return _Positions(positions), read
+        return _Positions(positions), RowsLocated(ids.numel(), (ids.numel() - hits) * row_bytes, hits)
 
     def gather(self, located: _Positions, out: Tensor) -> None:
         from gsplit.kernels.triton.gather import gather_rows
@@ -101,18 +120,24 @@ class StagedRows:
         self.row_shape = source.row_shape
         self.dtype = source.dtype
 
-    def locate(self, ids: Tensor) -> tuple[_Staged | _AllStaged, RowsRead]:
+    def locate(self, ids: Tensor) -> tuple[_Staged | _AllStaged, RowsLocated]:
         if self._cached is None:
-            rows = take_rows(self._source, ids, _HOST)
-            return _AllStaged(rows), RowsRead(ids.numel(), rows.nbytes)
+            rows = take_rows(self._source, ids.cpu(), _HOST)  # device sync, if a device samples
+            return _AllStaged(rows), RowsLocated(ids.numel(), rows.nbytes)
         order = self._cached[1]
+        if order.num_cached == order.num_vertices and ids.device.type != "cpu":
+            none, every = ids[:0], torch.arange(ids.numel(), device=ids.device)
+            missed = torch.empty(0, *self.row_shape, dtype=self.dtype)
+            located = _Staged(missed, none, order.positions_on_device(ids), every)
+            return located, RowsLocated(rows=ids.numel(), num_bytes=0, hits=ids.numel())
+        ids = ids.cpu()  # device sync, if a device samples
         positions = torch.from_numpy(order.positions(ids.numpy()))
         is_hit = positions < order.num_cached
         missed_rows = (~is_hit).nonzero().view(-1)
         hit_rows = is_hit.nonzero().view(-1)
         missed = take_rows(self._source, ids[missed_rows], _HOST)
         located = _Staged(missed=missed, missed_rows=missed_rows, hit_positions=positions[hit_rows], hit_rows=hit_rows)
-        return located, RowsRead(rows=ids.numel(), num_bytes=missed.nbytes, hits=hit_rows.numel())
+        return located, RowsLocated(rows=ids.numel(), num_bytes=missed.nbytes, hits=hit_rows.numel())
 
     def gather(self, located: _Staged | _AllStaged, out: Tensor) -> None:
         if isinstance(located, _AllStaged):

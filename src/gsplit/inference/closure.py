@@ -127,7 +127,7 @@ def _with_neighbours(ids: Ids, local: LocalGraph, sampler: LayerSampler, mesh: M
     chunks = edge_chunks(ids, local.graph)
     nothing = np.empty(0, np.int64)
     for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
-        chunk = torch.from_numpy(chunks[number] if number < len(chunks) else nothing).to(mesh.sample_device)
+        chunk = torch.from_numpy(chunks[number] if number < len(chunks) else nothing)
         split = split_minibatch(sampler, chunk, [-1], StepKey(0, 0, 0), local.ownership, mesh.loading, StepTelemetry())
         marked[split.input_ids.cpu().numpy() - local.first] = True
     return local.first + np.flatnonzero(marked)

@@ -256,7 +256,7 @@ class _Evaluation:
         types = self._store.types
         ids, places = first_seen(wanted, 0)
         frontier, route = request_from_owners(
-            to_internal(self._store, ids).to(mesh.sample_device),
+            to_internal(self._store, ids),
             num_dst=0,
             layer=forward_plan_of(self._model).depth,
             sampler=sampler,

@@ -327,8 +327,7 @@ class LayerwisePass:
         array: npt.NDArray[Any] | None = None
         for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
             ids = chunks[number] if number < len(chunks) else np.empty(0, np.int64)
-            targets = torch.from_numpy(ids).to(mesh.sample_device)
-            sampled = strategy.sample(targets, _KEY, ids.size, StepTelemetry())
+            sampled = strategy.sample(torch.from_numpy(ids), _KEY, ids.size, StepTelemetry())
             batch = loader.load(sampled).to(mesh.device).cast(self._dtype)
             chunk_call = substitute(
                 call,

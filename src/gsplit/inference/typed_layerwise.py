@@ -252,7 +252,7 @@ class TypedLayerwisePass(LayerwisePass):
         maps: dict[str, tuple[Any, RowSource]] = {}
         for number in range(num_rounds(chunks, mesh)):  # all ranks: as many rounds as the rank with most chunks needs
             chunk = torch.from_numpy(chunks[number] if number < len(chunks) else ids[:0])
-            sampled = strategy.sample(chunk.to(mesh.sample_device), _KEY, chunk.numel(), StepTelemetry())
+            sampled = strategy.sample(chunk, _KEY, chunk.numel(), StepTelemetry())
             batch = loader.load(sampled).to(mesh.device).cast(self._dtype)
             out = ForwardPass(batch, plan).run_layer(split, _call_on(batch, reached.call))
             for of, rows in _outputs_by_type(batch, relation, out).items():

@@ -4,7 +4,8 @@ The number of steps is known before the first and equal on all ranks. A position
 can be made without the steps before it.
 
 A step has three stages: ``Strategy.sample``, ``StepLoader.load`` and ``Batch.to``. With ``prefetch`` the first two run
-ahead in threads (``pipeline``), and the third is launched one step ahead on a second stream of the device.
+ahead in threads (``pipeline``). On a device, a second stream is used: if the host samples, the third stage is launched
+on it one step ahead; if the device samples, the thread launches the first two on it, and waits for their sizes.
 """
 
 import logging
@@ -64,8 +65,8 @@ class BatchLoader(ABC, Generic[B]):
     _position = (-1, 0)  # of the newest iterator: its epoch and its next step
     _start: tuple[int, int] | None = None  # the position at which the next iterator starts, if it was set
     _num_iterators = 0
-    _pipeline: Pipeline[B] | None = None  # of the newest iterator
-    _side: SideStream | None = None
+    _pipeline: "Pipeline[tuple[B, Any]] | None" = None  # of the newest iterator
+    _side: SideStream | None = None  # one for all epochs, because torch caches device memory per stream
 
     def __init__(
         self,
@@ -116,6 +117,8 @@ class BatchLoader(ABC, Generic[B]):
             )
             for group in groups
         ]
+        if plan.prefetch and mesh.device.type != "cpu":
+            self._side = SideStream(mesh.device)
 
     def _sampler_factory(self, view: LocalGraph, user_sampler: SamplerFactory | None) -> Callable[[], LayerSampler]:
         """Makes samplers of a view. They share the arrays of the graph, which are opened here."""
@@ -178,13 +181,13 @@ class BatchLoader(ABC, Generic[B]):
         return step_loader, copies.move_rows(mesh.device)
 
     def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
-        """The input rows for a device, if the host samples for it.
+        """The input rows for a device.
 
         Own rows in the store may be copied to host memory that the device can read; each row is owned by one rank.
         Rows of user-defined sources are not copied ahead, because these may be slow or large.
         """
         plan = self.plan
-        if not self.mesh.host_samples:
+        if self.mesh.device.type == "cpu":
             return None
         in_store = len(plan.arrays.stored_features) == len(plan.arrays.features)
         held = in_store and plan.strategy.reads_own_rows and not plan.features_on_disk and not plan.cache
@@ -302,21 +305,22 @@ class BatchLoader(ABC, Generic[B]):
             fix = "iterate over one epoch at a time, or use make_batch"
             raise InputError(explain("this iterator", "to be the loader's newest", got, fix))
 
-    def _open_pipeline(self, epoch: int, steps: range) -> Pipeline[B]:
+    def _open_pipeline(self, epoch: int, steps: range) -> "Pipeline[tuple[B, Any]]":
         """A pipeline for the steps of an epoch. Only one is open at a time, because epochs share the samplers."""
         if self._pipeline is not None:
             self._pipeline.close()
         plan = self.plan
-        self._pipeline = Pipeline(lambda step: self._load(epoch, step), steps, plan.prefetch, plan.sampling_threads)
+        self._pipeline = Pipeline(
+            lambda step: self._load_ahead(epoch, step), steps, plan.prefetch, plan.sampling_threads
+        )
         return self._pipeline
 
-    def _take(self, pipeline: Pipeline[B], epoch: int, first: int, number: int) -> Iterator[B]:
+    def _take(self, pipeline: "Pipeline[tuple[B, Any]]", epoch: int, first: int, number: int) -> Iterator[B]:
         """Take finished batches, and record position and telemetry of each step."""
-        if self.plan.prefetch and self.mesh.host_samples and self._side is None:
-            self._side = SideStream(
-                self.mesh.device
-            )  # one for all epochs, because torch caches device memory per stream
-        batches = _finish_batches(pipeline, len(self) - first, self.mesh.device, self._side)
+        if self._side is not None and self.mesh.host_samples:
+            batches = _launch_ahead(pipeline, len(self) - first, self._side)
+        else:
+            batches = (self._finish(*pipeline.take()) for _ in range(first, len(self)))
         for step in range(first, len(self)):
             self._check_newest(number)
             waited = time.perf_counter_ns()
@@ -341,7 +345,28 @@ class BatchLoader(ABC, Generic[B]):
             raise InputError(explain("make_batch", f"an epoch from 0 and a step in 0..{len(self) - 1}", got, fix))
         if self._pipeline is not None:
             self._pipeline.drain()  # it uses the same samplers; all ranks have permitted the same steps
-        return self._load(epoch, step).to(self.mesh.device)
+        if self._side is None:
+            return self._load(epoch, step).to(self.mesh.device)
+        with self._side.launching():
+            loaded = self._load_ahead(epoch, step)
+        return self._finish(*loaded)
+
+    def _load_ahead(self, epoch: int, step: int) -> tuple[B, Any]:
+        """``_load``, on the second stream if the device samples. Also returns an event after the work that it launched.
+
+        Nothing that training launches is waited for. A collective.
+        """
+        if self._side is None or self.mesh.host_samples:
+            return self._load(epoch, step), None
+        with self._side.running():
+            return self._load(epoch, step), self._side.mark()
+
+    def _finish(self, batch: B, mark: Any) -> B:
+        """The third stage of a step, in the training thread. ``mark``: from ``_load_ahead``. A collective."""
+        if mark is not None:
+            assert self._side is not None
+            self._side.join(mark, batch.device_tensors())
+        return batch.to(self.mesh.device)
 
     @torch.inference_mode(False)
     def _load(self, epoch: int, step: int) -> B:
@@ -365,23 +390,17 @@ class BatchLoader(ABC, Generic[B]):
         """Sample this rank's part of a step. A collective of the replica."""
 
 
-def _finish_batches(
-    pipeline: Pipeline[B], num_steps: int, device: torch.device, side: SideStream | None
-) -> Iterator[B]:
-    """The third stage of all steps, in the training thread. With ``side``, each batch is launched there one step ahead.
+def _launch_ahead(pipeline: "Pipeline[tuple[B, Any]]", num_steps: int, side: SideStream) -> Iterator[B]:
+    """The third stage of all steps that the host has sampled, in the training thread; launched one step ahead.
 
     The copy and gather of step t + 1 then run on the device while step t trains. The exchange of its rows comes after
     step t, on the stream of training: NCCL allows two communicators in flight at once only if they are ordered. An
     error during a launch is raised when its step is taken, after the step before it.
     """
-    if side is None:
-        for _ in range(num_steps):
-            yield pipeline.take().to(device)
-        return
 
     def launch() -> tuple[B, Any] | Exception:
         try:
-            loaded = pipeline.take()
+            loaded, _ = pipeline.take()
             with side.launching():
                 batch = loaded.copy_to_device()
             return batch, side.mark()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gsplit.array_types import Array, Ids
+from gsplit.device.devices import copy_to_device
 from gsplit.device.packing import map_tensors
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh
 from gsplit.errors import InputError, explain
@@ -179,7 +180,7 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
                 reverse = self._excludes == "reverse"
                 exclude = ExcludedEdges.of if of is None else of.exclude
                 edges = exclude(src, to_internal(store, step.dst), reverse=reverse)
-                excluded = ExcludedEdges(edges.src.to(device), edges.dst.to(device))
+                excluded = ExcludedEdges(copy_to_device(edges.src, device), copy_to_device(edges.dst, device))
             times: Tensor | None = None
             mine = self._own(step, src)
             if step.time is not None:
@@ -190,11 +191,10 @@ class LinkNeighborLoader(BatchLoader[LinkBatch]):
                 places = ids % times.numel()
                 rows = replace(rows, n_id=ids // times.numel(), time=times[places])
                 endpoints = endpoints * times.numel() + places
-                times = times.to(device)
-            endpoints = endpoints.to(device)
+                times = copy_to_device(times, device)
         if not plan.strategy.needs_whole_graph:
             telemetry.record_max("largest_range_array_bytes", strategy.num_range_bytes)
-        rows = map_tensors(lambda tensor: tensor.to(device), rows)
+        rows = map_tensors(lambda tensor: copy_to_device(tensor, device), rows)
         return strategy.sample(endpoints, key, step.num_pairs, telemetry, pairs=rows, excluded=excluded, times=times)
 
     def _own(self, step: StepPairs, src: Tensor) -> Tensor:

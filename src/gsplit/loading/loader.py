@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gsplit.device.devices import copy_to_device
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh
 from gsplit.graph.blocks import TimedSeeds
 from gsplit.graph.ownership import Ownership
@@ -160,14 +161,15 @@ class NeighborLoader(BatchLoader[Batch]):
             largest_bytes = max(strategy.num_range_bytes, targets.largest_bytes)
             telemetry.record_max("largest_range_array_bytes", largest_bytes)
         size = targets.size_of_step(key.step, plan.batch_size)
-        ids = torch.from_numpy(own).to(mesh.sample_device)
+        ids = torch.from_numpy(own)
         if targets.seed_times is None:
             return strategy.sample(ids, key, size, telemetry)
+        device = mesh.sample_device
         listed = positions_of_step(key, targets.num_targets, plan.batch_size, shuffle=plan.shuffle)
         times = targets.seed_times.time[listed]  # of the targets of all ranks
         seeds = TimedSeeds(
-            time=torch.from_numpy(times[places]).to(mesh.sample_device),
-            input_id=torch.from_numpy(targets.seed_times.input_id[listed[places]]).to(mesh.sample_device),
+            time=copy_to_device(torch.from_numpy(times[places]), device),
+            input_id=copy_to_device(torch.from_numpy(targets.seed_times.input_id[listed[places]]), device),
         )
-        distinct = torch.from_numpy(np.unique(times)).to(mesh.sample_device)
-        return strategy.sample(ids, key, size, telemetry, seeds=seeds, times=distinct)
+        distinct = copy_to_device(torch.from_numpy(np.unique(times)), device)
+        return strategy.sample(copy_to_device(ids, device), key, size, telemetry, seeds=seeds, times=distinct)

@@ -247,7 +247,7 @@ def resolve_plan(
     _check_times(store, draw, times, strategy, copies, has_times=has_times)
     size = _whole_number("batch_size", batch_size, 1, "a positive number", "give the size of the global mini-batch")
     arrays = ArrayNames(store, features, edge_attr, edge_weight)
-    depth = _resolve_prefetch(prefetch, mesh, sampler, arrays)
+    depth = _resolve_prefetch(prefetch, mesh, sampler, arrays, is_typed=store.types is not None)
     device_bytes = _resolve_device_cache(device_cache, store, mesh)
     threads = _check_sampling_threads(sampling_threads, depth, mesh, sampler, arrays)
     drawn = _describe_sampler(sampler) if callable(sampler) else str(draw)
@@ -417,21 +417,23 @@ def _check_auto(sampler: str | SamplerFactory, arrays: ArrayNames, pairs: PairSe
         raise InputError(explain("strategy='auto'", expected, got, fix))
 
 
-def _resolve_prefetch(prefetch: int | None, mesh: Mesh, sampler: str | SamplerFactory, arrays: ArrayNames) -> int:
-    """The number of steps to make ahead. Refused if a device samples, which cannot run ahead.
+def _resolve_prefetch(
+    prefetch: int | None, mesh: Mesh, sampler: str | SamplerFactory, arrays: ArrayNames, *, is_typed: bool
+) -> int:
+    """The number of steps to make ahead. Refused if types of vertices would be exchanged on the device meanwhile.
 
-    By default 2 if the host samples for a device, which would wait otherwise. On CPUs sampling and training share the
-    cores. User-defined samplers and sources are called in another thread only if that is asked for.
+    By default 2 for a device, which would wait otherwise. On CPUs sampling and training share the cores. User-defined
+    samplers and sources are called in another thread only if that is asked for.
     """
+    exchanges_on_device = is_typed and mesh.device.type != "cpu"
     if prefetch is None:
         is_built_in = not callable(sampler) and len(arrays.stored_features) == len(arrays.features)
-        return 2 if mesh.host_samples and is_built_in else 0
+        return 2 if mesh.device.type != "cpu" and is_built_in and not exchanges_on_device else 0
     fix = "choose 2, or leave it out"
     depth = _whole_number("prefetch", prefetch, 0, "a number of batches, 0 for none", fix)
-    if depth and mesh.sample_device.type != "cpu":
-        got = f"prefetch={depth} with sample_device={mesh.sample_device}"
-        fix = "leave sample_device out, or prefetch"
-        raise InputError(explain("prefetch", "mini-batches that are sampled on the CPU", got, fix))
+    if depth and exchanges_on_device:
+        got = f"prefetch={depth} with {mesh}"
+        raise InputError(explain("prefetch", "a graph without vertex types, or ranks on CPUs", got, "leave it out"))
     return depth
 
 
@@ -463,12 +465,12 @@ def _resolve_device_cache(device_cache: int | str, store: GraphStore, mesh: Mesh
     "auto" makes a cache only for a device and from a partitioned store, which has the hotness of its rows.
     """
     if device_cache == "auto":
-        return None if mesh.host_samples and "hotness" in store.names else 0
+        return None if mesh.device.type != "cpu" and "hotness" in store.names else 0
     num_bytes = parse_bytes(device_cache, "device_cache")
-    if num_bytes and not mesh.host_samples:
+    if num_bytes and mesh.device.type == "cpu":
         got = f"{device_cache} with {mesh}"
         fix = "use cache= for the host's memory, or leave it out"
-        raise InputError(explain("device_cache", "a model on a device, and sampling on the CPU", got, fix))
+        raise InputError(explain("device_cache", "a model on a device", got, fix))
     return num_bytes
 
 

@@ -3,13 +3,13 @@
 ``load`` may run ahead of training, in the thread of the loader. The third stage, ``Batch.to``, runs in the training
 thread.
 
-If rows are sampled where the model is, ``load`` does all the work. It reads the local input rows directly into the
-mixed tensor of layer 0, and receives rows of other ranks into the rest of it, without further copies (law 4: local rows
-come first).
+On CPUs ``load`` does all the work. It reads the local input rows directly into the mixed tensor of layer 0, and
+receives rows of other ranks into the rest of it, without further copies (law 4: local rows come first).
 
-If the host samples for a device, ``load`` locates the rows, and reads those that the device cannot reach
-(``features.device``). One copy moves everything to the device (``device.packing``), which gathers the rows. Stored
-features have no gradient, so this may be launched one step ahead, on a second stream. The device then exchanges them.
+For a device, ``load`` locates the rows, and reads those that the device cannot reach (``features.device``). If the host
+has sampled, one copy moves everything to the device (``device.packing``), which gathers the rows; this may be launched
+one step ahead, on a second stream, because stored features have no gradient. If the device has sampled, it gathers them
+here. The exchange of the rows is left to the thread of training, which issues all collectives of the device.
 """
 
 from copy import copy
@@ -19,10 +19,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from gsplit.device.packing import PinnedBuffers
+from gsplit.device.devices import copy_to_device
+from gsplit.device.packing import PinnedBuffers, map_tensors
 from gsplit.distributed.comm.comm import Comm
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit.features.device import DeviceRows, StagedRows
+from gsplit.features.device import DeviceRows, RowsLocated, StagedRows
 from gsplit.features.protocol import RowSource, RowsRead, take_rows
 from gsplit.graph.blocks import Block, count_self_loops
 from gsplit.kernels.buffers import BufferPool
@@ -35,6 +36,7 @@ from gsplit.telemetry import StepTelemetry
 
 __all__ = ["StepLoader"]
 
+_HOST = torch.device("cpu")
 _NO_ROWS = torch.empty(0)
 
 
@@ -42,8 +44,8 @@ class StepLoader:
     """Reads the arrays of the batches of one loader.
 
     ``features``: the input rows of this rank's vertices; None if a subclass reads them. ``comm``: the ranks that
-    exchange input rows. ``device_rows``: the same rows for a device that the host samples for; if None, the host reads
-    all rows for it. ``num_ahead``: the number of steps that may be loaded before the first of them is finished.
+    exchange input rows. ``device_rows``: the same rows for a device; if None, the host reads all rows for it.
+    ``num_ahead``: the number of steps that may be loaded before the first of them is finished.
     """
 
     def __init__(
@@ -78,8 +80,7 @@ class StepLoader:
         self._buffers = PinnedBuffers(num_buffers) if mesh.host_samples else None
         self._features = features
         self._device_rows: DeviceRows | None = None
-        if mesh.host_samples:
-            assert features is not None
+        if mesh.device.type != "cpu" and features is not None:
             self._device_rows = device_rows or StagedRows(features)
 
     def over(self, comm: Comm) -> Self:
@@ -89,8 +90,7 @@ class StepLoader:
         return other
 
     def load(self, sampled: SampledStep) -> Batch:
-        """Read the rows of a sampled step. A collective, unless the host samples for a device."""
-        device = self._mesh.sample_device
+        """Read the rows of a sampled step. A collective on CPUs."""
         telemetry = sampled.telemetry
         blocks = sampled.blocks if self._mesh.device.type == "cpu" else count_self_loops(sampled.blocks)
         layers = [
@@ -106,7 +106,7 @@ class StepLoader:
         kind = Batch if sampled.pairs is None else LinkBatch
         batch = kind(
             x=_NO_ROWS if pending is not None else self._read_inputs(sampled),
-            labels=None if self._labels is None else take_rows(self._labels, self._label_rows(sampled.targets), device),
+            labels=None if self._labels is None else self._take_rows(self._labels, self._label_rows(sampled.targets)),
             frontiers=sampled.frontiers,
             layers=tuple(layers),
             num_targets=sampled.targets.numel(),
@@ -121,6 +121,8 @@ class StepLoader:
         telemetry.count("edges", sum(block.num_edges for block in sampled.blocks))
         if self._buffers is not None:
             return batch.pin(self._buffers)
+        if pending is not None:
+            return replace(batch, x=pending.gather(self._mesh.device, telemetry))
         batch.record_bytes()
         return batch
 
@@ -169,8 +171,9 @@ class StepLoader:
         with sampled.telemetry.span("load_features"):
             located, read = self._device_rows.locate(sampled.read_ids)
         _count_read(read, num_local, sampled.telemetry)
+        sample_device = self._mesh.sample_device
         return PendingRows(
-            located=located,
+            located=map_tensors(lambda tensor: copy_to_device(tensor, sample_device), located),
             num_local=num_local,
             route=sampled.input_route,
             features=self._device_rows,
@@ -182,7 +185,11 @@ class StepLoader:
         if source is None:
             return None
         assert block.edge_ids is not None  # the sampler returns edge ids if edge values are loaded
-        return take_rows(source, block.edge_ids, self._mesh.sample_device)
+        return self._take_rows(source, block.edge_ids)
+
+    def _take_rows(self, source: RowSource, ids: Tensor) -> Tensor:
+        """Rows that the host reads, where mini-batches are sampled. It waits for ids that are on a device."""
+        return copy_to_device(take_rows(source, ids.cpu(), _HOST), self._mesh.sample_device)
 
 
 def _requested(sampled: SampledStep) -> tuple[Tensor, Route] | None:
@@ -192,7 +199,7 @@ def _requested(sampled: SampledStep) -> tuple[Tensor, Route] | None:
     return sampled.read_ids, sampled.input_route
 
 
-def _count_read(read: RowsRead, num_local: int, telemetry: StepTelemetry) -> None:
+def _count_read(read: RowsRead | RowsLocated, num_local: int, telemetry: StepTelemetry) -> None:
     telemetry.count("input_rows", num_local)
     telemetry.count("rows_loaded", read.rows)
     telemetry.count("bytes_loaded", read.num_bytes)

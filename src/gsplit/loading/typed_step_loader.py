@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gsplit.device.devices import copy_to_device
 from gsplit.distributed.comm.comm import Call
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.graph.types import EdgeType, GraphTypes
@@ -54,7 +55,8 @@ class TypedStepLoader(StepLoader):
         device = self._mesh.sample_device
         telemetry = sampled.telemetry
         with telemetry.span("split"):
-            rows = StepRows.of(sampled.frontiers, sampled.blocks, sampled.routes, sampled.foreign_ids, self._types)
+            foreign_ids = [copy_to_device(ids, device) for ids in sampled.foreign_ids]
+            rows = StepRows.of(sampled.frontiers, sampled.blocks, sampled.routes, foreign_ids, self._types)
             kinds = []
             for block in sampled.blocks:
                 assert block.edge_ids is not None

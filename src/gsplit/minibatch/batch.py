@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gsplit.device.packing import PinnedBuffers, PinnedMemory
+from gsplit.device.packing import PinnedBuffers, PinnedMemory, map_tensors
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
@@ -175,8 +175,9 @@ class Batch:
     hybrid(k), one below and one above the boundary, and as one otherwise. ``num_targets``: the targets of this rank;
     ``global_batch_size``: the targets of all ranks. ``pairs``: those of a ``LinkBatch``.
 
-    A batch that the host loads for a device is first in pinned memory (``pin``), with the locations of its input rows
-    (``pending``) in place of ``x``. The training thread moves it to the device with ``to``.
+    A batch that the host samples for a device is first in pinned memory (``pin``), with the locations of its input rows
+    (``pending``) in place of ``x``. The training thread moves it to the device with ``to``. If the device samples, the
+    local rows of ``x`` are gathered, and ``to`` exchanges them.
 
     ``of``: the vertex type or relation, for a part of the batch of a heterogeneous graph (``typed_batch``).
 
@@ -474,6 +475,12 @@ class Batch:
         data, pinned = buffers.pin(self._packed())
         return self._unpacked(data, pinned)
 
+    def device_tensors(self) -> list[Tensor]:
+        """The tensors of the batch that are on the device."""
+        found: dict[int, Tensor] = {}
+        map_tensors(lambda tensor: found.setdefault(id(tensor), tensor), (self.x, *self._packed()))
+        return [tensor for tensor in found.values() if tensor.device == self.context.mesh.device]
+
     def _packed(self) -> tuple[Any, ...]:
         """What ``pin`` and ``to`` copy."""
         return self.labels, self.frontiers, self.layers, self.pairs, self.seeds, self.pending, self.requested
@@ -493,7 +500,7 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the batch to the device of the mesh. Other devices are refused. A collective for a pinned batch."""
+        """Move the batch to the device of the mesh. Other devices are refused. A collective if rows are pending."""
         device = torch.device(device)
         own = self.context.mesh.device
         if device.type != own.type or device.index not in (None, own.index):
@@ -529,7 +536,7 @@ class Batch:
         ]
 
     def exchange_rows(self) -> Self:
-        """The second part: exchange the input rows. A collective for a batch that was pinned."""
+        """The second part: exchange the input rows. A collective if rows are pending."""
         pending = self.pending
         if pending is None:
             return self

@@ -199,6 +199,7 @@ class LocalGraph:
             raise InputError(explain(f"rank {mesh.rank}", expected, f"a shard {low}..{high}", fix))
         self.graph: Graph = store.graph.restrict(self.first, self.stop)
         self._gcn: dict[tuple[bool, float, str | None], GcnRows] = {}
+        self._device_original_ids: Tensor | None = None
 
     @functools.cached_property
     def original_ids(self) -> Ids:
@@ -246,7 +247,11 @@ class LocalGraph:
 
     def to_original_ids(self, ids: Tensor) -> Tensor:
         """The original ids of some vertices of the view."""
-        return original_ids_of(ids, self.original_ids, self.first)
+        if ids.device.type == "cpu" or not self.original_ids.size:
+            return original_ids_of(ids, self.original_ids, self.first)
+        if self._device_original_ids is None:
+            self._device_original_ids = torch.from_numpy(np.array(self.original_ids)).to(ids.device)
+        return self._device_original_ids[ids - self.first]
 
     def open_draw(self, options: DrawOptions) -> Draw:
         """The draw of a built-in sampler for the vertices of the view."""

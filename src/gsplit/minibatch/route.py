@@ -24,6 +24,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gsplit.device.devices import copy_to_device
 from gsplit.features.copies import ForeignCopies
 from gsplit.telemetry import StepTelemetry
 
@@ -107,20 +108,26 @@ class Route:
 def skip_copied_rows(route: Route, input_ids: Tensor, foreign_ids: Tensor, copies: ForeignCopies) -> Route:
     """The same route for stored features, without the rows that the receiver has a copy of.
 
-    ``input_ids`` are the vertices of the local frontier, ``foreign_ids`` those of the received rows. Only the array
-    that was copied can be exchanged along the result.
+    ``input_ids`` are the vertices of the local frontier, ``foreign_ids`` those of the received rows, on the host. Only
+    the array that was copied can be exchanged along the result.
     """
-    leaving = ~copies.prefixes.hold(input_ids[route.send_rows])
+    send_rows = route.send_rows
+    device = send_rows.device
+    leaving = ~copies.prefixes.hold(input_ids[send_rows].cpu())  # device sync, if a device samples
     copied = copies.prefixes.hold(foreign_ids)
-    places = route.num_local + torch.arange(foreign_ids.numel(), device=foreign_ids.device)
+    places = route.num_local + torch.arange(foreign_ids.numel())
     return Route(
-        send_rows=route.send_rows[leaving],
+        send_rows=send_rows[copy_to_device(leaving.nonzero().view(-1), device)],
         send_counts=count_kept(leaving, route.send_counts),
         recv_counts=count_kept(~copied, route.recv_counts),
         num_local=route.num_local,
         num_dst=route.num_dst,
-        recv_places=places[~copied],
-        copied=CopiedRows(copies=copies, rows=copies.places_of(foreign_ids[copied]), places=places[copied]),
+        recv_places=copy_to_device(places[~copied], device),
+        copied=CopiedRows(
+            copies=copies,
+            rows=copy_to_device(copies.places_of(foreign_ids[copied]), device),
+            places=copy_to_device(places[copied], device),
+        ),
     )
 
 
@@ -162,4 +169,4 @@ def count_reduction(num_bytes: int, num_ranks: int, telemetry: StepTelemetry) ->
 
 def count_kept(kept: Tensor, counts: tuple[int, ...]) -> tuple[int, ...]:
     """The number of kept rows per peer, for rows grouped by peer."""
-    return tuple(torch.stack([piece.sum() for piece in kept.split(counts)]).tolist())  # device sync
+    return tuple(torch.stack([piece.sum() for piece in kept.split(counts)]).tolist())  # device sync, if they are there

@@ -4,7 +4,8 @@ A step samples its layers from the targets down. At each layer a rank samples th
 (``sampling``, without communication). Some sources belong to other ranks. The rank sends their ids to the owners (one
 exchange of counts and one of ids, on every rank, also if they are empty: law 5), and each owner appends the requested
 vertices to its local frontier. The result is a ``Route``, along which ``shuffle`` later moves the rows of these
-vertices. Assumes that every rank has the in-edges of the vertices that it owns.
+vertices. Requests are computed and exchanged on the host, also if a device samples. Assumes that every rank has the
+in-edges of the vertices that it owns.
 
 Destinations are a prefix (law 4): the frontier starts with the targets and only grows, so the local frontier of a layer
 is a prefix of the one below it. The mixed frontier is [local frontier | received rows, grouped by owner].
@@ -56,6 +57,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gsplit.device.devices import copy_to_device
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.graph.blocks import Block
 from gsplit.graph.ownership import Ownership
@@ -95,7 +97,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LayerSplit:
-    """One layer of one rank's split. ``foreign_ids``: the vertices whose rows it receives, grouped by owner."""
+    """One layer of one rank's split. ``foreign_ids``: whose rows it receives, grouped by owner; on the host."""
 
     block: Block
     route: Route
@@ -115,9 +117,9 @@ def group_by_owner(drawn: SampledLayer, ownership: Ownership) -> Request:
     """Group the foreign sources of a layer by owner; within an owner, in the order in which they were drawn."""
     owners = ownership.owners(drawn.foreign_ids)
     order = torch.argsort(owners, stable=True)
-    counts = tuple(torch.bincount(owners, minlength=ownership.num_ranks).tolist())  # device sync
+    counts = tuple(torch.bincount(owners, minlength=ownership.num_ranks).tolist())
     places = torch.empty_like(order)
-    places[order] = torch.arange(order.numel(), device=order.device)
+    places[order] = torch.arange(order.numel())
     return Request(drawn=drawn, ids=drawn.foreign_ids[order], counts=counts, places=places)
 
 
@@ -202,12 +204,13 @@ def request_from_owners(
     recv_places is [1] (vertex 3).
     """
     with telemetry.span("split"):
+        ids = ids.cpu()  # device sync
         owners = ownership.owners(ids)
         own = owners == comm.rank
-        own_places = own.nonzero().view(-1)  # device sync
-        others = (~own).nonzero().view(-1)  # device sync
+        own_places = own.nonzero().view(-1)
+        others = (~own).nonzero().view(-1)
         recv_places = others[torch.argsort(owners[others], stable=True)]
-        counts = tuple(torch.bincount(owners[others], minlength=ownership.num_ranks).tolist())  # device sync
+        counts = tuple(torch.bincount(owners[others], minlength=ownership.num_ranks).tolist())
         foreign = ids[recv_places]
     with telemetry.span("exchange_ids"):  # all ranks: once per step, empty or not
         requested_ids, requested_counts = exchange_ids(comm, key, layer, foreign, counts)
@@ -220,8 +223,8 @@ def request_from_owners(
         recv_counts=counts,
         num_local=frontier.num_rows,
         num_dst=num_dst,
-        own_places=own_places,
-        recv_places=recv_places,
+        own_places=copy_to_device(own_places, send_rows.device),
+        recv_places=copy_to_device(recv_places, send_rows.device),
     )
     return frontier, route
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gsplit.device.devices import copy_to_device
 from gsplit.errors import InputError, explain
 from gsplit.sampling.checks import check_own, raise_status
 from gsplit.sampling.excluded import ExcludedEdges, keep_included
@@ -28,7 +29,8 @@ positions in ``graph.indices``. Equal for equal keys, fanouts and vertices, what
 class TensorFrontier:
     """See ``protocol.Frontier``: the rows of a mini-batch as a tensor of ids. Subclasses draw.
 
-    Own vertices are those from ``first`` to below ``stop``. ``find_distinct``: ``first_seen``, or a faster version.
+    Own vertices are those from ``first`` to below ``stop``. ``device``: where rows are. ``find_distinct``:
+    ``first_seen``, or a faster version.
     """
 
     def __init__(
@@ -36,14 +38,15 @@ class TensorFrontier:
         targets: Tensor,
         first: int,
         stop: int,
+        device: torch.device,
         excluded: ExcludedEdges | None = None,
         find_distinct: Callable[[Tensor, int], tuple[Tensor, Tensor]] = first_seen,
     ) -> None:
         self._first = first
         self._stop = stop
+        self._device = device
         self._find_distinct = find_distinct
-        self._check(targets)
-        self._ids = targets
+        self._ids = self._take(targets)
         self._excluded = excluded
 
     @property
@@ -60,14 +63,13 @@ class TensorFrontier:
         sources = torch.empty_like(vertices)
         sources[own] = self._append(vertices[own])
         sources[~own] = -1 - slots
-        return SampledLayer(indptr, sources, foreign_ids, edge_ids)
+        return SampledLayer(indptr, sources, foreign_ids.cpu(), edge_ids)
 
     def locate(self, ids: Tensor) -> Tensor:
-        self._check(ids)
-        return self._append(ids)
+        return self._append(self._take(ids))
 
     def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        return place_foreign(drawn.sources, foreign_rows)
+        return place_foreign(drawn.sources, copy_to_device(foreign_rows, self._device))
 
     def close(self) -> None:
         self._ids = self._ids[:0]
@@ -93,10 +95,11 @@ class TensorFrontier:
         indptr, kept = keep_included(self._name_rows(), indptr, names, self._excluded)
         return indptr, vertices[kept], None if edge_ids is None else edge_ids[kept]
 
-    def _check(self, ids: Tensor) -> None:
-        """Ids on a device are trusted: reading them would make the host wait, and their sender chose this rank."""
+    def _take(self, ids: Tensor) -> Tensor:
+        """Own vertices, on the device. Those that are there already come from a sampler and are not checked."""
         if ids.device.type == "cpu":
             check_own(ids.numpy(), self._first, self._stop)
+        return copy_to_device(ids, self._device)
 
     def _append(self, ids: Tensor) -> Tensor:
         known = self.num_rows
@@ -132,7 +135,7 @@ class DrawnSampler:
 
 class _DrawnFrontier(TensorFrontier):
     def __init__(self, part: SampledRange, draw: EdgeDraw, targets: Tensor, excluded: ExcludedEdges | None) -> None:
-        super().__init__(targets, part.graph.first_vertex, part.graph.stop_vertex, excluded)
+        super().__init__(targets, part.graph.first_vertex, part.graph.stop_vertex, part.device, excluded)
         self._part = part
         self._draw_edges = draw
 

@@ -234,7 +234,7 @@ class TorchNeighborSampler:
 
 class _TorchFrontier(TensorFrontier):
     def __init__(self, sampler: TorchNeighborSampler, targets: Tensor) -> None:
-        super().__init__(targets, sampler.first, sampler.stop, sampler.excluded)
+        super().__init__(targets, sampler.first, sampler.stop, sampler.indptr.device, sampler.excluded)
         self._sampler = sampler
 
     def _name_sources(self, vertices: Tensor, edge_ids: Tensor | None) -> Tensor:

@@ -1,9 +1,12 @@
 """Neighbour sampling on a device with Triton kernels: the third implementation of ``protocol.LayerSampler``.
 
 Its layers are those of the host's sampler, index by index. Kernels draw uniformly; other draws are those of torch
-operations. Device memory: the rank's own edges, their offsets, original
-ids where they differ, and four bytes per vertex of the range; during a layer a hash table of up to 48 bytes per edge
-drawn. The host waits twice for a layer (how many edges, how many vertices are new) and once for ``locate``.
+operations. Device memory: the rank's own edges, their offsets, original ids where they differ, and four bytes per
+vertex of the range; during a layer a hash table of up to 48 bytes per edge.
+
+The host waits once in ``sample_layer``, for the sizes of the layer and the foreign ids together, and once in
+``locate``, for the number of new vertices. So a layer is drawn into memory for the most edges it can have; a fanout of
+-1, excluded edges and draws that are not uniform cost more waits.
 """
 
 import numpy as np
@@ -11,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gsplit.device.devices import AsyncHostCopy
 from gsplit.graph.graph import Graph
-from gsplit.kernels.triton.relabelling import UNSEEN, relabel
+from gsplit.kernels.triton.relabelling import UNSEEN, Relabelled, num_found, relabel
 from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
-from gsplit.sampling.checks import cut_own_edges, not_own
+from gsplit.sampling.checks import cut_own_edges
 from gsplit.sampling.drawn import TensorFrontier
 from gsplit.sampling.draws import UNIFORM, Draw
 from gsplit.sampling.excluded import ExcludedEdges
@@ -76,30 +80,35 @@ class TritonFrontier(TensorFrontier):
     """See ``protocol.Frontier``."""
 
     def __init__(self, sampler: TritonNeighborSampler, targets: Tensor) -> None:
-        super().__init__(targets[:0], sampler.first, sampler.stop, sampler.excluded)
+        super().__init__(targets, sampler.first, sampler.stop, sampler.state.device, sampler.excluded)
         self._sampler = sampler
         self._half_done = False
-        try:
-            self.locate(targets)
-            assert self.num_rows == targets.numel(), "targets are not distinct"
-        except BaseException:
-            self._clear_all()
-            raise
+        rows = torch.arange(self.num_rows, dtype=torch.int32, device=sampler.state.device)
+        sampler.state.index_copy_(0, self._ids - sampler.first, -1 - rows)
 
     def sample_layer(self, key: int, fanout: Fanout) -> SampledLayer:
+        self._half_done = True
         indptr, vertices, edge_ids = self._draw_included(key, fanout)
         found = self._relabel(vertices, foreign=not self._sampler.is_whole)
-        assert found is not None, "ids were checked when the graph was copied"
-        rows, new_ids, foreign_ids = found
-        self._ids = torch.cat([self._ids, new_ids])
-        return SampledLayer(indptr, rows, foreign_ids, edge_ids)
+        host = AsyncHostCopy(torch.cat([indptr[-1:], found.total, found.foreign_ids])).read()  # device sync
+        num_edges = int(host[0])
+        num_new, num_foreign = num_found(int(host[1]))
+        self._append_rows(found.new_ids[:num_new])
+        return SampledLayer(
+            indptr,
+            found.rows[:num_edges],
+            host[2 : 2 + num_foreign],
+            None if edge_ids is None else edge_ids[:num_edges],
+        )
 
     def _draw(self, key: int, fanout: Fanout) -> tuple[Tensor, Tensor, Tensor | None]:
+        """See the base; without excluded edges, sources may be followed by -1."""
         assert isinstance(fanout, int)
         sampler, ids = self._sampler, self._ids
         first_edge = sampler.first_edge if sampler.edge_ids else None
         if sampler.draw.is_uniform and fanout <= MAX_FANOUT:
             indptr = count_layer(sampler.indptr, sampler.first, ids, fanout)
+            is_bounded = fanout >= 0 and self._excluded is None
             sources, edge_ids = draw_sources(
                 sampler.indptr,
                 sampler.indices,
@@ -109,7 +118,9 @@ class TritonFrontier(TensorFrontier):
                 frontier=ids,
                 fanout=fanout,
                 out_indptr=indptr,
-                num_edges=int(indptr[-1]),  # device sync
+                most_edges=min(fanout * ids.numel(), sampler.indices.numel())
+                if is_bounded
+                else int(indptr[-1]),  # device sync
                 first_edge=first_edge,
             )
             return indptr, sources, edge_ids
@@ -120,32 +131,27 @@ class TritonFrontier(TensorFrontier):
         return indptr, sources, None if first_edge is None else places + first_edge
 
     def locate(self, ids: Tensor) -> Tensor:
-        sampler = self._sampler
-        found = self._relabel(ids, foreign=False)
-        if found is None:  # noticed without a wait of its own
-            self._clear_all()
-            raise not_own(int(ids.min()), int(ids.max()), sampler.first, sampler.stop)
-        rows, new_ids, _ = found
-        self._ids = torch.cat([self._ids, new_ids])
-        return rows
-
-    def _relabel(self, ids: Tensor, *, foreign: bool) -> tuple[Tensor, Tensor, Tensor] | None:
-        """See ``relabel``; ``close`` clears what an error in the middle of it leaves behind."""
-        sampler = self._sampler
+        wanted = self._take(ids)
+        if not wanted.numel():
+            return wanted
         self._half_done = True
-        found = relabel(ids, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=foreign)
+        found = self._relabel(wanted, foreign=False)
+        num_new, _ = num_found(int(AsyncHostCopy(found.total).read()))  # device sync
+        self._append_rows(found.new_ids[:num_new])
+        return found.rows
+
+    def _relabel(self, ids: Tensor, *, foreign: bool) -> Relabelled:
+        sampler = self._sampler
+        return relabel(ids, sampler.first, sampler.stop, self.num_rows, sampler.state, foreign=foreign)
+
+    def _append_rows(self, new_ids: Tensor) -> None:
+        self._ids = torch.cat([self._ids, new_ids])
         self._half_done = False
-        return found
 
     def close(self) -> None:
         sampler = self._sampler
-        if self._half_done:
-            self._clear_all()
+        if self._half_done:  # after an error: vertices that were found and have no row yet
+            sampler.state.fill_(UNSEEN)
         sampler.state.index_fill_(0, self._ids - sampler.first, UNSEEN)
         super().close()
         sampler.end()
-
-    def _clear_all(self) -> None:
-        """After an error, also vertices that were found and have no row yet."""
-        self._sampler.state.fill_(UNSEEN)
-        self._ids = self._ids[:0]

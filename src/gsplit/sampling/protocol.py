@@ -3,6 +3,8 @@
 A rank starts a ``Frontier`` from its targets of the step, then for each layer from the top down draws the
 in-edges of all its rows (``sample_layer``) and, after the exchange, finds the rows that other ranks request
 (``locate``). Rows are only ever appended, so every local frontier is a prefix of the one below it (law 4).
+Ids cross between ranks through the host. So a frontier on a device takes ids on the host too, and lists foreign ids
+there: sizes and ids come down in one wait.
 What is drawn for a vertex depends on the layer's key, the vertex's original id and its neighbour list alone (law 1).
 """
 
@@ -50,7 +52,7 @@ class SampledLayer:
     """In-edges drawn for the first ``num_dst`` rows of a frontier, destination after destination.
 
     ``sources[indptr[i] : indptr[i + 1]]`` are the sources of row i: a row of the local frontier, or ``-1 - slot``
-    for the vertex ``foreign_ids[slot]``, which another rank owns. Foreign ids are listed once, in order of
+    for the vertex ``foreign_ids[slot]``, which another rank owns. Foreign ids are listed once, on the host, in order of
     first occurrence. ``edge_ids`` are the edges' positions in the graph, from a sampler made with ``edge_ids``.
     """
 
@@ -87,7 +89,10 @@ class Frontier(Protocol):
         """Rows of some own vertices; those that are new are appended in order."""
 
     def resolve(self, drawn: SampledLayer, foreign_rows: Tensor) -> Tensor:
-        """The sources of a layer with each foreign slot replaced by its row; may reuse the layer's memory."""
+        """The sources of a layer with each foreign slot replaced by its row; may reuse the layer's memory.
+
+        ``foreign_rows`` may be on the host.
+        """
 
     def close(self) -> None:
         """End this mini-batch."""

@@ -149,7 +149,7 @@ class _TemporalFrontier(TensorFrontier):
         num_times = sampler.times.numel()
         first = sampler.first * num_times
         stop = sampler.stop * num_times
-        super().__init__(targets, first, stop, sampler.excluded, find_distinct=sampler.find_distinct)
+        super().__init__(targets, first, stop, sampler.times.device, sampler.excluded, sampler.find_distinct)
         self._sampler = sampler
         self._num_times = num_times
 

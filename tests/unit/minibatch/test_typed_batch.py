@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.typed_batch import RelationItems, TypedBatch, VertexItems
@@ -128,6 +129,7 @@ def test_targets_by_ids_masks_and_type() -> None:
         ({"features": ["x"]}, "by vertex type"),
         ({"sampler": lambda part: None}, "draws every relation"),
         ({"copies": 100}, "built for heterogeneous graphs"),
+        ({"prefetch": 2, "mesh": solo_mesh("meta")}, "prefetch: expected a graph without vertex types, or ranks on"),
         ({"cache": "1MB"}, "cache: expected a partitioned store"),
         ({"features_on_disk": True}, "features_on_disk: expected a store on disk"),
     ],

@@ -33,6 +33,7 @@ __all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_TIMEOUT_S = 60.0
+_HOST = torch.device("cpu")
 
 
 class _LoadingPool:
@@ -82,8 +83,9 @@ class Mesh:
     - ``replica`` of ``num_replicas``: the group of ranks that this one splits mini-batches with.
     - ``split_rank`` of ``num_splits``: this rank within its replica.
     - ``shuffles``, ``loading``, ``inputs``: the process groups of the replica, for hidden features and their gradients,
-      for what the loader exchanges, and for input rows. ``loading`` is on ``sample_device``, the others are on
-      ``device``; if that is the same device, ``inputs`` is ``loading``.
+      for the ids and counts that the loader exchanges, and for input rows. ``loading`` is on the host, also if a device
+      samples: a loader's thread must not issue collectives of the device. The others are on ``device``; if that is the
+      CPU, ``inputs`` is ``loading``.
     - ``gradients``, ``world``: the process groups of all ranks on ``device``, for averaging gradients, and for losses,
       norms and the first weights.
     - ``control``: the process group of all ranks on the host, for settings, texts and votes, and for waiting while a
@@ -101,6 +103,7 @@ class Mesh:
     control: Comm
     replica: int = 0
     num_replicas: int = 1
+    sample_device: torch.device = _HOST
     model_numbers: Iterator[int] = field(default_factory=count, compare=False)
     """A number for every model wrapped on this mesh; the same on every rank, as all wrap them in the same order."""
     loader_numbers: Iterator[int] = field(default_factory=count, compare=False)
@@ -189,13 +192,13 @@ class Mesh:
         common = [int(number) for number, begun in free[0].items() if all(each.get(number) == begun for each in free)]
         number = min(common) if common else self._add_loading_group()
         comm = pool.lend(number, owner)
-        return LoadingGroups(comm, self.inputs if self.host_samples else comm)
+        return LoadingGroups(comm, comm if self.device.type == "cpu" else self.inputs)
 
     def _add_loading_group(self) -> int:
         """Make one more group for loaders and return its number. A collective."""
         if self.connection is None:
-            return self.loading_pool.add(SoloComm(self.sample_device), None)
-        group = self.connection.new_comm(self.sample_device, self.num_replicas)
+            return self.loading_pool.add(SoloComm(), None)
+        group = self.connection.new_comm(_HOST, self.num_replicas)
         return self.loading_pool.add(self._share(group), group.calls)
 
     def _share(self, group: GroupComm) -> Comm:
@@ -203,20 +206,15 @@ class Mesh:
         return share_memory([group])[0] if isinstance(self.loading, SharedComm) else group
 
     def loading_of_all_ranks(self) -> Comm:
-        """A process group of all ranks on ``sample_device``. A collective where one must be made, once per mesh."""
-        if self.world.device == self.sample_device:
+        """A process group of all ranks on the host. A collective where one must be made, once per mesh."""
+        if self.world.device == _HOST:
             return self.world
         if not self.world_loading:
             if self.connection is None:
-                self.world_loading.append(SoloComm(self.sample_device))
+                self.world_loading.append(SoloComm())
             else:
-                self.world_loading.append(self._share(self.connection.new_comm(self.sample_device, 1)))
+                self.world_loading.append(self._share(self.connection.new_comm(_HOST, 1)))
         return self.world_loading[0]
-
-    @property
-    def sample_device(self) -> torch.device:
-        """Where mini-batches are sampled."""
-        return self.loading.device
 
     @property
     def rank(self) -> int:
@@ -241,7 +239,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class LoadingGroups:
-    """What a loader exchanges over: ids on the device that samples, input rows on the model's."""
+    """What a loader exchanges over: ids on the host, input rows on the model's device."""
 
     ids: Comm
     inputs: Comm
@@ -249,10 +247,12 @@ class LoadingGroups:
 
 def solo_mesh(device: torch.device | str = "cpu", sample_device: torch.device | str | None = None) -> Mesh:
     """One process, no process group."""
-    loading = SoloComm(device if sample_device is None else sample_device)
-    inputs = loading if loading.device == torch.device(device) else SoloComm(device)
+    device = torch.device(device)
+    loading = SoloComm()
+    inputs = loading if device.type == "cpu" else SoloComm(device)
     shuffles, gradients, world = (SoloComm(device) for _ in range(3))
-    return Mesh(torch.device(device), shuffles, loading, inputs, gradients, world, SoloComm("cpu"))
+    samples_on = device if sample_device is None else torch.device(sample_device)
+    return Mesh(device, shuffles, loading, inputs, gradients, world, SoloComm(), sample_device=samples_on)
 
 
 def _num_launched_ranks() -> int:
@@ -349,5 +349,6 @@ def init(
         groups.control,
         groups.replica,
         groups.num_replicas,
+        sample_device,
         connection=groups.connection,
     )

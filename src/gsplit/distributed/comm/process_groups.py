@@ -153,12 +153,11 @@ def _backend(device: torch.device) -> str:
 def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
     """Join the process group that the environment describes and make this rank's groups.
 
-    The ranks form a mesh of replicas x splits, row after row. ``loading`` is on ``sample_device``, ``control`` on the
-    host, the others are on ``device``; on one device ``inputs`` is ``loading``. No two other uses share a group, so
-    that work on one can never pair with work on another.
+    The ranks form a mesh of replicas x splits, row after row. ``loading`` and ``control`` are on the host, the others
+    on ``device``; if that is the CPU, ``inputs`` is ``loading``. No two other uses share a group, so that work on one
+    can never pair with work on another.
     """
-    for place in (device, sample_device):
-        _backend(place)  # refuses kinds of devices before ranks wait for each other
+    _backend(device)  # refuses kinds of devices before ranks wait for each other
     joined_here = not dist.is_initialized()
     if joined_here:
         _join(timedelta(seconds=_long(timeout_s)))
@@ -171,8 +170,8 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
-    shuffles, loading = (connection.new_comm(place, num_replicas) for place in (device, sample_device))
-    inputs = loading if sample_device == device else connection.new_comm(device, num_replicas)
+    shuffles, loading = (connection.new_comm(place, num_replicas) for place in (device, torch.device("cpu")))
+    inputs = loading if device.type == "cpu" else connection.new_comm(device, num_replicas)
     gradients, world = connection.new_comm(device), connection.new_comm(device)
     comms = (shuffles, loading, inputs, gradients, world)
     connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)

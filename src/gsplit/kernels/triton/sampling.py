@@ -135,15 +135,16 @@ def draw_sources(
     frontier: Tensor,
     fanout: int,
     out_indptr: Tensor,
-    num_edges: int,
+    most_edges: int,
     first_edge: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Source ids of the drawn in-edges and, if ``first_edge`` is given, their places in the graph counted from it.
 
     ``indptr`` and ``indices`` are of the own range, ``original_ids`` is empty where ids are original; fanout is -1 or
-    at most ``MAX_FANOUT``. Equals ``kernels_numba.draw_places`` and ``copy_sources``.
+    at most ``MAX_FANOUT``. There is room for ``most_edges``, of which ``out_indptr[-1]`` are drawn; sources behind them
+    are -1. Equals ``kernels_numba.draw_places`` and ``copy_sources``.
     """
-    sources = torch.empty(num_edges, dtype=torch.int64, device=indptr.device)
+    sources = torch.full((most_edges,), -1, dtype=torch.int64, device=indptr.device)
     edge_ids = None if first_edge is None else torch.empty_like(sources)
     targets = (sources, sources if edge_ids is None else edge_ids)
     constants = {"EDGE_IDS": edge_ids is not None}
