@@ -76,6 +76,7 @@ class StrategySystem:
             edge_attr=None,
             edge_weight=None,
         )
+        loader.telemetry.times_devices = True
         model = parallelize(model, mesh)
         optimizer = torch.optim.Adam(model.parameters(), lr=scenario.learning_rate)
         self.trainer = Trainer(model, optimizer, loader)

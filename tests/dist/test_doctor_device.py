@@ -55,8 +55,9 @@ def test_everything_is_right_here(device: str, monkeypatch: pytest.MonkeyPatch) 
     assert {name for name, found in findings.items() if found.verdict == "skipped"} == only_on_gpus
     figures = {name: found.figures for name, found in findings.items()}
     assert set(figures["models"]) == {"gat on 1", "gat on 2"}
+    assert max(figures["models"].values()) > 0.0  # two ranks add in another order
     for name in ("models", "options", "inference"):
-        assert 0.0 < max(figures[name].values()) < 1e-9  # two ranks add in another order
+        assert max(figures[name].values()) < 1e-9
     assert len(figures["options"]) == (9 if device == "sim" else 6)
     assert 1e-5 < max(figures["bf16"].values()) < 0.05
     assert {"step_ms", "forward_ms", "backward_ms", "sample_ms"} <= set(figures["times of a step"])

@@ -183,6 +183,7 @@ def time_stages(mesh: Mesh, path: str, num_steps: int = 20) -> dict[str, float]:
     model = parallelize(_model("sage", store, TYPICAL_FANOUTS, hidden=256), mesh)
     batch_size = min(1024, store.stored_array("targets/train").size)
     loader = NeighborLoader(store, TYPICAL_FANOUTS, "train", batch_size=batch_size, mesh=mesh, seed=3)
+    loader.telemetry.times_devices = True
     trainer = Trainer(model, torch.optim.Adam(model.parameters()), loader)
     while trainer.state.num_steps < num_steps:
         trainer.train_epoch(num_steps - trainer.state.num_steps)
