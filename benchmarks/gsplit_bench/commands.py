@@ -566,6 +566,7 @@ _SCRIPTS = {
     "partition-studies": ("partition_studies:main", "Measure presampling, seeds, merged parts and memory of solvers."),
     "pipeline": ("pipeline:main", "Measure what prefetching hides."),
     "planner-check": ("planner_check:main", "Compare the planner's predictions with records of the command train."),
+    "planner-choice": ("measured_choice:main", "Judge the choice by trial steps at the points of a planner check."),
     "planner-paper": ("paper_table:main", "Print the paper's Table 3 beside the planner's predictions."),
     "quality": ("quality:main", "Compare samplers, link prediction and vertex types with what they replace."),
     "resume": ("resume:main", "Check exact resume: kills, other numbers of ranks, cost of saving."),

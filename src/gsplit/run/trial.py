@@ -39,13 +39,12 @@ from gsplit.run.results import ModelShape, RunView
 from gsplit.store.reader import Store, open_store
 from gsplit.training.trainer import Trainer
 
-__all__ = ["TimedSteps", "choose_strategy", "time_on_ranks", "time_setups"]
+__all__ = ["TimedSteps", "choose_strategy", "describe_trial", "medians", "time_on_ranks", "time_setups"]
 
 TimedSteps = dict[Setup, list[tuple[float, float]]]
 """Wall time of the slowest rank and CPU time of all ranks, of every step of a setup."""
 
 _LIMIT_S = 30.0
-"""After this time no further turn begins. A first turn, which is not counted, and one more are always taken."""
 
 
 def choose_strategy(
@@ -83,12 +82,19 @@ def medians(found: TimedSteps) -> dict[Setup, StepTime]:
 
 
 def time_setups(
-    setups: Sequence[Setup], settings: TrainSettings, shape: ModelShape, store: Store, mesh: Mesh
+    setups: Sequence[Setup],
+    settings: TrainSettings,
+    shape: ModelShape,
+    store: Store,
+    mesh: Mesh,
+    *,
+    limit_s: float = _LIMIT_S,
 ) -> TimedSteps:
     """Train ``settings.trial_steps`` steps of every setup in turn, on CPUs. A collective; equal on all ranks.
 
-    A setup has all ranks of ``mesh``, or is one process, which is rank 0 while the others wait. A setup without steps
-    was refused, for example because the model cannot run its strategy.
+    After ``limit_s`` no further turn begins, but a first turn, which is not counted, and one more are always taken. A
+    setup has all ranks of ``mesh``, or is one process, which is rank 0 while the others wait. A setup without steps was
+    refused, for example because the model cannot run its strategy.
     """
     start = time.perf_counter()
     meshes = {mesh.num_replicas: mesh}
@@ -103,7 +109,7 @@ def time_setups(
     for turn in range(settings.trial_steps + 1):
         # all ranks: the clock of rank 0 decides for all
         passed = mesh.control.gather_text(Call("begin turn", turn, long_wait=True), str(time.perf_counter() - start))
-        if turn > 1 and float(passed[0]) > _LIMIT_S:
+        if turn > 1 and float(passed[0]) > limit_s:
             break
         for place, trial in enumerate(trials):
             mesh.control.gather_text(Call("begin trial step", turn, long_wait=True), "")  # all ranks: start together
@@ -179,11 +185,18 @@ class _Trial:
         )
 
 
-def time_on_ranks(setups: Sequence[Setup], settings: TrainSettings, store: Path, num_ranks: int) -> TimedSteps:
+def time_on_ranks(
+    setups: Sequence[Setup], settings: TrainSettings, store: Path, num_ranks: int, *, limit_s: float = _LIMIT_S
+) -> TimedSteps:
     """See ``time_setups``: the same on ranks that are started for it on this host."""
     with tempfile.TemporaryDirectory(prefix="gsplit-trial-") as name:
         folder = Path(name)
-        trial = {"store": str(store.resolve()), "settings": settings.model_dump(), "setups": list(map(asdict, setups))}
+        trial = {
+            "store": str(store.resolve()),
+            "settings": settings.model_dump(),
+            "setups": list(map(asdict, setups)),
+            "limit_s": limit_s,
+        }
         (folder / "trial.json").write_text(json.dumps(trial))
         launch([sys.executable, "-P", "-m", "gsplit.run.trial", name], num_ranks)
         times = json.loads((folder / "times.json").read_text())
@@ -198,7 +211,7 @@ def _main(folder: Path) -> None:
     store = open_store(Path(trial["store"]))
     settings = choose_loss(TrainSettings.model_validate(trial["settings"]), store, mesh)
     setups = [Setup(**setup) for setup in trial["setups"]]
-    times = time_setups(setups, settings, shape_of(store, settings), store, mesh)
+    times = time_setups(setups, settings, shape_of(store, settings), store, mesh, limit_s=trial["limit_s"])
     if mesh.rank == 0:
         (folder / "times.json").write_text(json.dumps([times[setup] for setup in setups]))
     mesh.close()
