@@ -117,12 +117,16 @@ def forked_launch(folder: Path) -> object:
     """What takes the launcher's place: the same ranks forked, not new Pythons (tests/dist/test_train_command.py)."""
 
     def launch(
-        program: Sequence[str] | Callable[[], int], nproc: int, *, variables: Mapping[str, str], grace_s: float
+        program: Sequence[str] | Callable[[], int],
+        nproc: int,
+        *,
+        variables: Mapping[str, str] | None = None,
+        grace_s: float = 5.0,
     ) -> int:
         words = ["-m", program.__module__] if callable(program) else list(program[2:])
         before = dict(os.environ)
         try:
-            os.environ.update(variables)
+            os.environ.update(variables or {})
             said = run_ranks_forked(words, nproc, folder, cwd=Path.cwd())
         finally:
             os.environ.clear()

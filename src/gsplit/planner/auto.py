@@ -6,6 +6,7 @@ or the preset for the GPU's name.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -109,6 +110,7 @@ def _run_planner(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         replicas=mesh.num_replicas,
         shape=steps.shape,
         features=tuple(steps.features),
+        hosts=_count_hosts(mesh),
         loading=Loading(
             on_disk=steps.on_disk,
             cache_bytes=parse_bytes(steps.cache),
@@ -128,6 +130,13 @@ def _runnable(steps: PlannedSteps) -> tuple[str, ...] | None:
     shuffling = [spec.name for spec in all_strategies(len(steps.num_neighbors)) if spec.shuffles_input]
     given = ("split",) if steps.strategies is None and steps.shape is None else steps.strategies
     return tuple(name for name in shuffling if given is None or name in given)
+
+
+def _count_hosts(mesh: Mesh) -> int:
+    """The machines that the ranks are on, by what launchers set; 1 if they have different numbers of ranks."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks_per_host = int(local) if local.isdigit() and int(local) else mesh.size
+    return 1 if mesh.size % ranks_per_host else mesh.size // ranks_per_host
 
 
 def _find_hardware(device: torch.device) -> Hardware:

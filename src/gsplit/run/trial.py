@@ -28,7 +28,7 @@ import torch
 
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
-from gsplit.distributed.launch.launcher import launch
+from gsplit.distributed.launch import launcher
 from gsplit.errors import InputError
 from gsplit.planner.auto import AUTO
 from gsplit.planner.plan import Setup, StepTime, explain_times, find_fastest
@@ -198,7 +198,7 @@ def time_on_ranks(
             "limit_s": limit_s,
         }
         (folder / "trial.json").write_text(json.dumps(trial))
-        launch([sys.executable, "-P", "-m", "gsplit.run.trial", name], num_ranks)
+        launcher.launch([sys.executable, "-P", "-m", "gsplit.run.trial", name], num_ranks)
         times = json.loads((folder / "times.json").read_text())
     return {setup: [(wall, cpu) for wall, cpu in steps] for setup, steps in zip(setups, times, strict=True)}
 

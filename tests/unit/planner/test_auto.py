@@ -139,5 +139,11 @@ def test_no_copies_leave_all_strategies(nothing: int | str, store: Store, asked:
     assert asked == [None]
 
 
+@pytest.mark.parametrize("local, hosts", [("1", 2), ("2", 1), ("3", 1), ("0", 1), ("", 1)])
+def test_hosts_follow_from_what_the_launcher_set(local: str, hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert auto._count_hosts(_two_ranks()) == hosts
+
+
 def replace_strategy(settings: TrainSettings, strategy: str) -> TrainSettings:
     return settings.model_copy(update={"strategy": strategy})
