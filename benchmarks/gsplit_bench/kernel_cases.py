@@ -41,16 +41,25 @@ class Case:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one thread takes, in registers and in bytes of spilled ones, and one program of shared memory in bytes."""
+    """What one thread takes, in registers and in bytes of spilled ones, and one program of shared memory in bytes.
+
+    ``vector_loads``: instructions that load two or more words of global memory at once.
+    """
 
     registers: int
     stack_bytes: int
     local_bytes: int
     shared_bytes: int
+    vector_loads: int
 
 
 def _tile(rows: int, columns: int, **more: bool) -> dict[str, int]:
     return {"ROWS": rows, "COLUMNS": columns, **more}
+
+
+def _gather(name: str, stored: str, out: str, *, scaled: bool = False) -> Case:
+    types = f"{stored} {stored} i32 *i64 i32 i32 i32 {out} i32 {'*fp32' if scaled else '*i64'}"
+    return Case(f"gather, {name}", gather.gather_kernel, types, _tile(4, 128, SCALED=scaled))
 
 
 def _draw(fanout: int) -> Case:
@@ -95,8 +104,9 @@ _TORCH = {"fp32": torch.float32, "fp64": torch.float64}
 _DTYPES = {"float32": "fp32", "float64": "fp64"}
 
 CASES = (
-    Case("gather, 4 bytes", gather.gather_kernel, "*i32 *i32 i32 *i64 i32 i32 i32 *i32 i32", _tile(4, 128)),
-    Case("gather, 2 bytes", gather.gather_kernel, "*i16 *i16 i32 *i64 i32 i32 i32 *i16 i32", _tile(4, 128)),
+    _gather("4 bytes", "*i32", "*i32"),
+    _gather("2 bytes", "*i16", "*i16"),
+    _gather("int8 to float32", "*i8", "*fp32", scaled=True),
     _dropout("float32", "*fp32"),
     _dropout("float64", "*fp64"),
     _dropout("bfloat16", "*i16"),
@@ -155,7 +165,9 @@ def compile_case(case: Case, capability: int) -> Usage:
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     assert found is not None, text
     registers, stack, local = (int(number) for number in found.groups())
-    return Usage(registers, stack, local, int(compiled.metadata.shared))  # without what the driver keeps for itself
+    vectors = len(re.findall(r"ld\.global\S*\.v[248]\.", compiled.asm["ptx"]))
+    shared = int(compiled.metadata.shared)  # without what the driver keeps for itself
+    return Usage(registers, stack, local, shared, vectors)
 
 
 def compile_for_amd(case: Case, architecture: str = "gfx942") -> Usage:
@@ -170,4 +182,6 @@ def compile_for_amd(case: Case, architecture: str = "gfx942") -> Usage:
         return int(found[1])
 
     spilled = 4 * (read("vgpr_spill_count") + read("sgpr_spill_count"))
-    return Usage(read("vgpr_count"), read("private_segment_fixed_size"), spilled, int(compiled.metadata.shared))
+    vectors = len(re.findall(r"(?:global|buffer)_load_(?:dwordx|b64|b96|b128)", listing))
+    stack, shared = read("private_segment_fixed_size"), int(compiled.metadata.shared)
+    return Usage(read("vgpr_count"), stack, spilled, shared, vectors)

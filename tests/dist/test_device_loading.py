@@ -13,6 +13,7 @@ from device_loading_programs import (
     count_waits_by_thread,
     forget_to_join,
     make_many_between_steps,
+    read_inputs,
     steps_before_an_error,
     train_tiers,
     with_little_memory,
@@ -21,6 +22,7 @@ from triton_process import triton_process
 
 import gsplit
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit_bench.ranks import RankFailedError, run_ranks
 from gsplit_bench.simulated import why_not_supported
@@ -138,6 +140,21 @@ def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -
         assert all(0 < batch.hits <= batch.rows for batch in batches)
         most = 2 * len(fanouts) + 1 + fanouts.count(-1)  # the number of all neighbours is not known before
         assert max(sum(batch.waits.values()) for batch in batches) == most, (fanouts, batches[0].waits)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_int8_rows_stay_int8_until_the_device_gathers_them(store: str, tmp_path: Path) -> None:
+    """The bits of the host, and a quarter of the registered memory."""
+    made = str(write_with_features(gsplit.open(store), tmp_path / "int8.gsplit", "int8").path)
+    cases: list[dict[str, Any]] = [{"device_cache": "10KB"}, {"device_cache": 0}]
+    host = run_ranks(read_inputs, 2, made, [{}])
+    with triton_process({"TRITON_INTERPRET": "1"}) as run:
+        registered = run("device_loading_programs.with_triton", made, cases, "read")
+        memory = run("device_loading_programs.with_triton", made, cases[:1], "register")
+    staged = run_ranks(read_inputs, 2, made, cases, device="sim:0")
+    for rank in range(2):
+        assert host[rank] * len(cases) == registered[rank] == staged[rank]
+        assert memory[rank][0].num_bytes == memory[rank][0].num_rows * 24
 
 
 @pytest.mark.parametrize("sample_device", ["cpu", "sim:0"])

@@ -117,6 +117,11 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
     return out
 
 
+def read_inputs(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[bytes]:
+    """The bits of the input rows of a batch, per case."""
+    return [_loader(mesh, path, options).make_batch(0, 0).x.cpu().numpy().tobytes() for options in cases]
+
+
 def with_little_memory(mesh: Mesh, path: str, num_bytes: int, caches: list[str]) -> dict[str, str]:
     """What making two batches says on a device with so much memory, by size of its cache."""
     state, said = switched_on().state, {}
@@ -135,7 +140,12 @@ def with_little_memory(mesh: Mesh, path: str, num_bytes: int, caches: list[str])
 
 def with_triton(path: str, cases: list[dict[str, Any]], what: str) -> list[Any]:
     """Two ranks in a process that has Triton's interpreter on from its start."""
-    program: Any = {"train": train_tiers, "count": count_loading, "register": count_registered}[what]
+    program: Any = {
+        "train": train_tiers,
+        "count": count_loading,
+        "register": count_registered,
+        "read": read_inputs,
+    }[what]
     return run_ranks(program, 2, path, cases, device="sim:0")
 
 

@@ -84,6 +84,24 @@ def check_gather(num_rows: int, width: int, num_cached: int, stride: int, dtype:
     assert bool((behind[:, width:] == 5).all())
 
 
+def check_scaled_gather(num_rows: int, width: int, num_cached: int, stride: int, seed: int) -> None:
+    """Rows of int8 with scales, against the host's kernel."""
+    rng = np.random.default_rng(seed)
+    stored = rng.integers(-128, 128, (50, width)).astype(np.int8)
+    scales = (rng.normal(size=50) * np.geomspace(1e-30, 1e30, 50)).astype(np.float32)
+    positions = rng.integers(0, 50, num_rows)
+    wanted = torch.empty(num_rows, width)
+    host_rows.scale_rows(stored[positions], scales, positions, np.empty(0, np.int64), wanted.view(-1).numpy(), width)
+    cold = stored.copy()
+    cold[:num_cached] = 77  # a hot row must not come from here
+    behind = torch.full((num_rows, stride), 5.0)
+    hot_rows, all_rows, rows_wanted = (torch.from_numpy(array) for array in (stored[:num_cached], cold, positions))
+    with triton_order.program_order(seed):
+        gather.gather_rows(hot_rows, all_rows, rows_wanted, behind[:, :width], torch.from_numpy(scales))
+    assert_same_bits(behind[:, :width], wanted)
+    assert bool((behind[:, width:] == 5).all())
+
+
 def check_dropout(shape: tuple[int, int], p: float, dtype: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)

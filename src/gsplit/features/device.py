@@ -9,6 +9,9 @@ position is smaller than the number of cached rows. There are two ways to get th
   of the device and cold rows over the bus. The host does not touch them. Needs Triton.
 - ``StagedRows``: the host reads cold rows from any source, such as a disk, into the pinned memory of the batch, which
   is copied to the device. Uses torch operations only.
+
+Rows that are stored as int8 stay so in both memories and on the bus, a quarter of the bytes. The device multiplies each
+by its scale when it gathers it, to the bits of the host.
 """
 
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from gsplit.features.cache import HotOrder
 from gsplit.features.protocol import RowSource, take_rows
+from gsplit.features.sources import stored_form
 
 __all__ = ["DeviceRows", "RegisteredRows", "RowsLocated", "StagedRows"]
 
@@ -67,14 +71,18 @@ class _Positions:
 
 
 class RegisteredRows:
-    """See the module. ``rows``: all rows, in registered host memory; ``cached``: the first of them, on the device."""
+    """See the module. ``rows``: all rows, in registered host memory; ``cached``: the first of them, on the device.
 
-    def __init__(self, rows: Tensor, cached: Tensor, order: HotOrder) -> None:
+    ``scales``: the scale of every row, on the device, for rows of int8.
+    """
+
+    def __init__(self, rows: Tensor, cached: Tensor, order: HotOrder, scales: Tensor | None = None) -> None:
         self._rows = rows.flatten(1)
         self._cached = cached.flatten(1)
         self._order = order
+        self._scales = scales
         self.row_shape = tuple(rows.shape[1:])
-        self.dtype = rows.dtype
+        self.dtype = rows.dtype if scales is None else scales.dtype
 
     def locate(self, ids: Tensor) -> tuple[_Positions, RowsLocated]:
         hits: int | Tensor
@@ -84,13 +92,14 @@ class RegisteredRows:
         else:
             positions = self._order.positions_on_device(ids)
             hits = (positions < self._order.num_cached).sum()
-        row_bytes = self._rows.size(1) * self.dtype.itemsize
+        row_bytes = self._rows.size(1) * self._rows.element_size()
         return _Positions(positions), RowsLocated(ids.numel(), (ids.numel() - hits) * row_bytes, hits)
 
     def gather(self, located: _Positions, out: Tensor) -> None:
         from gsplit.kernels.triton.gather import gather_rows
 
-        gather_rows(self._cached, self._rows, located.positions, out.view(out.size(0), self._rows.size(1)))
+        flat = out.view(out.size(0), self._rows.size(1))
+        gather_rows(self._cached, self._rows, located.positions, flat, self._scales)
 
     def describe(self) -> str:
         return f"{_describe(self._cached, self._rows.size(0))}, the others are read over the bus"
@@ -98,54 +107,70 @@ class RegisteredRows:
 
 @dataclass(frozen=True)
 class _Staged:
-    """Row ``missed[i]`` goes to ``out[missed_rows[i]]``, cached row ``hit_positions[i]`` to ``out[hit_rows[i]]``."""
+    """Row ``missed[i]`` goes to ``out[missed_rows[i]]``, cached row ``hit_positions[i]`` to ``out[hit_rows[i]]``.
+
+    Then ``out[i]`` is multiplied by ``scales[i]``, if there are scales.
+    """
 
     missed: Tensor
     missed_rows: Tensor
     hit_positions: Tensor
     hit_rows: Tensor
+    scales: Tensor | None
 
 
 @dataclass(frozen=True)
 class _AllStaged:
     rows: Tensor
+    scales: Tensor | None
 
 
 class StagedRows:
-    """See the module. ``cached``: the first rows of an order, on the device, and the order; None: no cache."""
+    """See the module. ``cached``: the first rows of an order, as stored, on the device, and the order; None: none."""
 
     def __init__(self, source: RowSource, cached: tuple[Tensor, HotOrder] | None = None) -> None:
-        self._source = source
+        self._stored, self._scales = stored_form(source)
         self._cached = cached
         self.row_shape = source.row_shape
         self.dtype = source.dtype
 
     def locate(self, ids: Tensor) -> tuple[_Staged | _AllStaged, RowsLocated]:
-        if self._cached is None:
-            rows = take_rows(self._source, ids.cpu(), _HOST)  # device sync, if a device samples
-            return _AllStaged(rows), RowsLocated(ids.numel(), rows.nbytes)
-        order = self._cached[1]
-        if order.num_cached == order.num_vertices and ids.device.type != "cpu":
-            none, every = ids[:0], torch.arange(ids.numel(), device=ids.device)
-            missed = torch.empty(0, *self.row_shape, dtype=self.dtype)
-            located = _Staged(missed, none, order.positions_on_device(ids), every)
-            return located, RowsLocated(rows=ids.numel(), num_bytes=0, hits=ids.numel())
+        if self._cached is not None and self._scales is None and ids.device.type != "cpu":
+            order = self._cached[1]
+            if order.num_cached == order.num_vertices:
+                missed = torch.empty(0, *self.row_shape, dtype=self.dtype)
+                every = torch.arange(ids.numel(), device=ids.device)
+                located = _Staged(missed, ids[:0], order.positions_on_device(ids), every, scales=None)
+                return located, RowsLocated(rows=ids.numel(), num_bytes=0, hits=ids.numel())
         ids = ids.cpu()  # device sync, if a device samples
+        scales = None if self._scales is None else take_rows(self._scales, ids, _HOST)
+        if self._cached is None:
+            rows = take_rows(self._stored, ids, _HOST)
+            return _AllStaged(rows, scales), RowsLocated(ids.numel(), rows.nbytes)
+        order = self._cached[1]
         positions = torch.from_numpy(order.positions(ids.numpy()))
         is_hit = positions < order.num_cached
         missed_rows = (~is_hit).nonzero().view(-1)
         hit_rows = is_hit.nonzero().view(-1)
-        missed = take_rows(self._source, ids[missed_rows], _HOST)
-        located = _Staged(missed=missed, missed_rows=missed_rows, hit_positions=positions[hit_rows], hit_rows=hit_rows)
+        missed = take_rows(self._stored, ids[missed_rows], _HOST)
+        located = _Staged(missed, missed_rows, hit_positions=positions[hit_rows], hit_rows=hit_rows, scales=scales)
         return located, RowsLocated(rows=ids.numel(), num_bytes=missed.nbytes, hits=hit_rows.numel())
 
     def gather(self, located: _Staged | _AllStaged, out: Tensor) -> None:
+        rows = self._stored_rows(located, out if located.scales is None else None)
+        if located.scales is not None:
+            torch.mul(rows, located.scales.view(-1, *[1] * len(self.row_shape)), out=out)
+
+    def _stored_rows(self, located: _Staged | _AllStaged, out: Tensor | None) -> Tensor:
+        """The rows in the type in which they are stored, in ``out`` or new memory."""
         if isinstance(located, _AllStaged):
-            out.copy_(located.rows)
-            return
+            return located.rows if out is None else out.copy_(located.rows)
         assert self._cached is not None
-        out.index_copy_(0, located.hit_rows, self._cached[0].index_select(0, located.hit_positions))
-        out.index_copy_(0, located.missed_rows, located.missed)
+        cached = self._cached[0]
+        if out is None:
+            out = cached.new_empty(located.hit_rows.numel() + located.missed_rows.numel(), *self.row_shape)
+        out.index_copy_(0, located.hit_rows, cached.index_select(0, located.hit_positions))
+        return out.index_copy_(0, located.missed_rows, located.missed)
 
     def describe(self) -> str:
         if self._cached is None:

@@ -7,7 +7,7 @@ and most of its time is page faults. Ids and the length of mapped files are chec
 import functools
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ __all__ = [
     "flat_rows",
     "kernel_places",
     "read_to_device",
+    "stored_form",
     "torch_dtype",
 ]
 
@@ -108,7 +109,7 @@ class ScaledRows:
     """Rows of float32 that are stored as int8 with one scale per row, in a quarter of the bytes.
 
     Row v is ``float32(stored[v]) * scale[v]``, on every rank. ``scales[i]`` belongs to id ``first_id + i`` of
-    ``source``.
+    ``source``. ``stored_form`` is for devices, which multiply by themselves.
     """
 
     def __init__(self, name: str, source: HostSource, scales: npt.NDArray[np.float32], first_id: int) -> None:
@@ -121,6 +122,7 @@ class ScaledRows:
         self._pool = BufferPool(torch.device("cpu"))
         self.row_shape = source.row_shape
         self.dtype = torch.float32
+        self.stored_form = source, MappedRows(f"scales of {name}", scales, torch.float32, first_id)
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)
@@ -133,6 +135,19 @@ class ScaledRows:
         flat, stride = flat_rows(out, np.dtype(np.float32))
         scale_rows(stored.numpy(), self._scales, ids - self._first, kernel_places(places), flat, stride)
         return read
+
+
+@overload
+def stored_form(source: HostSource) -> tuple[HostSource, HostSource | None]: ...
+
+
+@overload
+def stored_form(source: RowSource) -> tuple[RowSource, RowSource | None]: ...
+
+
+def stored_form(source: RowSource) -> tuple[RowSource, RowSource | None]:
+    """Rows in the type in which they are stored, and the number that each is multiplied by, if there is one."""
+    return source.stored_form if isinstance(source, ScaledRows) else (source, None)
 
 
 class ConcatRows:

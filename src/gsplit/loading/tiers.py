@@ -5,7 +5,8 @@ The tiers are
     concatenation <- int8 to float32 <- cache <- memory map, file or user-defined source
 
 A cache holds rows in their stored type, so that it holds as many as possible. A device keeps its hottest rows. It reads
-the others from registered host memory, or the host reads them for it. Tiers do not change the values of rows.
+the others from registered host memory, or the host reads them for it; rows of one int8 array are int8 there too, and
+the device keeps the scales of all of them, 4 bytes per row. Tiers do not change the values of rows.
 """
 
 import logging
@@ -35,7 +36,7 @@ from gsplit.features.cache import (
 from gsplit.features.device import DeviceRows, RegisteredRows, StagedRows
 from gsplit.features.disk import DiskRows
 from gsplit.features.protocol import HostSource, RowSource
-from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, UserRows, torch_dtype
+from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, UserRows, stored_form, torch_dtype
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
@@ -183,21 +184,24 @@ def _open_device_rows(
 ) -> DeviceRows:
     boundaries = clip_parts(local.store.part_boundaries, local.first, local.stop)
     lengths: tuple[int, ...] = (0,) * (len(boundaries) - 1)
+    stored, scales = stored_form(source)
     if num_bytes := max(0, free_memory(device) - DEVICE_MARGIN) if cache is None else cache:
-        row_bytes = prod(source.row_shape) * source.dtype.itemsize  # on the device, not in the store
+        row_bytes = prod(stored.row_shape) * stored.dtype.itemsize
         hotness = hotness_of(local.store, local.first, local.stop)
         lengths = hottest_prefixes(hotness, boundaries, num_bytes // max(1, row_bytes))
     order = HotOrder(boundaries, lengths)
     if held and kernel_for("gather", device) == "triton":
-        if order.num_cached == order.num_vertices:
-            on_device = _copy_hottest(_read(source, order, order.num_vertices), device)
-            _REGISTERED[key] = found = RegisteredRows(on_device, on_device, order)
+        num_rows = order.num_vertices
+        factors = None if scales is None else _copy_hottest(_read(scales, order, num_rows), device)
+        rows = _read(stored, order, num_rows)
+        if order.num_cached == num_rows:
+            on_device = _copy_hottest(rows, device)
+            _REGISTERED[key] = found = RegisteredRows(on_device, on_device, order, factors)
             return found
-        rows = _read(source, order, order.num_vertices)
         release = register_memory(rows, device)
         if release is not None:
             try:
-                found = RegisteredRows(rows, _copy_hottest(rows[: order.num_cached], device), order)
+                found = RegisteredRows(rows, _copy_hottest(rows[: order.num_cached], device), order, factors)
             except InputError:
                 release()
                 raise
@@ -206,7 +210,7 @@ def _open_device_rows(
             return found
         del rows
         _LOG.warning("the driver does not let %s read host memory in place: the host reads rows for it", device)
-    cached = (_copy_hottest(_read(source, order, order.num_cached), device), order) if order.num_cached else None
+    cached = (_copy_hottest(_read(stored, order, order.num_cached), device), order) if order.num_cached else None
     return StagedRows(source, cached)
 
 

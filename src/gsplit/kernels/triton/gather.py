@@ -2,7 +2,8 @@
 
 The store is sorted hottest first, so a cache holds the first rows: those at ``position < num_cached``. Cold rows are
 read by the same kernel through the address that host memory has on the device, if it was registered with the driver.
-Rows are moved as bits, so any element type will do. Twin: ``kernels.rows.copy_rows``.
+Rows are moved as bits, so any element type will do. Rows of int8 with scales are multiplied on the way and become
+float32. Twins: ``kernels.rows.copy_rows`` and ``scale_rows``.
 """
 
 import torch
@@ -35,10 +36,15 @@ def gather_kernel(
     width,
     out,
     out_stride,
+    scales,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``out[i] = (cached if positions[i] < num_cached else stored)[positions[i]]``; a program takes several tiles."""
+    """``out[i] = (cached if positions[i] < num_cached else stored)[positions[i]]``; a program takes several tiles.
+
+    With ``SCALED``, float32 of it times ``scales[positions[i]]``.
+    """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         row = tile * ROWS + tl.arange(0, ROWS)
@@ -49,19 +55,24 @@ def gather_kernel(
         value = tl.load(cached + place, mask=hot, other=0)
         cold = tl.load(stored + place, mask=wanted & ~hot, other=0)
         target = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-        tl.store(target, tl.where(hot, value, cold), mask=wanted)
+        value = tl.where(hot, value, cold)
+        if SCALED:
+            scale = tl.load(scales + position, mask=row < num_rows, other=0)
+            value = value.to(tl.float32) * scale[:, None]
+        tl.store(target, value, mask=wanted)
 
 
-def gather_rows(cached: Tensor, stored: Tensor, positions: Tensor, out: Tensor) -> None:
+def gather_rows(cached: Tensor, stored: Tensor, positions: Tensor, out: Tensor, scales: Tensor | None = None) -> None:
     """``out[i] = stored[positions[i]]``, from ``cached``, the first rows of ``stored``, where it has them.
 
     ``cached`` [num_cached, width] is on the device, ``stored`` [num_stored, width] in registered host memory; both are
     contiguous. ``out`` [num_rows, width] may have longer rows behind it. Positions, int64, have been checked.
+    ``scales`` [num_stored], float32 on the device: rows of int8 become ``float32(row) * scale``.
     """
     assert cached.is_contiguous() and stored.is_contiguous() and out.stride(-1) == 1
     num_rows, width = out.shape
     rows, columns = tile_of(width)
-    target = as_bits(out)
+    target = as_bits(out) if scales is None else out
     num_tiles = num_blocks(num_rows, rows)
     launch(
         gather_kernel,
@@ -76,7 +87,8 @@ def gather_rows(cached: Tensor, stored: Tensor, positions: Tensor, out: Tensor) 
             width,
             target,
             out.stride(0),
+            positions if scales is None else scales,
         ),
-        {"ROWS": rows, "COLUMNS": columns},
+        {"SCALED": scales is not None, "ROWS": rows, "COLUMNS": columns},
         (target,),
     )

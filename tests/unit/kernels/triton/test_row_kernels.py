@@ -25,6 +25,13 @@ def test_rows_come_from_the_cache_or_from_the_store(
     interpreter("triton_programs.check_gather", num_rows, width, num_cached, stride, dtype, 1)
 
 
+@pytest.mark.parametrize("num_rows, width, num_cached, stride", [(33, 24, 30, 40), (9, 1, 0, 1), (5, 150, 50, 150)])
+def test_rows_of_int8_are_scaled_as_on_the_host(
+    interpreter: Run, num_rows: int, width: int, num_cached: int, stride: int
+) -> None:
+    interpreter("triton_programs.check_scaled_gather", num_rows, width, num_cached, stride, 1)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("shape, p", [((9, 65), 0.37), ((3, 1), 0.5), ((40, 2), 0.1), ((2, 130), 1.0), ((5, 3), 1e-12)])
 def test_dropout_is_the_hosts_bit_for_bit(interpreter: Run, shape: tuple[int, int], p: float, dtype: str) -> None:
