@@ -5,8 +5,8 @@
     python -m gsplit_bench kernel-matrix --python other/bin/python          # one that has its own Triton
     python -m gsplit_bench kernel-matrix --sm 80 90 --output folder/name    # name.json and name.md
 
-Records registers, bytes of stack and local memory (spills) of a thread, shared memory of a program, or why a kernel does
-not compile. Ends with code 1 if one spills, does not compile, or takes more than 64 registers.
+Kernels are compiled as the JIT does for aligned pointers and widths. Records registers, bytes of stack and local memory
+(spills) of a thread, vector loads, shared memory of a program, or why a kernel does not compile. Ends with code 1 if one spills, does not compile, or takes more than 64 registers.
 """
 
 import argparse
@@ -93,7 +93,8 @@ def _cell(record: dict[str, Any]) -> str:
         return "no"
     spilled = record["stack_bytes"] + record["local_bytes"]
     shared = f" / {record['shared_bytes']}" if record["shared_bytes"] else ""
-    return f"{record['registers']}{shared}" + (f" **spills {spilled}**" if spilled else "")
+    vectors = f" v{record['vector_loads']}" if record["vector_loads"] else ""
+    return f"{record['registers']}{vectors}{shared}" + (f" **spills {spilled}**" if spilled else "")
 
 
 def wrong(record: dict[str, Any]) -> str | None:
@@ -164,9 +165,10 @@ def main(arguments: Sequence[str]) -> int:
         }
         given.output.with_suffix(".json").write_text(json.dumps(about | {"records": records}, indent=1) + "\n")
         heading = (
-            f"# Kernels, {about['date']}\n\nCommand: `python -m gsplit_bench kernel-matrix --versions 3.2.0 3.9.0`. "
-            f"Commit {about['commit']}, Python {about['python']}, torch {about['torch']}. Compiled, never run: no "
-            "device. A cell is the registers of a thread, and after a stroke the bytes of shared memory of a program. "
+            f"# Kernels, {about['date']}\n\nCommand: `{about['command']}`. Commit {about['commit']}, "
+            f"Python {about['python']}, torch {about['torch']}. Compiled, never run: no device. A cell is the "
+            "registers of a thread, after a v the vector loads of global memory, and after a stroke the bytes of "
+            "shared memory of a program. "
             "Raw records in the `.json` beside this file.\n\n"
         )
         given.output.with_suffix(".md").write_text(heading + text)

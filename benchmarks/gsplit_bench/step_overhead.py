@@ -121,7 +121,7 @@ def count_launches(mesh: Any, kind: str) -> dict[str, dict[str, int]]:
     log = switched_on().log
     steps = TinySteps(mesh, kind)
     marks = []
-    for number in range(WARM_UP + 1):
+    for number in range(2):  # a loader learns in the first step what a model needs
         marks = [log.counts()]
         batch = steps.make_batch(number)
         marks.append(log.counts())
@@ -187,22 +187,22 @@ def time_steps(sources: list[str], kind: str, ranks: int, turns: int) -> dict[st
 
 
 def measure(sources: list[str], kind: str, ranks: int, turns: int) -> dict[str, Any]:
-    """Everything of one model on some ranks."""
-    return {
-        "model": kind,
-        "ranks": ranks,
-        "calls": [_count(source, kind, ranks, "cpu") for source in sources],
-        "device": [_count(source, kind, ranks, "sim:0") for source in sources],
-        **time_steps(sources, kind, ranks, turns),
-    }
+    """The host's work for one model on some ranks."""
+    calls = [_count(source, kind, ranks, "cpu") for source in sources]
+    return {"model": kind, "ranks": ranks, "calls": calls, **time_steps(sources, kind, ranks, turns)}
+
+
+def measure_device(sources: list[str], kind: str, ranks: int) -> dict[str, Any]:
+    """What one model launches, copies and waits for on simulated devices."""
+    return {"model": kind, "ranks": ranks, "stages": [_count(source, kind, ranks, "sim:0") for source in sources]}
 
 
 def _changes(values: Sequence[Any]) -> str:
     return " -> ".join(str(value) for value in values)
 
 
-def describe(rows: list[dict[str, Any]]) -> str:
-    """Two tables: the host's work, and that of the simulated device."""
+def describe_host(rows: list[dict[str, Any]]) -> list[str]:
+    """A table of the host's work."""
     lines = [
         "| model | ranks | Python calls | `__torch_function__` | module visits | CPU ms (quartiles) | last / first |",
         "|---|---|---|---|---|---|---|",
@@ -216,14 +216,19 @@ def describe(rows: list[dict[str, Any]]) -> str:
             times.append(f"{median(taken):.2f} ({low:.2f} to {high:.2f})")
         cells = [row["model"], str(row["ranks"]), *counts, _changes(times), f"{median(row['ratios']):.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| model | ranks | stage | launches | copies | waits |", "|---|---|---|---|---|---|"]
+    return lines
+
+
+def describe_device(rows: list[dict[str, Any]]) -> list[str]:
+    """A table of the work of simulated devices."""
+    lines = ["| model | ranks | stage | launches | copies | waits |", "|---|---|---|---|---|---|"]
     for row in rows:
         for stage in DEVICE_STAGES:
             counts = [
-                _changes([found[stage][name] for found in row["device"]]) for name in ("launches", "copies", "waits")
+                _changes([found[stage][name] for found in row["stages"]]) for name in ("launches", "copies", "waits")
             ]
             lines.append(f"| {' | '.join([row['model'], str(row['ranks']), stage, *counts])} |")
-    return "\n".join(lines)
+    return lines
 
 
 def _answer_count(kind: str, device: str, ranks: int) -> None:
@@ -250,12 +255,15 @@ def main(arguments: Sequence[str]) -> None:
         kind, device = options.count
         _answer_count(kind, device, options.ranks[0])
         return
-    rows = [measure(options.sources, kind, ranks, options.turns) for ranks in options.ranks for kind in options.models]
-    print(describe(rows))
+    host = [measure(options.sources, kind, ranks, options.turns) for ranks in options.ranks for kind in options.models]
+    print("\n".join(describe_host(host)), flush=True)
+    device = [measure_device(options.sources, kind, max(options.ranks)) for kind in options.models]
+    print("\n".join(describe_device(device)))
     if options.out is not None:
         about = {"commit": current_commit(), "versions": installed_versions(), "machine": describe_machine()}
-        options.out.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}))
-        options.out.with_suffix(".md").write_text(describe(rows) + "\n")
+        document = {**about, "turns": options.turns, "host": host, "device": device}
+        options.out.with_suffix(".json").write_text(json.dumps(document))
+        options.out.with_suffix(".md").write_text("\n".join([*describe_host(host), "", *describe_device(device), ""]))
 
 
 if __name__ == "__main__":
