@@ -65,7 +65,7 @@ def _gather(name: str, stored: str, out: str, *, scaled: bool = False) -> Case:
 def _draw(fanout: int) -> Case:
     width = 1 << (fanout - 1).bit_length()
     constants = {"RENUMBERED": True, "EDGE_IDS": True, "ROWS": max(1, 256 // width), "WIDTH": width}
-    types = "*i64 *i32 *i64 *i64 i64 i32 i32 i32 i32 *i64 *i64 *i64 i32 i32"
+    types = "*i64 *i32 i64 *i32 *i64 *i64 i64 i32 i32 i32 i32 *i64 *i64 *i64 i32 i32"
     return Case(f"draw, fanout {fanout}", sampling.draw_kernel, types, constants)
 
 
@@ -120,7 +120,7 @@ CASES = (
     Case(
         "take all",
         sampling.take_all_kernel,
-        "*i64 *i32 *i64 i64 *i64 *i64 *i64 i32 i32",
+        "*i64 *i32 i64 *i32 *i64 i64 *i64 *i64 *i64 i32 i32",
         {"EDGE_IDS": True, "BLOCK": 128},
     ),
     _relabel("meet", relabelling.meet_kernel, "*i64 i32 i64 i64 *i32 *i64 i32 *i32 *i32"),

@@ -131,10 +131,14 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> Non
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -> None:
     cached = {"device_cache": "20KB"}
-    cases: list[tuple[list[int], dict[str, Any]]] = [([3, 2], cached), ([2, 2, 2], {}), ([3, -1], cached)]
+    cases: list[tuple[list[int], dict[str, Any], int]] = [
+        ([3, 2], cached, 1 << 30),
+        ([2, 2, 2], {}, 8000),  # of some 26,000 bytes of edges; the others are in registered memory
+        ([3, -1], cached, 0),
+    ]
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
         found = run("device_loading_programs.sample_with_triton", store, cases)
-    for (fanouts, _), ranks in zip(cases, found, strict=True):
+    for (fanouts, _, _), ranks in zip(cases, found, strict=True):
         batches = [batch for rank in ranks for batch in rank]
         assert len(batches) == 6 and all(batch.is_equal for batch in batches)
         assert all(0 < batch.hits <= batch.rows for batch in batches)

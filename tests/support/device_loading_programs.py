@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import gsplit
-from gsplit.device.devices import SideStream
+from gsplit.device.devices import DEVICE_MARGIN, SideStream
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.minibatch.batch import Batch
 from gsplit_bench import simulated
@@ -160,15 +160,23 @@ class Sampled:
     rows: int
 
 
-def sample_on_both(mesh: Mesh, path: str, fanouts: list[int], options: dict[str, Any]) -> list[Sampled]:
-    """Batches made ahead on the device that samples, beside those that the host samples for it."""
+def sample_on_both(
+    mesh: Mesh, path: str, fanouts: list[int], options: dict[str, Any], edge_bytes: int
+) -> list[Sampled]:
+    """Batches made ahead on the device that samples, beside those that the host samples for it.
+
+    ``edge_bytes``: the memory of the device for edges.
+    """
     switched_on().tracker.check = True
     log, found = switched_on().log, []
     few: dict[str, Any] = {"input_nodes": torch.arange(0, 1300, 40), "batch_size": 12, "seed": 5}
-    there, here = (
-        gsplit.NeighborLoader(gsplit.open(path), fanouts, mesh=each, **few, **options)
-        for each in (mesh, replace(mesh, sample_device=torch.device("cpu")))
-    )
+    with patch("gsplit.sampling.neighbor_triton.free_memory", lambda device: DEVICE_MARGIN + edge_bytes):
+        there, here = (
+            gsplit.NeighborLoader(gsplit.open(path), fanouts, mesh=each, **few, **options)
+            for each in (mesh, replace(mesh, sample_device=torch.device("cpu")))
+        )
+    sampler: Any = there._makers[0].strategy._own
+    assert sampler.cached.nbytes == min(edge_bytes, sampler.indices.nbytes)
     for batch in list(there):  # so that counts are not of batches made ahead
         start = log.counts()
         again = there.make_batch(0, batch.key.step)
@@ -184,7 +192,7 @@ def sample_on_both(mesh: Mesh, path: str, fanouts: list[int], options: dict[str,
     return found
 
 
-def sample_with_triton(path: str, cases: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
+def sample_with_triton(path: str, cases: list[tuple[list[int], dict[str, Any], int]]) -> list[Any]:
     """``sample_on_both`` on two ranks in a process that has Triton's interpreter on from its start."""
     return [run_ranks(sample_on_both, 2, path, *case, device="sim:0", sample_device="sim:0") for case in cases]
 

@@ -23,7 +23,7 @@ from gsplit.keys import scalar
 from gsplit.nn.dropout import keyed_dropout
 from gsplit.sampling.draws import Draw, DrawOptions
 from gsplit.sampling.neighbor import HostNeighborSampler
-from gsplit.sampling.neighbor_triton import TritonNeighborSampler
+from gsplit.sampling.neighbor_triton import TritonNeighborSampler, _place_edges
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -218,6 +218,12 @@ def refuse_sampling(what: str) -> str:
     if what == "damaged ids":
         graph = Graph(np.array([0, 1, 1]), np.array([4]), 4, first_vertex=1)
     try:
+        if what == "no room":
+            with (
+                patch("gsplit.sampling.neighbor_triton.free_memory", lambda device: 0),
+                patch("gsplit.sampling.neighbor_triton.register_memory", lambda tensor, device: None),
+            ):
+                _place_edges(graph.indices, torch.device("meta"))
         sampler = TritonNeighborSampler(graph, np.empty(0, np.int64), CPU)
         frontier = sampler.start(torch.tensor([1, 2]))
         frontier.locate(torch.tensor([2, 3]))

@@ -7,9 +7,11 @@ are available at once, and nothing is deferred.
 """
 
 import gc
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from gsplit.errors import InputError, explain
 
 __all__ = [
+    "DEVICE_MARGIN",
     "DeferredChecks",
     "AsyncHostCopy",
     "StreamEvent",
@@ -28,10 +31,15 @@ __all__ = [
     "free_memory",
     "identify",
     "in_thread",
+    "new_pages",
     "register_memory",
     "random_states",
     "resolve_device",
 ]
+
+
+DEVICE_MARGIN = 8 * 10**9
+"""Bytes of a device's memory that caches leave to the model, its gradients and the mini-batches."""
 
 
 def _module(device: torch.device) -> Any:
@@ -150,6 +158,15 @@ def free_memory(device: torch.device) -> int:
     gc.collect()  # loaders that were dropped may wait for it with their rows
     module.empty_cache()
     return int(module.mem_get_info(device)[0])
+
+
+def new_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A host tensor in whole memory pages of its own, which registering requires."""
+    num_bytes = prod(shape) * dtype.itemsize
+    pages = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, AttributeError):  # a device finds rows in few large pages faster than in many small ones
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 
 def register_memory(tensor: Tensor, device: torch.device) -> Callable[[], object] | None:

@@ -99,23 +99,18 @@ class BatchLoader(ABC, Generic[B]):
         groups = [mesh.loading_groups]
         if plan.prefetch:  # all ranks: as many, because they have compared the plan
             groups = [mesh.borrow_loading_groups(owner=self) for _ in range(plan.sampling_threads)]
+        make_whole = self._sampler_factory(graph.sampled, user_sampler) if spec.needs_whole_graph else None
+        make_own = self._sampler_factory(graph.owned, user_sampler) if spec.reads_own_rows else None
+        samplers = [  # before rows: the edges of a device that samples come first in its memory
+            (None if make_whole is None else make_whole(), None if make_own is None else make_own()) for _ in groups
+        ]
         step_loader, copies = self._open_rows(read, groups[0].inputs)
-        whole = self._sampler_factory(graph.sampled, user_sampler) if spec.needs_whole_graph else None
-        own = self._sampler_factory(graph.owned, user_sampler) if spec.reads_own_rows else None
         self._makers = [
             _StepMaker(
-                Strategy(
-                    spec,
-                    list(plan.num_neighbors),
-                    graph.sampled,
-                    group.ids,
-                    whole=None if whole is None else whole(),
-                    own=None if own is None else own(),
-                    copies=copies,
-                ),
+                Strategy(spec, list(plan.num_neighbors), graph.sampled, group.ids, whole=whole, own=own, copies=copies),
                 step_loader.over(group.inputs),
             )
-            for group in groups
+            for group, (whole, own) in zip(groups, samplers, strict=True)
         ]
         if plan.prefetch and mesh.device.type != "cpu":
             self._side = SideStream(mesh.device)

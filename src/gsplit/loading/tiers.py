@@ -10,17 +10,16 @@ the device keeps the scales of all of them, 4 bytes per row. Tiers do not change
 """
 
 import logging
-import mmap
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from math import prod
 
 import torch
 from torch import Tensor
 
-from gsplit.device.devices import free_memory, register_memory
+from gsplit.device.devices import DEVICE_MARGIN, free_memory, new_pages, register_memory
 from gsplit.errors import InputError, explain
 from gsplit.features.cache import (
     CachedRows,
@@ -42,10 +41,7 @@ from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["DEVICE_MARGIN", "open_device_rows", "open_features", "open_typed_features"]
-
-DEVICE_MARGIN = 8 * 10**9
-"""Bytes of a device's memory that an automatic cache leaves to the model, its gradients and the mini-batches."""
+__all__ = ["open_device_rows", "open_features", "open_typed_features"]
 
 _LOG = logging.getLogger(__name__)
 _REGISTERED: "weakref.WeakValueDictionary[tuple[object, ...], RegisteredRows]" = weakref.WeakValueDictionary()
@@ -225,11 +221,6 @@ def _copy_hottest(rows: Tensor, device: torch.device) -> Tensor:
 
 def _read(source: HostSource, order: HotOrder, num_rows: int) -> Tensor:
     """The first rows of an order, in whole memory pages, which registering requires."""
-    shape = (num_rows, *source.row_shape)
-    num_bytes = prod(shape) * source.dtype.itemsize
-    pages = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError, AttributeError):  # a device finds rows in few large pages faster than in many small ones
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    rows = torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(source.dtype).view(shape)
+    rows = new_pages((num_rows, *source.row_shape), source.dtype)
     fill_in_order(source, order, rows)
     return rows

@@ -2,20 +2,28 @@
 
 Its layers are those of the host's sampler, index by index. Kernels draw uniformly; other draws are those of torch
 operations. Device memory: the rank's own edges, their offsets, original ids where they differ, and four bytes per
-vertex of the range; during a layer a hash table of up to 48 bytes per edge.
+vertex of the range; during a layer a hash table of up to 48 bytes per edge. If the edges do not fit beside
+``DEVICE_MARGIN``, the first of them are there, which are those of the hottest vertices if the rank has one part, and
+the device reads the others from registered host memory.
 
 The host waits once in ``sample_layer``, for the sizes of the layer and the foreign ids together, and once in
 ``locate``, for the number of new vertices. So a layer is drawn into memory for the most edges it can have; a fanout of
 -1, excluded edges and draws that are not uniform cost more waits.
 """
 
+import weakref
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gsplit.device.devices import AsyncHostCopy
+from gsplit.array_types import Array
+from gsplit.device.devices import DEVICE_MARGIN, AsyncHostCopy, free_memory, new_pages, register_memory
+from gsplit.errors import InputError, explain
 from gsplit.graph.graph import Graph
+from gsplit.kernels.triton.gather import gather_rows
 from gsplit.kernels.triton.relabelling import UNSEEN, Relabelled, num_found, relabel
 from gsplit.kernels.triton.sampling import MAX_FANOUT, count_layer, draw_sources
 from gsplit.sampling.checks import cut_own_edges
@@ -25,6 +33,22 @@ from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.protocol import Fanout, SampledLayer
 
 __all__ = ["TritonFrontier", "TritonNeighborSampler"]
+
+
+def _place_edges(indices: Array, device: torch.device) -> tuple[Tensor, Tensor, Callable[[], object] | None]:
+    """The first edges, on the device, and all of them, where the device can read them. Also returns how to end that."""
+    edges = torch.from_numpy(indices)
+    room = edges.nbytes if device.type == "cpu" else max(0, free_memory(device) - DEVICE_MARGIN)
+    if edges.nbytes <= room:
+        on_device = edges.to(device)
+        return on_device, on_device, None
+    pages = new_pages((edges.numel(),), edges.dtype).copy_(edges)
+    release = register_memory(pages, device)
+    if release is None:
+        expected = f"{edges.nbytes:,} bytes of {device} for edges, or a driver that lets it read host memory"
+        got = f"{room:,} bytes beside {DEVICE_MARGIN:,} for training"
+        raise InputError(explain("sample_device", expected, got, "leave it out, so that the host samples"))
+    return pages[: room // edges.element_size()].to(device), pages, release
 
 
 class TritonNeighborSampler:
@@ -49,7 +73,9 @@ class TritonNeighborSampler:
         self.edge_ids = edge_ids
         self.is_whole = (self.first, self.stop) == (0, graph.num_vertices)
         self.indptr = torch.from_numpy(own.indptr).to(torch_device)
-        self.indices = torch.from_numpy(own.indices).to(torch_device)
+        self.cached, self.indices, release = _place_edges(own.indices, torch_device)
+        if release is not None:
+            weakref.finalize(self, release).atexit = False  # before the memory is freed; not needed at exit
         self.original_ids = torch.from_numpy(np.array(original_ids)).to(torch_device)
         self.state = torch.full((self.stop - self.first,), UNSEEN, dtype=torch.int32, device=torch_device)
         self._open: TritonFrontier | None = None
@@ -111,6 +137,7 @@ class TritonFrontier(TensorFrontier):
             is_bounded = fanout >= 0 and self._excluded is None
             sources, edge_ids = draw_sources(
                 sampler.indptr,
+                sampler.cached,
                 sampler.indices,
                 sampler.first,
                 sampler.original_ids,
@@ -127,7 +154,9 @@ class TritonFrontier(TensorFrontier):
         rows = ids - sampler.first
         names = sampler.original_ids[rows] if sampler.original_ids.numel() else ids
         indptr, places = sampler.draw.draw(sampler.indptr, rows, names, key, fanout)
-        sources = sampler.indices[places].to(torch.int64)
+        sources = torch.empty(places.numel(), 1, dtype=sampler.indices.dtype, device=ids.device)
+        gather_rows(sampler.cached.view(-1, 1), sampler.indices.view(-1, 1), places, sources)
+        sources = sources.view(-1).to(torch.int64)
         return indptr, sources, None if first_edge is None else places + first_edge
 
     def locate(self, ids: Tensor) -> Tensor:

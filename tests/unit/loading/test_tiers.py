@@ -11,6 +11,7 @@ from graphs import sample_store, source_of
 from rank_programs import Case, store_of
 
 import gsplit
+from gsplit.device.devices import DEVICE_MARGIN
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError, StoreError
 from gsplit.features.cache import CachedRows, cached_order
@@ -18,7 +19,7 @@ from gsplit.features.device import StagedRows
 from gsplit.features.protocol import take_rows
 from gsplit.features.sources import ScaledRows
 from gsplit.graph.ownership import Ownership
-from gsplit.loading.tiers import DEVICE_MARGIN, _identify, open_device_rows, open_features
+from gsplit.loading.tiers import _identify, open_device_rows, open_features
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import feature_values, write_with_features

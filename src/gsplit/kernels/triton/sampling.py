@@ -31,11 +31,30 @@ def count_kernel(indptr, frontier, first, num_rows, fanout, counts, BLOCK: tl.co
     tl.store(counts + row + 1, tl.where(fanout < 0, degree, tl.minimum(degree, fanout)), mask=inside)
 
 
+@triton.jit
+def _sources_at(cached, num_cached, indices, place, drawn):
+    """``indices[place]``, from ``cached``, the first of them, where it has them."""
+    hot = drawn & (place < num_cached)
+    value = tl.load(cached + place, mask=hot, other=0)
+    return tl.where(hot, value, tl.load(indices + place, mask=drawn & ~hot, other=0)).to(tl.int64)
+
+
 @triton.jit(
-    do_not_specialize=("first", "key_high", "key_low", "num_rows", "fanout", "first_edge_high", "first_edge_low")
+    do_not_specialize=(
+        "num_cached",
+        "first",
+        "key_high",
+        "key_low",
+        "num_rows",
+        "fanout",
+        "first_edge_high",
+        "first_edge_low",
+    )
 )
 def draw_kernel(
     indptr,
+    cached,
+    num_cached,
     indices,
     original,
     frontier,
@@ -80,14 +99,16 @@ def draw_kernel(
     drawn = inside[:, None] & (slots[None, :] < count[:, None])
     place = start[:, None] + picks
     target = tl.load(out_indptr + row, mask=inside, other=0)[:, None] + slots[None, :]
-    tl.store(sources + target, tl.load(indices + place, mask=drawn, other=0).to(tl.int64), mask=drawn)
+    tl.store(sources + target, _sources_at(cached, num_cached, indices, place, drawn), mask=drawn)
     if EDGE_IDS:
         tl.store(edge_ids + target, place + join(first_edge_high, first_edge_low), mask=drawn)
 
 
-@triton.jit(do_not_specialize=("first", "first_edge_high", "first_edge_low"))
+@triton.jit(do_not_specialize=("num_cached", "first", "first_edge_high", "first_edge_low"))
 def take_all_kernel(
     indptr,
+    cached,
+    num_cached,
     indices,
     frontier,
     first,
@@ -108,7 +129,8 @@ def take_all_kernel(
     for offset in range(0, degree, BLOCK):
         slot = offset + tl.arange(0, BLOCK)
         drawn = slot < degree
-        tl.store(sources + begin + slot, tl.load(indices + start + slot, mask=drawn, other=0).to(tl.int64), mask=drawn)
+        found = _sources_at(cached, num_cached, indices, start + slot, drawn)
+        tl.store(sources + begin + slot, found, mask=drawn)
         if EDGE_IDS:
             tl.store(edge_ids + begin + slot, start + slot + join(first_edge_high, first_edge_low), mask=drawn)
 
@@ -128,6 +150,7 @@ def count_layer(indptr: Tensor, first: int, frontier: Tensor, fanout: int) -> Te
 
 def draw_sources(
     indptr: Tensor,
+    cached: Tensor,
     indices: Tensor,
     first: int,
     original_ids: Tensor,
@@ -140,8 +163,9 @@ def draw_sources(
 ) -> tuple[Tensor, Tensor | None]:
     """Source ids of the drawn in-edges and, if ``first_edge`` is given, their places in the graph counted from it.
 
-    ``indptr`` and ``indices`` are of the own range, ``original_ids`` is empty where ids are original; fanout is -1 or
-    at most ``MAX_FANOUT``. There is room for ``most_edges``, of which ``out_indptr[-1]`` are drawn; sources behind them
+    ``indptr`` and ``indices`` are of the own range; ``indices`` may be in registered host memory, and ``cached`` has
+    the first of them on the device. ``original_ids`` is empty where ids are original; fanout is -1 or at most
+    ``MAX_FANOUT``. There is room for ``most_edges``, of which ``out_indptr[-1]`` are drawn; sources behind them
     are -1. Equals ``kernels_numba.draw_places`` and ``copy_sources``.
     """
     sources = torch.full((most_edges,), -1, dtype=torch.int64, device=indptr.device)
@@ -151,7 +175,7 @@ def draw_sources(
     place = word_halves(first_edge or 0)
     num_rows = frontier.numel()
     if fanout < 0:
-        args = (indptr, indices, frontier, first, out_indptr, *targets, *place)
+        args = (indptr, cached, cached.numel(), indices, frontier, first, out_indptr, *targets, *place)
         launch(take_all_kernel, (num_rows,), args, constants | {"BLOCK": _BLOCK}, targets)
         return sources, edge_ids
     width = 1 << (fanout - 1).bit_length()
@@ -161,6 +185,8 @@ def draw_sources(
         (num_blocks(num_rows, rows),),
         (
             indptr,
+            cached,
+            cached.numel(),
             indices,
             original_ids,
             frontier,

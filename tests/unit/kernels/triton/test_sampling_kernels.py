@@ -42,6 +42,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind(interpreter: Run) -> None:
         ("damaged offsets", "got offsets 0..5 at vertex 1, of 1 edges"),
         ("damaged ids", "got ids 4..4, of 4 vertices"),
         ("foreign ids", "expected vertices of this rank, 1..2 (got 2..3)"),
+        ("no room", "sample_device: expected 8 bytes of meta for edges, or a driver that lets it read host memory"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(interpreter: Run, what: str, message: str) -> None:
