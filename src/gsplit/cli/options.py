@@ -22,7 +22,17 @@ from pydantic.fields import FieldInfo
 from gsplit.errors import InputError, explain
 from gsplit.run.config import refuse_settings
 
-__all__ = ["Device", "Flags", "Json", "Output", "Overwrite", "StoreArgument", "parse_fanout", "settings_options"]
+__all__ = [
+    "Device",
+    "Flags",
+    "Json",
+    "Output",
+    "Overwrite",
+    "SampleDevice",
+    "StoreArgument",
+    "parse_fanout",
+    "settings_options",
+]
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="a store, made by gsplit import or partition")]
@@ -30,6 +40,10 @@ Output = Annotated[Path, typer.Argument(metavar="OUT.gsplit", help="the store to
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what has the same name")]
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu or cuda [default: GPUs where there are any, else the CPU]")
+]
+SampleDevice = Annotated[
+    str,
+    typer.Option(metavar="DEVICE", help="sample mini-batches on cpu, on cuda, or on auto: cuda if its kernels can run"),
 ]
 
 Model = TypeVar("Model")

@@ -95,7 +95,7 @@ def _run_here(task: Task, nproc: int) -> None:
 
     if nproc == 1 and rank_of_environment() is None:
         task.check(nproc)
-    mesh = init(task.device, replicas=task.replicas, tuned_allocator=True)
+    mesh = init(task.device, task.sample_device, replicas=task.replicas, tuned_allocator=True)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))
     assert_same_on_all_ranks(mesh.control, "command", task.agreement())  # ranks may have been started by hand

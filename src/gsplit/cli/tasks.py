@@ -37,10 +37,12 @@ class TaskBase(BaseModel):
     store: Path
     as_json: bool
     device: str | None
+    sample_device: str = "cpu"
 
     def agreement(self) -> dict[str, object]:
         """What must be the same on every rank. Paths may differ between hosts."""
-        values = self.model_dump(exclude={"store", "as_json", "device", "settings", "out", "weights", "workspace"})
+        own = {"store", "as_json", "device", "sample_device", "settings", "out", "weights", "workspace"}
+        values = self.model_dump(exclude=own)
         manifest = open_store(self.store).manifest
         values |= {"vertices of the store": manifest.num_vertices, "parts of the store": manifest.part_boundaries}
         if manifest.shard is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gsplit.cli.console import command
-from gsplit.cli.options import Device, Flags, Json, StoreArgument, settings_options
+from gsplit.cli.options import Device, Flags, Json, SampleDevice, StoreArgument, settings_options
 from gsplit.cli.ranks import default_ranks, rank_of_environment, run_task
 from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
@@ -53,6 +53,7 @@ def train(
         ),
     ] = None,
     device: Device = None,
+    sample_device: SampleDevice = "cpu",
     config: Config = None,
     flags: Flags[TrainSettings],
     as_json: Json = False,
@@ -74,6 +75,7 @@ def train(
             store=store,
             as_json=as_json,
             device=device,
+            sample_device=sample_device,
             settings=_with_checked_log(settings, run),
             out=run,
             overwrite=overwrite,
@@ -148,6 +150,7 @@ def infer(
     flags: Flags[InferTask],
     nproc: Nproc = 1,
     device: Device = None,
+    sample_device: SampleDevice = "cpu",
     as_json: Json = False,
 ) -> None:
     """Write what a trained model predicts for every vertex.
@@ -156,7 +159,7 @@ def infer(
     imported; row v of an .npy file is original vertex v.
     """
     with command(as_json, rank=rank_of_environment()):
-        task = flags.parse(store=store, as_json=as_json, device=device)
+        task = flags.parse(store=store, as_json=as_json, device=device, sample_device=sample_device)
         check_request(task.out, task.what, task.only)
         open_store(store)
         run_task(task, nproc)
@@ -171,6 +174,7 @@ def verify(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, metavar="INT", help="steps compared")] = 3,
     device: Device = None,
+    sample_device: SampleDevice = "cpu",
     config: Config = None,
     flags: Flags[TrainSettings],
     as_json: Json = False,
@@ -183,6 +187,13 @@ def verify(
         settings = _settings(config, flags)
         open_store(store)
         run_task(
-            VerifyTask(store=store, as_json=as_json, device=device, settings=settings, steps=steps),
+            VerifyTask(
+                store=store,
+                as_json=as_json,
+                device=device,
+                sample_device=sample_device,
+                settings=settings,
+                steps=steps,
+            ),
             nproc or default_ranks(2),
         )

@@ -198,8 +198,10 @@ def in_thread(device: torch.device) -> AbstractContextManager[Any]:
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device. The host does not wait: a host tensor is copied through pinned memory."""
-    if tensor.device == device or not tensor.numel():
-        return tensor.to(device)
+    if tensor.device == device:
+        return tensor
+    if not tensor.numel():
+        return torch.empty_like(tensor, device=device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return pinned.to(device, non_blocking=True)  # torch reuses pinned memory when its copies are over
 

@@ -225,6 +225,7 @@ def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(
         (["train", "STORE", "--workspace", "no", "--nproc", "2"], "workspace no: expected a folder to write in"),
         (["verify", "STORE", "--model", "resnet"], "model: expected one of sage"),
         (["train", "STORE", "--device", "gpu"], "device: expected cpu or cuda (got gpu)"),
+        (["train", "STORE", "--sample-device", "gpu"], "device: expected cpu or cuda (got gpu)"),
     ],
 )
 def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str], message: str) -> None:

@@ -27,7 +27,7 @@ from gsplit.distributed.launch.allocator import tune_allocator
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
 from gsplit.distributed.watch.status_page import in_loader_thread
 from gsplit.errors import InputError, explain
-from gsplit.kernels.triton.availability import find_obstacle
+from gsplit.kernels.triton.availability import find_obstacle, is_available
 
 __all__ = ["LoadingGroups", "Mesh", "init", "resolve_mesh", "solo_mesh"]
 
@@ -278,6 +278,15 @@ def _warn_of_slow_kernels(device: torch.device) -> None:
         _LOG.warning("%s", obstacle)
 
 
+def _choose_sample_device(device: torch.device) -> torch.device:
+    """The device, if Triton kernels run there; with torch operations the host would wait for it too often."""
+    runs = device.type != "cpu" and is_available(device)
+    reason = "its kernels can run" if runs else "there is no device that can run Triton kernels"
+    chosen = device if runs else _HOST
+    _LOG.info("mini-batches are sampled on %s: %s", chosen, reason)
+    return chosen
+
+
 def _resolve_timeout_s(timeout_s: float | None) -> float:
     """How long a rank waits for the others: the argument, GSPLIT_TIMEOUT_S, or a minute."""
     given = os.environ.get("GSPLIT_TIMEOUT_S", str(_DEFAULT_TIMEOUT_S)) if timeout_s is None else timeout_s
@@ -306,17 +315,20 @@ def init(
     (r + 1) * S - 1 are replica r, so give every host its own.
 
     Without ``device``: GPUs where there are any, the CPU otherwise; "cuda" alone means the rank's own, by LOCAL_RANK.
-    Mini-batches are sampled on ``sample_device``, the CPU unless told otherwise (the other choice is ``device``). A
-    rank that waits longer than ``timeout_s`` in a collective gives up with an error that names the missing rank; by
-    default that is what GSPLIT_TIMEOUT_S says, or a minute. CPU ranks of one host exchange rows through shared memory
-    unless told not to. ``tuned_allocator`` has glibc keep the memory of a step for the next, from now on and in the
-    whole process: up to half of a step's CPU seconds for up to 1.8 times the memory.
+    Mini-batches are sampled on ``sample_device``, the CPU unless told otherwise. The other choices are ``device``, and
+    "auto": ``device`` if Triton kernels can sample there. A rank that waits longer than ``timeout_s`` in a collective
+    gives up with an error that names the missing rank; by default that is what GSPLIT_TIMEOUT_S says, or a minute. CPU
+    ranks of one host exchange rows through shared memory unless told not to. ``tuned_allocator`` has glibc keep the
+    memory of a step for the next, from now on and in the whole process: up to half of a step's CPU seconds for up to
+    1.8 times the memory.
     """
     if tuned_allocator:
         tune_allocator()
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = resolve_device(device)
+    if sample_device == "auto":
+        sample_device = _choose_sample_device(device)
     sample_device = resolve_device("cpu" if sample_device is None else sample_device)
     if sample_device.type != "cpu" and sample_device != device:
         fix = "leave sample_device out"

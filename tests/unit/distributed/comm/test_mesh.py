@@ -13,7 +13,7 @@ from gsplit.device.devices import resolve_device
 from gsplit.distributed.comm import mesh as mesh_module
 from gsplit.distributed.comm import process_groups
 from gsplit.distributed.comm.comm import Call, Comm, SoloComm
-from gsplit.distributed.comm.mesh import Mesh, resolve_mesh, solo_mesh
+from gsplit.distributed.comm.mesh import Mesh, _choose_sample_device, resolve_mesh, solo_mesh
 
 CALLS: list[Callable[[Comm, Call], object]] = [
     lambda comm, call: comm.all_to_all_counts(call, (1,)),
@@ -54,6 +54,17 @@ def test_the_sample_device_is_the_device_unless_told_otherwise() -> None:
     assert solo_mesh("meta").sample_device == torch.device("meta")
     assert solo_mesh("meta", "cpu").sample_device == torch.device("cpu")
     assert gsplit.init("cpu").sample_device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("device, runs, chosen", [("meta", True, "meta"), ("meta", False, "cpu"), ("cpu", True, "cpu")])
+def test_auto_samples_on_a_device_that_runs_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, runs: bool, chosen: str
+) -> None:
+    monkeypatch.setattr("gsplit.distributed.comm.mesh.is_available", lambda device: runs)
+    with caplog.at_level("INFO"):
+        assert _choose_sample_device(torch.device(device)) == torch.device(chosen)
+    assert f"mini-batches are sampled on {chosen}" in caplog.text
+    assert gsplit.init("cpu", "auto").sample_device == torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
