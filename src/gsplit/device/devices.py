@@ -201,7 +201,7 @@ def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device:
         return tensor
     if not tensor.numel():
-        return torch.empty_like(tensor, device=device)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return pinned.to(device, non_blocking=True)  # torch reuses pinned memory when its copies are over
 
