@@ -37,20 +37,21 @@ TIERS: list[dict[str, Any]] = [
 COPIES: dict[str, Any] = {"prefetch": 2, "device_cache": "10KB", "copies": "10KB"}
 
 
+def _partitioned(folder: Path, graph: PlantedGraph) -> str:
+    raw = build_store(synthetic_source(graph), folder / "raw.gsplit")
+    gsplit.partition(raw, folder / "parts.gsplit", parts=4, num_neighbors=[4, 4], batch_size=100, epochs=2)
+    return str(folder / "parts.gsplit")
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("devices")
-    graph = PlantedGraph(1300, 13_000, num_features=24, num_classes=4)
-    build_store(synthetic_source(graph), folder / "raw.gsplit")
-    gsplit.partition(
-        gsplit.open(folder / "raw.gsplit"),
-        folder / "parts.gsplit",
-        parts=4,
-        num_neighbors=[4, 4],
-        batch_size=100,
-        epochs=2,
-    )
-    return str(folder / "parts.gsplit")
+    return _partitioned(tmp_path_factory.mktemp("devices"), PlantedGraph(1300, 13_000, num_features=24, num_classes=4))
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """For Triton's interpreter, which is slow."""
+    return _partitioned(tmp_path_factory.mktemp("interpreted"), PlantedGraph(400, 2000, num_features=24, num_classes=4))
 
 
 # every change: one rank, and exchanges of rows on devices in test_simulated_device
@@ -107,13 +108,13 @@ def test_making_a_batch_waits_for_nothing_and_only_what_is_missing_crosses(store
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> None:
-    cases = [{"prefetch": 0, "device_cache": "20KB"}, {"prefetch": 2, "device_cache": "20KB"}]
-    host = run_ranks(train_tiers, 2, store, cases[:1])
+def test_rows_in_registered_memory_are_gathered_by_one_kernel(small_store: str) -> None:
+    cases = [{"prefetch": 0, "device_cache": "8KB"}, {"prefetch": 2, "device_cache": "8KB"}]
+    host = run_ranks(train_tiers, 2, small_store, cases[:1])
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
-        there = run("device_loading_programs.with_triton", store, cases, "train")
-        counted = run("device_loading_programs.with_triton", store, cases[:1], "count")
-        registered = run("device_loading_programs.with_triton", store, [{"device_cache": "20KB"}, {}], "register")
+        there = run("device_loading_programs.with_triton", small_store, cases, "train")
+        counted = run("device_loading_programs.with_triton", small_store, cases[:1], "count")
+        registered = run("device_loading_programs.with_triton", small_store, [{"device_cache": "8KB"}, {}], "register")
     for rank in range(2):
         assert there[rank][0] == there[rank][1]
         assert_close(there[rank][0], host[rank][0])
@@ -124,7 +125,7 @@ def test_rows_in_registered_memory_are_gathered_by_one_kernel(store: str) -> Non
         assert loaded.waits == 0 and loaded.launches <= 4
         assert 0 < loaded.hits < loaded.rows
         needed = loaded.index_bytes + 8 * loaded.rows  # and a position for every row; rows cross by themselves
-        assert needed <= loaded.copied_bytes <= 1.02 * needed
+        assert needed <= loaded.copied_bytes <= 1.02 * needed + 1000  # tensors begin at whole lines of memory
         assert loaded.missed_bytes == (loaded.rows - loaded.hits) * 24 * 4
 
 
@@ -147,10 +148,10 @@ def test_a_device_that_samples_waits_twice_per_layer_and_once_more(store: str) -
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_int8_rows_stay_int8_until_the_device_gathers_them(store: str, tmp_path: Path) -> None:
+def test_int8_rows_stay_int8_until_the_device_gathers_them(small_store: str, tmp_path: Path) -> None:
     """The bits of the host, and a quarter of the registered memory."""
-    made = str(write_with_features(gsplit.open(store), tmp_path / "int8.gsplit", "int8").path)
-    cases: list[dict[str, Any]] = [{"device_cache": "10KB"}, {"device_cache": 0}]
+    made = str(write_with_features(gsplit.open(small_store), tmp_path / "int8.gsplit", "int8").path)
+    cases: list[dict[str, Any]] = [{"device_cache": "4KB"}, {"device_cache": 0}]
     host = run_ranks(read_inputs, 2, made, [{}])
     with triton_process({"TRITON_INTERPRET": "1"}) as run:
         registered = run("device_loading_programs.with_triton", made, cases, "read")
