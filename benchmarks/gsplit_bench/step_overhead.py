@@ -26,7 +26,7 @@ from typing import Any
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.waiting_ranks import WaitingRanks, answer_steps
 
-__all__ = ["main"]
+__all__ = ["count_calls", "describe_device", "describe_host", "main"]
 
 MODELS = ("sage", "gcn", "gat")
 FANOUT, BATCH, WIDTH, VERTICES, CLASSES = [2, 2, 2], 16, 4, 200, 3

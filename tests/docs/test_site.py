@@ -22,6 +22,7 @@ from docs_hooks import ROOT, hooks
 
 import gsplit
 from gsplit_bench.commands import app as benchmarks
+from gsplit_bench.step_overhead import describe_device, describe_host
 
 DOCS = ROOT / "docs"
 REPOSITORY = "https://forge.example/gsplit"
@@ -252,6 +253,13 @@ def test_the_cases_of_tasks_on_the_simulated_device_are_those_of_the_record() ->
     assert document["ok"] and document["worst"]["draws"] == 0 and said in (DOCS / "gpu.md").read_text()
     everywhere = {(row["task"], row["model"]) for row in _record("2026-11-17-exactness-tasks")["rows"]}
     assert {(row["task"], row["model"]) for row in document["rows"]} == everywhere
+
+
+def test_the_host_work_of_a_step_is_that_of_the_record() -> None:
+    document = _record("2026-11-17-step-overhead")
+    page = (DOCS / "gpu.md").read_text()
+    for lines in (describe_host(document["host"]), describe_device(document["device"])):
+        assert "\n".join(lines) in page
 
 
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
