@@ -148,7 +148,7 @@ def _find_hardware(device: torch.device) -> Hardware:
         return known
     label = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     report = device_file()
-    if report.is_file() and label in report.read_text():
+    if report.is_file() and label.encode() in report.read_bytes():
         return read_hardware(report)
     preset = preset_of(label)
     if preset is None:

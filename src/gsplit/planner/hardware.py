@@ -259,11 +259,10 @@ def read_hardware(path: Path) -> Hardware:
 
 def _read_report(path: Path, findings: object) -> Hardware:
     """The largest transfers of every kind that ``gsplit doctor`` measured, in GB/s, and its constants of kernels."""
-    by_check = (
-        {each.get("check"): each for each in findings if isinstance(each, dict)} if isinstance(findings, list) else {}
-    )
+    listed = findings if isinstance(findings, list) else []
+    by_check = {str(each.get("check")): each for each in listed if isinstance(each, dict)}
     rates = by_check.get("links", {}).get("figures")
-    if not isinstance(rates, dict) or not all(isinstance(rate, int | float) for rate in rates.values()):
+    if not isinstance(rates, dict) or not all(isinstance(rate, int | float) and rate < 1e9 for rate in rates.values()):
         raise _FILE.refuse(path, "a report without rates of links")
 
     def rate_of(kind: str) -> float | None:

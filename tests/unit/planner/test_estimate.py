@@ -182,8 +182,9 @@ def test_a_report_of_the_doctor_gives_the_rates_of_links(tmp_path: Path) -> None
     assert read_hardware(path) == measured
     path.write_text(json.dumps({"findings": [{"check": "links", "figures": rates}]}))
     assert read_hardware(path) == replace(PRESETS["a100"], name="report.json", load_bytes_per_s=18e9)
-    for figures in ({"copy from pageable memory, 1 MB": 5.0}, {"zero-copy gather, 1 MB": "fast"}, None):
-        path.write_text(json.dumps({"findings": [{"check": "links", "figures": figures}]}))
+    gather = "zero-copy gather, 1 MB"
+    for figures in ({"copy from pageable memory, 1 MB": 5.0}, {gather: "fast"}, {gather: 1e12}, None):
+        path.write_text(json.dumps({"findings": [{"check": ["links"]}, {"check": "links", "figures": figures}]}))
         with pytest.raises(InputError, match="report of gsplit doctor --device cuda .got a report"):
             read_hardware(path)
 
