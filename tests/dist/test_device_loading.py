@@ -13,6 +13,7 @@ from device_loading_programs import (
     count_waits_by_thread,
     forget_to_join,
     make_many_between_steps,
+    notes_of_a_run,
     read_inputs,
     steps_before_an_error,
     train_tiers,
@@ -166,6 +167,12 @@ def test_int8_rows_stay_int8_until_the_device_gathers_them(small_store: str, tmp
 def test_a_batch_that_nobody_has_waited_for_is_found(store: str, sample_device: str) -> None:
     with pytest.raises(RankFailedError, match="RaceError.*nothing orders them"):
         run_ranks(forget_to_join, 1, store, device="sim:0", sample_device=sample_device)
+
+
+def test_a_run_shows_how_batches_come_to_the_device(small_store: str) -> None:
+    (shown,) = run_ranks(notes_of_a_run, 1, small_store, device="sim:0")
+    (note,) = [text for text in shown if text.startswith("sim:0: ")]
+    assert "400 of 400 rows" in note and "as much as fits" in note and "the host samples, 2 batches ahead" in note
 
 
 def test_batches_made_by_name_never_overwrite_those_made_ahead(store: str) -> None:

@@ -14,6 +14,9 @@ import gsplit
 from gsplit.device.devices import DEVICE_MARGIN, SideStream
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.minibatch.batch import Batch
+from gsplit.run.config import TrainSettings
+from gsplit.run.results import RunView
+from gsplit.run.training import train_run
 from gsplit_bench import simulated
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.simulated import switched_on
@@ -115,6 +118,16 @@ def count_loading(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[Lo
         waits, launches, *amounts = zip(*found, strict=True)
         out.append(Loaded(max(waits), max(launches), *(sum(amount) for amount in amounts)))
     return out
+
+
+def notes_of_a_run(mesh: Mesh, path: str) -> list[str]:
+    """What a run shows of a step of training."""
+    view = RunView()
+    shown: list[str] = []
+    with patch.object(view, "note", shown.append):
+        settings = TrainSettings(fanout=[4, 4], batch_size=100, hidden=4, steps=1)
+        train_run(settings, gsplit.open(path), mesh, None, view=view)
+    return shown
 
 
 def read_inputs(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[bytes]:

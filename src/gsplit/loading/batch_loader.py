@@ -84,6 +84,8 @@ class BatchLoader(ABC, Generic[B]):
         self._graph = graph
         # all ranks: refuses ranks with other options before the first collective that depends on them
         assert_same_on_all_ranks(self.mesh.control, type(self).__name__, self.plan.compared)
+        self.device_note = ""
+        """Where the rows of a device are, and how batches are made for it; empty on the CPU."""
         self._open(require_drawn(sampler) if callable(sampler) else None)
         self.mesh.control.gather_text(Call("open the loader", long_wait=True), "")  # a cold disk may be slow
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
@@ -188,13 +190,13 @@ class BatchLoader(ABC, Generic[B]):
         held = in_store and plan.strategy.reads_own_rows and not plan.features_on_disk and not plan.cache
         cache = 0 if plan.device_cache is None and not in_store else plan.device_cache
         found = open_device_rows(read, rows, self.mesh.device, plan.arrays.stored_features, cache=cache, held=held)
-        _LOG.info(
-            "%s: %s (device_cache=%s); %d batches are made ahead",
-            self.mesh.device,
-            found.describe(),
-            "auto" if plan.device_cache is None else plan.device_cache,
-            plan.prefetch,
+        size = "as much as fits" if plan.device_cache is None else f"{plan.device_cache} bytes"
+        where = "the device" if self.mesh.sample_device == self.mesh.device else "the host"
+        self.device_note = (
+            f"{self.mesh.device}: {found.describe()} (device_cache: {size}); "
+            f"{where} samples, {plan.prefetch} batches ahead"
         )
+        _LOG.info("%s", self.device_note)
         return found
 
     def _log_start(self, *, equal_ranges: bool) -> None:

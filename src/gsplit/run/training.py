@@ -244,6 +244,8 @@ def train_run(
             run_on_rank_zero(mesh.control, "begin run", lambda: _open_folder(run, out, lock, overwrite, checkpoint))
         logs = _open_logs(run)
         trainer = _make_trainer(run, view, checkpoint, logs=logs)
+        if trainer.state.loader.device_note:
+            view.note(trainer.state.loader.device_note)
         hint_at_partitioning(store, run.settings, mesh, view)
         view.begin(run.num_steps, trainer.state.num_steps)
         stopping = _stop_on_signals(trainer.request_stop) if run.saves else nullcontext()
