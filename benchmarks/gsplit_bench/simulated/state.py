@@ -1,5 +1,6 @@
 """What the simulated device remembers, and what copies over its bus cost the host."""
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class DeviceState:
     _allocated: dict[int, int] = field(default_factory=dict)
     copies_under_way: list[tuple[Tensor, Tensor, Clock]] = field(default_factory=list)
     """Pinned host tensors that nobody has waited for, what they will hold, and after which launches."""
+    _finishing: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self.tracker.when_host_waits = self.finish_copies
@@ -73,12 +75,13 @@ class DeviceState:
 
     def finish_copies(self) -> None:
         """What is on its way to the host is there once the host has waited."""
-        under_way, self.copies_under_way = self.copies_under_way, []
-        for target, source, clock in under_way:
-            if self.tracker.host_knows(clock):
-                target.copy_(source)
-            else:
-                self.copies_under_way.append((target, source, clock))
+        with self._finishing:  # a thread must not go on while another one finishes what it has waited for
+            under_way, self.copies_under_way = self.copies_under_way, []
+            for target, source, clock in under_way:
+                if self.tracker.host_knows(clock):
+                    target.copy_(source)
+                else:
+                    self.copies_under_way.append((target, source, clock))
 
     @contextmanager
     def own_random_numbers(self) -> Iterator[None]:
