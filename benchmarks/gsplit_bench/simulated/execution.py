@@ -108,7 +108,7 @@ def copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
         if not here and non_blocking and active().is_pinned(host):  # not there before the host has waited for it
             tracker = active().tracker
             clock = tracker.snapshot(tracker.current())
-            active().copies_under_way.append((target, _unwrap(source).detach().clone(), clock))
+            active().start_copy(target, _unwrap(source).detach().clone(), clock)
             return target
     _unwrap(target).copy_(_unwrap(source))
     return target

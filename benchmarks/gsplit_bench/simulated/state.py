@@ -73,6 +73,11 @@ class DeviceState:
             dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
             self.operations.add((name, layout, tuple(dtypes)))
 
+    def start_copy(self, target: Tensor, source: Tensor, clock: Clock) -> None:
+        """A copy to pinned host memory that nobody has waited for."""
+        with self._finishing:
+            self.copies_under_way.append((target, source, clock))
+
     def finish_copies(self) -> None:
         """What is on its way to the host is there once the host has waited."""
         with self._finishing:  # a thread must not go on while another one finishes what it has waited for
