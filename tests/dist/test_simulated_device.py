@@ -123,7 +123,9 @@ def test_no_step_waits_for_the_device(num_ranks: int) -> None:
     found = run_ranks(count_steps, num_ranks, cases, device="sim:0")[0]
     for case, counts in zip(cases, found, strict=True):
         assert counts["step"].num_waits == 0, (case, counts["step"].waits)
-        assert counts["loading"].num_waits == 0 and 2 <= counts["loading"].launches <= 5, (case, counts["loading"])
+        assert counts["loading"].num_waits == 0, (case, counts["loading"])
+        grouped = 8 * 2  # launches for two layers whose edges are grouped by source for backward
+        assert 2 <= counts["loading"].launches <= 5 + grouped, (case, counts["loading"])
         assert counts["step"].launches > 100  # it does count
 
 

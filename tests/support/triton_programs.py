@@ -267,7 +267,7 @@ def random_block(num_dst: int, num_src: int, most: int, generator: torch.Generat
 
 
 def compiled_usage(capability: int) -> dict[str, tuple[int, ...]]:
-    """Registers, bytes of stack and of local memory, and bytes of shared memory of every kernel on an architecture."""
+    """Registers, bytes of stack, local and shared memory, and vector loads of every kernel on an architecture."""
     from gsplit_bench.kernel_cases import CASES, compile_case
 
     return {case.name: astuple(compile_case(case, capability)) for case in CASES}
