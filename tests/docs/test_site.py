@@ -11,7 +11,7 @@ import runpy
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from types import ModuleType
 from typing import Any
 
@@ -260,6 +260,30 @@ def test_the_host_work_of_a_step_is_that_of_the_record() -> None:
     page = (DOCS / "gpu.md").read_text()
     for lines in (describe_host(document["host"]), describe_device(document["device"])):
         assert "\n".join(lines) in page
+
+
+def test_the_choice_by_trial_steps_is_that_of_the_record() -> None:
+    document = _record("2026-11-17-planner")
+    shares = {
+        (by, how): tuple(f"{found[key]:.0%}".replace("%", " %") for key in ("within_5_percent", "worst_regret"))
+        for by, of_clock in document["summary"].items()
+        for how, found in of_clock.items()
+    }
+    wall, wall_estimate = shares["wall", "trial"], shares["wall", "estimate"]
+    cpu, cpu_estimate = shares["cpu", "trial"], shares["cpu", "estimate"]
+    page = " ".join((DOCS / "planner.md").read_text().split())
+    assert f"at {len(document['records'])} of these points" in page
+    assert f"best at {wall[0]} of them (the estimate alone: {wall_estimate[0]}), and {wall[1]} off" in page
+    assert f"by CPU seconds {cpu[0]} ({cpu_estimate[0]}) and {cpu[1]} ({cpu_estimate[1]})" in page
+    short = f"in {wall[0]} of {len(document['records'])}"
+    assert short in (ROOT / "README.md").read_text() and short in (DOCS / "performance.md").read_text()
+
+
+def test_presampling_is_that_of_the_record() -> None:
+    runs = _record("2026-11-17-presampling")["runs"]["after"]
+    serial, total = (median(run[key] for run in runs) for key in ("main_cpu_s", "cpu_s"))
+    page = " ".join((DOCS / "partition.md").read_text().split())
+    assert f"of {total:.0f} CPU seconds for 120 million edges, {serial:.2f} are not spread" in page
 
 
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
