@@ -16,7 +16,7 @@ def test_no_kernel_spills_or_takes_too_many_registers(compiler: Run, capability:
     assert len(usage) > 30
     for name, (registers, stack_bytes, local_bytes, *_) in usage.items():
         assert stack_bytes == local_bytes == 0, name
-        assert registers <= (96 if name.startswith("GAT") else 72), name  # at 96 registers an SM has room for 21 warps
+        assert registers <= (96 if name.startswith("GAT") else 76), name  # at 96 registers an SM has room for 21 warps
 
 
 @pytest.mark.weekly
