@@ -1,10 +1,13 @@
-"""Sums of products for kernels, in several lanes and in one fixed order.
+"""Loops over contiguous rows for kernels: sums of products in several lanes, in one fixed order, and prefetching.
 
 A compiler may not reorder a sum of floats, so a plain loop adds one product at a time, 3 to 6 times slower than the
 processor can; and ``fastmath``, which would let it, is forbidden here (``kernels.jit``). So the order is written down:
 lane l of L adds the products l, l + L, l + 2 L, ..., the lanes are added in halves, and what is left over comes last.
 L is 64 bytes of numbers, whatever the processor has: the result is the same on all of them. ``add_scaled`` has no such
 choice, but loops over rows that are slices of larger arrays are often not vectorised, and this one always is.
+
+``prefetch_row`` tells the processor which row a kernel reads some iterations later. Rows of a mini-batch lie anywhere
+in memory, so without it a kernel waits for every one of them.
 """
 
 from typing import Any
@@ -13,9 +16,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["add_scaled", "dot"]
+__all__ = ["add_scaled", "dot", "prefetch_row"]
 
 _LANE_BYTES = 64
+_LINE_BYTES = 64
 
 
 def _is_row(array: Any) -> bool:
@@ -116,4 +120,31 @@ def add_scaled(typing_context: Any, target: Any, factor: Any, row: Any) -> Any:
     """``target[c] += factor * row[c]`` for two contiguous rows of one length and type that do not overlap."""
     if _is_row(target) and target == row and factor == row.dtype:
         return types.void(target, factor, row), _emit_add_scaled
+    return None
+
+
+def _emit_prefetch_row(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """LLVM instructions of ``prefetch_row``: a hint for every cache line of the row."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    size = builder.extract_value(array.strides, 0).type
+    byte = ir.IntType(8)
+    word = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), word, word, word])
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    columns = builder.extract_value(array.shape, 1)
+    num_bytes = builder.mul(columns, ir.Constant(size, signature.args[0].dtype.bitwidth // 8))
+    begin = builder.mul(builder.sext(args[1], size), builder.extract_value(array.strides, 0))
+    first = builder.gep(builder.bitcast(array.data, byte.as_pointer()), [begin])
+    zero, line = (ir.Constant(size, value) for value in (0, _LINE_BYTES))
+    with cgutils.for_range_slice(builder, zero, num_bytes, line) as (place, _):
+        builder.call(hint, [builder.gep(first, [place]), word(0), word(3), word(1)])  # to read, soon, in all caches
+    return context.get_dummy_value()
+
+
+@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
+def prefetch_row(typing_context: Any, array: Any, row: Any) -> Any:
+    """A hint that row ``row`` of a matrix will be read soon. It reads nothing, so any number is harmless."""
+    is_matrix = isinstance(array, types.Array) and array.ndim == 2 and array.layout in ("C", "A")
+    if is_matrix and isinstance(row, types.Integer) and isinstance(array.dtype, types.Number):
+        return types.void(array, row), _emit_prefetch_row
     return None

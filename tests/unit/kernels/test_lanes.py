@@ -7,7 +7,7 @@ import pytest
 from numba.core.errors import TypingError
 
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_scaled, dot
+from gsplit.kernels.lanes import add_scaled, dot, prefetch_row
 
 
 @kernel
@@ -67,3 +67,21 @@ def test_add_scaled_adds_to_its_row_only(dtype: Any, width: int) -> None:
 def test_rows_that_are_not_contiguous_are_refused() -> None:
     with pytest.raises(TypingError):
         _dot_of_columns(np.ones((3, 3)), np.ones((3, 3)))
+
+
+@kernel
+def _gather_ahead(matrix: Any, rows: Any, out: Any) -> None:
+    for i in range(rows.size):
+        prefetch_row(matrix, rows[i] + 1_000_000)  # no such row
+        prefetch_row(matrix, rows[rows.size - 1 - i])
+        for j in range(out.shape[1]):
+            out[i, j] = matrix[rows[i], j]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+def test_prefetching_any_row_changes_nothing(dtype: Any) -> None:
+    wide = np.arange(70).reshape(7, 10).astype(dtype)
+    for matrix in (wide, wide[:, 2:5]):
+        before, rows, out = matrix.copy(), np.array([6, 0, 3]), np.empty((3, matrix.shape[1]), dtype)
+        _gather_ahead(matrix, rows, out)
+        assert np.array_equal(out, before[rows]) and np.array_equal(matrix, before)
