@@ -41,7 +41,8 @@ class BufferPool:
         buffer = self._take(size)
         view = buffer[:size]
         weakref.finalize(view, self._free.append, buffer)
-        return torch.from_numpy(view).view(dtype)[: prod(shape)].view(shape)
+        # .data: not a view for autograd, which would refuse to modify a layer's output in place
+        return torch.from_numpy(view).view(dtype)[: prod(shape)].view(shape).data
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
         with self._taking:

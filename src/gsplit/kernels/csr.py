@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
+from gsplit.kernels.sums_numba import group_edges
 
 __all__ = [
     "LOOP",
@@ -79,6 +80,9 @@ class EdgesBySource:
 
 def group_by_source(indptr: Tensor, src_rows: Tensor, num_src: int) -> EdgesBySource:
     """The transpose of a block. Waits for no device."""
+    if indptr.device.type == "cpu":
+        grouped = group_edges(indptr.numpy(), src_rows.numpy(), num_src)
+        return EdgesBySource(*(torch.from_numpy(array) for array in grouped))
     offsets, places = group_rows(src_rows, num_src)
     return EdgesBySource(offsets, places, destination_rows(indptr, src_rows.numel())[places])
 

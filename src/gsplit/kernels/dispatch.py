@@ -23,7 +23,7 @@ _NUMBA_DTYPES: _Types = {
     "move rows": _FLOATS,
     "dropout": _FLOATS,
     "attention": _FLOATS,  # torch: PyG's own layer
-    "sum rows": frozenset(),  # PyG's layers, by torch's sparse products
+    "sum rows": _FLOATS,
 }
 _TRITON_DTYPES: _Types = {
     "sample": None,

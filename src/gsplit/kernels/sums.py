@@ -1,4 +1,4 @@
-"""Sums of rows over the edges of a block on a device: what SAGEConv, GraphConv, GINConv and GCNConv aggregate.
+"""Sums of rows over the edges of a block: what SAGEConv, GraphConv, GINConv and GCNConv aggregate.
 
 S sources, D destinations, E edges grouped by destination (``kernels.csr``), rows x [S, C]:
 
@@ -6,10 +6,9 @@ S sources, D destinations, E edges grouped by destination (``kernels.csr``), row
     g_x[s] = sum over the edges e from s to i of weight[e] * g[i];   mean: g[i] divided first
 
 Both add and divide in float32 for rows of 16 bits, in an order that the edges alone decide. torch's own gradient of a
-sparse product converts the matrix in backward, for which the host waits for the device. Here the edges of each source
-are found by a sort, once per block, and only if a gradient is needed: while the batch is made for a layer that has
-needed them before, otherwise in the first backward. On the host PyG's layers call torch's sparse
-products, which are faster there.
+sparse product converts the matrix in backward, for which the host waits for a device. Here the edges of each source
+are found once per block, and only if a gradient is needed: on devices while the batch is made for a layer that has
+needed them before, otherwise in the first backward.
 """
 
 from typing import Any
@@ -18,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.kernels import sums_numba
 from gsplit.kernels.csr import EdgesBySource, csr_matrix, group_by_source
 from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.sums_numba import run_in_threads
 
 __all__ = ["EdgeSums"]
 
@@ -43,9 +44,12 @@ class EdgeSums:
     ) -> None:
         self._indptr = indptr
         self._src_rows = src_rows
-        self._num_src = num_src
         self._weights = weights
         self._by_source = by_source
+        self.num_src = num_src
+        self.num_dst = indptr.numel() - 1
+        if indptr.device.type == "cpu" and not sums_numba.are_rows(src_rows.numpy(), num_src):
+            raise ValueError(f"edges: expected source rows in [0, {num_src}) (got {src_rows.min()}..{src_rows.max()})")
 
     def __call__(self, x: Tensor, *, mean: bool) -> Tensor:
         """The sum or mean of the rows of every destination's sources; differentiable in the rows."""
@@ -55,13 +59,53 @@ class EdgeSums:
     def forward(self, x: Tensor, *, mean: bool) -> Tensor:
         """See the module: ``out``."""
         edges = (self._indptr, self._src_rows, self._weights)
+        if kernel_for("sum rows", x.device, x.dtype) == "numba":
+            out = x.new_empty(self.num_dst, x.size(1))
+            self.sum_into(out, x, None, mean=mean)
+            return out
         if not mean:
             return _sum_rows(edges, x, x.dtype)
         return (_sum_rows(edges, x, _wide(x.dtype)) / self._degrees(x.dtype)).to(x.dtype)
 
     def backward(self, g: Tensor, *, mean: bool) -> Tensor:
         """See the module: ``g_x``."""
+        if kernel_for("sum rows", g.device, g.dtype) == "numba":
+            out = g.new_empty(self.num_src, g.size(1))
+            self.sum_gradients_into(out, g, 0, mean=mean)
+            return out
         return _sum_rows(self._transposed(), g / self._degrees(g.dtype) if mean else g, g.dtype)
+
+    def sum_into(self, out: Tensor, x: Tensor, rows: Tensor | None, *, mean: bool) -> None:
+        """``out`` on the host, into the first columns of a tensor. ``rows``: where the row of each source is in x."""
+        src_rows = self._src_rows.numpy() if rows is None else rows.numpy()[self._src_rows.numpy()]
+        arrays = (self._indptr.numpy(), src_rows, _host_weights(self._weights, x.dtype))
+        source = x.detach().contiguous().numpy()
+        none = source[:0]
+        target = out.numpy()
+        width = x.size(1)
+        run_in_threads(
+            self.num_dst,
+            lambda first, stop: sums_numba.sum_rows(*arrays, source, none, 0, mean, target, width, first, stop),
+        )
+
+    def sum_gradients_into(self, out: Tensor, g: Tensor, num_first: int, *, mean: bool) -> None:
+        """``g_x`` on the host. The gradients of the sums are the first columns of ``g``.
+
+        ``num_first``: the number of first rows of ``g_x`` that also get the other columns of ``g``, row by row.
+        """
+        offsets, dst_rows, weights = self._transposed()
+        if mean:
+            inverse = 1.0 / self._degrees(g.dtype).squeeze(1)
+            weights = inverse[dst_rows] if weights is None else weights.to(g.dtype) * inverse[dst_rows]
+        arrays = (offsets.numpy(), dst_rows.numpy(), _host_weights(weights, g.dtype))
+        source = g.detach().contiguous().numpy()
+        start = source[:num_first]
+        target = out.numpy()
+        width = out.size(1)
+        run_in_threads(
+            self.num_src,
+            lambda first, stop: sums_numba.sum_rows(*arrays, source, start, width, False, target, width, first, stop),
+        )
 
     def _degrees(self, dtype: torch.dtype) -> Tensor:
         """The number of edges of every destination, at least 1, in the type that sums of ``dtype`` have."""
@@ -70,9 +114,15 @@ class EdgeSums:
     def _transposed(self) -> _Edges:
         """The edges grouped by source, in the order of their destinations."""
         if self._by_source is None:
-            self._by_source = group_by_source(self._indptr, self._src_rows, self._num_src)
+            self._by_source = group_by_source(self._indptr, self._src_rows, self.num_src)
         found = self._by_source
         return found.offsets, found.dst_rows, None if self._weights is None else self._weights[found.places]
+
+
+def _host_weights(weights: Tensor | None, dtype: torch.dtype) -> sums_numba.Floats:
+    """The weights as kernels take them: an empty array if all are 1."""
+    found: sums_numba.Floats = torch.empty(0, dtype=dtype).numpy() if weights is None else weights.to(dtype).numpy()
+    return found
 
 
 class _Sum(torch.autograd.Function):

@@ -6,7 +6,8 @@ exact for it, and returns the rows of the destinations.
 | adapter          | layers                | how                                                            |
 |------------------|-----------------------|----------------------------------------------------------------|
 | run_attention    | GATConv, GATv2Conv    | fused kernels instead of the layer where they are exact        |
-| run_gcn          | GCNConv               | normalised by the degrees of the whole graph                   |
+| run_linear       | SAGEConv, GraphConv   | host kernels instead of the layer where they are exact         |
+| run_gcn          | GCNConv               | normalised by the degrees of the whole graph; host kernels too |
 | run_pair         | most                  | called with (rows of sources, rows of destinations)            |
 | run_single_input | PNAConv, unknown ones | called with one tensor of rows, output cut to the destinations |
 
@@ -31,9 +32,10 @@ from gsplit.kernels.sums import EdgeSums
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
-from gsplit.nn.calls import LayerCall, substitute
+from gsplit.nn.calls import LayerCall, is_plain_call, substitute
+from gsplit.nn.fused_layers import Activation, LinearForm, linear_form, run_linear_form, takes_host_kernels
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges
-from gsplit.nn.layers import is_attention, is_single_input, takes_csr
+from gsplit.nn.layers import has_own_methods, is_attention, is_single_input, takes_csr
 from gsplit.nn.split_forward import SplitForward
 
 __all__ = ["Adapter", "LayerInputs", "choose_adapter", "run_pair", "run_single_input"]
@@ -46,9 +48,11 @@ class LayerInputs:
     ``call``: the model's call of the layer, with handles in place of edges. ``mixed``, ``dst``: the rows of sources and
     destinations. ``edge_attr``, ``edge_weight``: values of the block's edges, None where the call does not pass them.
     ``of``: the relation whose edges the layer gets, in a heterogeneous graph; None for all edges.
+    ``dst_is_prefix``: ``dst`` are the first rows of ``mixed``.
     ``once(key, make)``: makes a value once per forward pass. ``around_stock(split)``: the context for calling a layer's
-    own forward. ``attention_mask(layer, edges)``: the dropout mask of a
-    fused attention layer; None where fused kernels must not be used.
+    own forward. ``attention_mask(layer, edges)``: the dropout mask of a fused attention layer. ``is_fused``: whether
+    fused kernels may compute the layer. ``activation``: the ReLU that the model calls on the layer's output, if the
+    layer may apply it.
     """
 
     batch: Batch
@@ -60,8 +64,11 @@ class LayerInputs:
     edge_weight: Tensor | None
     once: Callable[[Any, Callable[[], Any]], Any]
     around_stock: Callable[[SplitForward], AbstractContextManager[None]]
-    attention_mask: Callable[[Any, CsrEdges], Tensor | None] | None
+    attention_mask: Callable[[Any, CsrEdges], Tensor | None]
+    is_fused: bool
+    activation: Activation | None = None
     of: EdgeType | None = None
+    dst_is_prefix: bool = True
 
     @property
     def block(self) -> Block:
@@ -83,6 +90,8 @@ def choose_adapter(split: SplitForward) -> Adapter:
         return run_attention
     if isinstance(split.layer, pyg.GCNConv):
         return run_gcn
+    if type(split.layer) in (pyg.SAGEConv, pyg.GraphConv) and split.patched is None:
+        return run_linear
     return run_single_input if is_single_input(split.layer) else run_pair
 
 
@@ -90,6 +99,15 @@ def run_pair(split: SplitForward, inputs: LayerInputs) -> Any:
     """Call a layer with (rows of sources, rows of destinations)."""
     edges = _edges_for(split.layer, inputs, inputs.block, inputs.edge_weight, None)
     return _call_stock(split, inputs, (inputs.mixed, inputs.dst), edges)
+
+
+def run_linear(split: SplitForward, inputs: LayerInputs) -> Any:
+    """Compute a layer by host kernels, or call it."""
+    form = _linear_form(split, inputs)
+    if form is None:
+        return run_pair(split, inputs)
+    edges = _edge_sums(inputs, inputs.block, inputs.edge_weight, None)
+    return _run_form(form, inputs, edges)
 
 
 def run_single_input(split: SplitForward, inputs: LayerInputs) -> Any:
@@ -113,6 +131,9 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
         raise InputError(explain(split.name, "a layer that is exact on a heterogeneous graph", got, fix))
     key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.mixed.dtype)
     block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
+    form = _linear_form(split, inputs)
+    if form is not None and form.aggregates_first(block.num_src, block.num_dst, block.num_edges):
+        return _run_form(form, inputs, _edge_sums(inputs, block, weights, gcn))
     edges = _edges_for(split.layer, inputs, block, weights, gcn)
     weights = edges.weights
     args, kwargs = substitute(inputs.call, inputs.mixed, edges.edges, weights, inputs.edge_attr)
@@ -129,13 +150,12 @@ def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:
     """Compute an attention layer by fused kernels, or call it."""
     layer: Any = split.layer
     adds_loops = bool(layer.add_self_loops)
-    attention_mask = inputs.attention_mask
-    if attention_mask is not None and takes_fused_attention(layer, inputs.call, inputs.mixed, inputs.edge_attr):
+    if inputs.is_fused and takes_fused_attention(split, inputs.call, inputs.mixed, inputs.edge_attr):
         edges = inputs.once(
             ("attention", inputs.index, adds_loops),
             lambda: attention_edges(inputs.block, add_self_loops=adds_loops),
         )
-        keep = attention_mask(layer, edges)
+        keep = inputs.attention_mask(layer, edges)
         return run_attention_layer(layer, (inputs.mixed, inputs.dst), inputs.edge_attr, inputs.block, edges, keep)
     if inputs.mixed.device.type == "cpu" or not adds_loops:
         return run_pair(split, inputs)
@@ -208,21 +228,46 @@ def _edges_for(
     dtype = inputs.mixed.dtype
     device = block.indptr.device
     on_host = device.type == "cpu"
-    if not takes_csr(layer, dtype, device) or (weights is not None and weights.requires_grad and not on_host):
+    sums_rows = not (has_own_methods(layer) or (weights is not None and weights.requires_grad))
+    if not takes_csr(layer, dtype, device) or not (sums_rows or on_host):
         return _LayerEdges(inputs.once(("edge_index", inputs.index, inputs.of, gcn), block.edge_index), weights)
 
     def make_csr() -> _LayerEdges:
         indptr = block.indptr
         rows = block.src_rows
-        if on_host:
+        if not sums_rows:
             values = torch.ones(block.num_edges, dtype=dtype, device=device) if weights is None else weights
             return _LayerEdges(csr_matrix(indptr, rows, values, num_columns=block.num_src))
         # the layer sees that its edges are a matrix, whose values are not read
         matrix = csr_matrix(indptr, rows, rows, num_columns=block.num_src)
-        if inputs.mixed.requires_grad and block is inputs.block:
+        if not on_host and inputs.mixed.requires_grad and block is inputs.block:
             inputs.batch.context.transposed.add(inputs.index)
-        return _LayerEdges(matrix, sums=EdgeSums(indptr, rows, block.num_src, weights, block.by_source))
+        return _LayerEdges(matrix, sums=_edge_sums(inputs, block, weights, gcn))
 
-    key = ("csr", inputs.index, inputs.of, gcn, inputs.edge_weight is not None, dtype)
+    key = ("csr", inputs.index, inputs.of, gcn, inputs.edge_weight is not None, dtype, sums_rows)
     made: _LayerEdges = inputs.once(key, make_csr)
     return made
+
+
+def _edge_sums(inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: GcnOptions | None) -> EdgeSums:
+    """The sums over a block's edges, made once for all layers on it."""
+    key = ("sums", inputs.index, inputs.of, gcn, weights is not None)
+    sums: EdgeSums = inputs.once(
+        key, lambda: EdgeSums(block.indptr, block.src_rows, block.num_src, weights, block.by_source)
+    )
+    return sums
+
+
+def _linear_form(split: SplitForward, inputs: LayerInputs) -> LinearForm | None:
+    """What host kernels compute instead of a layer; None where the layer itself is called."""
+    if not inputs.is_fused or split.patched is not None or not is_plain_call(split.__signature__, inputs.call):
+        return None
+    form = linear_form(split.layer)
+    if form is None or not takes_host_kernels(form, inputs.mixed, inputs.dst, inputs.edge_weight):
+        return None
+    return form
+
+
+def _run_form(form: LinearForm, inputs: LayerInputs, edges: EdgeSums) -> Tensor:
+    dst = None if inputs.dst_is_prefix else inputs.dst
+    return run_linear_form(form, inputs.mixed, dst, edges, inputs.batch.context.pool, inputs.activation)

@@ -11,7 +11,6 @@ themselves and project the D sums, instead of projecting all S rows and aggregat
 the cheaper.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -25,15 +24,13 @@ from gsplit.kernels.attention import gat_attention, gatv2_attention
 from gsplit.kernels.attention_types import AttentionOptions, aggregates_first
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle
-from gsplit.nn.calls import LayerCall, input_rows
+from gsplit.nn.calls import LayerCall, is_plain_call
 from gsplit.nn.layer_edges import loop_once, looped_edges
 from gsplit.nn.layers import is_attention
+from gsplit.nn.split_forward import SplitForward
 from gsplit.nn.wrappers_and_hooks import has_user_hooks, runs_pyg_code
 
 __all__ = ["attention_edges", "run_attention_layer", "takes_fused_attention"]
-
-_SIGNATURES = {kind: inspect.signature(kind.forward) for kind in (pyg.GATConv, pyg.GATv2Conv)}
 
 
 def _is_plain(layer: Any) -> bool:
@@ -47,25 +44,16 @@ def _is_plain(layer: Any) -> bool:
     return usual and layer.node_dim == 0
 
 
-def _is_plain_call(layer: Any, call: LayerCall) -> bool:
-    """Whether a call has rows, edges and perhaps edge features, and no other options."""
-    args, kwargs = call
-    arguments = _SIGNATURES[type(layer)].bind(layer, *args, **kwargs).arguments
-    given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
-    plain = isinstance(given.pop("edge_index", None), EdgeHandle) and given.pop("x", None) is input_rows(call)
-    attr = given.pop("edge_attr", None)
-    return plain and not given and (attr is None or isinstance(attr, EdgeAttrHandle))
-
-
-def takes_fused_attention(layer: Any, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
+def takes_fused_attention(split: SplitForward, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
     """Whether fused kernels compute a layer that is called like this on these rows and edge features."""
+    layer: Any = split.layer
     if not is_attention(layer) or kernel_for("attention", rows.device, rows.dtype) == "torch":
         return False
     if rows.dim() != 2 or torch.is_autocast_enabled(rows.device.type):
         return False
     if edge_attr is not None and (layer.lin_edge is None or edge_attr.dtype != rows.dtype or edge_attr.dim() > 2):
         return False
-    if not _is_plain(layer) or not _is_plain_call(layer, call):
+    if not _is_plain(layer) or not is_plain_call(split.__signature__, call):
         return False
     held = [p for part in (layer, *layer.children()) for p in part._parameters.values() if p is not None]
     return {(p.dtype, p.device) for p in held} == {(rows.dtype, rows.device)}

@@ -24,6 +24,7 @@ __all__ = [
     "dtype_of",
     "find_handle",
     "input_rows",
+    "is_plain_call",
     "substitute",
     "template_of",
     "tensors_of",
@@ -197,6 +198,15 @@ def find_handle(call: LayerCall) -> "EdgeHandle[Batch] | None":
             if isinstance(each, EdgeHandle):
                 return each
     return None
+
+
+def is_plain_call(signature: inspect.Signature, call: LayerCall) -> bool:
+    """Whether a layer is called with rows, edges and perhaps the batch's values of edges, and no other options."""
+    arguments = signature.bind(*call[0], **call[1]).arguments
+    given = {name: value for name, value in arguments.items() if value is not None}
+    is_plain = isinstance(given.pop("edge_index", None), EdgeHandle) and given.pop("x", None) is input_rows(call)
+    kinds = {"edge_attr": EdgeAttrHandle, "edge_weight": EdgeWeightHandle}
+    return is_plain and all(type(value) is kinds.get(name) for name, value in given.items())
 
 
 def substitute(call: LayerCall, rows: Any, edges: Any, weights: Any, attr: Any, kinds: Any = None) -> LayerCall:

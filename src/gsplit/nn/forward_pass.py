@@ -7,7 +7,7 @@ Which rows a dropout or batch norm call gets (vertices of which frontier, or edg
 run (``ForwardPlan``), not from the tensor's shape, which can be ambiguous.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -27,13 +27,14 @@ from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import LayerInputs
 from gsplit.nn.calls import LayerCall, find_handle, input_rows, substitute
-from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
+from gsplit.nn.dropout import drop_in_place, keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
+from gsplit.nn.fused_layers import Activation
 from gsplit.nn.layer_edges import other_edges
-from gsplit.nn.layers import edge_features_are_weights, is_deterministic
+from gsplit.nn.layers import edge_features_are_weights, is_attention, is_deterministic
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.split_forward import SplitForward
-from gsplit.nn.wrappers_and_hooks import runs_pyg_code
+from gsplit.nn.wrappers_and_hooks import has_user_hooks, runs_pyg_code
 
 __all__ = ["ForwardPass", "relation_rows", "typed_batch"]
 
@@ -41,8 +42,8 @@ __all__ = ["ForwardPass", "relation_rows", "typed_batch"]
 class ForwardPass:
     """See the module. ``checks`` outlive the forward, because a device's values arrive later."""
 
-    fuses_attention: ClassVar[bool] = True
-    """Whether fused kernels may compute attention layers; False in trial runs at wrapping."""
+    is_fused: ClassVar[bool] = True
+    """Whether fused kernels may compute layers; False in trial runs at wrapping."""
     allows_draws: bool = False
     """Whether the model may draw random numbers: only in the run in which parameters get their sizes and values."""
     interception: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -55,6 +56,12 @@ class ForwardPass:
         self._num_dropouts = 0
         self._num_norms = 0
         self._made: dict[Any, Any] = {}
+        self._applied: list[tuple[Tensor, Activation]] = []  # outputs with a ReLU that the model has not called yet
+        self._droppable: list[tuple[Tensor, Activation]] = []  # outputs of these ReLUs that only a dropout reads
+
+    def close(self) -> None:
+        """End the forward."""
+        self.undo_activations([output for output, _ in self._applied])
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -78,6 +85,7 @@ class ForwardPass:
             got = "a call that the dry run did not make"
             raise InputError(explain(name, "the same layers in every forward", got, fix))
         num_dropouts = self._num_dropouts
+        self.undo_activations([h])
         if isinstance(h, dict):
             out = self._run_all_types(split, call, self._plan.layer_of[name])
         elif relation is not None:
@@ -98,6 +106,9 @@ class ForwardPass:
         h = input_rows(call)
         mixed, dst = self.batch.shuffle(index, h, of_wrapped_model=True)
         edge_attr, edge_weight = _edge_values(split, call, self.batch.layers[index], h.dtype)
+        activation = None
+        if split.name in self._plan.activations and not has_user_hooks(split.layer):
+            activation = Activation(drops=self._plan.activations[split.name])
         inputs = LayerInputs(
             batch=self.batch,
             index=index,
@@ -108,9 +119,14 @@ class ForwardPass:
             edge_weight=edge_weight,
             once=self._once,
             around_stock=self._around_stock,
-            attention_mask=partial(self._attention_mask, index) if self.fuses_attention else None,
+            attention_mask=partial(self._attention_mask, index),
+            is_fused=self.is_fused,
+            activation=activation,
         )
-        return self._plan.adapters[split.name](split, inputs)
+        out = self._plan.adapters[split.name](split, inputs)
+        if activation is not None and activation.is_applied:
+            self._applied.append((out, activation))
+        return out
 
     def _run_relation(self, split: SplitForward, call: LayerCall, index: int, relation: EdgeType) -> Any:
         """Compute the destinations of one relation. A collective, once for each tensor of source rows."""
@@ -132,8 +148,10 @@ class ForwardPass:
             edge_weight=edge_weight,
             once=self._once,
             around_stock=self._around_stock,
-            attention_mask=None,
+            attention_mask=partial(self._attention_mask, index),
+            is_fused=self.is_fused and not is_attention(split.layer),
             of=relation,
+            dst_is_prefix=same_rows,
         )
         return self._plan.adapters[split.name](split, inputs)
 
@@ -205,13 +223,44 @@ class ForwardPass:
             raise InputError(_explain_other_calls(what, call, x))
         return known[call]
 
+    @property
+    def has_activations(self) -> bool:
+        """Whether a layer has applied a ReLU that the model has not called yet."""
+        return bool(self._applied)
+
+    def relu(self, x: Tensor) -> bool:
+        """The model calls a ReLU on x. Returns whether the layer that computed x has applied it already."""
+        for place, (output, activation) in enumerate(self._applied):
+            if output is x:
+                del self._applied[place]
+                activation.keep()
+                if activation.drops:
+                    self._droppable.append((x, activation))
+                return True
+        return False
+
+    def undo_activations(self, read: Iterable[Any]) -> None:
+        """The model reads tensors otherwise than by a ReLU: give them the values before the ReLU of their layer."""
+        if self._applied:
+            tensors = {id(value) for value in read}
+            undone = [found for found in self._applied if id(found[0]) in tensors]
+            self._applied = [found for found in self._applied if id(found[0]) not in tensors]
+            for _, activation in undone:
+                activation.undo()
+
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Dropout keyed by step, call, and the vertex or edge of each row."""
         call = self._next_dropout()
         if not training or p == 0.0:
             return x
         rows = self._check("dropout", call, self._plan.dropouts, x)
-        return keyed_dropout(x, self._row_keys(rows, self.batch.context.key.dropout(call)), p)
+        row_keys = self._row_keys(rows, self.batch.context.key.dropout(call))
+        for output, activation in self._droppable:
+            if output is x:
+                self._droppable.remove((output, activation))
+                activation.scale = drop_in_place(x, row_keys, p)
+                return x
+        return keyed_dropout(x, row_keys, p)
 
     def _row_keys(self, rows: RowSpace, key: int) -> Tensor:
         batch = self.batch.part(rows.of)

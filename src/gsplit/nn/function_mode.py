@@ -1,7 +1,8 @@
-"""A torch function mode that is active during a wrapped forward and intercepts dropout and batch norm.
+"""A torch function mode that is active during a wrapped forward and intercepts dropout, batch norm and ReLU.
 
 Every ``F.dropout`` and ``F.batch_norm`` goes to the forward pass, however deep inside the model it is called. Other
-random functions would differ between ranks, and other norms would mix the rows of one rank only: both are refused.
+random functions would differ between ranks, and other norms would mix the rows of one rank only: both are refused. A
+ReLU that a fused layer has applied already (``fused_layers.Activation``) is left out.
 
 A mode costs a Python call per torch function, so it is suspended in gsplit's own code, and in layers that run PyG's
 code only (``runs_pyg_code``), which neither drop nor draw.
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._pytree import tree_leaves
 
 from gsplit.errors import InputError, explain
 from gsplit.nn.forward_pass import ForwardPass
@@ -61,6 +63,7 @@ _RANDOM = {
 _MIXING = {torch.batch_norm, torch.native_batch_norm, torch.instance_norm, F.instance_norm}
 _RANDOM_AT = {F.scaled_dot_product_attention: (4, "dropout_p"), F.rrelu: (3, "training")}
 """Functions that draw depending on one argument: its position and name."""
+_RELU = {F.relu, torch.relu, Tensor.relu}
 _INTERCEPTED = {F.dropout, F.batch_norm, *_MIXING, *_RANDOM, *_RANDOM_AT}
 
 
@@ -102,6 +105,10 @@ class ForwardPassMode(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._pass.has_activations:
+            if function in _RELU and self._pass.relu(args[0] if args else kwargs["input"]):
+                return args[0] if args else kwargs["input"]
+            self._pass.undo_activations(tree_leaves((args, kwargs)))
         if function not in _INTERCEPTED:
             return function(*args, **kwargs)
         if function is F.dropout:

@@ -96,7 +96,7 @@ def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product.
 
     On the CPU under autocast only for a mean of the input rows: torch would compute other products in bfloat16, which
-    it does not support for CSR matrices. On devices sums are our own (``kernels.sums``), for rows of 16 bits too.
+    it does not support for CSR matrices. On devices rows may have 16 bits.
     """
     on_host = device.type == "cpu"
     autocast = on_host and torch.is_autocast_enabled(device.type)
@@ -105,6 +105,4 @@ def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: fails on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
-    if not on_host and has_own_methods(layer):
-        return False
     return known and plain and dtype in (_HOST_DTYPES if on_host else _DEVICE_DTYPES)

@@ -82,7 +82,7 @@ def _record(model: Module, runtime: Runtime, like: Toys, pairs: str, num_layers:
         model.train()
         runtime.override = recorder
         try:
-            with forbid_random_draws(like.device), forbid_changed_buffers(model):
+            with forbid_random_draws(like.device), forbid_changed_buffers(model), recorder.readers:
                 out = explain_failure(lambda: call_model(model, batch, takes_edge_attr=takes_edge_attr))
                 plan = recorder.plan(_encoded(batch) if isinstance(batch, ToyLinkBatch) else out)
         finally:

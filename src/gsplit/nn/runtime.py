@@ -185,6 +185,7 @@ class Runtime:
         """End a forward, also one that failed."""
         opened = self._open.pop()
         if opened is not None:
+            opened[0].close()
             opened[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def current(self) -> ForwardPass | None:

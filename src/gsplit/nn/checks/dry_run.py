@@ -23,6 +23,7 @@ from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import Adapter, choose_adapter, run_pair, run_single_input
 from gsplit.nn.calls import LayerCall, find_handle, input_rows, tensors_of
+from gsplit.nn.checks.activations import OutputReaders
 from gsplit.nn.checks.toy import ExampleInput, explain_rows
 from gsplit.nn.forward_pass import ForwardPass, relation_rows
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
@@ -47,7 +48,7 @@ class TooDeepError(InputError):
 class Recorder(ForwardPass):
     """A forward pass that records the rows that every layer, dropout and batch norm of the model gets."""
 
-    fuses_attention = False
+    is_fused = False
 
     def __init__(self, batch: Batch, space_of: dict[int, RowSpace]) -> None:
         self._space_of = space_of
@@ -56,6 +57,7 @@ class Recorder(ForwardPass):
         self._layer_dropouts: dict[str, int] = {}
         self._dropouts: list[RowSpace] = []
         self._norms: list[RowSpace] = []
+        self.readers = OutputReaders()
         super().__init__(batch, ForwardPlan(batch.num_layers, self._layer_of, self._adapters, (), ()))
 
     def _row_space(self, where: str, x: Tensor) -> RowSpace:
@@ -98,14 +100,15 @@ class Recorder(ForwardPass):
             self._adapters[name] = run_single_input
             out = super().run_layer(split, call)
         self._layer_dropouts[name] = len(self._dropouts) - num_dropouts
+        self.readers.watch(name, out)
         return out
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Record the rows of a dropout call, also of one that drops nothing."""
         if training and p > 0:
             self._dropouts.append(self._row_space("dropout", x))
-        else:
-            self._dropouts.append(self._space_of.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
+            return self.readers.drop(x)
+        self._dropouts.append(self._space_of.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
         return x
 
     def batch_norm(
@@ -136,7 +139,13 @@ class Recorder(ForwardPass):
         if space is None or (space.space, space.layer) != ("local", depth):
             raise InputError(explain_rows("the model's output", torch.empty(0) if first is None else first))
         return ForwardPlan(
-            depth, self._layer_of, self._adapters, tuple(self._dropouts), tuple(self._norms), self._layer_dropouts
+            depth,
+            self._layer_of,
+            self._adapters,
+            tuple(self._dropouts),
+            tuple(self._norms),
+            self._layer_dropouts,
+            self.readers.activations(),
         )
 
 

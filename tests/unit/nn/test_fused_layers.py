@@ -1,0 +1,266 @@
+"""Layers that host kernels compute: equal to PyG's, used where that is exact, with the ReLU that follows applied."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nn_models import CLASSES, WIDTH, Stack, make_batch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, SAGEConv
+
+from gsplit import parallelize
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.kernels.buffers import BufferPool
+from gsplit.kernels.sums import EdgeSums
+from gsplit.nn import adapters
+from gsplit.nn.forward_pass import ForwardPass
+from gsplit.nn.fused_layers import Activation, linear_form, run_linear_form
+from gsplit.nn.parallelize import forward_plan_of
+
+
+@contextmanager
+def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """One entry per layer that the kernels compute inside: whether it applied the ReLU that follows."""
+    calls: list[bool] = []
+    real: Callable[..., Tensor] = run_linear_form
+
+    def counting(*args: Any) -> Tensor:
+        calls.append(args[-1] is not None)
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapters, "run_linear_form", counting)
+        yield calls
+
+
+def _train_step(model: Module, batch: Any) -> tuple[Tensor, list[Tensor]]:
+    model.zero_grad()
+    out = model(batch.x, batch.edge_index)
+    batch.sum(out.square().sum(1)).backward()
+    return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def _check_equal(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A training step with the kernels and by PyG's layers; returns the calls of the kernels."""
+    with _counted(monkeypatch) as calls:
+        out, grads = _train_step(model, batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(ForwardPass, "is_fused", False)
+        want, wanted = _train_step(model, batch)
+    tolerance = 1e-11 if out.dtype == torch.float64 else 1e-4
+    assert torch.allclose(out, want, rtol=tolerance, atol=tolerance)
+    assert len(grads) == len(wanted)
+    for one, other in zip(grads, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, float(other.abs().max())))
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: GraphSAGE(WIDTH, 8, 3, CLASSES, dropout=p),
+        lambda p: GraphSAGE(WIDTH, 8, 3, CLASSES, dropout=p, aggr="sum", root_weight=False, bias=False),
+        lambda p: GCN(WIDTH, 8, 3, CLASSES, dropout=p),
+        lambda p: GCN(WIDTH, 8, 3, CLASSES, dropout=p, add_self_loops=False, bias=False),
+    ],
+)
+def test_a_wrapped_model_is_computed_by_host_kernels_that_apply_its_relu(
+    make: Callable[[float], Module], dropout: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parallelize(make(dropout).to(dtype), solo_mesh())
+    names = list(model.state_dict())
+    batch = make_batch().cast(dtype)
+    assert forward_plan_of(model).activations == {"convs.0": dropout > 0, "convs.1": dropout > 0}
+    assert _check_equal(model, batch, monkeypatch) == [True, True, False]
+    model.eval()
+    with torch.no_grad(), _counted(monkeypatch) as calls:
+        out = model(batch.x, batch.edge_index)
+    with monkeypatch.context() as patch:
+        patch.setattr(ForwardPass, "is_fused", False)
+        assert torch.allclose(out, model(batch.x, batch.edge_index), atol=1e-11 if dtype == torch.float64 else 1e-4)
+    assert calls == [True, True, False] and list(model.state_dict()) == names
+
+
+def _two_layers(forward: Callable[..., Any], **modules: Module) -> Any:
+    layers = {"one": SAGEConv(WIDTH, 8).double(), "two": GraphConv(8, CLASSES, aggr="mean").double()}
+    return Stack(forward, **layers, **modules)
+
+
+class _Double(torch.autograd.Function):
+    """Reads its input as no torch function does."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 2
+
+
+def _relu_method(self: Any, x: Tensor, edge_index: Any) -> Any:
+    return self.two(self.one(x, edge_index).relu(), edge_index)
+
+
+def _relu_and_read_before(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = self.one(x, edge_index)
+    return self.two(F.relu(h) + h, edge_index)
+
+
+def _read_by_a_function_of_its_own(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = self.one(x, edge_index)
+    return self.two(F.relu(h) + _Double.apply(h), edge_index)  # type: ignore[no-untyped-call]
+
+
+def _kept_in_an_attribute(self: Any, x: Tensor, edge_index: Any) -> Any:
+    self.kept = self.one(x, edge_index)
+    return self.two(F.relu(self.kept), edge_index)
+
+
+def _relu_in_place(self: Any, x: Tensor, edge_index: Any) -> Any:
+    return self.two(F.relu_(self.one(x, edge_index)), edge_index)
+
+
+def _elu(self: Any, x: Tensor, edge_index: Any) -> Any:
+    return self.two(F.elu(self.one(x, edge_index)), edge_index)
+
+
+def _cut_before_relu(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = self.one(x, edge_index)
+    return self.two(torch.cat([F.relu(h[:, :4]), h[:, 4:]], 1), edge_index)
+
+
+def _relu_read_beside_its_dropout(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = F.relu(self.one(x, edge_index))
+    return self.two(F.dropout(h, 0.5, self.training) + h, edge_index)
+
+
+def _relu_then_dropout(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = F.relu(self.one(x, edge_index))
+    return self.two(F.dropout(h, 0.5, self.training), edge_index)
+
+
+def _two_branches(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h, other = self.one(x, edge_index), self.other(x, edge_index)
+    return self.two(F.relu(h) + F.relu(other), edge_index)
+
+
+@pytest.mark.parametrize(
+    ("forward", "applied", "activations"),
+    [
+        (_relu_method, True, {"one": False}),
+        (_relu_then_dropout, True, {"one": True}),
+        (_relu_read_beside_its_dropout, True, {"one": False}),
+        (_relu_and_read_before, False, {}),
+        (_read_by_a_function_of_its_own, False, {}),
+        (_kept_in_an_attribute, False, {}),
+        (_relu_in_place, False, {}),
+        (_elu, False, {}),
+        (_cut_before_relu, False, {}),
+    ],
+)
+def test_a_relu_is_applied_by_the_layer_only_if_nothing_else_reads_the_output(
+    forward: Any, applied: bool, activations: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parallelize(_two_layers(forward), solo_mesh())
+    assert forward_plan_of(model).activations == activations
+    assert _check_equal(model, make_batch(2), monkeypatch) == [applied, False]
+
+
+def test_layers_beside_each_other_both_apply_their_relu(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(_two_layers(_two_branches, other=SAGEConv(WIDTH, 8).double()), solo_mesh())
+    assert _check_equal(model, make_batch(2), monkeypatch) == [True, True, False]
+
+
+def test_a_relu_that_the_model_does_not_call_after_all_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+        h = self.one(x, edge_index)
+        if self.mode == "kept":
+            self.kept = h
+            return self.two(x.new_ones(h.size(0), 8), edge_index)
+        return self.two(F.relu(h) if self.mode == "relu" else h if self.mode == "layer" else h.tanh(), edge_index)
+
+    model = _two_layers(forward)
+    vars(model)["mode"] = "relu"
+    model = parallelize(model, solo_mesh())
+    for mode in ("relu", "layer", "tanh", "kept"):
+        vars(model)["mode"] = mode
+        assert _check_equal(model, make_batch(2), monkeypatch)[0], mode
+    assert bool((vars(model)["kept"] < 0).any())
+
+
+def test_hooks_of_users_see_what_pygs_layers_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(_two_layers(_relu_method), solo_mesh())
+    seen: list[Tensor] = []
+    model.one.register_forward_hook(lambda module, args, out: seen.append(out.detach().clone()))
+    assert _check_equal(model, make_batch(2), monkeypatch) == [False, False]  # no ReLU: the hook sees the output
+    assert torch.allclose(seen[0], seen[1], atol=1e-11) and bool((seen[0] < 0).any())
+    inner = parallelize(_two_layers(_relu_method), solo_mesh())
+    inner.one.lin_l.register_forward_hook(lambda module, args, out: out * 3)
+    assert _check_equal(inner, make_batch(2), monkeypatch) == [False]  # only the second layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        SAGEConv(WIDTH, 8, aggr="max"),
+        SAGEConv(WIDTH, 8, normalize=True),
+        SAGEConv(WIDTH, 8, project=True),
+        GINConv(torch.nn.Sequential(torch.nn.Linear(WIDTH, 8), torch.nn.ReLU()), train_eps=True),
+        GraphConv(WIDTH, 8, aggr="max"),
+    ],
+)
+def test_other_layers_and_options_run_as_pygs_layers(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = copy.deepcopy(layer).double()
+    model = Stack(_relu_method, one=layer, two=GCNConv(8, CLASSES).double())
+    model = parallelize(model, solo_mesh())
+    assert _check_equal(model, make_batch(2), monkeypatch) == [False]  # the second
+
+
+def test_rows_of_another_width_are_refused_by_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(_two_layers(_relu_method), solo_mesh())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), _counted(monkeypatch) as calls:
+        model(torch.ones(make_batch(2).x.size(0), WIDTH + 1, dtype=torch.float64), make_batch(2).edge_index)
+    assert calls == []
+
+
+@pytest.mark.parametrize("num_dst", [0, 1, 9000])
+def test_threads_and_empty_blocks_change_no_bits(num_dst: int) -> None:
+    torch.manual_seed(0)
+    num_src = num_dst + 40
+    degrees = torch.randint(0, 4, (num_dst,))
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    src_rows = torch.randint(0, num_src, (int(indptr[-1]),))
+    layer = SAGEConv(5, 3)
+    form = linear_form(layer)
+    assert form is not None
+    found = []
+    for threads in (1, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            torch.manual_seed(1)
+            x = torch.randn(num_src, 5, requires_grad=True)
+            activation = Activation()
+            edges = EdgeSums(indptr, src_rows, num_src, None)
+            out = run_linear_form(form, x, None, edges, BufferPool(torch.device("cpu")), activation)
+            activation.keep()
+            out.sum().backward()
+            found.append((out.detach(), x.grad))
+        finally:
+            torch.set_num_threads(before)
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] is not None and found[1][1] is not None and torch.equal(found[0][1], found[1][1])
+    assert found[0][0].shape == (num_dst, 3)
+
+
+def test_rows_of_a_damaged_block_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected source rows in \[0, 3\) \(got 1..3\)"):
+        EdgeSums(torch.tensor([0, 2]), torch.tensor([1, 3]), 3, None)
