@@ -12,11 +12,15 @@ in memory, so without it a kernel waits for every one of them.
 
 from typing import Any
 
+import numpy.typing as npt
 from llvmlite import ir
+from numba import carray
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["add_scaled", "dot", "prefetch_row"]
+from gsplit.kernels.jit import kernel
+
+__all__ = ["add_rows", "add_scaled", "dot", "prefetch_at", "prefetch_row", "row_at"]
 
 _LANE_BYTES = 64
 _LINE_BYTES = 64
@@ -107,6 +111,29 @@ def _emit_add_scaled(context: Any, builder: Any, signature: Any, args: Any) -> A
     return context.get_dummy_value()
 
 
+def _emit_add_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """LLVM instructions of ``add_rows``."""
+    rows = _Rows(context, builder, signature.args, args)
+
+    def add(place: Any, vector: bool) -> None:
+        total = builder.fadd(rows.load(0, place, vector), rows.load(1, place, vector))
+        rows.store(builder.fadd(total, rows.load(2, place, vector)), 0, place, vector)
+
+    with rows.vectors() as (place, _):
+        add(place, True)
+    with rows.rest() as (place, _):
+        add(place, False)
+    return context.get_dummy_value()
+
+
+@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
+def add_rows(typing_context: Any, target: Any, one: Any, other: Any) -> Any:
+    """``target[c] += one[c]``, then ``target[c] += other[c]``, in one pass, for contiguous rows as ``add_scaled``'s."""
+    if _is_row(target) and target == one == other:
+        return types.void(target, one, other), _emit_add_rows
+    return None
+
+
 @intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
 def dot(typing_context: Any, a: Any, b: Any) -> Any:
     """``sum(a[c] * b[c])`` of two contiguous rows of one length and type, to be called inside kernels."""
@@ -123,22 +150,42 @@ def add_scaled(typing_context: Any, target: Any, factor: Any, row: Any) -> Any:
     return None
 
 
-def _emit_prefetch_row(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """LLVM instructions of ``prefetch_row``: a hint for every cache line of the row."""
-    array = context.make_array(signature.args[0])(context, builder, args[0])
-    size = builder.extract_value(array.strides, 0).type
+def _emit_prefetch(builder: Any, first: Any, num_bytes: Any) -> None:
+    """LLVM instructions: a hint for every cache line of some bytes."""
     byte = ir.IntType(8)
     word = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), word, word, word])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    zero, line = (ir.Constant(num_bytes.type, value) for value in (0, _LINE_BYTES))
+    with cgutils.for_range_slice(builder, zero, num_bytes, line) as (place, _):
+        builder.call(hint, [builder.gep(first, [place]), word(0), word(3), word(1)])  # to read, soon, in all caches
+
+
+def _emit_prefetch_row(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """LLVM instructions of ``prefetch_row``."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    size = builder.extract_value(array.strides, 0).type
     columns = builder.extract_value(array.shape, 1)
     num_bytes = builder.mul(columns, ir.Constant(size, signature.args[0].dtype.bitwidth // 8))
     begin = builder.mul(builder.sext(args[1], size), builder.extract_value(array.strides, 0))
-    first = builder.gep(builder.bitcast(array.data, byte.as_pointer()), [begin])
-    zero, line = (ir.Constant(size, value) for value in (0, _LINE_BYTES))
-    with cgutils.for_range_slice(builder, zero, num_bytes, line) as (place, _):
-        builder.call(hint, [builder.gep(first, [place]), word(0), word(3), word(1)])  # to read, soon, in all caches
+    first = builder.gep(builder.bitcast(array.data, ir.IntType(8).as_pointer()), [begin])
+    _emit_prefetch(builder, first, num_bytes)
     return context.get_dummy_value()
+
+
+def _emit_prefetch_at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """LLVM instructions of ``prefetch_at``."""
+    _emit_prefetch(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()), args[1])
+    return context.get_dummy_value()
+
+
+def _emit_pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+
+@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
+    return types.CPointer(like.dtype)(address, like), _emit_pointer  # type: ignore[attr-defined]
 
 
 @intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -148,3 +195,22 @@ def prefetch_row(typing_context: Any, array: Any, row: Any) -> Any:
     if is_matrix and isinstance(row, types.Integer) and isinstance(array.dtype, types.Number):
         return types.void(array, row), _emit_prefetch_row
     return None
+
+
+@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
+def prefetch_at(typing_context: Any, address: Any, num_bytes: Any) -> Any:
+    """``prefetch_row`` for the bytes from an address on."""
+    if address == types.int64 and num_bytes == types.int64:
+        return types.void(address, num_bytes), _emit_prefetch_at
+    return None
+
+
+@kernel
+def row_at(address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The row of the length and type of ``like`` that begins at an address.
+
+    For rows that lie in several arrays, whose number varies: a tuple of arrays would be compiled anew for every number.
+    The caller has checked that the row is there, because nothing else can.
+    """
+    row: npt.NDArray[Any] = carray(_pointer(address, like), like.shape)
+    return row

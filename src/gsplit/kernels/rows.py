@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gsplit.kernels.jit import kernel
 
-__all__ = ["copy_rows", "copy_cached", "scale_rows", "merge_gradient", "copy_and_gather"]
+__all__ = ["copy_rows", "copy_cached", "scale_rows", "merge_gradient", "copy_and_gather", "gather", "list_places"]
 
 Matrix = npt.NDArray[Any]
 
@@ -74,7 +74,7 @@ def scale_rows(
 
 
 @kernel
-def _lists(rows: npt.NDArray[np.int64], num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def list_places(rows: npt.NDArray[np.int64], num_rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The places k of each row in ``rows``: the first for every row, and for every k the next; -1 at the end."""
     head, following = np.full(num_rows, -1, np.int64), np.empty(rows.size, np.int64)
     for k in range(rows.size - 1, -1, -1):
@@ -85,7 +85,7 @@ def _lists(rows: npt.NDArray[np.int64], num_rows: int) -> tuple[npt.NDArray[np.i
 
 @kernel
 def _copy_and_gather(h: Matrix, rows: npt.NDArray[np.int64], own: Matrix, sent: Matrix) -> None:
-    head, following = _lists(rows, h.shape[0])
+    head, following = list_places(rows, h.shape[0])
     for i in range(h.shape[0]):
         for j in range(h.shape[1]):
             own[i, j] = h[i, j]
@@ -105,7 +105,7 @@ def _merge(
     begins: npt.NDArray[np.int64],
     out: Matrix,
 ) -> None:
-    head, following = _lists(rows, out.shape[0])
+    head, following = list_places(rows, out.shape[0])
     for i in range(out.shape[0]):
         target, own, k, p = out[i], g_mixed[i], head[i], 0
         if k < 0:
@@ -139,6 +139,12 @@ def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, sent: Tensor) -> None:
     """``own = h`` and ``sent[k] = h[rows[k]]``, reading ``h`` once."""
     if h.size(0):
         _copy_and_gather(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(sent, h))
+
+
+def gather(h: Tensor, rows: Tensor, out: Tensor) -> None:
+    """``out[k] = h[rows[k]]``, for matrices on the host; ``rows`` are rows of ``h``."""
+    if rows.numel():
+        copy_rows(h.detach().numpy(), rows.numpy(), np.empty(0, np.int64), out.view(-1).numpy(), h.size(1))
 
 
 def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: tuple[Tensor, ...], out: Tensor) -> None:

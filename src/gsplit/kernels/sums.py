@@ -13,16 +13,18 @@ needed them before, otherwise in the first backward.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gsplit.array_types import Ids
 from gsplit.kernels import sums_numba
 from gsplit.kernels.csr import EdgesBySource, csr_matrix, group_by_source
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.sums_numba import run_in_threads
 
-__all__ = ["EdgeSums"]
+__all__ = ["EdgeSums", "row_addresses"]
 
 _Edges = tuple[Tensor, Tensor, Tensor | None]
 """Offsets [rows + 1], the other end of every edge [E], and the edge's weight [E]."""
@@ -60,8 +62,9 @@ class EdgeSums:
         """See the module: ``out``."""
         edges = (self._indptr, self._src_rows, self._weights)
         if kernel_for("sum rows", x.device, x.dtype) == "numba":
+            x = x.detach().contiguous()
             out = x.new_empty(self.num_dst, x.size(1))
-            self.sum_into(out, x, None, mean=mean)
+            self.sum_into(out, row_addresses(x), x.size(1), mean=mean)
             return out
         if not mean:
             return _sum_rows(edges, x, x.dtype)
@@ -71,40 +74,52 @@ class EdgeSums:
         """See the module: ``g_x``."""
         if kernel_for("sum rows", g.device, g.dtype) == "numba":
             out = g.new_empty(self.num_src, g.size(1))
-            self.sum_gradients_into(out, g, 0, mean=mean)
+            self.sum_gradients_into(out, g.detach().contiguous(), 0, 0, mean=mean)
             return out
         return _sum_rows(self._transposed(), g / self._degrees(g.dtype) if mean else g, g.dtype)
 
-    def sum_into(self, out: Tensor, x: Tensor, rows: Tensor | None, *, mean: bool) -> None:
-        """``out`` on the host, into the first columns of a tensor. ``rows``: where the row of each source is in x."""
-        src_rows = self._src_rows.numpy() if rows is None else rows.numpy()[self._src_rows.numpy()]
-        arrays = (self._indptr.numpy(), src_rows, _host_weights(self._weights, x.dtype))
-        source = x.detach().contiguous().numpy()
-        none = source[:0]
+    def sum_into(self, out: Tensor, addresses: Ids, width: int, *, mean: bool) -> None:
+        """``out`` on the host, into the first columns of a tensor; ``addresses``: where the row of each source is."""
+        assert addresses.size == self.num_src and out.size(1) >= width and out.is_contiguous()
+        edges = (self._indptr.numpy(), self._src_rows.numpy(), _host_weights(self._weights, out.dtype))
         target = out.numpy()
-        width = x.size(1)
+        nothing = (target[:0], 0, sums_numba.NOTHING_RETURNED)
         run_in_threads(
             self.num_dst,
-            lambda first, stop: sums_numba.sum_rows(*arrays, source, none, 0, mean, target, width, first, stop),
+            lambda first, stop: sums_numba.sum_rows(
+                *edges, addresses, *nothing, mean, target[first:], width, first, stop
+            ),
         )
 
-    def sum_gradients_into(self, out: Tensor, g: Tensor, num_first: int, *, mean: bool) -> None:
-        """``g_x`` on the host. The gradients of the sums are the first columns of ``g``.
+    def sum_gradients_into(
+        self,
+        out: Tensor,
+        g: Tensor,
+        num_first: int,
+        begin: int,
+        returned: tuple[Ids, Ids, Ids] = sums_numba.NOTHING_RETURNED,
+        *,
+        mean: bool,
+    ) -> None:
+        """Rows of ``g_x`` from ``begin`` on, on the host. The gradients of the sums are the first columns of ``g``.
 
         ``num_first``: the number of first rows of ``g_x`` that also get the other columns of ``g``, row by row.
+        ``returned``: further gradients of rows (``sums_numba.sum_rows``).
         """
+        assert begin + out.size(0) <= self.num_src and g.is_contiguous() and out.is_contiguous()
         offsets, dst_rows, weights = self._transposed()
         if mean:
             inverse = 1.0 / self._degrees(g.dtype).squeeze(1)
             weights = inverse[dst_rows] if weights is None else weights.to(g.dtype) * inverse[dst_rows]
-        arrays = (offsets.numpy(), dst_rows.numpy(), _host_weights(weights, g.dtype))
-        source = g.detach().contiguous().numpy()
-        start = source[:num_first]
+        edges = (offsets.numpy(), dst_rows.numpy(), _host_weights(weights, g.dtype), row_addresses(g))
+        start = g.numpy()[:num_first]
         target = out.numpy()
         width = out.size(1)
         run_in_threads(
-            self.num_src,
-            lambda first, stop: sums_numba.sum_rows(*arrays, source, start, width, False, target, width, first, stop),
+            out.size(0),
+            lambda first, stop: sums_numba.sum_rows(
+                *edges, start, width, returned, False, target[first:], width, begin + first, begin + stop
+            ),
         )
 
     def _degrees(self, dtype: torch.dtype) -> Tensor:
@@ -117,6 +132,14 @@ class EdgeSums:
             self._by_source = group_by_source(self._indptr, self._src_rows, self.num_src)
         found = self._by_source
         return found.offsets, found.dst_rows, None if self._weights is None else self._weights[found.places]
+
+
+def row_addresses(rows: Tensor, places: Tensor | None = None) -> Ids:
+    """The address of every row of a contiguous matrix on the host, or of those at some places, which were checked."""
+    assert rows.is_contiguous() and rows.device.type == "cpu"
+    numbers = np.arange(rows.size(0)) if places is None else places.numpy()
+    addresses: Ids = rows.data_ptr() + numbers * (rows.stride(0) * rows.element_size())
+    return addresses
 
 
 def _host_weights(weights: Tensor | None, dtype: torch.dtype) -> sums_numba.Floats:

@@ -15,13 +15,13 @@ import torch
 
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_scaled, prefetch_row
+from gsplit.kernels.lanes import add_rows, add_scaled, prefetch_at, row_at
 
 __all__ = [
-    "NO_ROWS",
+    "NOTHING_RETURNED",
     "add_bias",
     "are_rows",
-    "copy_rows_to",
+    "gather_rows",
     "group_edges",
     "mask_gradient",
     "run_in_threads",
@@ -32,8 +32,7 @@ Floats = npt.NDArray[Any]
 AHEAD = 8
 _BLOCK = 512
 _LEAST_ROWS = 4096
-NO_ROWS: Ids = np.empty(0, np.int64)
-"""For kernels: row i is row i."""
+NOTHING_RETURNED: tuple[Ids, Ids, Ids] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @cache
@@ -65,69 +64,74 @@ def sum_rows(
     offsets: Ids,
     rows: Ids,
     weights: Floats,
-    x: Floats,
+    addresses: Ids,
     start: Floats,
     start_column: int,
+    returned: tuple[Ids, Ids, Ids],
     mean: bool,
     out: Floats,
     width: int,
     first: int,
     stop: int,
 ) -> None:
-    """out[i, :width] = start[i] + the sum of weights[e] * x[rows[e]] over the edges e of i, for i in [first, stop).
+    """out[i - first] = start[i] + the sum of weights[e] * row(rows[e]) over the edges e of i, for i in [first, stop).
 
-    The first columns of x are read, and those of ``start`` from ``start_column`` on. Rows beyond those of ``start``
-    start at 0; without weights all are 1. ``mean``: divided by the number of edges, if there are any. Rows have been
-    checked.
+    Row r has ``width`` numbers and begins at ``addresses[r]``; the first columns of ``out`` are written. Rows beyond
+    those of ``start`` start at 0; without weights all are 1. ``returned``: rows that are added to some i (``heads[i]``
+    is the first of them, ``following[k]`` the one after k, -1 at the end) and their addresses; may be empty. ``mean``:
+    divided by the number of edges, if there are any. Rows and addresses have been checked.
     """
-    num_edges = rows.size
+    heads, following, places = returned
+    num_bytes = width * out.itemsize
     for i in range(first, stop):
         begin, end = offsets[i], offsets[i + 1]
-        target = out[i][:width]
-        for e in range(begin + AHEAD, min(end + AHEAD, num_edges)):
-            prefetch_row(x, rows[e])
+        target = out[i - first][:width]
+        for e in range(begin + AHEAD, min(end + AHEAD, rows.size)):
+            prefetch_at(addresses[rows[e]], num_bytes)
         e = begin
         if i < start.shape[0]:
-            source = start[i][start_column : start_column + width]
-            for j in range(width):
-                target[j] = source[j]
+            copy_row(target, start[i][start_column : start_column + width])
         elif begin < end and not weights.size:
-            source = x[rows[begin]][:width]
-            for j in range(width):
-                target[j] = source[j]
+            copy_row(target, row_at(addresses[rows[begin]], target))
             e += 1
         else:
-            for j in range(width):
-                target[j] = 0
+            target[:] = 0
         if weights.size:
             while e < end:
-                add_scaled(target, weights[e], x[rows[e]][:width])
+                add_scaled(target, weights[e], row_at(addresses[rows[e]], target))
                 e += 1
         while e + 1 < end:
-            one, other = x[rows[e]][:width], x[rows[e + 1]][:width]
-            for j in range(width):
-                target[j] = target[j] + one[j] + other[j]
+            add_rows(target, row_at(addresses[rows[e]], target), row_at(addresses[rows[e + 1]], target))
             e += 2
         if e < end:
-            one = x[rows[e]][:width]
-            for j in range(width):
-                target[j] += one[j]
+            add_scaled(target, out.dtype.type(1), row_at(addresses[rows[e]], target))
+        if heads.size:
+            k = heads[i]
+            while k >= 0:
+                add_scaled(target, out.dtype.type(1), row_at(places[k], target))
+                k = following[k]
         if mean and end - begin > 1:
-            inverse = x.dtype.type(1.0) / x.dtype.type(end - begin)
+            inverse = out.dtype.type(1.0) / out.dtype.type(end - begin)
             for j in range(width):
                 target[j] *= inverse
 
 
 @kernel
-def copy_rows_to(x: Floats, rows: Ids, out: Floats, column: int, first: int, stop: int) -> None:
-    """out[i, column:] = x[rows[i]], or x[i] without rows, for i in [first, stop). Rows have been checked."""
+def copy_row(target: Floats, source: Floats) -> None:
+    """Copy a row into another of the same length."""
+    for j in range(target.size):
+        target[j] = source[j]
+
+
+@kernel
+def gather_rows(addresses: Ids, out: Floats, column: int, width: int, first: int, stop: int) -> None:
+    """out[i, column : column + width] = the row at ``addresses[i]``, for i in [first, stop)."""
+    num_bytes = width * out.itemsize
     for i in range(first, stop):
-        if rows.size and i + AHEAD < stop:
-            prefetch_row(x, rows[i + AHEAD])
-        source = x[rows[i] if rows.size else i]
-        target = out[i][column : column + source.size]
-        for j in range(source.size):
-            target[j] = source[j]
+        if i + AHEAD < stop:
+            prefetch_at(addresses[i + AHEAD], num_bytes)
+        target = out[i][column : column + width]
+        copy_row(target, row_at(addresses[i], target))
 
 
 @kernel

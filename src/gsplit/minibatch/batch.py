@@ -31,7 +31,7 @@ from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeight
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.minibatch.pair_rows import PairRows
 from gsplit.minibatch.route import Route, count_reduction
-from gsplit.minibatch.shuffle import exchange_rows, exchange_stored, keep_prefix
+from gsplit.minibatch.shuffle import RowExchange, exchange_rows, exchange_stored, keep_prefix
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
@@ -404,11 +404,26 @@ class Batch:
                 h,
                 route,
                 context.mesh.shuffles,
-                Call("shuffle" if route.appends else "boundary", context.key.step, layer, self.of),
+                self._shuffle_call(layer, route),
                 context.pool,
                 self.telemetry,
                 deterministic=context.deterministic,
             )
+
+    def _shuffle_call(self, layer: int, route: Route) -> Call:
+        return Call("shuffle" if route.appends else "boundary", self.key.step, layer, self.of)
+
+    def row_exchange(self, layer: int, h: Tensor) -> RowExchange | None:
+        """The exchange of ``shuffle``, for layers that read the rows of other ranks where they lie; host only.
+
+        None if ``shuffle`` exchanges nothing at this layer, or at a boundary, where rows have other places.
+        """
+        route = self.layers[layer].route if layer else None
+        if route is None or not route.appends or self.context.mesh.shuffles.size == 1:
+            return None
+        self._refuse_input_gradients()
+        self._check_input_rows(h, layer, route.num_local)
+        return RowExchange(route, self.context.mesh.shuffles, self._shuffle_call(layer, route), self.telemetry)
 
     def _check_input_rows(self, h: Tensor, layer: int, num_rows: int) -> None:
         if h.dim() < 2 or h.size(0) != num_rows:

@@ -23,6 +23,7 @@ receiver, so no sum depends on the order of threads. With compiled kernels every
 joins forward and backward, also without rows (law 5). An output without a gradient counts as zeros.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,11 +33,11 @@ from torch.autograd.function import once_differentiable
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.kernels.rows import copy_and_gather, merge_gradient
+from gsplit.kernels.rows import copy_and_gather, gather, merge_gradient
 from gsplit.minibatch.route import Route, count_exchange
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["exchange_rows", "exchange_stored", "fill_mixed", "keep_prefix", "merge_gradients"]
+__all__ = ["RowExchange", "exchange_rows", "exchange_stored", "fill_mixed", "keep_prefix", "merge_gradients"]
 
 
 def fill_mixed(h: Tensor, route: Route, sent: Tensor, pool: BufferPool) -> Tensor:
@@ -183,6 +184,40 @@ def _add_returned(g: Tensor, returned: Tensor, route: Route, *, deterministic: b
         sums.index_add_(0, rows, part.to(sums.dtype))
     if sums is not g:
         g.copy_(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class RowExchange:
+    """The same exchange for layers that read received rows, and add returned gradients, where they lie.
+
+    Nothing is appended: a layer on the host reads its own rows and the pieces that ``receive`` returns, which may be
+    memory of other ranks and are valid until this rank's next exchange. Its backward writes the gradients of received
+    rows into ``gradient_buffer`` and adds the pieces that ``send_back`` returns to those of its own rows.
+    """
+
+    route: Route
+    comm: Comm
+    call: Call
+    telemetry: StepTelemetry
+
+    def receive(self, h: Tensor) -> tuple[Tensor, ...]:
+        """Send own rows, and return the received ones, a piece per rank. A collective."""
+        route = self.route
+        with self.telemetry.span("shuffle"):
+            sent = self.comm.send_buffer((route.num_sent, h.size(1)), h.dtype)
+            gather(h, route.send_rows, sent)
+            count_exchange(route, h, self.telemetry)
+            return self.comm.all_to_all_views(self.call, sent, route.recv_counts, route.send_counts)
+
+    def gradient_buffer(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Memory for the gradients of received rows, grouped by owner."""
+        return self.comm.send_buffer((self.route.num_received, width), dtype)
+
+    def send_back(self, g_received: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of received rows to their owners, and get those of the rows sent. A collective."""
+        call = Call(f"{self.call.name} backward", self.call.step, self.call.layer, self.call.detail)
+        count_exchange(self.route, g_received, self.telemetry, backward=True)
+        return self.comm.all_to_all_views(call, g_received, self.route.send_counts, self.route.recv_counts)
 
 
 class _KeepPrefix(torch.autograd.Function):

@@ -17,6 +17,7 @@ The dry run finds out which of the last two an unknown layer needs (``nn.checks.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from gsplit.graph.types import EdgeType
 from gsplit.kernels.csr import CsrEdges, csr_matrix
 from gsplit.kernels.sums import EdgeSums
 from gsplit.minibatch.batch import Batch
+from gsplit.minibatch.shuffle import RowExchange
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, is_plain_call, substitute
@@ -45,10 +47,11 @@ __all__ = ["Adapter", "LayerInputs", "choose_adapter", "run_pair", "run_single_i
 class LayerInputs:
     """What a layer computes on.
 
-    ``call``: the model's call of the layer, with handles in place of edges. ``mixed``, ``dst``: the rows of sources and
-    destinations. ``edge_attr``, ``edge_weight``: values of the block's edges, None where the call does not pass them.
-    ``of``: the relation whose edges the layer gets, in a heterogeneous graph; None for all edges.
-    ``dst_is_prefix``: ``dst`` are the first rows of ``mixed``.
+    ``call``: the model's call of the layer, with handles in place of edges. ``h``: the rows of the local frontier.
+    ``shuffle``: exchanges them for those of sources and destinations, ``mixed`` and ``dst``. ``exchange``: for layers
+    that read the rows of other ranks where they lie; None if there are none. ``edge_attr``, ``edge_weight``: values of
+    the block's edges, None where the call does not pass them. ``of``: the relation whose edges the layer gets, in a
+    heterogeneous graph; None for all edges. ``dst_is_prefix``: ``dst`` are the first rows of ``mixed``.
     ``once(key, make)``: makes a value once per forward pass. ``around_stock(split)``: the context for calling a layer's
     own forward. ``attention_mask(layer, edges)``: the dropout mask of a fused attention layer. ``is_fused``: whether
     fused kernels may compute the layer. ``activation``: the ReLU that the model calls on the layer's output, if the
@@ -58,8 +61,9 @@ class LayerInputs:
     batch: Batch
     index: int
     call: LayerCall
-    mixed: Tensor
-    dst: Tensor
+    h: Tensor
+    shuffle: Callable[[], tuple[Tensor, Tensor]]
+    exchange: RowExchange | None
     edge_attr: Tensor | None
     edge_weight: Tensor | None
     once: Callable[[Any, Callable[[], Any]], Any]
@@ -69,6 +73,20 @@ class LayerInputs:
     activation: Activation | None = None
     of: EdgeType | None = None
     dst_is_prefix: bool = True
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        return self.shuffle()
+
+    @property
+    def mixed(self) -> Tensor:
+        """The rows of the sources. A collective, when they are first read."""
+        return self._rows[0]
+
+    @property
+    def dst(self) -> Tensor:
+        """The rows of the destinations. A collective, when they are first read."""
+        return self._rows[1]
 
     @property
     def block(self) -> Block:
@@ -129,7 +147,7 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
         fix = "use SAGEConv, GATConv, GraphConv or RGCNConv, or GCNConv(..., normalize=False)"
         got = "GCNConv, which normalises by the degrees of one relation; these are not counted"
         raise InputError(explain(split.name, "a layer that is exact on a heterogeneous graph", got, fix))
-    key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.mixed.dtype)
+    key = ("gcn", inputs.index, gcn, inputs.edge_weight is not None, inputs.h.dtype)
     block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
     form = _linear_form(split, inputs)
     if form is not None and form.aggregates_first(block.num_src, block.num_dst, block.num_edges):
@@ -214,7 +232,7 @@ def _normalised(inputs: LayerInputs, gcn: GcnOptions) -> tuple[Block, Tensor]:
         add_self_loops=gcn.add_self_loops,
         fill_value=gcn.fill_value,
         weighted=inputs.edge_weight is not None,
-        dtype=inputs.mixed.dtype,
+        dtype=inputs.h.dtype,
     )
     return normalised_edges(
         inputs.block, deg_inv_sqrt, inputs.edge_weight, loop_weight, add_self_loops=gcn.add_self_loops
@@ -225,7 +243,7 @@ def _edges_for(
     layer: Module, inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: GcnOptions | None
 ) -> _LayerEdges:
     """A CSR matrix that holds the weights, or ``edge_index`` and the weights."""
-    dtype = inputs.mixed.dtype
+    dtype = inputs.h.dtype
     device = block.indptr.device
     on_host = device.type == "cpu"
     sums_rows = not (has_own_methods(layer) or (weights is not None and weights.requires_grad))
@@ -263,11 +281,15 @@ def _linear_form(split: SplitForward, inputs: LayerInputs) -> LinearForm | None:
     if not inputs.is_fused or split.patched is not None or not is_plain_call(split.__signature__, inputs.call):
         return None
     form = linear_form(split.layer)
-    if form is None or not takes_host_kernels(form, inputs.mixed, inputs.dst, inputs.edge_weight):
+    dst = inputs.h if inputs.dst_is_prefix else inputs.dst
+    if form is None or not takes_host_kernels(form, inputs.h, dst, inputs.edge_weight):
         return None
     return form
 
 
 def _run_form(form: LinearForm, inputs: LayerInputs, edges: EdgeSums) -> Tensor:
+    """Compute a layer by host kernels. A collective if rows of other ranks are read."""
+    x = inputs.mixed if inputs.exchange is None else inputs.h
     dst = None if inputs.dst_is_prefix else inputs.dst
-    return run_linear_form(form, inputs.mixed, dst, edges, inputs.batch.context.pool, inputs.activation)
+    pool = inputs.batch.context.pool
+    return run_linear_form(form, x, dst, edges, inputs.exchange, pool, inputs.activation)

@@ -104,7 +104,6 @@ class ForwardPass:
     def _run_fused(self, split: SplitForward, call: LayerCall, index: int) -> Any:
         """Compute the destinations of a layer from the edges of all relations, or of a graph without types."""
         h = input_rows(call)
-        mixed, dst = self.batch.shuffle(index, h, of_wrapped_model=True)
         edge_attr, edge_weight = _edge_values(split, call, self.batch.layers[index], h.dtype)
         activation = None
         if split.name in self._plan.activations and not has_user_hooks(split.layer):
@@ -113,8 +112,9 @@ class ForwardPass:
             batch=self.batch,
             index=index,
             call=call,
-            mixed=mixed,
-            dst=dst,
+            h=h,
+            shuffle=partial(self.batch.shuffle, index, h, of_wrapped_model=True),
+            exchange=self.batch.row_exchange(index, h),
             edge_attr=edge_attr,
             edge_weight=edge_weight,
             once=self._once,
@@ -142,8 +142,9 @@ class ForwardPass:
             batch=self.batch,
             index=index,
             call=call,
-            mixed=mixed,
-            dst=mixed_dst if same_rows else self._destinations(index, relation[2], dst),
+            h=mixed,
+            shuffle=lambda: (mixed, mixed_dst if same_rows else self._destinations(index, relation[2], dst)),
+            exchange=None,
             edge_attr=edge_attr,
             edge_weight=edge_weight,
             once=self._once,

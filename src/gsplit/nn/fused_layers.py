@@ -14,8 +14,9 @@ backward. Here the aggregated rows and the destinations' own rows are the column
               g_x[s] = sum over the edges s -> i of g_A[i, :K], + g_A[s, K:] if s is a destination
 
 x [S, K], x_dst [D, R]: the first rows of x, or those of another vertex type; weight [C, K], root [C, R], bias [C].
-Saved: A, and out if a ReLU follows. If x is ``InPlaceRows``, its rows are aggregated where they lie in the store, and
-not copied. GCN's weight is applied after the sum, to D rows instead of S, where ``aggregates_first`` says so.
+Saved: A, and out if a ReLU follows. Rows are read where they lie, those of other ranks in what these have sent
+(``shuffle.RowExchange``); the gradients of received rows are returned. GCN's weight is applied after the sum, to D rows
+instead of S, where ``aggregates_first`` says so.
 
 The formula and the parameters are PyG's; sums run in another order, so results are equal to rounding. Everywhere else
 PyG's layer runs: subclasses, user hooks inside the layer, explanations, other aggregations, autocast, weights with
@@ -26,17 +27,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric import nn as pyg
 
+from gsplit.array_types import Ids
 from gsplit.kernels import sums_numba
 from gsplit.kernels.attention_types import aggregates_first
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.kernels.sums import EdgeSums
+from gsplit.kernels.rows import list_places
+from gsplit.kernels.sums import EdgeSums, row_addresses
 from gsplit.kernels.sums_numba import run_in_threads
+from gsplit.minibatch.shuffle import RowExchange
 from gsplit.nn.wrappers_and_hooks import runs_pyg_code
 
 __all__ = ["Activation", "LinearForm", "linear_form", "run_linear_form", "takes_host_kernels"]
@@ -124,19 +129,23 @@ def run_linear_form(
     x: Tensor,
     dst: Tensor | None,
     edges: EdgeSums,
+    exchange: RowExchange | None,
     pool: BufferPool,
     activation: Activation | None,
 ) -> Tensor:
-    """The output of a layer. ``dst``: rows of destinations that are not the first rows of ``x``."""
-    rows = None
+    """The output of a layer. A collective with ``exchange``.
+
+    ``x``: the rows of the sources, or with ``exchange`` those of this rank, which come first. ``dst``: the rows of the
+    destinations, if they are not the first rows of ``x``.
+    """
     out: Tensor = _LinearForm.apply(  # type: ignore[no-untyped-call]
-        x, dst, form.weight, form.root, form.bias, rows, edges, form.mean, pool, activation
+        x, dst, form.weight, form.root, form.bias, edges, exchange, form.mean, pool, activation
     )
     return out
 
 
 class _LinearForm(torch.autograd.Function):
-    """See the module. ``rows``: where the rows of the sources are in x; None if x has them in order."""
+    """See the module."""
 
     @staticmethod
     def forward(
@@ -146,17 +155,20 @@ class _LinearForm(torch.autograd.Function):
         weight: Tensor,
         root: Tensor | None,
         bias: Tensor | None,
-        rows: Tensor | None,
         edges: EdgeSums,
+        exchange: RowExchange | None,
         mean: bool,
         pool: BufferPool,
         activation: Activation | None,
     ) -> Tensor:
         matrix = weight if root is None else torch.cat([weight, root], 1)
+        x = x.detach().contiguous()
+        pieces = (x,) if exchange is None else (x, *exchange.receive(x))
         joined = pool.empty((edges.num_dst, matrix.size(1)), x.dtype)
-        edges.sum_into(joined, x, rows, mean=mean)
+        edges.sum_into(joined, np.concatenate([row_addresses(piece) for piece in pieces]), weight.size(1), mean=mean)
         if root is not None:
-            _copy_destinations(joined, x if dst is None else dst, rows if dst is None else None, weight.size(1))
+            own = x if dst is None else dst.detach().contiguous()
+            _copy_destinations(joined, row_addresses(own), weight.size(1), root.size(1))
         out = pool.empty((edges.num_dst, weight.size(0)), x.dtype)
         target = out.data  # without the version that autograd checks: if the ReLU is undone, ``out`` is not read
 
@@ -170,6 +182,7 @@ class _LinearForm(torch.autograd.Function):
             activation.apply(torch.no_grad()(lambda: multiply(False)))
         ctx.save_for_backward(joined, matrix, out if activation is not None else None)
         ctx.edges = edges
+        ctx.exchange = exchange
         ctx.mean = mean
         ctx.pool = pool
         ctx.activation = activation
@@ -196,21 +209,44 @@ class _LinearForm(torch.autograd.Function):
             g_joined = pool.empty((g.size(0), matrix.size(1)), g.dtype)
             torch.mm(g, matrix, out=g_joined)
         if g_joined is not None and needs_x:
-            g_x = pool.empty((ctx.edges.num_src, ctx.width), g.dtype)
-            ctx.edges.sum_gradients_into(g_x, g_joined, ctx.num_first, mean=ctx.mean)
+            g_x = _gradient_of_rows(g_joined, ctx.edges, ctx.exchange, ctx.num_first, ctx.width, ctx.mean, pool)
         g_dst = None if g_joined is None or not needs_dst else g_joined[:, ctx.width :]
         g_weight = None if g_matrix is None else g_matrix[:, : ctx.width]
         g_root = None if g_matrix is None or not needs_root else g_matrix[:, ctx.width :]
         return g_x, g_dst, g_weight, g_root, g_bias if ctx.has_bias else None, None, None, None, None, None
 
 
-def _copy_destinations(joined: Tensor, x: Tensor, rows: Tensor | None, column: int) -> None:
+def _gradient_of_rows(
+    g_joined: Tensor,
+    edges: EdgeSums,
+    exchange: RowExchange | None,
+    num_first: int,
+    width: int,
+    mean: bool,
+    pool: BufferPool,
+) -> Tensor:
+    """``g_x`` of this rank's rows, with what other ranks return for those they have read. A collective with those."""
+    returned = sums_numba.NOTHING_RETURNED
+    num_own = edges.num_src
+    pieces: tuple[Tensor, ...] = ()
+    if exchange is not None:
+        num_own = exchange.route.num_local
+        g_received = exchange.gradient_buffer(width, g_joined.dtype)
+        edges.sum_gradients_into(g_received, g_joined, num_first, num_own, mean=mean)
+        pieces = exchange.send_back(g_received)
+        addresses = np.concatenate([row_addresses(piece) for piece in pieces])
+        returned = (*list_places(exchange.route.send_rows.numpy(), num_own), addresses)
+    g_x = pool.empty((num_own, width), g_joined.dtype)
+    edges.sum_gradients_into(g_x, g_joined, num_first, 0, returned, mean=mean)
+    return g_x
+
+
+def _copy_destinations(joined: Tensor, addresses: Ids, column: int, width: int) -> None:
     """The rows of the destinations, which are the first, to the last columns of ``joined``."""
-    source = x.detach().contiguous().numpy()
-    places = sums_numba.NO_ROWS if rows is None else rows.numpy()
+    assert addresses.size >= joined.size(0)
     target = joined.numpy()
     run_in_threads(
-        joined.size(0), lambda first, stop: sums_numba.copy_rows_to(source, places, target, column, first, stop)
+        joined.size(0), lambda first, stop: sums_numba.gather_rows(addresses, target, column, width, first, stop)
     )
 
 

@@ -250,7 +250,7 @@ def test_threads_and_empty_blocks_change_no_bits(num_dst: int) -> None:
             x = torch.randn(num_src, 5, requires_grad=True)
             activation = Activation()
             edges = EdgeSums(indptr, src_rows, num_src, None)
-            out = run_linear_form(form, x, None, edges, BufferPool(torch.device("cpu")), activation)
+            out = run_linear_form(form, x, None, edges, None, BufferPool(torch.device("cpu")), activation)
             activation.keep()
             out.sum().backward()
             found.append((out.detach(), x.grad))
