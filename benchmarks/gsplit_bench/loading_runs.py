@@ -113,6 +113,7 @@ def load_steps(mesh: Mesh, run: LoadingRun) -> dict[str, Any]:
         seed=run.seed,
         edge_attr=None,
         edge_weight=None,
+        features_on_disk=True,  # so that owners read rows and exchange them; the source is replaced below
     )
     local = loader._graph.owned if loader.plan.strategy.reads_own_rows else loader._graph.sampled
     names = loader.arrays.stored_features

@@ -171,7 +171,7 @@ def _write(out: Path | None, report: "TrainReport") -> None:
 
 _LEGEND = """ms per step: wall time of the slowest rank, the median of the turns and how far
 they are from it; CPU time of all ranks; blocked (wait) and by stages, means of
-the ranks. Edges computed, rows loaded, bytes sent: of all ranks."""
+the ranks. Edges computed, rows loaded or read in place, bytes sent: of all ranks."""
 
 
 def show_report(report: "TrainReport", console: Console) -> None:

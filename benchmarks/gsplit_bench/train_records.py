@@ -131,7 +131,7 @@ def combine_ranks(scenario: Scenario, found: Sequence[RankResult]) -> TrainRecor
         cache=scenario.cache if scenario.features == "disk" else 0.0,
         edges=total("edges"),
         input_rows=total("input_rows"),
-        rows_loaded=total("rows_loaded"),
+        rows_loaded=total("rows_loaded") + total("rows_in_place"),
         bytes_loaded=total("bytes_loaded"),
         rows_sent=total("rows_sent"),
         bytes_sent=total("bytes_sent"),

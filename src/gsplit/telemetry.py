@@ -56,6 +56,7 @@ Counter = Literal[
     "targets",
     "edges",
     "input_rows",
+    "rows_in_place",
     "rows_loaded",
     "bytes_loaded",
     "cache_hits",

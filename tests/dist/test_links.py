@@ -226,11 +226,13 @@ def test_the_planner_counts_what_ranks_draw(ranks: int, replicas: int, tmp_path:
     crossing = 0.0
     for number, (strategy, counts) in enumerate(zip(STRATEGIES, counted, strict=True)):
         assert strategy == counts.spec.name
-        for rank, planned in enumerate(counts.ranks):
+        for rank, planned in enumerate(counts.in_place().ranks):
             own = found[rank][number]
             assert planned.edges == tuple(np.mean([step[0] for step in own], axis=0)), strategy
             assert planned.destinations == tuple(np.mean([step[1] for step in own], axis=0)), strategy
             assert planned.rows_loaded == np.mean([step[2] for step in own]), strategy
+            assert counts.ranks[rank].rows_loaded == np.mean([step[4] for step in own]), strategy
+            assert sum(planned.rows_sent) + planned.endpoints_sent == np.mean([step[5] for step in own]), strategy
             crossed = tuple(np.mean([step[3] for step in own], axis=0))
             assert (planned.endpoints_sent, planned.endpoints_received) == crossed, strategy
             crossing += planned.endpoints_sent

@@ -19,11 +19,12 @@ def count_steps(mesh: Mesh, path: str, strategies: list[str]) -> list[tuple[dict
         batch = loader.make_batch(0, 0)
         loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
         loss.backward()
-        inputs = loader._sample(loader._makers[0].strategy, batch.key, StepTelemetry()).input_route
+        sampled = loader._sample(loader._makers[0].strategy, batch.key, StepTelemetry())
+        inputs = sampled.input_route
         routes = [layer.route for layer in batch.layers if layer.route is not None]
         hidden = routes[1:]
-        if inputs is not None and not routes:  # data_cached: its boundary is below the first layer
-            routes = [inputs]
+        if sampled.requested is not None:  # data_cached: its boundary is below the first layer
+            routes = [sampled.requested[1]]
         rows = [] if inputs is None else [inputs.num_sent * graph.num_features]
         rows += [(route.num_sent + route.num_received) * HIDDEN for route in hidden]  # there, and gradients back
         peers = mesh.size - 1

@@ -358,7 +358,10 @@ PLANNED = StoredPairs("train", parse_negatives({"mode": "triplet", "amount": 2})
 
 
 def count_links(mesh: Mesh, path: str, strategies: list[str]) -> list[list[Any]]:
-    """For every strategy, the counts of two steps: edges, destinations and rows of this rank, and what crosses."""
+    """For every strategy, the counts of two steps: edges, destinations and rows of this rank, and what crosses.
+
+    Last: the rows of its own vertices, and all rows that it sends.
+    """
     store = gsplit.open(path)
     found = []
     for strategy in strategies:
@@ -373,8 +376,10 @@ def count_links(mesh: Mesh, path: str, strategies: list[str]) -> list[list[Any]]
                 (
                     [block.num_edges for block in batch.blocks],
                     [block.num_dst for block in batch.blocks],
-                    batch.telemetry.counts["rows_loaded"],
+                    batch.telemetry.counts["rows_in_place"],
                     (0, 0) if route is None else (route.num_sent, route.num_received),
+                    batch.telemetry.counts["input_rows"],
+                    batch.telemetry.counts["rows_sent"],
                 )
             )
         found.append(steps)

@@ -5,6 +5,7 @@ and most of its time is page faults. Ids and the length of mapped files are chec
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from math import prod
 from typing import Any, overload
@@ -93,6 +94,23 @@ class MappedRows:
         self._array = array.view(self._bits).reshape(array.shape[0], prod(array.shape[1:]))
         self.row_shape = tuple(array.shape[1:])
         self.dtype = dtype
+
+    @functools.cached_property
+    def matrix(self) -> Tensor:
+        """All rows as a tensor over the same memory, which may be read-only: writing to it would end the process."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # torch has no read-only tensors
+            words = torch.from_numpy(self._array)
+        return words.view(self.dtype).view(words.size(0), *self.row_shape)
+
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """The rows of ``matrix`` for some ids, which are checked."""
+        check_ids(self._name, ids.numpy(), self._first, self._array.shape[0])
+        return ids - self._first if self._first else ids
+
+    def check_files(self) -> None:
+        """Raise ``StoreError`` if the file of the rows became shorter, before rows of ``matrix`` are read."""
+        check_files(self._files)
 
     def read(self, ids: Tensor, out: Tensor) -> RowsRead:
         return read_to_device(self, ids, out)

@@ -28,6 +28,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource
+from gsplit.features.sources import MappedRows
 from gsplit.loading.pipeline import Pipeline
 from gsplit.loading.plan import LoaderPlan, RankGraph
 from gsplit.loading.step_loader import StepLoader
@@ -106,10 +107,19 @@ class BatchLoader(ABC, Generic[B]):
         samplers = [  # before rows: the edges of a device that samples come first in its memory
             (None if make_whole is None else make_whole(), None if make_own is None else make_own()) for _ in groups
         ]
-        step_loader, copies = self._open_rows(read, groups[0].inputs)
+        step_loader, copies, reads_foreign_rows = self._open_rows(read, groups[0].inputs)
         self._makers = [
             _StepMaker(
-                Strategy(spec, list(plan.num_neighbors), graph.sampled, group.ids, whole=whole, own=own, copies=copies),
+                Strategy(
+                    spec,
+                    list(plan.num_neighbors),
+                    graph.sampled,
+                    group.ids,
+                    whole=whole,
+                    own=own,
+                    copies=copies,
+                    reads_foreign_rows=reads_foreign_rows,
+                ),
                 step_loader.over(group.inputs),
             )
             for group, (whole, own) in zip(groups, samplers, strict=True)
@@ -134,8 +144,10 @@ class BatchLoader(ABC, Generic[B]):
         draw = view.open_draw(plan.draw)
         return partial(make_sampler, view.graph, view.original_ids, device, edge_ids=with_ids, draw=draw)
 
-    def _open_rows(self, read: LocalGraph, comm: Comm) -> tuple[StepLoader, ForeignCopies | None]:
-        """Open the row sources. Also returns the copies of other ranks' rows, if wanted. A collective."""
+    def _open_rows(self, read: LocalGraph, comm: Comm) -> tuple[StepLoader, ForeignCopies | None, bool]:
+        """Open the row sources. Also returns the copies of other ranks' rows, if wanted, and whether a rank reads the
+        rows of all ranks itself. A collective.
+        """
         plan = self.plan
         mesh = self.mesh
         spec = plan.strategy
@@ -156,8 +168,10 @@ class BatchLoader(ABC, Generic[B]):
                 each_vertex_once=each_once,
                 deterministic=plan.deterministic,
             )
-            return typed, None
+            return typed, None, False
         rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
+        device_rows = self._open_device_rows(read, rows)
+        reads_foreign_rows = self._can_read_foreign_rows(rows)
         step_loader = StepLoader(
             sampled,
             mesh,
@@ -167,15 +181,32 @@ class BatchLoader(ABC, Generic[B]):
             strategy=spec.name,
             each_vertex_once=each_once,
             deterministic=plan.deterministic,
-            device_rows=self._open_device_rows(read, rows),
+            device_rows=device_rows,
+            in_place=reads_foreign_rows and not plan.prefetch,
             labels=self._graph.targets is not None,
             num_ahead=plan.prefetch,
         )
         if not plan.copies:
-            return step_loader, None
-        mesh.control.gather_text(Call("open rows", long_wait=True), "")  # all ranks: all copy rows, or none
+            return step_loader, None, reads_foreign_rows
         copies = self._graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading)
-        return step_loader, copies.move_rows(mesh.device)
+        return step_loader, copies.move_rows(mesh.device), reads_foreign_rows
+
+    def _can_read_foreign_rows(self, rows: HostSource) -> bool:
+        """Whether every rank of the replica reads the input rows of all of them, from one array of a whole store.
+
+        Ranks of several hosts exchange rows instead, so that a host reads only the rows that its ranks own. A
+        collective: ranks may have different caches and stores.
+        """
+        plan = self.plan
+        mesh = self.mesh
+        store = self._graph.store
+        is_near = mesh.replica_shares_host or not plan.strategy.reads_own_rows
+        is_whole = isinstance(rows, MappedRows) and store.vertex_range == (0, store.num_vertices)
+        found = is_near and is_whole and mesh.device.type == "cpu" and not plan.copies
+        # all ranks: once per loader; opening rows may be slow
+        answers = mesh.control.gather_text(Call("open rows", long_wait=True), str(found))
+        first = mesh.replica * mesh.num_splits
+        return set(answers[first : first + mesh.num_splits]) == {str(True)}
 
     def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
         """The input rows for a device.

@@ -3,7 +3,9 @@
 ``load`` may run ahead of training, in the thread of the loader. The third stage, ``Batch.to``, runs in the training
 thread.
 
-On CPUs ``load`` does all the work. It reads the local input rows directly into the mixed tensor of layer 0, and
+On CPUs ``load`` does all the work. If the ranks are on one host and map the stored features, nothing is read or
+exchanged here: ``batch.x`` refers to the mixed rows in the map (``features.in_place``); a loader that works ahead
+reads them all from the map. Otherwise it reads the local input rows directly into the mixed tensor of layer 0, and
 receives rows of other ranks into the rest of it, without further copies (law 4: local rows come first).
 
 For a device, ``load`` locates the rows, and reads those that the device cannot reach (``features.device``). If the host
@@ -14,6 +16,7 @@ here. The exchange of the rows is left to the thread of training, which issues a
 
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -24,7 +27,9 @@ from gsplit.device.packing import PinnedBuffers, map_tensors
 from gsplit.distributed.comm.comm import Comm
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.features.device import DeviceRows, RowsLocated, StagedRows
+from gsplit.features.in_place import InPlaceRows
 from gsplit.features.protocol import RowSource, RowsRead, take_rows
+from gsplit.features.sources import MappedRows
 from gsplit.graph.blocks import Block, count_self_loops
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.strategy import SampledStep
@@ -45,6 +50,7 @@ class StepLoader:
 
     ``features``: the input rows of this rank's vertices; None if a subclass reads them. ``comm``: the ranks that
     exchange input rows. ``device_rows``: the same rows for a device; if None, the host reads all rows for it.
+    ``in_place``: layer 0 reads the rows from ``features``, which hold those of all ranks.
     ``num_ahead``: the number of steps that may be loaded before the first of them is finished.
     """
 
@@ -60,6 +66,7 @@ class StepLoader:
         each_vertex_once: bool,
         deterministic: bool = False,
         device_rows: DeviceRows | None = None,
+        in_place: bool = False,
         labels: bool = True,
         num_ahead: int = 0,
     ) -> None:
@@ -79,6 +86,7 @@ class StepLoader:
         num_buffers = num_ahead + 3 if num_ahead else 2  # no wait if the loss of a step is read one step later
         self._buffers = PinnedBuffers(num_buffers) if mesh.host_samples else None
         self._features = features
+        self._in_place = in_place
         self._device_rows: DeviceRows | None = None
         if mesh.device.type != "cpu" and features is not None:
             self._device_rows = device_rows or StagedRows(features)
@@ -115,7 +123,7 @@ class StepLoader:
             pairs=sampled.pairs,
             seeds=sampled.seeds,
             pending=pending,
-            requested=_requested(sampled),
+            requested=sampled.requested,
         )
         telemetry.count("targets", batch.num_targets)
         telemetry.count("edges", sum(block.num_edges for block in sampled.blocks))
@@ -146,21 +154,30 @@ class StepLoader:
         return targets
 
     def _read_inputs(self, sampled: SampledStep) -> Tensor:
-        """Read the local input rows and exchange them for the mixed ones. A collective of the loading group."""
+        """Read the local input rows and exchange them for the mixed ones. A collective if rows are exchanged."""
         assert self._features is not None
-        return self._read_rows(self._features, sampled.read_ids, sampled.input_route, sampled)
+        telemetry = sampled.telemetry
+        telemetry.count("input_rows", sampled.num_inputs)
+        if not self._in_place:
+            return self._read_rows(self._features, sampled.read_ids, sampled.input_route, sampled)
+        assert isinstance(self._features, MappedRows) and sampled.input_route is None
+        with telemetry.span("load_features"):
+            rows = InPlaceRows(self._features, sampled.read_ids, self._pool, partial(_count_gathered, telemetry))
+        telemetry.count("rows_in_place", rows.size(0))
+        _count_read(RowsRead(rows=0, num_bytes=0), telemetry)
+        return rows
 
     def _read_rows(
         self, features: RowSource, ids: Tensor, route: Route | None, sampled: SampledStep, of: str = ""
     ) -> Tensor:
-        """Read some rows and exchange them along a route. A collective of the loading group."""
+        """Read some rows and exchange them along a route. A collective of the loading group, with a route."""
         telemetry = sampled.telemetry
         num_local = ids.numel()
         num_rows = num_local if route is None else route.num_buffer
         rows = self._pool.empty((num_rows, *features.row_shape), features.dtype)
         with telemetry.span("load_features"):
             read = features.read(ids, rows[:num_local])
-        _count_read(read, num_local, telemetry)
+        _count_read(read, telemetry)
         return exchange_input_rows(rows, route, self._comm, sampled.key.step, self._pool, telemetry, of)
 
     def _locate_inputs(self, sampled: SampledStep) -> PendingRows | None:
@@ -170,7 +187,8 @@ class StepLoader:
         num_local = sampled.read_ids.numel()
         with sampled.telemetry.span("load_features"):
             located, read = self._device_rows.locate(sampled.read_ids)
-        _count_read(read, num_local, sampled.telemetry)
+        sampled.telemetry.count("input_rows", num_local)
+        _count_read(read, sampled.telemetry)
         sample_device = self._mesh.sample_device
         return PendingRows(
             located=map_tensors(lambda tensor: copy_to_device(tensor, sample_device), located),
@@ -192,18 +210,18 @@ class StepLoader:
         return copy_to_device(take_rows(source, ids.cpu(), _HOST), self._mesh.sample_device)
 
 
-def _requested(sampled: SampledStep) -> tuple[Tensor, Route] | None:
-    """The rows that owners have sent and the forward pass does not exchange (``data_cached``)."""
-    if sampled.input_route is None or sampled.routes[0] is not None:
-        return None
-    return sampled.read_ids, sampled.input_route
-
-
-def _count_read(read: RowsRead | RowsLocated, num_local: int, telemetry: StepTelemetry) -> None:
-    telemetry.count("input_rows", num_local)
+def _count_read(read: RowsRead | RowsLocated, telemetry: StepTelemetry) -> None:
     telemetry.count("rows_loaded", read.rows)
     telemetry.count("bytes_loaded", read.num_bytes)
     telemetry.count("cache_hits", read.hits)
+
+
+def _count_gathered(telemetry: StepTelemetry, read: RowsRead) -> None:
+    """Count rows in place that a torch function needed as a tensor: they were loaded after all."""
+    telemetry.count("rows_in_place", -read.rows)
+    _count_read(read, telemetry)
+    telemetry.record_max("batch_bytes", telemetry.peaks.get("batch_bytes", 0) + read.num_bytes)
+    telemetry.record_max("largest_batch_array_bytes", read.num_bytes)
 
 
 def _flat(weights: Tensor | None) -> Tensor | None:

@@ -47,11 +47,12 @@ class SampledStep:
     """One rank's part of a step after sampling, before anything is loaded. Ids are those of the store.
 
     ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: the route along which the loader
-    exchanges them; None if the rank reads all its input rows. ``routes[l]``: the route of layer l in the forward pass;
-    None if nothing is exchanged at this layer. Input rows take ``input_route``; degrees and ids of
-    layer 0 take ``routes[0]``. ``foreign_ids[l]``: the vertices of the rows that layer l receives in its shuffle.
-    ``pairs``: of a step of link prediction, with the route above the last layer. ``seeds``: the times of the targets,
-    in temporal sampling, where a row belongs to a vertex and a time; ids are those of the vertices.
+    exchanges them; None if the rank reads all its input rows. ``num_inputs``: the vertices of which this rank reads the
+    rows, if rows are exchanged. ``routes[l]``: the route of layer l in the forward pass; None if nothing is exchanged
+    at this layer. Input rows take ``input_route``; degrees and ids of layer 0 take ``routes[0]``. ``foreign_ids[l]``:
+    the vertices of the rows that layer l receives in its shuffle. ``requested``: see ``Batch``. ``pairs``: of a step of
+    link prediction, with the route above the last layer. ``seeds``: the times of the targets, in temporal sampling,
+    where a row belongs to a vertex and a time; ids are those of the vertices.
     """
 
     key: StepKey
@@ -59,11 +60,13 @@ class SampledStep:
     global_batch_size: int
     blocks: tuple[Block, ...]
     read_ids: Tensor
+    num_inputs: int
     frontiers: tuple[FrontierIds, ...]
     input_route: Route | None
     routes: tuple[Route | None, ...]
     telemetry: StepTelemetry
     foreign_ids: tuple[Tensor, ...]
+    requested: tuple[Tensor, Route] | None = None
     pairs: PairRows | None = None
     seeds: TimedSeeds | None = None
 
@@ -74,7 +77,8 @@ class Strategy:
 
     ``graph``: the vertices that this rank samples. ``own`` samples the rank's own vertices and is needed if layers are
     split or owners read rows; ``whole`` samples all vertices and is needed if layers are not split. ``comm``: the ranks
-    of the replica, for ids. ``copies``: rows of other ranks that this rank has copies of.
+    of the replica, for ids. ``copies``: rows of other ranks that this rank has copies of. ``reads_foreign_rows``: this
+    rank can read the input rows of all ranks, so that none are exchanged.
     """
 
     def __init__(
@@ -87,11 +91,13 @@ class Strategy:
         own: LayerSampler | None = None,
         whole: LayerSampler | None = None,
         copies: ForeignCopies | None = None,
+        reads_foreign_rows: bool = False,
     ) -> None:
         self.spec = spec
         self._graph = graph
         self._comm = comm
         self._copies = copies
+        self._reads_foreign_rows = reads_foreign_rows
         self._own = own
         self._whole = whole
         num_upper = len(num_neighbors) - (spec.split_layers or 0)
@@ -203,7 +209,8 @@ class Strategy:
         asked = [layer.route for layer in lower.layers]
         if boundary is not None:
             asked.append(boundary)
-        input_route = self._input_route(lower, telemetry) if lower.layers else boundary
+        requested = None if lower.layers or boundary is None else (_vertices(lower.input_ids, num_times), boundary)
+        read_ids, input_route = self._read_inputs(lower, boundary, upper, telemetry)
         frontiers = [(0, lower.input_ids)]
         if upper is not None:
             blocks += upper.blocks
@@ -224,12 +231,14 @@ class Strategy:
             targets=_vertices(targets, num_times),
             global_batch_size=global_batch_size,
             blocks=blocks,
-            read_ids=_vertices(lower.input_ids, num_times),
+            read_ids=_vertices(read_ids, num_times),
+            num_inputs=lower.input_ids.numel(),
             frontiers=tuple(self._frontier_ids(level, ids, times) for level, ids in frontiers),
             input_route=input_route,
             routes=tuple(routes),
             telemetry=telemetry,
             foreign_ids=tuple(_vertices(layer.foreign_ids, num_times) for layer in lower.layers),
+            requested=requested,
             pairs=pairs,
         )
 
@@ -239,6 +248,17 @@ class Strategy:
         n_id = self._graph.to_original_ids(vertices)
         timed = None if times is None else mix(n_id, times[ids % times.numel()])
         return FrontierIds(level=level, n_id=n_id, ids=vertices, timed=timed)
+
+    def _read_inputs(
+        self, lower: Split, boundary: Route | None, upper: MiniBatch | None, telemetry: StepTelemetry
+    ) -> tuple[Tensor, Route | None]:
+        """The vertices whose input rows this rank reads, and the route to the mixed rows; None if it reads them all."""
+        if not self._reads_foreign_rows:
+            return lower.input_ids, self._input_route(lower, telemetry) if lower.layers else boundary
+        if lower.layers:  # the mixed frontier (law 4)
+            return torch.cat([lower.input_ids, lower.layers[0].foreign_ids]), None
+        assert upper is not None
+        return upper.input_ids, None
 
     def _input_route(self, lower: Split, telemetry: StepTelemetry) -> Route:
         """The route of stored features: that of the bottom layer, without the rows that receivers have copies of."""

@@ -92,6 +92,7 @@ class TypedStepLoader(StepLoader):
         found = {}
         for name, features in self._features_of.items():  # all ranks: every type, in the order of the graph
             ids, route = inputs[self._types.number(name)]
+            sampled.telemetry.count("input_rows", ids.numel())
             found[name] = self._read_rows(features, self._types.rows(ids), route, sampled, name)
         return found
 

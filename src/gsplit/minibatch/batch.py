@@ -1,6 +1,7 @@
 """The mini-batch on one rank: the interface between loader and model.
 
-``x`` is the mixed input tensor of layer 0: the loader has exchanged its rows. A model wrapped by ``gsplit.parallelize``
+``x`` is the mixed input tensor of layer 0: the loader has exchanged its rows, or refers to them in the mapped store
+(``features.in_place``). A model wrapped by ``gsplit.parallelize``
 takes ``(batch.x, batch.edge_index)``. A model written against the batch calls, for every layer l,
 ``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``. The rows of the last output are this
 rank's targets.
@@ -23,6 +24,7 @@ from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.device import DeviceRows
+from gsplit.features.in_place import InPlaceRows
 from gsplit.features.protocol import take_rows
 from gsplit.graph.blocks import Block, FrontierIds, TimedSeeds
 from gsplit.graph.types import EdgeType
@@ -85,7 +87,7 @@ class _GlobalSum(torch.autograd.Function):
 def exchange_input_rows(
     rows: Tensor, route: Route | None, comm: Comm, step: int, pool: BufferPool, telemetry: StepTelemetry, of: str = ""
 ) -> Tensor:
-    """The mixed input rows from the local ones. Without a route, the rank has read all of them. A collective.
+    """The mixed input rows from the local ones. Without a route, the rank has read all of them. A collective otherwise.
 
     ``of``: the vertex type, in a heterogeneous graph.
     """
@@ -570,7 +572,8 @@ class Batch:
     def _arrays(self) -> list[Tensor]:
         """The large tensors of the batch."""
         values = [value for layer in self.layers for value in (layer.edge_attr, layer.edge_weight)]
-        arrays = [self.x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
+        x = self.x.rows if isinstance(self.x, InPlaceRows) else self.x
+        arrays = [x, *(found.ids for found in self.frontiers), *(block.src_rows for block in self.blocks)]
         return arrays + [value for value in values if value is not None]
 
 

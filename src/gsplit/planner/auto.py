@@ -114,6 +114,7 @@ def _run_planner(store: GraphStore, mesh: Mesh, steps: PlannedSteps) -> Choice:
         loading=Loading(
             on_disk=steps.on_disk,
             cache_bytes=parse_bytes(steps.cache),
+            copies=parse_bytes(steps.copies, "copies") > 0,
             device_cache_bytes=None if steps.device_cache == AUTO else parse_bytes(steps.device_cache, "device_cache"),
             prefetch=steps.prefetch,
             sampling_threads=steps.sampling_threads,

@@ -39,7 +39,8 @@ class RankCounts:
 
     Layer l computes ``destinations[l]`` rows from ``sources[l]`` rows along ``edges[l]`` edges. ``rows_sent[l]`` and
     ``rows_received[l]`` are source rows of layer l that are exchanged between ranks (layer 0: input rows). In the
-    backward pass their gradients are exchanged in the other direction. ``rows_loaded`` are read from memory or disk.
+    backward pass their gradients are exchanged in the other direction. ``rows_loaded`` are read from memory or disk,
+    by ``rows_loaded`` or ``rows_in_place`` of telemetry.
     ``ids_sent`` are requests for rows of other ranks. ``edges_drawn`` are sampled by this rank. ``endpoints_sent`` and
     ``endpoints_received`` are rows of the model's output, of pairs under ``split``. ``types``: the same by vertex type
     in a heterogeneous graph, where input rows that are loaded and exchanged are those of types with features.
@@ -79,12 +80,26 @@ class InputRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StrategyCounts:
-    """The work of all ranks in a step."""
+    """The work of all ranks in a step. ``exchanges_inputs``: input rows are read by owners and exchanged."""
 
     spec: StrategySpec
     replicas: int
     ranks: tuple[RankCounts, ...]
     num_steps: int
+    exchanges_inputs: bool = True
+
+    def in_place(self) -> "StrategyCounts":
+        """The same if every rank reads all its input rows itself, from features that the ranks of a host share."""
+        ranks = [
+            replace(
+                rank,
+                rows_loaded=rank.sources[0],
+                rows_sent=(0.0, *rank.rows_sent[1:]),
+                rows_received=(0.0, *rank.rows_received[1:]),
+            )
+            for rank in self.ranks
+        ]
+        return replace(self, ranks=tuple(ranks), exchanges_inputs=False)
 
     @property
     def exchanged_levels(self) -> tuple[int, ...]:
@@ -100,7 +115,7 @@ class StrategyCounts:
 
     @property
     def rows_loaded(self) -> float:
-        """Input rows read by all ranks."""
+        """Input rows read by all ranks, copied or in place."""
         return sum(rank.rows_loaded for rank in self.ranks)
 
     @property

@@ -79,7 +79,7 @@ def estimate_step(
     machine = _Machine(hardware, num_ranks, threads, _share_between(num_ranks, counts.replicas, hosts), hosts)
     levels = counts.exchanged_levels
     ranks = tuple(_estimate_rank(rank, counts, shape, machine, placement) for rank in counts.ranks)
-    waits = _latencies(levels, shape, hardware.latency(num_ranks))
+    waits = _latencies(levels, shape, hardware.latency(num_ranks), exchanges_inputs=counts.exchanges_inputs)
     if hardware.cores is not None:  # between processes of a host, the latency of a collective is CPU work
         ranks = tuple(StageSeconds(**{name: rank.by_name()[name] + waits[name] for name in waits}) for rank in ranks)
         waits = dict.fromkeys(waits, 0.0)
@@ -129,7 +129,9 @@ def _share_between(num_ranks: int, replicas: int, hosts: int) -> float:
     return max(0, peers - near) / max(1, peers)
 
 
-def _latencies(levels: tuple[int, ...], shape: PlannedModel, latency: float) -> dict[str, float]:
+def _latencies(
+    levels: tuple[int, ...], shape: PlannedModel, latency: float, *, exchanges_inputs: bool
+) -> dict[str, float]:
     """The latency of the collectives of every stage, without the time to transfer data."""
     hidden = sum(1 for level in levels if level)
     return {
@@ -137,7 +139,7 @@ def _latencies(levels: tuple[int, ...], shape: PlannedModel, latency: float) -> 
         "split": 0.0,
         "exchange_ids": 2 * latency * len(levels),  # counts, then ids
         "load": 0.0,
-        "exchange_features": latency if 0 in levels else 0.0,
+        "exchange_features": latency if 0 in levels and exchanges_inputs else 0.0,
         "shuffle": latency * hidden,
         "forward": 0.0,
         "backward": latency * (hidden + shape.num_layers),  # gradients of rows; about one bucket of weights per layer
@@ -246,6 +248,8 @@ def _total(rows: Sequence[float], sizes: Sequence[float]) -> float:
 
 def _exchange_features(rank: RankCounts, counts: StrategyCounts, shape: PlannedModel, machine: _Machine) -> float:
     """Seconds to exchange input rows. ``data_cached`` also copies a rank's own rows; a split loads them in place."""
+    if not counts.exchanges_inputs:
+        return 0.0
     if counts.spec.split_layers == 0:
         return _shuffle(rank, 0, shape, machine)
     inputs = rank.inputs
@@ -270,7 +274,10 @@ def _shuffle(rank: RankCounts, level: int, shape: PlannedModel, machine: _Machin
 
 
 def _load(rank: RankCounts, hardware: Hardware, placement: Placement) -> float:
-    """Seconds to read rows from the cache and from memory. Rows on disk are copied from the kernel's page cache."""
+    """Seconds to read rows from the cache and from memory. Rows on disk are copied from the kernel's page cache.
+
+    Rows in place are counted as if they were copied, which a model does whose first layer needs a tensor of them.
+    """
     num_bytes = _total(rank.inputs.loaded, placement.row_bytes)
     cost = num_bytes + rank.rows_loaded * hardware.row_overhead_bytes
     missed = 1.0 - placement.hit_rate

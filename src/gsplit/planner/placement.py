@@ -39,12 +39,14 @@ _DEFAULT_PREFETCH = 2
 class Loading:
     """Arguments of ``NeighborLoader`` that decide how long mini-batches take. The defaults are the loader's.
 
-    ``cache_bytes``: of the host's memory, for every rank. ``device_cache_bytes``: None for what a device has free less
-    8 GB. ``prefetch``: None for 2 on devices. Only devices have the last four.
+    ``cache_bytes``: of the host's memory, for every rank. ``copies``: ranks have copies of other ranks' rows.
+    ``device_cache_bytes``: None for what a device has free less 8 GB. ``prefetch``: None for 2 on devices. Only devices
+    have the last four.
     """
 
     on_disk: bool = False
     cache_bytes: int = 0
+    copies: bool = False
     device_cache_bytes: int | None = None
     prefetch: int | None = None
     sampling_threads: int = 1
@@ -169,6 +171,13 @@ class StoredRows:
     def can_be_cached(self) -> bool:
         """Whether a device caches rows by itself: the store has their hotness, and the graph has no types."""
         return self._of_types is None and "hotness" in self._store.names
+
+    def read_in_place(self, hardware: Hardware, loading: Loading) -> bool:
+        """Whether ranks of one host read the rows of all of them in place, as the loader decides it."""
+        is_plain = self._of_types is None and len(self._features) == 1
+        is_plain = is_plain and self._store.dtype(f"features/{self._features[0]}") != "int8"
+        is_mapped = not (loading.on_disk or loading.cache_bytes or loading.copies)
+        return is_plain and is_mapped and hardware.cores is not None
 
     def hit_rate(self, ranges: Sequence[tuple[int, int]], cache_bytes: int) -> float:
         """The share of the bytes that ranks read, each of a range of vertices, that are in their caches."""

@@ -186,6 +186,9 @@ def make_plan(
     for counts, ownership in counted:
         placement = place_rank(rows, counts.spec, ownership, size, hardware, loading, reads)
         alone = len(counts.ranks) == 1
+        near = ownership.num_ranks <= num_ranks // hosts  # the ranks of a replica are on one host
+        if near and rows.read_in_place(hardware, loading):
+            counts = counts.in_place()
         step = estimate_step(counts, shape, hardware, placement, threads=threads, hosts=1 if alone else hosts)
         memory = rank_bytes(counts, shape, size, ownership, placement)
         candidates.append(_candidate(counts, step, memory, hardware, 1 if alone else hosts))

@@ -125,13 +125,13 @@ def draw_run(run: Run) -> Any:
 
 
 def draw_run_loads(run: Run) -> Any:
-    """Mean CPU seconds, edges and loaded rows of every rank in a step."""
+    """Mean CPU seconds, edges and input rows that were read, of every rank in a step."""
     figure, panels = make_panels(1, 3, (11, 2.8))
     ranks = [lines[1:] or lines for lines in run.steps.values()]  # the first step compiles
     loads = {
         "CPU seconds per step": [_mean([line.cpu_seconds for line in lines]) for lines in ranks],
         "edges per step": [_mean([line.counts.get("edges", 0) for line in lines]) for lines in ranks],
-        "rows loaded per step": [_mean([line.counts.get("rows_loaded", 0) for line in lines]) for lines in ranks],
+        "input rows read per step": [_mean([line.rows_read for line in lines]) for lines in ranks],
     }
     for axes, (title, values) in zip(panels[0], loads.items(), strict=True):
         axes.bar(list(map(str, run.steps)), values, 0.7, color=STRATEGIES.get(run.settings.strategy))

@@ -65,6 +65,11 @@ class StepLine(Document):
     counts: dict[str, Whole]
     spans: list[tuple[str, str, Whole, Whole]] = []
 
+    @property
+    def rows_read(self) -> int:
+        """Input rows that the rank has copied or read in place."""
+        return self.counts.get("rows_loaded", 0) + self.counts.get("rows_in_place", 0)
+
 
 Model = TypeVar("Model", bound=BaseModel)
 

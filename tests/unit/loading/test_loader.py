@@ -290,7 +290,7 @@ def test_telemetry_is_one_line_per_step(store: Store, tmp_path: Path) -> None:
     assert [line["counts"]["edges"] for line in lines] == edges
     assert sum(line["counts"]["targets"] for line in lines) == loader.num_targets
     for line in lines:
-        assert {"sample", "split", "exchange_ids", "load_features", "exchange_features"} <= line["seconds"].keys()
+        assert {"sample", "split", "exchange_ids", "load_features"} <= line["seconds"].keys()
         assert line["peaks"]["batch_bytes"] > 0
 
 

@@ -147,6 +147,30 @@ def test_a_device_holds_its_share_of_the_graph_and_the_hottest_rows(store: Store
         make_plan(store, workload, SHAPE, QUICK, 4, hosts=3)
 
 
+def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload) -> None:
+    host = replace(QUICK, cores=8)
+
+    def plan(**options: Any) -> dict[str, Candidate]:
+        made = make_plan(store, workload, SHAPE, host, 4, **options)
+        return {candidate.name: candidate for candidate in made.candidates}
+
+    in_place = plan()
+    far = plan(hosts=4)
+    for name in ("split", "hybrid(1)", "data_cached"):
+        ours, theirs = in_place[name].step, far[name].step
+        assert ours.stages.exchange_features == 0 < theirs.stages.exchange_features, name
+        assert ours.counts.rows_loaded == sum(rank.sources[0] for rank in ours.counts.ranks), name
+        assert ours.counts.rows_loaded > theirs.counts.rows_loaded, name
+        moved = sum(rank.rows_sent[0] for rank in theirs.counts.ranks)
+        assert ours.counts.rows_sent == pytest.approx(theirs.counts.rows_sent - moved), name
+    assert plan(hosts=2)["split"].step.stages.exchange_features > 0
+    assert plan(hosts=2)["split x 2"].step.stages.exchange_features == 0  # each replica is on one host
+    for loading in (Loading(on_disk=True), Loading(cache_bytes=10_000), Loading(copies=True)):
+        assert plan(loading=loading)["split"].step.stages.exchange_features > 0, loading
+    on_devices = make_plan(store, workload, SHAPE, QUICK, 4)
+    assert all(each.step.counts.exchanges_inputs for each in on_devices.candidates)
+
+
 def test_layers_and_fanouts_must_agree(store: Store, workload: Workload) -> None:
     with pytest.raises(InputError, match="2 fanouts and 3 layers"):
         make_plan(store, workload, replace(SHAPE, num_layers=3), GPU, 2)

@@ -217,6 +217,11 @@ class Mesh:
         return self.world_loading[0]
 
     @property
+    def replica_shares_host(self) -> bool:
+        """Whether the ranks of the replica are on one host for certain: they exchange through shared memory."""
+        return self.num_splits == 1 or isinstance(self.loading, SharedComm)
+
+    @property
     def rank(self) -> int:
         """This rank's number among all."""
         return self.world.rank

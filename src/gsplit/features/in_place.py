@@ -1,0 +1,140 @@
+"""Input rows that are read where they lie: a tensor of row numbers in a stored matrix, until its values are needed.
+
+On one host every rank maps the whole file of features, so a rank can read the rows of all vertices itself. ``batch.x``
+then holds no rows. A layer that can read rows through an index takes ``array`` and ``rows`` from it, and nothing is
+copied. Every other torch function works on ``read()``, the rows gathered into a plain tensor, once.
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils._pytree import tree_map_only
+
+from gsplit.features.protocol import RowsRead
+from gsplit.features.sources import MappedRows
+from gsplit.kernels.buffers import BufferPool
+
+__all__ = ["InPlaceRows"]
+
+_METADATA = {
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, Tensor.is_contiguous),
+    *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.get_device),
+    *(torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed),
+    *(
+        getattr(Tensor, name).__get__
+        for name in (
+            *("shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "requires_grad", "is_leaf"),
+            *("grad_fn", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "_version"),
+        )
+    ),
+}
+"""What a tensor answers without its values."""
+
+
+class _StoredRows:
+    """Rows of a stored matrix, gathered at most once, however many tensors refer to them."""
+
+    def __init__(
+        self, source: MappedRows, ids: Tensor, pool: BufferPool, on_read: Callable[[RowsRead], None] | None
+    ) -> None:
+        self.source = source
+        self.rows = source.rows_of(ids)
+        self.gathered: Tensor | None = None
+        self._ids = ids
+        self._pool = pool
+        self._on_read = on_read
+        source.check_files()
+
+    @_disable_dynamo  # a compiled submodule may take the rows
+    @torch.inference_mode(False)
+    def gather(self) -> Tensor:
+        gathered = self._pool.empty((self._ids.numel(), *self.source.row_shape), self.source.dtype)
+        read = self.source.read(self._ids, gathered)
+        self.gathered = gathered
+        self.rows = torch.arange(self._ids.numel())
+        if self._on_read is not None:
+            self._on_read(read)
+        return gathered
+
+
+class InPlaceRows(Tensor):
+    """The rows of some ids of a source; see the module. Row k is ``array[rows[k]]``.
+
+    ``on_read`` is called when the rows are gathered, into memory of ``pool``. From then on ``array`` are the gathered
+    rows, in order, so that a layer sees what a torch function has written to them. Its first rows, such as ``x[:n]``,
+    are in place too, and are gathered with it.
+    """
+
+    _stored: _StoredRows
+    _part: slice
+
+    @staticmethod
+    def __new__(
+        cls, source: MappedRows, ids: Tensor, pool: BufferPool, on_read: Callable[[RowsRead], None] | None = None
+    ) -> Self:
+        return cls._of(_StoredRows(source, ids, pool, on_read), slice(None))
+
+    @classmethod
+    def _of(cls, stored: _StoredRows, part: slice) -> Self:
+        source = stored.source
+        shape = (stored.rows[part].numel(), *source.row_shape)
+        found: Self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=source.dtype)
+        found._stored = stored
+        found._part = part
+        return found
+
+    @property
+    def array(self) -> Tensor:
+        """All stored rows, which must not be written to; or the gathered rows."""
+        if self._stored.gathered is not None:
+            return self._stored.gathered
+        self._stored.source.check_files()
+        return self._stored.source.matrix
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of ``array`` for each row of this tensor."""
+        return self._stored.rows[self._part]
+
+    def read(self) -> Tensor:
+        """The rows as a plain tensor."""
+        gathered = self._stored.gathered
+        if gathered is None:
+            gathered = self._stored.gather()
+        return gathered if self._part == slice(None) else gathered[self._part]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the rows were gathered."""
+        return self._stored.gathered is not None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rows = args[0] if args else None
+        if isinstance(rows, InPlaceRows) and not rows.is_read:
+            if func in _METADATA:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+            if func is Tensor.__getitem__ and _is_prefix(args[1]) and rows._part == slice(None):
+                return cls._of(rows._stored, args[1])
+        return _call_with_read(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares a function without a class
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Called by code that does not call ``__torch_function__``: scripted functions, autograd functions."""
+        return _call_with_read(func, args, kwargs or {})
+
+
+def _is_prefix(index: object) -> bool:
+    return isinstance(index, slice) and index.start is None and index.step is None and isinstance(index.stop, int)
+
+
+def _call_with_read(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = tree_map_only(InPlaceRows, InPlaceRows.read, (args, kwargs))
+    return func(*args, **kwargs)

@@ -1,0 +1,93 @@
+"""Input rows that ranks of one host read in place: the bits of an exchange, without one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from in_place_programs import Case, train_steps
+
+import gsplit
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import Store
+from gsplit.store.shard import host_range, write_shard
+from gsplit_bench.ranks import run_ranks
+
+FEATURES = 5
+STRATEGIES = ["split", "hybrid(1)", "data_cached", "data"]
+CASES = [
+    *(Case(strategy) for strategy in STRATEGIES),
+    *(Case(strategy, targets=(5,)) for strategy in STRATEGIES),  # a mini-batch of one target: ranks without any
+    Case(first="encoder"),
+    Case(first="dropout"),
+    Case(prints_on=0),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("in_place")
+    planted = PlantedGraph(600, 4000, num_communities=6, num_features=FEATURES, num_classes=4)
+    plain = build_store(synthetic_source(planted), folder / "g.gsplit")
+    return gsplit.partition(plain, folder / "p.gsplit", 3, [3, 3], batch_size=40, solver="restream", epochs=1)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_the_bits_are_those_of_an_exchange(num_ranks: int, store: Store) -> None:
+    ahead = [replace(case, prefetch=2) for case in CASES]
+    near = run_ranks(train_steps, num_ranks, [str(store.path)], [*CASES, *ahead])
+    far = run_ranks(train_steps, num_ranks, [str(store.path)], CASES, shared_memory=False)
+    for ours, theirs in zip(near, far, strict=True):
+        for case, in_place, read, other in zip(CASES, ours, ours[len(CASES) :], theirs, strict=False):
+            results = [step.result for step in in_place]
+            assert results == [step.result for step in read] == [step.result for step in other], case
+            exchanges = num_ranks > 1 and case.strategy != "data"
+            assert all(bool(step.exchanged) == exchanges for step in other), case
+            assert not any(step.exchanged for step in [*in_place, *read]), case
+            assert all(step.loaded["rows_in_place"] == step.num_mixed for step in in_place), case
+            assert all(step.loaded["rows_loaded"] == 0 for step in in_place), case
+            assert all(step.loaded["rows_loaded"] == step.num_mixed for step in read), case
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_telemetry_counts_what_happened(num_ranks: int, store: Store) -> None:
+    cases = [Case(), Case("data_cached"), Case(first="encoder"), Case(prints_on=0)]
+    near = run_ranks(train_steps, num_ranks, [str(store.path)], cases)
+    far = run_ranks(train_steps, num_ranks, [str(store.path)], cases, shared_memory=False)
+    alone = run_ranks(train_steps, 1, [str(store.path)], [Case()])[0][0]
+    for rank, (ours, theirs) in enumerate(zip(near, far, strict=True)):
+        for case, steps, others in zip(cases, ours, theirs, strict=True):
+            for step, other in zip(steps, others, strict=True):
+                assert step.counts["rows_in_place"] + step.counts["rows_loaded"] == step.num_mixed
+                assert step.counts["bytes_loaded"] == 4 * FEATURES * step.counts["rows_loaded"]
+                if case.first or case.prints_on == rank:
+                    assert step.counts["rows_loaded"] == step.num_mixed
+                assert step.counts["input_rows"] == other.counts["input_rows"] == other.counts["rows_loaded"]
+                assert step.counts["collectives"] == other.counts["collectives"] - 1
+                if case.strategy == "split":
+                    received = other.num_mixed - other.counts["input_rows"]
+                    assert step.counts["rows_received"] == other.counts["rows_received"] - received
+    for number, step in enumerate(alone):  # each input vertex of the mini-batch is that of one rank
+        for place in range(2):
+            assert sum(rank[place][number].counts["input_rows"] for rank in near) == step.counts["input_rows"]
+
+
+def test_ranks_that_do_not_hold_all_rows_exchange_them(store: Store, tmp_path: Path) -> None:
+    """Ranks with shards, and ranks one of which has a cache, although they are on one host."""
+    shards = [str(tmp_path / f"shard-{rank}.gsplit") for rank in range(2)]
+    for rank, path in enumerate(shards):
+        write_shard(store, Path(path), *host_range(store, rank, 2))
+    whole = run_ranks(train_steps, 2, [str(store.path)], [Case(), Case(caches_on=1)])
+    cut = run_ranks(train_steps, 2, shards, [Case()])
+    for (in_place, cached), (sharded,) in zip(whole, cut, strict=True):
+        results = [step.result for step in in_place]
+        assert results == [step.result for step in cached] == [step.result for step in sharded]
+        assert all(step.exchanged and "rows_in_place" not in step.counts for step in [*cached, *sharded])
+
+
+def test_replicas_read_in_place(store: Store) -> None:
+    (one,) = run_ranks(train_steps, 1, [str(store.path)], [Case()])
+    for (steps,) in run_ranks(train_steps, 4, [str(store.path)], [Case()], replicas=2):
+        assert all(step.loaded["rows_in_place"] == step.num_mixed and not step.exchanged for step in steps)
+        for step, want in zip(steps, one[0], strict=True):
+            assert step.loss == pytest.approx(want.loss, abs=1e-5)
