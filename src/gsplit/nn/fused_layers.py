@@ -14,9 +14,9 @@ backward. Here the aggregated rows and the destinations' own rows are the column
               g_x[s] = sum over the edges s -> i of g_A[i, :K], + g_A[s, K:] if s is a destination
 
 x [S, K], x_dst [D, R]: the first rows of x, or those of another vertex type; weight [C, K], root [C, R], bias [C].
-Saved: A, and out if a ReLU follows. Rows are read where they lie, those of other ranks in what these have sent
-(``shuffle.RowExchange``); the gradients of received rows are returned. GCN's weight is applied after the sum, to D rows
-instead of S, where ``aggregates_first`` says so.
+Saved: A, and out if a ReLU follows. Rows are read where they lie: input rows in the store (``InPlaceRows``), those of
+other ranks in what these have sent (``shuffle.RowExchange``), whose gradients are returned. GCN's weight is applied
+after the sum, to D rows instead of S, where ``aggregates_first`` says so.
 
 The formula and the parameters are PyG's; sums run in another order, so results are equal to rounding. Everywhere else
 PyG's layer runs: subclasses, user hooks inside the layer, explanations, other aggregations, autocast, weights with
@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 from torch_geometric import nn as pyg
 
 from gsplit.array_types import Ids
+from gsplit.features.in_place import InPlaceRows
 from gsplit.kernels import sums_numba
 from gsplit.kernels.attention_types import aggregates_first
 from gsplit.kernels.buffers import BufferPool
@@ -138,14 +139,18 @@ def run_linear_form(
     ``x``: the rows of the sources, or with ``exchange`` those of this rank, which come first. ``dst``: the rows of the
     destinations, if they are not the first rows of ``x``.
     """
+    rows = None
+    if isinstance(x, InPlaceRows):
+        rows = x.rows
+        x = x.array
     out: Tensor = _LinearForm.apply(  # type: ignore[no-untyped-call]
-        x, dst, form.weight, form.root, form.bias, edges, exchange, form.mean, pool, activation
+        x, dst, form.weight, form.root, form.bias, rows, edges, exchange, form.mean, pool, activation
     )
     return out
 
 
 class _LinearForm(torch.autograd.Function):
-    """See the module."""
+    """See the module. ``rows``: where the rows of the sources are in x; None if x has them in order."""
 
     @staticmethod
     def forward(
@@ -155,6 +160,7 @@ class _LinearForm(torch.autograd.Function):
         weight: Tensor,
         root: Tensor | None,
         bias: Tensor | None,
+        rows: Tensor | None,
         edges: EdgeSums,
         exchange: RowExchange | None,
         mean: bool,
@@ -163,12 +169,13 @@ class _LinearForm(torch.autograd.Function):
     ) -> Tensor:
         matrix = weight if root is None else torch.cat([weight, root], 1)
         x = x.detach().contiguous()
-        pieces = (x,) if exchange is None else (x, *exchange.receive(x))
+        received = () if exchange is None else exchange.receive(x)
+        addresses = np.concatenate([row_addresses(x, rows), *(row_addresses(piece) for piece in received)])
         joined = pool.empty((edges.num_dst, matrix.size(1)), x.dtype)
-        edges.sum_into(joined, np.concatenate([row_addresses(piece) for piece in pieces]), weight.size(1), mean=mean)
+        edges.sum_into(joined, addresses, weight.size(1), mean=mean)
         if root is not None:
             own = x if dst is None else dst.detach().contiguous()
-            _copy_destinations(joined, row_addresses(own), weight.size(1), root.size(1))
+            _copy_destinations(joined, addresses if dst is None else row_addresses(own), weight.size(1), root.size(1))
         out = pool.empty((edges.num_dst, weight.size(0)), x.dtype)
         target = out.data  # without the version that autograd checks: if the ReLU is undone, ``out`` is not read
 
@@ -213,7 +220,7 @@ class _LinearForm(torch.autograd.Function):
         g_dst = None if g_joined is None or not needs_dst else g_joined[:, ctx.width :]
         g_weight = None if g_matrix is None else g_matrix[:, : ctx.width]
         g_root = None if g_matrix is None or not needs_root else g_matrix[:, ctx.width :]
-        return g_x, g_dst, g_weight, g_root, g_bias if ctx.has_bias else None, None, None, None, None, None
+        return g_x, g_dst, g_weight, g_root, g_bias if ctx.has_bias else None, *[None] * 6
 
 
 def _gradient_of_rows(

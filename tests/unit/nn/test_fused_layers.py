@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, SAGE
 
 from gsplit import parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.features.in_place import InPlaceRows
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.sums import EdgeSums
 from gsplit.nn import adapters
@@ -222,6 +224,20 @@ def test_other_layers_and_options_run_as_pygs_layers(layer: Any, monkeypatch: py
     model = Stack(_relu_method, one=layer, two=GCNConv(8, CLASSES).double())
     model = parallelize(model, solo_mesh())
     assert _check_equal(model, make_batch(2), monkeypatch) == [False]  # the second
+
+
+@pytest.mark.parametrize("kind", [SAGEConv, GraphConv, GCNConv])
+def test_the_first_layer_reads_input_rows_where_they_lie(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = kind(WIDTH, CLASSES).double()
+    model = parallelize(Stack(lambda self, x, edge_index: self.layer(x, edge_index), layer=layer), solo_mesh())
+    batch = make_batch(1)
+    assert isinstance(batch.x, InPlaceRows)
+    out, grads = _train_step(model, batch)
+    assert not batch.x.is_read
+    plain = replace(batch, x=batch.x.read())
+    want, wanted = _train_step(model, plain)
+    assert torch.equal(out, want) and all(map(torch.equal, grads, wanted))
+    assert _check_equal(model, make_batch(1), monkeypatch) == [False]
 
 
 def test_rows_of_another_width_are_refused_by_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
