@@ -6,14 +6,21 @@ wait for the device. GCN's degrees are those of the whole graph (``graph.degrees
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric import nn as pyg
 from torch_geometric.utils import add_self_loops as add_loops
 
+from gsplit.array_types import Ids
 from gsplit.graph.blocks import Block
+from gsplit.kernels.csr import LOOP, make_csr_edges
+from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.jit import kernel
 
 __all__ = [
     "GcnOptions",
@@ -25,6 +32,8 @@ __all__ = [
     "num_other_edges",
     "other_edges",
 ]
+
+Floats = npt.NDArray[Any]
 
 
 def other_edges(block: Block) -> Tensor:
@@ -127,6 +136,8 @@ def normalised_edges(
     (see ``graph.degrees``; both None for a graph without weights). With ``add_self_loops`` the sampled self-loops are
     replaced by one per destination (``loop_once``); otherwise the block stays as it is.
     """
+    if kernel_for("sum rows", deg_inv_sqrt.device, deg_inv_sqrt.dtype) == "numba":
+        return _normalise_on_host(block, deg_inv_sqrt, edge_weight, loop_weight, add_self_loops=add_self_loops)
     if add_self_loops:
         assert (edge_weight is None) == (loop_weight is None), "weights of edges and of self-loops come together"
         looped = loop_once(block)
@@ -136,3 +147,44 @@ def normalised_edges(
     of_src = deg_inv_sqrt[block.src_rows]
     weights = of_src if edge_weight is None else of_src * edge_weight
     return block, weights * deg_inv_sqrt[block.dst_rows()]
+
+
+@kernel
+def _weigh_edges(
+    indptr: Ids, edges: tuple[Ids, Ids, Ids], degrees: Floats, edge_weight: Floats, loop_weight: Floats
+) -> Floats:
+    """The weights of edges, and of the self-loops among them; ``places`` count from ``indptr``, as in ``kernels.csr``.
+
+    Without weights of edges and of self-loops all are 1. Rows have been checked.
+    """
+    offsets, src_rows, places = edges
+    weights = np.empty(src_rows.size, degrees.dtype)
+    for i in range(offsets.size - 1):
+        for e in range(offsets[i], offsets[i + 1]):
+            weight = degrees[src_rows[e]]
+            if places[e] == LOOP:
+                weight *= loop_weight[i] if loop_weight.size else degrees.dtype.type(1)
+            elif edge_weight.size:
+                weight *= edge_weight[indptr[i] + places[e]]
+            weights[e] = weight * degrees[i]
+    return weights
+
+
+def _normalise_on_host(
+    block: Block,
+    deg_inv_sqrt: Tensor,
+    edge_weight: Tensor | None,
+    loop_weight: Tensor | None,
+    *,
+    add_self_loops: bool,
+) -> tuple[Block, Tensor]:
+    """``normalised_edges`` in compiled loops."""
+    edges = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=add_self_loops)
+    none = deg_inv_sqrt.new_empty(0)
+    of_edges, of_loops = (
+        none if values is None else values.detach().to(deg_inv_sqrt.dtype) for values in (edge_weight, loop_weight)
+    )
+    assert of_edges.numel() in (0, block.num_edges) and of_loops.numel() in (0, block.num_dst)
+    arrays = (edges.indptr.numpy(), edges.src_rows.numpy(), edges.places.numpy())
+    weights = _weigh_edges(block.indptr.numpy(), arrays, deg_inv_sqrt.numpy(), of_edges.numpy(), of_loops.numpy())
+    return Block(edges.indptr, edges.src_rows, block.num_src), torch.from_numpy(weights)
