@@ -160,12 +160,15 @@ def free_memory(device: torch.device) -> int:
     return int(module.mem_get_info(device)[0])
 
 
-def new_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A host tensor in whole memory pages of its own, which registering requires."""
+def new_pages(shape: tuple[int, ...], dtype: torch.dtype, *, huge: bool = True) -> Tensor:
+    """A host tensor in whole memory pages of its own, which registering requires.
+
+    ``huge``: in huge pages where the system has them, in which a device finds rows faster; otherwise in small ones.
+    """
     num_bytes = prod(shape) * dtype.itemsize
     pages = mmap.mmap(-1, max(1, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError, AttributeError):  # a device finds rows in few large pages faster than in many small ones
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError, AttributeError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
 

@@ -1,28 +1,41 @@
 """What a kind of device computes and how fast it moves data: checked on ranks of this host, against the host's CPU."""
 
-import mmap
 import re
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gsplit.device.devices import free_memory, register_memory, resolve_device
+from gsplit.device.devices import free_memory, new_pages, register_memory, resolve_device
+from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
-from gsplit.doctor.constants import measure_constants
 from gsplit.doctor.finding import SEND_BACK, Finding, amount
 from gsplit.doctor.kernels import BOUNDS, compare_kernels
 from gsplit.doctor.network import median_seconds, send_rate
 from gsplit.doctor.ranks import RunRanks
 from gsplit.errors import CommError
 from gsplit.files.free_memory import free_bytes
+from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.sums import EdgeSums
 from gsplit.kernels.triton.availability import find_obstacle, is_available, is_installed, is_switched_off
+from gsplit.planner.calibration import (
+    least_seconds,
+    probe_attention,
+    probe_products,
+    probe_rows,
+    probe_sampling,
+    random_graph,
+    sample_random,
+)
+from gsplit.sampling.neighbor import make_sampler
 
-__all__ = ["device_checks", "gather_large_rows", "measure_links", "measure_zero_copy"]
+__all__ = ["device_checks", "gather_large_rows", "measure_constants", "measure_links", "measure_zero_copy"]
 
 _SIZES_MB = (1, 16, 64)
 _REPEATS = 5
 _ROW_LENGTH = 128
+_NO_IDS = np.empty(0, np.int64)
 _NUM_LARGE = 2**31 + 2**20  # values of 4 bytes: positions times the width of a row no longer fit into 32 bits
 
 
@@ -187,10 +200,8 @@ def gather_large_rows(mesh: Mesh, num_values: int, num_gathered: int = 100_000) 
     """
     rates = {}
     rows = torch.empty(0)
-    for kind, advice in (("huge pages", mmap.MADV_HUGEPAGE), ("small pages", mmap.MADV_NOHUGEPAGE)):
-        pages = mmap.mmap(-1, 4 * num_values, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        pages.madvise(advice)
-        rows = torch.frombuffer(pages, dtype=torch.int32).view(-1, _ROW_LENGTH)
+    for kind in ("huge pages", "small pages"):
+        rows = new_pages((num_values // _ROW_LENGTH, _ROW_LENGTH), torch.int32, huge=kind == "huge pages")
         rows[:, 0] = torch.arange(rows.size(0), dtype=torch.int32)
         release = register_memory(rows, mesh.device)
         if release is None:
@@ -214,3 +225,34 @@ def _gather_rate(cached: Tensor, stored: Tensor, num_gathered: int) -> float:
     out = torch.empty(num_gathered, stored.size(1), dtype=stored.dtype, device=device)
     seconds = median_seconds(lambda: gather_rows(cached, stored, positions, out), _REPEATS, device)
     return out.nbytes / 1e9 / seconds if torch.equal(out[:, 0].long(), positions) else 0.0
+
+
+def measure_constants(mesh: Mesh, num_vertices: int = 500_000) -> dict[str, float]:
+    """The constants of ``planner.hardware.Hardware`` that a device decides, by their names there, on one rank."""
+    device = mesh.device
+    graph = random_graph(num_vertices, 15 * num_vertices)
+    num_targets = num_vertices // 125
+    host_sampler = make_sampler(graph, _NO_IDS, torch.device("cpu"))
+    block = sample_random(host_sampler, num_vertices, num_targets).blocks[0]
+    x = torch.randn(block.num_src, _ROW_LENGTH, device=device)
+    rows = torch.randperm(block.num_src, device=device)
+    sums = EdgeSums(block.indptr.to(device), block.src_rows.to(device), block.num_src, None)
+    summed_bytes = block.num_edges * _ROW_LENGTH * 4
+    found = {
+        "sample_edges_per_s": probe_sampling(make_sampler(graph, _NO_IDS, device), num_targets, _REPEATS, device),
+        "host_sample_edges_per_s": probe_sampling(host_sampler, num_targets, _REPEATS),
+        "aggregate_bytes_per_s": summed_bytes / least_seconds(lambda: sums(x, mean=True), _REPEATS, device),
+        "flops_per_s": probe_products(block.num_src, _REPEATS, device),
+        "row_bytes_per_s": probe_rows(block.num_src, _REPEATS, device),
+        "cache_bytes_per_s": x.nbytes / least_seconds(lambda: x.index_select(0, rows), _REPEATS, device),
+        "memory_bytes": float(torch.get_device_module(device).mem_get_info(device)[1]),
+    }
+    if kernel_for("attention", device, x.dtype) != "torch":  # as in training: one of our kernels computes it
+        found["attention_values_per_s"] = probe_attention(block, _REPEATS, device)
+    if mesh.size > 1:
+        one = torch.zeros(1, device=device)
+        # all ranks: as many repetitions
+        found["collective_s"] = median_seconds(
+            lambda: mesh.world.all_reduce(Call("measure"), one).wait(), _REPEATS, device
+        )
+    return found

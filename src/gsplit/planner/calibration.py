@@ -12,7 +12,7 @@ Every rank runs this module and writes its results to a file:
 Kernels are those of training, on rows and edges like those of a mini-batch. Blocks are sampled from a random graph with
 hubs, because the rows of a real block are in the order in which they were first drawn. All ranks measure at the same
 time, as they will run. A probe uses one thread. It is timed by the CPU time of its process, and the smallest of some
-repetitions is taken, so that other programs on the machine do not count.
+repetitions is taken, so that other programs on the machine do not count. ``gsplit doctor`` runs some probes on a GPU.
 """
 
 import json
@@ -46,7 +46,7 @@ from gsplit.graph.ownership import own_equally
 from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_types import AttentionOptions
 from gsplit.kernels.buffers import BufferPool
-from gsplit.kernels.csr import make_csr_edges
+from gsplit.kernels.csr import CsrEdges, make_csr_edges
 from gsplit.minibatch.route import Route
 from gsplit.minibatch.shuffle import exchange_stored
 from gsplit.minibatch.split import group_by_owner
@@ -57,6 +57,7 @@ from gsplit.planner.shapes import ATTENTION_BACKWARD
 from gsplit.progress import Progress, silent
 from gsplit.sampling.minibatch import MiniBatch, StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
+from gsplit.sampling.protocol import LayerSampler
 from gsplit.telemetry import StepTelemetry
 
 __all__ = [
@@ -66,11 +67,17 @@ __all__ = [
     "calibrate",
     "device_file",
     "known_machine",
+    "least_seconds",
     "measure_comm",
     "measure_kernels",
     "measure_sampling",
     "measure_thread_gain",
+    "probe_attention",
+    "probe_products",
+    "probe_rows",
+    "probe_sampling",
     "random_graph",
+    "sample_random",
     "this_machine",
 ]
 
@@ -87,6 +94,7 @@ _HEADS = 4
 _FANOUTS = [15, 15]
 _REACH_BYTES = 1e8
 _MAX_CROWDING = 0.3  # a larger measured exponent comes from other programs that use the cache
+_HOST = torch.device("cpu")
 _NO_IDS = np.empty(0, np.int64)
 
 
@@ -301,33 +309,41 @@ def measure_kernels(scale: float = 1.0, repeats: int = 5) -> KernelRates:
     num_rows = max(1000, int(40_000 * scale))
     graph = random_graph(num_vertices, 15 * num_vertices)
     sampler = HostNeighborSampler(graph, _NO_IDS)
-    small = _sample(sampler, num_vertices, max(20, int(800 * scale))).blocks[0]
-    large = _sample(sampler, num_vertices, max(20, int(8000 * scale))).blocks[0]
+    small = sample_random(sampler, num_vertices, max(20, int(800 * scale))).blocks[0]
+    large = sample_random(sampler, num_vertices, max(20, int(8000 * scale))).blocks[0]
     crowding, aggregate = _fit_power([_probe_aggregation(small, repeats), _probe_aggregation(large, repeats)])
     load, overhead = _fit_overhead([_probe_gather(large.num_src, width, repeats) for width in (_WIDTH // 4, _WIDTH)])
     reach = _REACH_BYTES / (large.num_src * _WIDTH * 4)
     return KernelRates(
-        sample_edges_per_s=_probe_sampling(sampler, num_targets, repeats),
+        sample_edges_per_s=probe_sampling(sampler, num_targets, repeats),
         split_ids_per_s=_probe_split(graph, num_vertices, num_targets, repeats),
         load_bytes_per_s=load / reach**crowding,
         row_overhead_bytes=overhead,
-        flops_per_s=_probe_products(num_rows, repeats),
+        flops_per_s=probe_products(num_rows, repeats),
         aggregate_bytes_per_s=aggregate,
-        attention_values_per_s=_probe_attention(large, repeats) / reach ** (crowding / 2),
+        attention_values_per_s=probe_attention(large, repeats) / reach ** (crowding / 2),
         crowding=crowding,
-        row_bytes_per_s=_probe_rows(num_rows, repeats),
+        row_bytes_per_s=probe_rows(num_rows, repeats),
         optimizer_s=_probe_optimizer(repeats),
     )
 
 
-def _least_cpu_s(run: Callable[[], object], repeats: int) -> float:
-    """The smallest CPU time of a function, after one run to warm up."""
+def least_seconds(run: Callable[[], object], repeats: int, device: torch.device = _HOST) -> float:
+    """The smallest time of a function, after one run to warm up.
+
+    On the host it is CPU time; on other devices wall time to the end of the device's work.
+    """
+    on_host = device.type == "cpu"
+    now = time.process_time if on_host else time.perf_counter
+    finish = (lambda: None) if on_host else torch.get_device_module(device).synchronize
     run()
     found = []
     for _ in range(repeats):
-        start = time.process_time()
+        finish()
+        start = now()
         run()
-        found.append(time.process_time() - start)
+        finish()
+        found.append(now() - start)
     return max(min(found), 1e-9)
 
 
@@ -340,16 +356,17 @@ def random_graph(num_vertices: int, num_edges: int) -> Graph:
     return Graph(indptr, sources, num_vertices)
 
 
-def _sample(sampler: HostNeighborSampler, num_vertices: int, num_targets: int) -> MiniBatch:
+def sample_random(sampler: LayerSampler, num_vertices: int, num_targets: int) -> MiniBatch:
+    """A mini-batch of random targets, as the probes use it, on the host."""
     targets = torch.randperm(num_vertices, generator=torch.Generator().manual_seed(1))[:num_targets]
     return sample_minibatch(sampler, targets, _FANOUTS, StepKey(0, 0, 0))
 
 
-def _probe_sampling(sampler: HostNeighborSampler, num_targets: int, repeats: int) -> float:
-    """Edges drawn per second."""
-    targets = torch.arange(num_targets)
+def probe_sampling(sampler: LayerSampler, num_targets: int, repeats: int, device: torch.device = _HOST) -> float:
+    """Edges drawn per second. ``device``: that of the sampler."""
+    targets = torch.arange(num_targets, device=device)
     key = StepKey(0, 0, 1)
-    seconds = _least_cpu_s(lambda: sample_minibatch(sampler, targets, _FANOUTS, key), repeats)
+    seconds = least_seconds(lambda: sample_minibatch(sampler, targets, _FANOUTS, key), repeats, device)
     batch = sample_minibatch(sampler, targets, _FANOUTS, key)
     return sum(block.num_edges for block in batch.blocks) / seconds
 
@@ -367,7 +384,7 @@ def _probe_split(graph: Graph, num_vertices: int, num_targets: int, repeats: int
         group_by_owner(drawn, ownership)
         frontier.locate(asked)
 
-    seconds = _least_cpu_s(run, repeats)
+    seconds = least_seconds(run, repeats)
     frontier.close()
     return max(1, 2 * asked.numel()) / seconds
 
@@ -379,7 +396,7 @@ def _probe_aggregation(block: Block, repeats: int) -> tuple[float, float]:
         warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta
         size = (block.num_dst, block.num_src)
         matrix = torch.sparse_csr_tensor(block.indptr, block.src_rows, torch.ones(block.num_edges), size=size)
-    seconds = _least_cpu_s(lambda: torch.sparse.mm(matrix, x, "mean"), repeats)
+    seconds = least_seconds(lambda: torch.sparse.mm(matrix, x, "mean"), repeats)
     return x.nbytes, block.num_edges * _WIDTH * 4 / seconds
 
 
@@ -398,18 +415,21 @@ def _fit_power(points: list[tuple[float, float]]) -> tuple[float, float]:
     return exponent, (rate_from_small * rate_from_large) ** 0.5
 
 
-def _probe_attention(block: Block, repeats: int) -> float:
+def probe_attention(block: Block, repeats: int, device: torch.device = _HOST) -> float:
     """Values weighted per second; the backward pass counts as ``ATTENTION_BACKWARD`` forward passes."""
-    edges = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=True)
-    values = torch.randn(block.num_src, 1, _WIDTH, requires_grad=True)
-    score_src = torch.randn(block.num_src, _HEADS)
-    score_dst = torch.randn(block.num_dst, _HEADS)
+    made = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=True)
+    indptr, src_rows, places = (tensor.to(device) for tensor in (made.indptr, made.src_rows, made.places))
+    edges = CsrEdges(indptr, src_rows, places, made.num_src)
+    values = torch.randn(block.num_src, 1, _WIDTH, device=device, requires_grad=True)
+    score_src = torch.randn(block.num_src, _HEADS, device=device)
+    score_dst = torch.randn(block.num_dst, _HEADS, device=device)
 
     def run() -> None:
         out = gat_attention(edges, values, score_src, score_dst, None, AttentionOptions(0.2))
         torch.autograd.grad(out.sum(), values)
 
-    return (1 + ATTENTION_BACKWARD) * edges.num_edges * _WIDTH * (1 + _HEADS / 8) / _least_cpu_s(run, repeats)
+    num_values = (1 + ATTENTION_BACKWARD) * edges.num_edges * _WIDTH * (1 + _HEADS / 8)
+    return num_values / least_seconds(run, repeats, device)
 
 
 def _probe_gather(num_rows: int, width: int, repeats: int) -> tuple[float, float]:
@@ -418,7 +438,7 @@ def _probe_gather(num_rows: int, width: int, repeats: int) -> tuple[float, float
     source = MappedRows("probe", rng.random((2 * num_rows, width), np.float32), torch.float32, 0)
     chosen = iter([torch.from_numpy(rng.integers(2 * num_rows, size=num_rows)) for _ in range(repeats + 1)])
     out = torch.empty(num_rows, width)
-    return 4 * width, _least_cpu_s(lambda: source.read(next(chosen), out), repeats) / num_rows
+    return 4 * width, least_seconds(lambda: source.read(next(chosen), out), repeats) / num_rows
 
 
 def _fit_overhead(points: list[tuple[float, float]]) -> tuple[float, float]:
@@ -433,24 +453,24 @@ def _fit_overhead(points: list[tuple[float, float]]) -> tuple[float, float]:
     return (wide_bytes + overhead) / wide_s, overhead
 
 
-def _probe_products(num_rows: int, repeats: int) -> float:
+def probe_products(num_rows: int, repeats: int, device: torch.device = _HOST) -> float:
     """Floating-point operations per second of a linear layer and of the gradient of its weights."""
-    x = torch.randn(num_rows, _WIDTH)
-    w = torch.randn(_WIDTH, 2 * _WIDTH)
-    g = torch.randn(num_rows, 2 * _WIDTH)
-    out = torch.empty(num_rows, 2 * _WIDTH)
+    x = torch.randn(num_rows, _WIDTH, device=device)
+    w = torch.randn(_WIDTH, 2 * _WIDTH, device=device)
+    g = torch.randn(num_rows, 2 * _WIDTH, device=device)
+    out = torch.empty(num_rows, 2 * _WIDTH, device=device)
 
     def run() -> Tensor:
         torch.mm(x, w, out=out)
         return x.t() @ g
 
-    return 2 * 2 * num_rows * _WIDTH * 2 * _WIDTH / _least_cpu_s(run, repeats)
+    return 2 * 2 * num_rows * _WIDTH * 2 * _WIDTH / least_seconds(run, repeats, device)
 
 
-def _probe_rows(num_rows: int, repeats: int) -> float:
+def probe_rows(num_rows: int, repeats: int, device: torch.device = _HOST) -> float:
     """Bytes read and written per second by an activation."""
-    h = torch.randn(num_rows, 2 * _WIDTH)
-    return 2 * h.nbytes / _least_cpu_s(lambda: torch.relu(h), repeats)
+    h = torch.randn(num_rows, 2 * _WIDTH, device=device)
+    return 2 * h.nbytes / least_seconds(lambda: torch.relu(h), repeats, device)
 
 
 def _probe_optimizer(repeats: int) -> float:
@@ -459,7 +479,7 @@ def _probe_optimizer(repeats: int) -> float:
     optimizer = torch.optim.Adam(weights)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    return _least_cpu_s(optimizer.step, repeats)
+    return least_seconds(optimizer.step, repeats)
 
 
 def measure_thread_gain(threads: int, num_rows: int = 40_000) -> float:
