@@ -43,7 +43,9 @@ Device = Annotated[
 ]
 SampleDevice = Annotated[
     str,
-    typer.Option(metavar="DEVICE", help="sample mini-batches on cpu, on cuda, or on auto: cuda if its kernels can run"),
+    typer.Option(
+        metavar="DEVICE", help="sample mini-batches on cpu, on cuda, or on auto: cuda if Triton kernels run on it"
+    ),
 ]
 
 Model = TypeVar("Model")

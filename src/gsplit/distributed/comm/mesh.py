@@ -286,7 +286,7 @@ def _warn_of_slow_kernels(device: torch.device) -> None:
 def _choose_sample_device(device: torch.device) -> torch.device:
     """The device, if Triton kernels run there; with torch operations the host would wait for it too often."""
     runs = device.type != "cpu" and is_available(device)
-    reason = "its kernels can run" if runs else "there is no device that can run Triton kernels"
+    reason = "Triton kernels run on it" if runs else "Triton kernels do not run on the device"
     chosen = device if runs else _HOST
     _LOG.info("mini-batches are sampled on %s: %s", chosen, reason)
     return chosen

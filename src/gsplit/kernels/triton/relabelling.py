@@ -132,8 +132,8 @@ def num_found(total: int) -> tuple[int, int]:
 def relabel(ids: Tensor, first: int, stop: int, num_rows: int, state: Tensor, *, foreign: bool) -> Relabelled:
     """Find the rows of vertices. The host does not wait.
 
-    Own vertices are ``first .. stop - 1``, of which ``num_rows`` have a row; without ``foreign`` there are no others.
-    Ids below 0 only fill the tensor.
+    Own vertices are ``first .. stop - 1``, of which ``num_rows`` have a row. If not ``foreign``, all ids are own
+    vertices. Ids below 0 only fill the tensor.
     """
     device, count = ids.device, ids.numel()
     assert count < UNSEEN, "a layer of 2**31 edges on one rank"
