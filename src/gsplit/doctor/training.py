@@ -118,7 +118,7 @@ def check_bf16(device: str, nproc: int, run: RunRanks) -> Finding:
         found: dict[str, float] = run(compare_bf16, nproc, device, path=str(store), models=STEP_MODELS)
     largest = max(found.values())
     text = f"losses of {len(found)} models differ from those of float32 by up to {largest:.4f}"
-    if not largest <= _BF16_TOLERANCE:
+    if not all(error <= _BF16_TOLERANCE for error in found.values()):  # also if one is NaN
         return Finding("bf16", "error", f"{text}, more than {_BF16_TOLERANCE}", SEND_BACK, found)
     return Finding("bf16", "ok", text, figures=found)
 

@@ -2,13 +2,16 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import re
 import resource
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from typer.testing import CliRunner
 
 from gsplit.cli.main import app
 from gsplit.distributed.launch.allocator import ALLOCATOR
-from gsplit.doctor import examination, machine, network
+from gsplit.doctor import examination, machine, network, training
 from gsplit.doctor.examination import check_store, examine
 from gsplit.doctor.finding import DoctorReport, Finding
 from gsplit.store.build import build_store
@@ -109,6 +112,34 @@ def test_backends_and_interfaces_that_are_not_there_are_errors(monkeypatch: pyte
 
     monkeypatch.setattr(socket, "gethostbyname", fail)
     assert network.check_interfaces().verdict == "warning"
+
+
+def test_wrong_results_of_training_are_errors() -> None:
+    def giving(result: Any) -> Callable[..., Any]:
+        return lambda *_, **__: result
+
+    times = {"median_ms": 1.0, "slowest_ms": 2.0}
+    for right, wrong in (
+        (training.check_groups("cpu", 2, giving(0)), training.check_groups("cpu", 2, giving(3))),
+        (
+            training.check_bf16("cpu", 2, giving({"sage": 0.01, "gat": 0.02})),
+            training.check_bf16("cpu", 2, giving({"sage": 0.01, "gat": 0.2})),
+        ),
+        (
+            training.check_bf16("cpu", 2, giving({"sage": 0.01, "gat": 0.02})),
+            training.check_bf16("cpu", 2, giving({"sage": 0.01, "gat": math.nan})),
+        ),
+        (
+            training.check_sizes("cpu", 2, giving({"largest_error": 0.0, **times}), 5),
+            training.check_sizes("cpu", 2, giving({"largest_error": 1.0, **times}), 5),
+        ),
+        (
+            training.check_inference("cpu", 2, giving({"outputs": 0.0, "scores": 0.0})),
+            training.check_inference("cpu", 2, giving({"outputs": 0.0, "scores": math.nan})),
+        ),
+    ):
+        assert (right.verdict, wrong.verdict) == ("ok", "error") and right.check == wrong.check
+        assert wrong.fix and not right.fix
 
 
 def test_a_slow_exchange_and_one_without_shared_memory_are_warned_of() -> None:
