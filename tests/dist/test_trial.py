@@ -1,5 +1,6 @@
 """Trial steps on real ranks: every setup is timed, all ranks choose the same, and the run is as with that strategy."""
 
+from functools import partial
 from pathlib import Path
 
 from trial_programs import SETTINGS, SETUPS, time_all, train_auto
@@ -23,10 +24,15 @@ def test_setups_are_timed_and_the_choice_changes_no_result(tmp_path: Path) -> No
         assert len(steps) == 2 and all(wall > 0 and cpu > 0 for wall, cpu in steps)
 
     first, second = run_ranks(train_auto, 2, str(path), str(tmp_path / "auto"), "auto")
-    assert first == second and first[0] != "auto"
+    assert first[:2] == second[:2] and first[0] != "auto"
+    assert "the median of 2 timed steps" in first[2][0]
     assert load_run(tmp_path / "auto")[0].strategy == first[0]  # a resumed run has the same strategy
     named = run_ranks(train_auto, 2, str(path), str(tmp_path / "named"), first[0])[0]
-    assert named == first
+    assert named[:2] == first[:2]
+
+    # 4 steps, and a trial would have (2 + 1) x 3
+    estimated = run_ranks(partial(train_auto, least_ratio=1), 2, str(path), str(tmp_path / "short"), "auto")[0]
+    assert "is fastest" in estimated[2][0] and "timed steps" not in estimated[2][0]
 
     started = time_on_ranks(SETUPS[:2], SETTINGS, path, 2)
     assert [len(started[setup]) for setup in SETUPS[:2]] == [2, 2]

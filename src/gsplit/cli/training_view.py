@@ -36,7 +36,6 @@ _NAMES = ("samp", "load", "fwd", "bwd")
 def announce_training(store: Store, settings: TrainSettings, num_ranks: int, console: Console) -> None:
     """Print the store, the model, the ranks and the number of steps of a training that starts."""
     per_epoch = settings.steps_per_epoch(settings.count_targets(store))
-    steps = settings.steps or settings.epochs * per_epoch
     size = f"{store.num_vertices:,} vertices, {store.num_edges:,} edges"
     layers = f"{settings.num_layers} layers of width {settings.hidden}"
     shared = f", {settings.batch_size / num_ranks:.1f} per rank on average" if num_ranks > 1 else ""
@@ -45,7 +44,7 @@ def announce_training(store: Store, settings: TrainSettings, num_ranks: int, con
     for line in (
         f"train {settings.model}, {layers}, on {store.path}: {size}",
         f"{ranks}; global mini-batch of {settings.batch_size} {'pairs' if settings.of_pairs else 'targets'}{shared}",
-        f"{steps} steps, {per_epoch} per epoch; starting ...",
+        f"{settings.num_steps(store)} steps, {per_epoch} per epoch; starting ...",
     ):
         console.print(line, highlight=False, markup=False)
 

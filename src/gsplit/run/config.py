@@ -281,6 +281,10 @@ class TrainSettings(BaseModel):
         num_batches = -(-num_targets // self.batch_size)
         return -(-num_batches // self.accumulate)
 
+    def num_steps(self, store: "Store") -> int:
+        """Steps of a whole run, unless it stops early."""
+        return self.steps or self.epochs * self.steps_per_epoch(self.count_targets(store))
+
     @property
     def num_layers(self) -> int:
         """Layers of the model: one per hop."""

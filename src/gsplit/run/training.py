@@ -133,8 +133,7 @@ class _Run:
     @property
     def num_steps(self) -> int:
         """Steps of the whole run, unless it stops early."""
-        num_targets = self.settings.count_targets(self.store)
-        return self.settings.steps or self.settings.epochs * self.settings.steps_per_epoch(num_targets)
+        return self.settings.num_steps(self.store)
 
     @property
     def description(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ for it (``time_on_ranks``), each of which runs this module:
 The candidates take turns, so that other work on the machine affects all of them, and every turn trains another
 mini-batch, so that none finds the rows of the one before in a cache. The weights are thrown away. All ranks compute the
 choice from the same times. Only ranks on CPUs are timed: on devices, the caches of several candidates would not fit.
+A run that is not much longer than its trial would lose more by it than a better strategy saves: it takes the estimate.
 """
 
 import gc
@@ -45,6 +46,8 @@ TimedSteps = dict[Setup, list[tuple[float, float]]]
 """Wall time of the slowest rank and CPU time of all ranks, of every step of a setup."""
 
 _LIMIT_S = 30.0
+_LEAST_RATIO = 10
+"""A run takes trial steps only if it has at least this many times as many steps itself."""
 
 
 def choose_strategy(
@@ -56,7 +59,9 @@ def choose_strategy(
     choice = plan_strategy(settings, shape, store, mesh)
     strategy = choice.strategy
     reason = choice.reason
-    if settings.trial_steps and len(choice.shortlist) > 1 and mesh.device.type == "cpu":
+    num_tried = (settings.trial_steps + 1) * len(choice.shortlist)
+    is_long = settings.num_steps(store) >= _LEAST_RATIO * num_tried
+    if settings.trial_steps and is_long and len(choice.shortlist) > 1 and mesh.device.type == "cpu":
         start = time.perf_counter()
         setups = [Setup(name, mesh.size, mesh.num_replicas) for name in choice.shortlist]
         times = medians(time_setups(setups, settings, shape, store, mesh))
