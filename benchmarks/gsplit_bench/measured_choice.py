@@ -98,7 +98,7 @@ def measure_point(point: Point, strategies: list[str], store: Store, machine: Ha
         replicas=1,
         strategies=tuple(strategies),
     )
-    ranked = [candidate for candidate in plan.candidates if candidate.ranks == point.ranks]
+    ranked = [candidate for candidate in plan.candidates if candidate.setup.ranks == point.ranks]
     settings = TrainSettings(
         model=point.model,
         hidden=HIDDEN,
@@ -113,8 +113,8 @@ def measure_point(point: Point, strategies: list[str], store: Store, machine: Ha
     times = time_on_ranks(setups, settings, store.path, point.ranks, limit_s=float("inf"))
     return {
         **asdict(point),
-        "estimated_s": {candidate.strategy: candidate.step.wall_s for candidate in ranked},
-        "shortlist": [candidate.strategy for candidate in shortlist(ranked, hardware)],
+        "estimated_s": {candidate.setup.strategy: candidate.step.wall_s for candidate in ranked},
+        "shortlist": [candidate.setup.strategy for candidate in shortlist(ranked, hardware)],
         "steps_s": {setup.strategy: steps for setup, steps in times.items()},
         "seconds": time.perf_counter() - start_s,
     }

@@ -196,7 +196,7 @@ class StorePredictor:
             replicas=int(first.get("replicas") or 1),
             strategies=tuple(record["system"] for record in records),
         )
-        return {c.strategy: c.step for c in reversed(plan.candidates) if c.ranks == first["ranks"]}
+        return {c.setup.strategy: c.step for c in reversed(plan.candidates) if c.setup.ranks == first["ranks"]}
 
 
 def main(arguments: Sequence[str]) -> int:

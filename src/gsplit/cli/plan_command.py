@@ -206,9 +206,9 @@ def _document(made: "Plan") -> dict[str, Any]:
         "kind": "plan",
         "hardware": asdict(made.hardware),
         "model": asdict(made.shape),
-        "best": made.best.strategy,
-        "best_ranks": made.best.ranks,
-        "best_replicas": made.best.replicas,
+        "best": made.best.setup.strategy,
+        "best_ranks": made.best.setup.ranks,
+        "best_replicas": made.best.setup.replicas,
         "reason": made.reason,
         "notes": list(made.notes),
         "candidates": [_describe(candidate) for candidate in made.candidates],
@@ -218,9 +218,7 @@ def _document(made: "Plan") -> dict[str, Any]:
 def _describe(candidate: "Candidate") -> dict[str, Any]:
     step, counts = candidate.step, candidate.step.counts
     return {
-        "strategy": candidate.strategy,
-        "ranks": candidate.ranks,
-        "replicas": candidate.replicas,
+        **asdict(candidate.setup),
         "wall_s": step.wall_s,
         "cpu_s": step.cpu_s,
         "timed": None if candidate.timed is None else asdict(candidate.timed),
@@ -268,11 +266,11 @@ def _cells(candidate: "Candidate") -> list[str]:
         stages.backward + stages.optimizer,
     )
     return [
-        candidate.name,
+        candidate.setup.name,
         "" if candidate.timed is None else f"{1000 * candidate.timed.wall_s:.0f}",
         *(f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}" for value in seconds),
         human(step.counts.rows_loaded),
-        human(step.bytes_sent) if candidate.ranks > 1 else "",
+        human(step.bytes_sent) if candidate.setup.ranks > 1 else "",
         human(candidate.memory.own),
         f"{step.imbalance:.2f}",
     ]

@@ -97,22 +97,6 @@ class Candidate:
     fits: bool
     timed: StepTime | None = None
 
-    @property
-    def strategy(self) -> str:
-        return self.setup.strategy
-
-    @property
-    def ranks(self) -> int:
-        return self.setup.ranks
-
-    @property
-    def replicas(self) -> int:
-        return self.setup.replicas
-
-    @property
-    def name(self) -> str:
-        return self.setup.name
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -197,7 +181,7 @@ def make_plan(
         hardware=hardware,
         shape=shape,
         candidates=tuple(ranked),
-        reason=explain_choice([(candidate.name, candidate.step) for candidate in ranked]),
+        reason=explain_choice([(candidate.setup.name, candidate.step) for candidate in ranked]),
         notes=_notes(store, shape, hardware, num_ranks, ranked),
     )
 
@@ -241,9 +225,9 @@ def choose(
         replicas=replicas,
         strategies=strategies,
     )
-    on_all_ranks = [candidate for candidate in plan.candidates if candidate.ranks == num_ranks]
+    on_all_ranks = [candidate for candidate in plan.candidates if candidate.setup.ranks == num_ranks]
     timed = shortlist(on_all_ranks, hardware)
-    return Choice(on_all_ranks[0].strategy, plan.reason, tuple(candidate.strategy for candidate in timed))
+    return Choice(on_all_ranks[0].setup.strategy, plan.reason, tuple(candidate.setup.strategy for candidate in timed))
 
 
 def shortlist(ranked: Sequence[Candidate], hardware: Hardware) -> list[Candidate]:

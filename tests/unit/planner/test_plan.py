@@ -36,7 +36,7 @@ def workload(store: Store) -> Workload:
 
 
 def _names(plan: Plan) -> list[str]:
-    return [candidate.name for candidate in plan.candidates]
+    return [candidate.setup.name for candidate in plan.candidates]
 
 
 def test_every_strategy_and_replica_is_a_candidate(store: Store, workload: Workload) -> None:
@@ -44,7 +44,7 @@ def test_every_strategy_and_replica_is_a_candidate(store: Store, workload: Workl
     several = {"split", "split x 2", "hybrid(1)", "hybrid(1) x 2", "data_cached", "data_cached(strided)"}
     assert set(_names(plan)) == several | {"data", "data(owner)", "one process"}
     walls = [candidate.step.wall_s for candidate in plan.candidates]
-    assert walls == sorted(walls) and plan.best.name in plan.reason
+    assert walls == sorted(walls) and plan.best.setup.name in plan.reason
 
 
 def test_rows_that_are_dear_to_read_are_read_once_and_those_dear_to_send_stay(store: Store, workload: Workload) -> None:
@@ -52,12 +52,12 @@ def test_rows_that_are_dear_to_read_are_read_once_and_those_dear_to_send_stay(st
     assert slow_reads.best.step.counts.spec.split_layers is not None
     assert "input rows" in slow_reads.reason and "loading rows" in slow_reads.reason
     slow_links = make_plan(store, workload, SHAPE, replace(QUICK, exchange_bytes_per_s=1e3), 4)
-    assert slow_links.best.strategy in ("data", "data(owner)")
+    assert slow_links.best.setup.strategy in ("data", "data(owner)")
 
 
 def test_one_process_is_best_where_ranks_share_one_core(store: Store, workload: Workload) -> None:
     plan = make_plan(store, workload, SHAPE, replace(QUICK, cores=1, collective_s=1e-3), 4)
-    assert plan.best.name == "one process" and "use one process" in plan.reason
+    assert plan.best.setup.name == "one process" and "use one process" in plan.reason
     assert any("4 ranks share 1 cores" in note for note in plan.notes)
     choice = choose(store, workload, 4, replace(QUICK, cores=1, collective_s=1e-3))
     assert choice.strategy == "data(owner)" and "use one process" in choice.reason
@@ -86,7 +86,7 @@ def test_a_cache_answers_rows_and_takes_memory(store: Store, workload: Workload)
                 loading=Loading(on_disk=True, cache_bytes=size, device_cache_bytes=0),
                 strategies=("split",),
             ).candidates
-            if candidate.name == "split"
+            if candidate.setup.name == "split"
         )
         for size in (0, 50_000)
     )
@@ -126,7 +126,7 @@ def test_a_device_holds_its_share_of_the_graph_and_the_hottest_rows(store: Store
     def plan(**options: Any) -> dict[str, Candidate]:
         loading = Loading(**options)
         made = make_plan(store, workload, SHAPE, QUICK, 4, loading=loading, replicas=1)
-        return {candidate.name: candidate for candidate in made.candidates}
+        return {candidate.setup.name: candidate for candidate in made.candidates}
 
     default = plan()
     row_bytes = 4 * SHAPE.num_features

@@ -80,9 +80,9 @@ def test_bytes_are_those_of_the_rows_of_every_type(store: Store, workload: Workl
 
 def test_a_plan_knows_caches_files_and_memory(store: Store, workload: Workload) -> None:
     made = make_plan(store, workload, _shape(store), HOST, 2, features=FEATURES)
-    names = {candidate.name for candidate in made.candidates}
+    names = {candidate.setup.name for candidate in made.candidates}
     assert names == {"split", "hybrid(1)", "data_cached", "data_cached(strided)", "data", "data(owner)", "one process"}
-    every = {candidate.name: candidate for candidate in made.candidates}
+    every = {candidate.setup.name: candidate for candidate in made.candidates}
     graph_bytes = 8 * (store.num_vertices + 1) + store.num_edges * store.graph.indices.itemsize
     assert every["one process"].memory.mapped == graph_bytes + 50 * 36 + 4 * 12
     slow = replace(HOST, disk_reads_per_s=10.0)
@@ -92,7 +92,7 @@ def test_a_plan_knows_caches_files_and_memory(store: Store, workload: Workload) 
         found = make_plan(
             store, workload, _shape(store), slow, 2, features=FEATURES, strategies=("split",), loading=loading
         )
-        return next(one.step.stages.load for one in found.candidates if one.name == "split")
+        return next(one.step.stages.load for one in found.candidates if one.setup.name == "split")
 
     assert load_s(1 << 20) < load_s(400) < load_s(0)
 
