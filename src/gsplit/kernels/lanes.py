@@ -3,13 +3,15 @@
 A compiler may not reorder a sum of floats, so a plain loop adds one product at a time, 3 to 6 times slower than the
 processor can; and ``fastmath``, which would let it, is forbidden here (``kernels.jit``). So the order is written down:
 lane l of L adds the products l, l + L, l + 2 L, ..., the lanes are added in halves, and what is left over comes last.
-L is 64 bytes of numbers, whatever the processor has: the result is the same on all of them. ``add_scaled`` has no such
-choice, but loops over rows that are slices of larger arrays are often not vectorised, and this one always is.
+L is 64 bytes of numbers, whatever the processor has: the result is the same on all of them. ``add_scaled`` and
+``add_rows`` have no such choice, but loops over rows that are slices of larger arrays are often not vectorised, and
+these always are.
 
 ``prefetch_row`` tells the processor which row a kernel reads some iterations later. Rows of a mini-batch lie anywhere
 in memory, so without it a kernel waits for every one of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
@@ -65,6 +67,13 @@ class _Rows:
         """A loop over what is left, one by one."""
         return cgutils.for_range_slice(self._builder, self.whole, self.size, ir.Constant(self.size.type, 1))
 
+    def each(self, emit: Callable[[Any, bool], None]) -> None:
+        """Emit the instructions of ``emit(place, vector)`` for whole vectors, and for what is left."""
+        with self.vectors() as (place, _):
+            emit(place, True)
+        with self.rest() as (place, _):
+            emit(place, False)
+
     def pointer(self, row: int, place: Any, vector: bool) -> Any:
         pointer = self._builder.gep(self._data[row], [place])
         return self._builder.bitcast(pointer, self.vector.as_pointer()) if vector else pointer
@@ -104,10 +113,7 @@ def _emit_add_scaled(context: Any, builder: Any, signature: Any, args: Any) -> A
         product = builder.fmul(factors if vector else args[1], rows.load(1, place, vector))
         rows.store(builder.fadd(rows.load(0, place, vector), product), 0, place, vector)
 
-    with rows.vectors() as (place, _):
-        add(place, True)
-    with rows.rest() as (place, _):
-        add(place, False)
+    rows.each(add)
     return context.get_dummy_value()
 
 
@@ -119,10 +125,7 @@ def _emit_add_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any
         total = builder.fadd(rows.load(0, place, vector), rows.load(1, place, vector))
         rows.store(builder.fadd(total, rows.load(2, place, vector)), 0, place, vector)
 
-    with rows.vectors() as (place, _):
-        add(place, True)
-    with rows.rest() as (place, _):
-        add(place, False)
+    rows.each(add)
     return context.get_dummy_value()
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gsplit.kernels.jit import kernel
+from gsplit.kernels.lanes import add_scaled, row_at
 
 __all__ = ["copy_rows", "copy_cached", "scale_rows", "merge_gradient", "copy_and_gather", "gather", "list_places"]
 
@@ -101,30 +102,22 @@ def _merge(
     g_mixed: Matrix,
     g_dst: Matrix,
     rows: npt.NDArray[np.int64],
-    pieces: tuple[Matrix, ...],
     begins: npt.NDArray[np.int64],
+    addresses: npt.NDArray[np.int64],
     out: Matrix,
 ) -> None:
+    """Rows ``begins[p] .. begins[p + 1] - 1`` of what returned lie one after the other from ``addresses[p]`` on."""
     head, following = list_places(rows, out.shape[0])
+    row_bytes = out.shape[1] * out.itemsize
     for i in range(out.shape[0]):
         target, own, k, p = out[i], g_mixed[i], head[i], 0
-        if k < 0:
-            for j in range(target.size):
-                target[j] = own[j]
-        else:
+        for j in range(target.size):
+            target[j] = own[j]
+        while k >= 0:
             while k >= begins[p + 1]:
                 p += 1
-            first = pieces[p][k - begins[p]]
-            for j in range(target.size):
-                target[j] = own[j] + first[j]
+            add_scaled(target, out.dtype.type(1), row_at(addresses[p] + (k - begins[p]) * row_bytes, target))
             k = following[k]
-            while k >= 0:
-                while k >= begins[p + 1]:
-                    p += 1
-                other = pieces[p][k - begins[p]]
-                for j in range(target.size):
-                    target[j] += other[j]
-                k = following[k]
         if i < g_dst.shape[0]:
             for j in range(target.size):
                 target[j] += g_dst[i, j]
@@ -156,5 +149,9 @@ def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: tuple
     begins = np.cumsum([0, *(piece.size(0) for piece in returned)])
     assert begins[-1] == rows.numel()
     if out.size(0):
-        pieces = tuple(_matrix(piece, out) for piece in returned)
-        _merge(_matrix(g_mixed, out), _matrix(g_dst, out), rows.numpy(), pieces, begins, _matrix(out, out))
+        shape = out.shape[1:]
+        for piece in returned:  # the kernel gets addresses only
+            assert piece.shape[1:] == shape and piece.dtype == out.dtype, (piece.shape, piece.dtype)
+            assert piece.is_contiguous() and piece.device.type == "cpu", (piece.stride(), piece.device)
+        addresses = np.array([piece.data_ptr() for piece in returned], np.int64)
+        _merge(_matrix(g_mixed, out), _matrix(g_dst, out), rows.numpy(), begins, addresses, _matrix(out, out))

@@ -7,7 +7,7 @@ import pytest
 from numba.core.errors import TypingError
 
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_scaled, dot, prefetch_row
+from gsplit.kernels.lanes import add_rows, add_scaled, dot, prefetch_row, row_at
 
 
 @kernel
@@ -20,6 +20,12 @@ def _dots(a: Any, b: Any, out: Any) -> None:
 def _add(target: Any, factor: Any, rows: Any) -> None:
     for i in range(rows.shape[0]):
         add_scaled(target[i], factor, rows[i])
+
+
+@kernel
+def _add_at(target: Any, addresses: Any) -> None:
+    for i in range(addresses.size):
+        add_rows(target[i], row_at(addresses[i], target[i]), row_at(addresses[i], target[i]))
 
 
 @kernel
@@ -62,6 +68,17 @@ def test_add_scaled_adds_to_its_row_only(dtype: Any, width: int) -> None:
     _add(target, dtype(0.3), rows)
     assert np.array_equal(target[:3], before[:3] + dtype(0.3) * rows)
     assert np.array_equal(target[3:], before[3:])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [0, 1, 7, 16, 17, 133])
+def test_rows_at_addresses_are_added_to_their_row_only(dtype: Any, width: int) -> None:
+    rng = np.random.default_rng(width)
+    target, rows = rng.normal(size=(6, width)).astype(dtype), rng.normal(size=(3, width)).astype(dtype)
+    before = target.copy()
+    _add_at(target, np.array([rows[i].ctypes.data for i in (2, 0)]))
+    assert np.array_equal(target[:2], before[:2] + rows[[2, 0]] + rows[[2, 0]])
+    assert np.array_equal(target[2:], before[2:])
 
 
 def test_rows_that_are_not_contiguous_are_refused() -> None:

@@ -1,9 +1,13 @@
 """Compiled row moves equal the torch operations they replace, rows that go to several peers included."""
 
+from typing import Any, cast
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gsplit.kernels import rows as rows_module
 from gsplit.kernels.rows import copy_and_gather, merge_gradient
 
 
@@ -44,3 +48,23 @@ def test_a_row_wanted_by_three_peers_gets_all_three_back() -> None:
         torch.zeros(3, 1).double(), torch.zeros(0, 1).double(), torch.tensor([0, 1, 0, 0]), values.split((2, 1, 1)), out
     )
     assert out.tolist() == [[1101.0], [10.0]]
+
+
+def test_merging_is_compiled_once_for_any_number_of_pieces() -> None:
+    compiled = cast(Any, rows_module._merge).signatures
+    returned = torch.randn(12, 3)
+    rows = torch.arange(12) % 5
+    found = []
+    for sizes in ((12,), (6, 6), (1, 0, 4, 2, 5), (1,) * 12):
+        out = torch.empty(5, 3)
+        merge_gradient(torch.zeros(5, 3), torch.zeros(0, 3), rows, returned.split(sizes), out)
+        found.append((len(compiled), out.tolist()))
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize(
+    "piece", [torch.zeros(2, 4), torch.zeros(2, 3).double(), torch.zeros(3, 2).t(), torch.zeros(2, 3, device="meta")]
+)
+def test_pieces_of_another_form_never_reach_the_kernel(piece: torch.Tensor) -> None:
+    with pytest.raises(AssertionError):
+        merge_gradient(torch.zeros(2, 3), torch.zeros(0, 3), torch.arange(2), (piece,), torch.empty(2, 3))
