@@ -17,11 +17,14 @@ from gsplit.array_types import Ids
 from gsplit.kernels.attention_types import AttentionInputs, AttentionOptions
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_scaled, dot
+from gsplit.kernels.lanes import add_scaled, dot, prefetch_row
 
 __all__ = ["backward", "forward"]
 
 Floats = npt.NDArray[Any]
+
+_AHEAD = 8
+"""Edges between the one that is computed and the one whose source row, and in backward its gradient, is prefetched."""
 
 
 class _Operands(NamedTuple):
@@ -59,6 +62,7 @@ def _score_gat(operands: _Operands, i: int, scores: Floats) -> None:
     src_rows, src_terms, edge_terms = operands.src_rows, operands.src_terms, operands.edge_terms
     slope, dst_term = operands.slope, operands.dst_terms[i]
     for e in range(operands.indptr[i], operands.indptr[i + 1]):
+        prefetch_row(operands.values, src_rows[e])
         src_term, score = src_terms[src_rows[e]], scores[e]
         for h in range(score.size):
             raw = src_term[h] + dst_term[h]
@@ -73,6 +77,8 @@ def _score_gatv2(operands: _Operands, att: Floats, i: int, active: Floats, score
     src_rows, src_terms, edge_terms = operands.src_rows, operands.src_terms, operands.edge_terms
     width, slope, dst_term = att.shape[1], operands.slope, operands.dst_terms[i]
     for e in range(operands.indptr[i], operands.indptr[i + 1]):
+        if e + _AHEAD < src_rows.size:
+            prefetch_row(src_terms, src_rows[e + _AHEAD])
         src_term = src_terms[src_rows[e]]
         if edge_terms.size:
             edge_term = edge_terms[e]
@@ -133,6 +139,10 @@ def _backward_gat(
             delta[h] = dot(g[i, h], out[i, h])
             of_destination[h] = 0.0
         for e in range(indptr[i], indptr[i + 1]):
+            if e + _AHEAD < src_rows.size:
+                prefetch_row(values, src_rows[e + _AHEAD])
+                if g_values.size:
+                    prefetch_row(g_values, src_rows[e + _AHEAD])
             s = src_rows[e]
             rows = values[s]
             for h in range(num_heads):
@@ -182,6 +192,9 @@ def _backward_gatv2(
         of_att[:] = 0
         g_dst[i] = 0
         for e in range(indptr[i], indptr[i + 1]):
+            if e + _AHEAD < src_rows.size:
+                prefetch_row(x_src, src_rows[e + _AHEAD])
+                prefetch_row(g_src, src_rows[e + _AHEAD])
             s = src_rows[e]
             of_source = x_src[s]
             for c in range(size):

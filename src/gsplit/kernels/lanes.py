@@ -168,8 +168,9 @@ def _emit_prefetch_row(context: Any, builder: Any, signature: Any, args: Any) ->
     """LLVM instructions of ``prefetch_row``."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
     size = builder.extract_value(array.strides, 0).type
-    columns = builder.extract_value(array.shape, 1)
-    num_bytes = builder.mul(columns, ir.Constant(size, signature.args[0].dtype.bitwidth // 8))
+    num_bytes = ir.Constant(size, signature.args[0].dtype.bitwidth // 8)
+    for dimension in range(1, signature.args[0].ndim):
+        num_bytes = builder.mul(num_bytes, builder.extract_value(array.shape, dimension))
     begin = builder.mul(builder.sext(args[1], size), builder.extract_value(array.strides, 0))
     first = builder.gep(builder.bitcast(array.data, ir.IntType(8).as_pointer()), [begin])
     _emit_prefetch(builder, first, num_bytes)
@@ -193,9 +194,9 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 @intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
 def prefetch_row(typing_context: Any, array: Any, row: Any) -> Any:
-    """A hint that row ``row`` of a matrix will be read soon. It reads nothing, so any number is harmless."""
-    is_matrix = isinstance(array, types.Array) and array.ndim == 2 and array.layout in ("C", "A")
-    if is_matrix and isinstance(row, types.Integer) and isinstance(array.dtype, types.Number):
+    """A hint that ``array[row]`` will be read soon. It reads nothing, so any number is harmless."""
+    has_rows = isinstance(array, types.Array) and array.ndim > 1 and array.layout in ("C", "A")
+    if has_rows and isinstance(row, types.Integer) and isinstance(array.dtype, types.Number):
         return types.void(array, row), _emit_prefetch_row
     return None
 

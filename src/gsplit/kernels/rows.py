@@ -12,11 +12,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_scaled, row_at
+from gsplit.kernels.lanes import add_scaled, prefetch_row, row_at
 
 __all__ = ["copy_rows", "copy_cached", "scale_rows", "merge_gradient", "copy_and_gather", "gather", "list_places"]
 
 Matrix = npt.NDArray[Any]
+
+_AHEAD = 8
+"""Rows between the one that a gather copies and the one that it prefetches."""
+_LONG_ROW = 1024
+"""Bytes. Longer rows are not prefetched: the processor itself reads ahead within a row."""
 
 
 @kernel
@@ -27,7 +32,10 @@ def copy_rows(
 
     Rows and places have been checked.
     """
+    ahead = _AHEAD if array.shape[1] * array.itemsize <= _LONG_ROW else rows.size
     for i in range(rows.size):
+        if i + ahead < rows.size:
+            prefetch_row(array, rows[i + ahead])
         source, begin = array[rows[i]], (places[i] if places.size else i) * stride
         target = out[begin : begin + source.size]
         for j in range(source.size):
@@ -45,7 +53,10 @@ def copy_cached(
 ) -> int:
     """As ``copy_rows`` where a position is that of a cached row; the others are listed in ``missed`` and counted."""
     num_missed = 0
+    ahead = _AHEAD if cached.shape[1] * cached.itemsize <= _LONG_ROW else positions.size
     for i in range(positions.size):
+        if i + ahead < positions.size:
+            prefetch_row(cached, positions[i + ahead])
         if 0 <= positions[i] < cached.shape[0]:
             source, begin = cached[positions[i]], (places[i] if places.size else i) * stride
             target = out[begin : begin + source.size]

@@ -136,10 +136,11 @@ def normalised_edges(
     (see ``graph.degrees``; both None for a graph without weights). With ``add_self_loops`` the sampled self-loops are
     replaced by one per destination (``loop_once``); otherwise the block stays as it is.
     """
+    if add_self_loops:
+        assert (edge_weight is None) == (loop_weight is None), "weights of edges and of self-loops come together"
     if kernel_for("sum rows", deg_inv_sqrt.device, deg_inv_sqrt.dtype) == "numba":
         return _normalise_on_host(block, deg_inv_sqrt, edge_weight, loop_weight, add_self_loops=add_self_loops)
     if add_self_loops:
-        assert (edge_weight is None) == (loop_weight is None), "weights of edges and of self-loops come together"
         looped = loop_once(block)
         block = looped.block
         if edge_weight is not None and loop_weight is not None:
@@ -187,4 +188,5 @@ def _normalise_on_host(
     assert of_edges.numel() in (0, block.num_edges) and of_loops.numel() in (0, block.num_dst)
     arrays = (edges.indptr.numpy(), edges.src_rows.numpy(), edges.places.numpy())
     weights = _weigh_edges(block.indptr.numpy(), arrays, deg_inv_sqrt.numpy(), of_edges.numpy(), of_loops.numpy())
-    return Block(edges.indptr, edges.src_rows, block.num_src), torch.from_numpy(weights)
+    looped = Block(edges.indptr, edges.src_rows, block.num_src) if add_self_loops else block
+    return looped, torch.from_numpy(weights)

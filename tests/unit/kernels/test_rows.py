@@ -2,13 +2,14 @@
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gsplit.kernels import rows as rows_module
-from gsplit.kernels.rows import copy_and_gather, merge_gradient
+from gsplit.kernels.rows import copy_and_gather, copy_cached, copy_rows, merge_gradient
 
 
 @given(
@@ -68,3 +69,22 @@ def test_merging_is_compiled_once_for_any_number_of_pieces() -> None:
 def test_pieces_of_another_form_never_reach_the_kernel(piece: torch.Tensor) -> None:
     with pytest.raises(AssertionError):
         merge_gradient(torch.zeros(2, 3), torch.zeros(0, 3), torch.arange(2), (piece,), torch.empty(2, 3))
+
+
+@pytest.mark.parametrize("width", [0, 1, 33, 300])  # rows of 300 numbers are not prefetched
+@pytest.mark.parametrize("count", [0, 3, 8, 50])
+def test_rows_are_gathered_from_an_array_and_from_a_cache(width: int, count: int) -> None:
+    array = np.arange(20 * width, dtype=np.uint32).reshape(20, width)
+    positions = np.random.default_rng(count).integers(-1, 21, count)  # -1 and 20 are not cached
+    held = (positions >= 0) & (positions < 20)
+    rows = positions[held]
+    places = np.flatnonzero(held)
+    out, missed = np.zeros(count * width, np.uint32), np.empty(count, np.int64)
+    num_missed = copy_cached(array, positions, np.empty(0, np.int64), out, width, missed)
+    assert np.array_equal(missed[:num_missed], np.flatnonzero(~held))
+    want = np.zeros((count, width), np.uint32)
+    want[places] = array[rows]
+    assert np.array_equal(out.reshape(count, width), want)
+    placed = np.zeros(count * width, np.uint32)
+    copy_rows(array, rows, places, placed, width)
+    assert np.array_equal(placed, out)

@@ -152,7 +152,7 @@ def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload) 
 
     def plan(**options: Any) -> dict[str, Candidate]:
         made = make_plan(store, workload, SHAPE, host, 4, **options)
-        return {candidate.name: candidate for candidate in made.candidates}
+        return {candidate.setup.name: candidate for candidate in made.candidates}
 
     in_place = plan()
     far = plan(hosts=4)
