@@ -344,7 +344,8 @@ def report(
         Path | None, typer.Option(metavar="FILE.json", help="trace of the runs, for Perfetto or chrome://tracing")
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help='the table "when to use what" as Markdown')
+        Path | None,
+        typer.Option(metavar="FILE.md", help="the tables as Markdown: when to use what, speed-ups, records"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace files of the same names")] = False,
     as_json: Json = False,

@@ -5,6 +5,7 @@ both in ``/proc/thread-self/schedstat``, so the same is measured for every syste
 there is no such file, time in the queue for a core counts as blocked.
 """
 
+import mmap
 import os
 import platform
 import subprocess
@@ -15,11 +16,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import gsplit
+from gsplit.files.mapped_files import files_behind
 from gsplit.store.reader import Store
 
 __all__ = ["Clocks", "current_commit", "describe_machine", "forget_features", "installed_versions", "read_clocks"]
 
-_PACKAGES = ("torch", "torch_geometric", "numpy", "numba", "dgl", "pyg-lib", "torch-sparse")
+_PACKAGES = ("torch", "torch_geometric", "numpy", "numba", "dgl", "pyg-lib", "torch-sparse", "torch-scatter")
 
 
 def current_commit() -> str | None:
@@ -98,8 +100,10 @@ def read_clocks() -> Clocks:
 
 
 def forget_features(store: Store, names: Sequence[str]) -> None:
-    """Put the files of features out of the page cache. No rank has mapped them: pages that are mapped stay."""
+    """Put the files of features out of the page cache. Every rank calls it: what one of them has mapped stays."""
     for name in names:
+        for mapped in files_behind(store.stored_array(f"features/{name}")):
+            mapped.madvise(mmap.MADV_DONTNEED)
         descriptor = os.open(store.path / f"features/{name}.npy", os.O_RDONLY)
         try:
             os.fsync(descriptor)  # pages that are not written yet stay

@@ -32,6 +32,7 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.telemetry import StepTelemetry
+from gsplit_bench.peers.ddp import to_csc
 from gsplit_bench.peers.dgl_ddp import load_dgl, to_dgl
 
 __all__ = ["DrawCost", "Peer", "SamplingReport", "bench_sampling"]
@@ -190,7 +191,7 @@ def _cost(name: str, rates: dict[str, list[float]], sizes: dict[str, list[tuple[
 
 
 def _dgl(graph: Graph, fanouts: list[int]) -> Way:
-    peer, sampler = to_dgl(graph), load_dgl().dataloading.NeighborSampler(fanouts)
+    peer, sampler = to_dgl(*to_csc(graph)), load_dgl().dataloading.NeighborSampler(fanouts)
 
     def draw(targets: Tensor, step: int) -> tuple[int, int]:
         rows, _, blocks = sampler.sample_blocks(peer, targets)

@@ -89,10 +89,10 @@ def run_study(
         got, fix = ", ".join(map(str, graphs)), "rename stores: records go by their names"
         raise InputError(explain("GRAPH...", "stores with different names", got, fix))
     paths = [str(open_store(graph).path.resolve()) for graph in graphs]
-    for each in study.launches():
-        scenarios = study.scenarios(paths, each)
+    for path, each in product(paths, study.launches()):
+        scenarios = study.scenarios([path], each)
         if scenarios:
-            _launch(each, scenarios, study.threads, report, progress)
+            _launch(each, scenarios, report, progress)
             keep(report)
     for graph in graphs:
         _count(study, graph, report, progress)
@@ -100,21 +100,22 @@ def run_study(
     return report
 
 
-def _launch(each: Launch, scenarios: list[Scenario], threads: int, report: TrainReport, progress: Progress) -> None:
-    """Run the scenarios of a launch on real ranks, and add what came of them to the report."""
+def _launch(each: Launch, scenarios: list[Scenario], report: TrainReport, progress: Progress) -> None:
+    """Run the scenarios of a launch, of one graph, on real ranks, and add what came of them to the report."""
+    what = f"{Path(scenarios[0].graph).stem}, {each}"
     with tempfile.TemporaryDirectory(prefix="gsplit-bench-") as name:
         folder = Path(name)
         (folder / "scenarios.json").write_text(json.dumps([asdict(scenario) for scenario in scenarios]))
         try:
-            with _Watcher(folder / "progress", str(each), scenarios, progress):
+            with _Watcher(folder / "progress", what, scenarios, progress):
                 launch(
                     [sys.executable, "-P", "-m", "gsplit_bench.train_rank", name],
                     each.ranks,
                     tuned_allocator=each.allocator == "tuned",
-                    threads=threads,
+                    threads=each.threads,
                 )
         except CommError as error:
-            report.failures.append(f"{each}: {error}")
+            report.failures.append(f"{what}: {error}")
         _add(scenarios, _read_ranks(folder, each.ranks), report)
 
 

@@ -28,11 +28,15 @@ def train(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="a study of the paper: redundancy, main, partition, ranks, replicas, hidden, batch, layers or accuracy"
+            help="a study of the paper: redundancy, main, partition, ranks, replicas, hidden, batch, layers or accuracy; "
+            "or host, threads or crossover"
         ),
     ] = None,
     systems: Annotated[
-        str | None, typer.Option(help="strategies, dgl and pyg, such as split,data,dgl [default: split,data,dgl,pyg]")
+        str | None,
+        typer.Option(
+            help="strategies, split+labor, dgl, pyg, pyg_our_sampler and p3 [default: split,data and all of the peers]"
+        ),
     ] = None,
     models: Annotated[str | None, typer.Option(help="sage and gat, or other stock models [default: sage,gat]")] = None,
     ranks: Annotated[str | None, typer.Option(help="numbers of ranks, such as 1,2,4 [default: 2]")] = None,
@@ -50,7 +54,9 @@ def train(
         float | None, typer.Option(min=0, max=1, help="each rank's cache of features on disk, of all [default: 0.1]")
     ] = None,
     allocator: Annotated[str | None, typer.Option(help="of the ranks: tuned, default or both [default: tuned]")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="threads of each rank [default: 1]")] = None,
+    threads: Annotated[
+        str | None, typer.Option(help="numbers of threads of each rank, such as 1,2 [default: 1]")
+    ] = None,
     warm_up: Annotated[int | None, typer.Option(min=1, help="steps before, not measured [default: 1]")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="steps of a system's turn [default: 2]")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="turns of every system [default: 3]")] = None,
@@ -88,7 +94,7 @@ def train(
             "features": _both(features, ("memory", "disk")),
             "cache": cache,
             "allocators": _both(allocator, ("tuned", "default")),
-            "threads": threads,
+            "threads": _numbers("--threads", threads),
             "warm_up": warm_up,
             "steps": steps,
             "repeats": repeats,
@@ -202,6 +208,7 @@ def _scenario_of(record: "TrainRecord") -> tuple[Any, ...]:
         tuple(record.fanout),
         record.batch_size,
         record.ranks,
+        record.threads,
         record.replicas,
         record.features,
         record.allocator,
@@ -209,10 +216,11 @@ def _scenario_of(record: "TrainRecord") -> tuple[Any, ...]:
 
 
 def _title(scenario: tuple[Any, ...]) -> str:
-    graph, model, hidden, fanout, batch_size, ranks, replicas, features, allocator = scenario
+    graph, model, hidden, fanout, batch_size, ranks, threads, replicas, features, allocator = scenario
     hops = ",".join(map(str, fanout))
     grouped = f" as {replicas} replicas" if replicas > 1 else ""
-    how = f"{ranks} rank{'s' * (ranks > 1)}{grouped}, {features}, {allocator} allocator"
+    launch = f"{ranks} rank{'s' * (ranks > 1)}{f' x {threads} threads' * (threads > 1)}"
+    how = f"{launch}{grouped}, {features}, {allocator} allocator"
     return f"{graph}: {model} {hidden}, fanout {hops}, batch {batch_size}; {how}"
 
 

@@ -1,7 +1,7 @@
 """Records of a study: what the ranks saw, put together into one record per scenario and system.
 
-Times are per step: the slowest rank's wall time, CPU seconds of all ranks, medians over the turns with the smallest and
-the largest. Amounts are per step and over all ranks, collectives those of one rank. All strategies train the same steps
+Times are per step: the slowest rank's wall time, CPU seconds of all ranks, medians over the turns with the quartiles,
+the smallest and the largest. Amounts are per step and over all ranks, collectives those of one rank. All strategies train the same steps
 from the same weights, on any number of ranks, so their losses must agree to rounding; ``check_losses`` says whether
 they do.
 """
@@ -12,9 +12,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
 from gsplit.store.reader import open_store
 from gsplit_bench.train_rank import RankResult, Turn
-from gsplit_bench.train_study import Scenario
+from gsplit_bench.train_study import Scenario, parse_system
 from gsplit_bench.train_systems import is_ours
 
 __all__ = ["LOSS_TOLERANCE", "Spread", "TrainRecord", "check_losses", "combine_ranks", "objective_of"]
@@ -26,20 +28,23 @@ _STAGES = {"load_features": "load", "gather_features": "load", "copy": "load"}
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and what it lies between."""
+    """A median and what it lies between: the smallest and the largest, and the quartiles."""
 
     median: float
     low: float
     high: float
+    first_quartile: float
+    third_quartile: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
         """Of some measurements.
 
         >>> Spread.of([3.0, 1.0, 2.0])
-        Spread(median=2.0, low=1.0, high=3.0)
+        Spread(median=2.0, low=1.0, high=3.0, first_quartile=1.5, third_quartile=2.5)
         """
-        return cls(median(values), min(values), max(values))
+        first, third = np.quantile(values, (0.25, 0.75))
+        return cls(median(values), min(values), max(values), float(first), float(third))
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class TrainRecord:
     loss_difference: float | None = None
     losses_equal: bool | None = None
     device: str = "cpu"
+    threads: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """As it stands in the document."""
@@ -144,6 +150,7 @@ def combine_ranks(scenario: Scenario, found: Sequence[RankResult]) -> TrainRecor
         note=found[0].note,
         epochs=[asdict(epoch) for epoch in found[0].epochs],
         device=scenario.device,
+        threads=scenario.threads,
     )
 
 
@@ -175,8 +182,8 @@ def _stages(turns: Sequence[dict[str, float]]) -> dict[str, float]:
 def check_losses(records: Sequence[TrainRecord]) -> list[TrainRecord]:
     """The records, those of our strategies with how far their losses are from the first one's.
 
-    Of all that train the same model on the same mini-batches: neither the strategy nor the number of ranks, replicas,
-    the place of the features or the allocator changes a step.
+    Of all that train the same model on the same mini-batches, drawn by the same sampler: neither the strategy nor the
+    number of ranks, replicas, threads, the place of the features or the allocator changes a step.
     """
     first: dict[tuple[object, ...], TrainRecord] = {}
     for record in records:
@@ -186,7 +193,8 @@ def check_losses(records: Sequence[TrainRecord]) -> list[TrainRecord]:
 
 
 def _training_of(record: TrainRecord) -> tuple[object, ...]:
-    return record.graph, record.model, record.hidden, tuple(record.fanout), record.batch_size
+    _, sampler = parse_system(record.system)
+    return record.graph, record.model, record.hidden, tuple(record.fanout), record.batch_size, sampler
 
 
 def _compared(record: TrainRecord, first: TrainRecord) -> TrainRecord:

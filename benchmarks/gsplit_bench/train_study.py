@@ -1,8 +1,8 @@
 """What ``python -m gsplit_bench train`` is to measure: a study, its scenarios, and the presets.
 
 A study is every combination of what it lists. A scenario is one of them on one number of ranks; its systems take turns
-in the same processes. Ranks are launched once per number of them and per setting of the allocator, which is fixed when
-a process starts; all scenarios run inside.
+in the same processes. Ranks are launched once per graph, number of ranks, number of threads and setting of the
+allocator, which are fixed when a process starts; all scenarios of them run inside.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,11 @@ __all__ = [
     "Scenario",
     "Study",
     "find_preset",
+    "parse_system",
 ]
 
-PEERS = ("dgl", "pyg", "p3")
-"""Systems that are not ours; every other name is a strategy."""
+PEERS = ("dgl", "pyg", "pyg_our_sampler", "p3")
+"""Systems that are not ours; every other name is a strategy, with its sampler behind a plus sign."""
 FEATURES = ("memory", "disk")
 ALLOCATORS = ("tuned", "default")
 DEVICES = ("cpu", "cuda", "sim")
@@ -41,6 +42,7 @@ class Scenario:
     model: str
     systems: tuple[str, ...]
     ranks: int
+    threads: int
     allocator: str
     replicas: int
     features: str
@@ -66,21 +68,25 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Launch:
-    """Processes that start together."""
+    """Processes that start together, with so many threads each."""
 
     ranks: int
     allocator: str
+    threads: int = 1
 
     def __str__(self) -> str:
-        return f"{self.ranks} rank{'s' if self.ranks > 1 else ''}, {self.allocator} allocator"
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
+        threads = f" x {self.threads} threads" if self.threads > 1 else ""
+        return f"{ranks}{threads}, {self.allocator} allocator"
 
 
 @dataclass(frozen=True)
 class Study:
     """Every combination of the tuples, for every graph.
 
-    ``batch_sizes``: targets of the GLOBAL mini-batch. ``steps``: of one turn of a system, ``repeats``: turns,
-    ``warm_up``: steps before that are not measured. ``epochs``: instead of turns, train each system so long and
+    ``batch_sizes``: targets of the GLOBAL mini-batch. ``threads``: of each rank; of several numbers, those launches
+    that have no more threads in all than the most ranks with the fewest threads, or the fewest with the most.
+    ``steps``: of one turn of a system, ``repeats``: turns, ``warm_up``: steps before that are not measured. ``epochs``: instead of turns, train each system so long and
     evaluate it after every epoch. ``cache``: of each rank, of all features, where they are read from disk.
     ``counted_ranks``: numbers of ranks to count ``counted_strategies`` for, in one process, over ``counted_steps``
     mini-batches.
@@ -101,7 +107,7 @@ class Study:
     cache: float = 0.1
     learning_rate: float = 1e-3
     seed: int = 1
-    threads: int = 1
+    threads: tuple[int, ...] = (1,)
     warm_up: int = 1
     steps: int = 2
     repeats: int = 3
@@ -123,10 +129,15 @@ class Study:
                     raise InputError(explain(name, f"one of {', '.join(known)}", value, "choose one of these"))
 
     def launches(self) -> list[Launch]:
-        """The launches that it takes."""
+        """The launches that it takes, for every graph."""
         if not self.systems:
             return []
-        return [Launch(*each) for each in product(self.ranks, self.allocators)]
+        most = max(max(self.ranks) * min(self.threads), min(self.ranks) * max(self.threads))
+        return [
+            Launch(ranks, allocator, threads)
+            for ranks, threads, allocator in product(self.ranks, self.threads, self.allocators)
+            if ranks * threads <= most
+        ]
 
     def scenarios(self, graphs: Sequence[str], launch: Launch) -> list[Scenario]:
         """What the ranks of a launch are to do, in order."""
@@ -143,6 +154,7 @@ class Study:
                 model=model,
                 systems=self.systems,
                 ranks=launch.ranks,
+                threads=launch.threads,
                 allocator=launch.allocator,
                 replicas=replicas,
                 features=features,
@@ -228,7 +240,42 @@ PRESETS: dict[str, Study] = {
         models=("sage",),
         epochs=5,
     ),
+    "host": Study(
+        "one host: our strategies against DGL and PyG, with PyG's sampler and with ours, on four models",
+        systems=("split", "data(owner)", "data", "hybrid(1)", "dgl", "pyg", "pyg_our_sampler"),
+        models=("sage", "gcn", "gin", "gat"),
+        ranks=(1, 2, 4),
+        steps=1,
+        repeats=7,
+    ),
+    "threads": Study(
+        "one process with several threads against as many ranks of one thread",
+        systems=("split", "data(owner)", "data", "dgl", "pyg", "pyg_our_sampler"),
+        models=("sage", "gcn", "gin", "gat"),
+        ranks=(1, 2),
+        threads=(1, 2),
+        steps=1,
+        repeats=7,
+    ),
+    "crossover": Study(
+        "who wins where: split against our other strategies and against LABOR sampling, by batch size and ranks",
+        systems=("split", "data(owner)", "hybrid(1)", "hybrid(2)", "split+labor"),
+        ranks=(2, 4),
+        batch_sizes=(256, 1024, 4096),
+        steps=1,
+        repeats=5,
+    ),
 }
+
+
+def parse_system(name: str) -> tuple[str, str]:
+    """The strategy of a system of ours, and the sampler that it draws with.
+
+    >>> parse_system("split+labor"), parse_system("hybrid(1)")
+    (('split', 'labor'), ('hybrid(1)', 'uniform'))
+    """
+    strategy, _, sampler = name.partition("+")
+    return strategy, sampler or "uniform"
 
 
 def find_preset(name: str) -> Study:

@@ -22,8 +22,8 @@ from gsplit.training.training_step import TrainingStep
 from gsplit_bench.peers.ddp import DdpSystem, System
 from gsplit_bench.peers.dgl_ddp import DglPeer
 from gsplit_bench.peers.p3 import P3System
-from gsplit_bench.peers.pyg_ddp import PygPeer
-from gsplit_bench.train_study import PEERS, Scenario
+from gsplit_bench.peers.pyg_ddp import BlockPeer, UnionPeer
+from gsplit_bench.train_study import PEERS, Scenario, parse_system
 
 __all__ = ["StrategySystem", "check_store", "is_ours", "make_system", "touch_pages"]
 
@@ -31,7 +31,7 @@ _PAGE = 4096
 
 
 def is_ours(system: str) -> bool:
-    """Whether a system is a strategy of ours: all of those compute the same steps."""
+    """Whether a system is a strategy of ours: all of those with the same sampler compute the same steps."""
     return system not in PEERS
 
 
@@ -40,7 +40,9 @@ def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> Syst
     if name == "dgl":
         return DdpSystem(DglPeer(scenario, store, mesh.device), scenario, store, mesh)
     if name == "pyg":
-        return DdpSystem(PygPeer(scenario, store), scenario, store, mesh)
+        return DdpSystem(UnionPeer(scenario, store), scenario, store, mesh)
+    if name == "pyg_our_sampler":
+        return DdpSystem(BlockPeer(scenario, store), scenario, store, mesh)
     if name == "p3":
         return P3System(scenario, store, mesh)
     return StrategySystem(name, scenario, store, mesh)
@@ -49,9 +51,10 @@ def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> Syst
 class StrategySystem:
     """See ``peers.ddp.System``: our loader and the trainer's step, with the options that are the default."""
 
-    note = ""
-
-    def __init__(self, strategy: str, scenario: Scenario, store: Store, mesh: Mesh) -> None:
+    def __init__(self, name: str, scenario: Scenario, store: Store, mesh: Mesh) -> None:
+        strategy, sampler = parse_system(name)
+        threads = scenario.threads
+        self.note = f"our own kernels use one thread of a rank, torch's operations {threads}" if threads > 1 else ""
         torch.manual_seed(scenario.seed)
         model: Module = make_model(
             scenario.model,
@@ -69,6 +72,7 @@ class StrategySystem:
             scenario.targets,
             batch_size=scenario.batch_size,
             strategy=strategy,
+            sampler=sampler,
             mesh=mesh,
             seed=scenario.seed,
             features_on_disk=on_disk,

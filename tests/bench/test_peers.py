@@ -5,11 +5,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from peer_programs import p3_losses
-from torch_geometric.sampler import NeighborSampler, NodeSamplerInput, SamplerOutput
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -21,6 +18,9 @@ from gsplit_bench.peers import dgl_ddp, pyg_ddp
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.train_study import DEFAULT, Launch, Scenario
 from gsplit_bench.train_systems import check_store, is_ours, make_system, touch_pages
+
+NEEDS_DGL = pytest.mark.skipif(find_spec("dgl") is None, reason="needs DGL 1.1.3 (benchmarks/README.md)")
+NEEDS_SPARSE = pytest.mark.skipif(find_spec("torch_sparse") is None, reason="needs torch-sparse (benchmarks/README.md)")
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,10 @@ def _scenario(store: Store, model: str, fanout: tuple[int, ...] = (4, 4)) -> Sce
     return study.scenarios([str(store.path)], Launch(1, "tuned"))[0]
 
 
-@pytest.mark.parametrize("model", ["sage", "gat"])
-def test_plain_pyg_trains_like_our_strategies(model: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: False)
+@pytest.mark.parametrize("model", ["sage", "gin", "gat"])
+def test_plain_pyg_with_our_sampler_trains_like_our_strategies(model: str, store: Store) -> None:
     scenario = _scenario(store, model)
-    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "pyg"))
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "pyg_our_sampler"))
     for epoch in range(2):  # the second loss is that of weights that both have trained
         a, b = ours.train_step(epoch, 0), theirs.train_step(epoch, 0)
         assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-4)
@@ -48,13 +47,26 @@ def test_plain_pyg_trains_like_our_strategies(model: str, store: Store, monkeypa
             assert a.counts[name] == b.counts[name] > 0
         assert b.seconds.keys() == {"sample", "load_features", "forward", "backward", "optimizer"}
         assert b.seconds.keys() <= a.seconds.keys()
-    assert "our sampler" in theirs.note and ours.note == ""
+    assert theirs.note == ours.note == ""
+
+
+@pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib.")
+@pytest.mark.parametrize(
+    "name", ["pyg_our_sampler", pytest.param("pyg", marks=NEEDS_SPARSE), pytest.param("dgl", marks=NEEDS_DGL)]
+)
+def test_gcn_of_peers_is_normalised_by_the_sample_and_they_say_so(name: str, store: Store) -> None:
+    """One layer on all in-edges: the same edges, other weights."""
+    scenario = _scenario(store, "gcn", (-1,))
+    first = make_system("split", scenario, store, solo_mesh()).train_step(0, 0)
+    peer = make_system(name, scenario, store, solo_mesh())
+    steps = [peer.train_step(epoch, 0) for epoch in range(20)]
+    assert "degrees of the" in peer.note
+    assert steps[0].counts["edges"] == first.counts["edges"]
+    assert steps[-1].values["loss"] < steps[0].values["loss"]
 
 
 @pytest.mark.parametrize("model", ["sage", "gat"])
-def test_push_pull_on_ranks_trains_like_one_process_and_like_pyg(
-    model: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_pull_on_ranks_trains_like_one_process_and_like_pyg(model: str, store: Store) -> None:
     scenario = replace(_scenario(store, model, (4, 3, 3)), batch_size=23)
     alone, whole = p3_losses(solo_mesh(), str(store.path), scenario)
     assert max(alone) - min(alone) > 1e-3
@@ -63,8 +75,7 @@ def test_push_pull_on_ranks_trains_like_one_process_and_like_pyg(
         assert counts["rows_loaded"] == whole["rows_loaded"]  # the union, of which each rank has its columns
         assert counts["bytes_loaded"] == whole["bytes_loaded"] / 2
         assert counts["rows_sent"] > 0
-    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: False)
-    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("p3", "pyg"))
+    ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("p3", "pyg_our_sampler"))
     for epoch in range(3):
         a, b = ours.train_step(epoch, 0), theirs.train_step(epoch, 0)
         assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-4)
@@ -76,8 +87,8 @@ def test_push_pull_refuses_what_it_has_no_layers_for(store: Store) -> None:
         make_system("p3", _scenario(store, "gcn"), store, solo_mesh())
 
 
-@pytest.mark.skipif(find_spec("dgl") is None, reason="needs DGL 1.1.3 (benchmarks/README.md)")
-@pytest.mark.parametrize("model", ["sage", "gat"])
+@NEEDS_DGL
+@pytest.mark.parametrize("model", ["sage", "gcn", "gin", "gat"])
 def test_dgl_draws_and_computes_the_same_amount(model: str, store: Store) -> None:
     scenario = _scenario(store, model, (-1, -1))
     ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "dgl"))
@@ -86,6 +97,10 @@ def test_dgl_draws_and_computes_the_same_amount(model: str, store: Store) -> Non
     assert losses[0].counts["edges"] == first.counts["edges"]
     assert losses[0].counts["rows_loaded"] == first.counts["rows_loaded"]
     assert losses[-1].values["loss"] < losses[0].values["loss"]
+    if model == "gin":  # the same weights
+        assert losses[0].values["loss"] == pytest.approx(first.values["loss"], rel=1e-4)
+    with pytest.raises(gsplit.InputError, match=r"system dgl: expected sage, gcn, gin or gat \(got pna\)"):
+        make_system("dgl", _scenario(store, "pna"), store, solo_mesh())
 
 
 def test_without_dgl_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,26 +110,27 @@ def test_without_dgl_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.
     assert not is_ours("dgl") and not is_ours("pyg") and not is_ours("p3") and is_ours("hybrid(1)")
 
 
+def test_without_torch_sparse_it_is_said_how_to_get_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyg_ddp, "find_spec", lambda name: None)
+    message = (
+        "system pyg: expected the package torch-sparse .* Fix: pip install torch-scatter torch-sparse .*, or measure"
+    )
+    with pytest.raises(gsplit.MissingDependencyError, match=message):
+        make_system("pyg", _scenario(store, "sage"), store, solo_mesh())
+
+
+@NEEDS_SPARSE
 @pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib.")
-def test_pyg_trains_on_what_its_own_sampler_draws(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyG's engine is replaced by one that draws all in-edges of the targets: every vertex once, targets first."""
-    indptr, indices = (torch.from_numpy(np.array(a, np.int64)) for a in (store.graph.indptr, store.graph.indices))
-
-    def draw(self: object, inputs: NodeSamplerInput) -> SamplerOutput:
-        counts = indptr[inputs.node + 1] - indptr[inputs.node]
-        drawn = torch.cat([indices[indptr[v] : indptr[v + 1]] for v in inputs.node.tolist()])
-        node = torch.tensor(list(dict.fromkeys([*inputs.node.tolist(), *drawn.tolist()])))
-        place = torch.empty(store.num_vertices, dtype=torch.int64)
-        place[node] = torch.arange(node.numel())
-        return SamplerOutput(node, place[drawn], torch.arange(counts.numel()).repeat_interleave(counts), None)
-
-    monkeypatch.setattr(pyg_ddp, "has_pyg_sampler", lambda: True)
-    monkeypatch.setattr(NeighborSampler, "sample_from_nodes", draw)
-    scenario = _scenario(store, "sage", (-1,))
+@pytest.mark.parametrize("model", ["sage", "gin", "gat"])
+def test_pyg_with_its_own_sampler_and_all_neighbours_trains_like_our_strategies(model: str, store: Store) -> None:
+    """With all in-edges a vertex has the same in every layer: the trimmed union is our blocks."""
+    scenario = _scenario(store, model, (-1, -1))
     ours, theirs = (make_system(name, scenario, store, solo_mesh()) for name in ("split", "pyg"))
-    a, b = ours.train_step(0, 0), theirs.train_step(0, 0)  # one layer on a union is one layer on a block
-    assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-5) and theirs.note == ""
-    assert (a.counts["edges"], a.counts["rows_loaded"]) == (b.counts["edges"], b.counts["rows_loaded"])
+    for epoch in range(2):
+        a, b = ours.train_step(epoch, 0), theirs.train_step(epoch, 0)
+        assert a.values["loss"] == pytest.approx(b.values["loss"], rel=1e-4)
+        assert a.counts["rows_loaded"] == b.counts["rows_loaded"]
+    assert theirs.note == ""
 
 
 def test_a_store_without_enough_targets_is_refused(store: Store, tmp_path: Path) -> None:

@@ -29,6 +29,16 @@ SOURCES: dict[str, tuple[object, set[str]]] = {
         bench_document([record("arxiv", "sage", system, 2, stages_s={}) for system in ("split", "data")]),
         {"summary", "when", "redundancy", "curve", "loads"},
     ),
+    "batches": (
+        bench_document(
+            [
+                record("arxiv", "sage", system, 2, stages_s={}, batch_size=size)
+                for system in ("split", "split+labor")
+                for size in (256, 1024)
+            ]
+        ),
+        {"summary", "when", "crossover", "loads"},
+    ),
     "objectives": (
         bench_document([record("arxiv", "sage", "split", 1, stages_s={}, partition=how) for how in ("gsplit", "edge")]),
         {"summary", "when", "partition"},
@@ -95,7 +105,10 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
         "t.json",
         "when.md",
     ]
-    first, _, one, two = (tmp_path / "when.md").read_text().splitlines()
+    tables = (tmp_path / "when.md").read_text().split("## ")[1:]
+    titles = ["When to use what", "Times faster than the peers, geometric means over the graphs", "Records"]
+    assert [table.splitlines()[0] for table in tables] == titles
+    first, _, one, two = tables[0].strip().splitlines()[1:]
     assert first.startswith(
         "| graph | model | scenario | fastest | s per step | ahead of the next | against one process |"
     )

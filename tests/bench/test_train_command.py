@@ -20,7 +20,7 @@ RECORD = {
     "stages_cpu_s", "cache",
     "edges", "input_rows", "rows_loaded", "bytes_loaded", "rows_sent", "bytes_sent", "collectives", "wait_s",
     "peak_bytes_per_rank", "batch_bytes_per_rank", "losses", "loss", "loss_difference", "losses_equal",
-    "note", "epochs", "device",
+    "note", "epochs", "device", "threads",
 }  # fmt: skip
 COUNT = {
     "graph", "strategy", "ranks", "batch_size", "fanout", "hidden", "steps", "edges", "edges_per_rank",
@@ -42,18 +42,27 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_systems_take_turns_on_the_same_ranks(store: Store, tmp_path: Path) -> None:
     small = ["--models", "sage", "--hidden", "16", "--fanout", "4,4", "--batch-size", "128", "--count", "2,8"]
-    systems = ["--systems", "split,data,pyg,dgl,nothing", "--steps", "2", "--repeats", "2", "--features", "both"]
+    systems = [
+        "--systems",
+        "split,data,pyg_our_sampler,dgl,nothing",
+        "--steps",
+        "2",
+        "--repeats",
+        "2",
+        "--features",
+        "both",
+    ]
     command = ["-m", "gsplit_bench", "train", str(store.path), *small, *systems, "--out", str(tmp_path / "o.json")]
     done = run_forked(command, tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "o.json").read_text())
     assert document.keys() == DOCUMENT and document["kind"] == "bench train" and document["failures"] == []
     records = {(record["features"], record["system"]): record for record in document["records"]}
-    measured = ["split", "data", "pyg", *(["dgl"] if find_spec("dgl") else [])]
+    measured = ["split", "data", "pyg_our_sampler", *(["dgl"] if find_spec("dgl") else [])]
     assert list(records) == [(where, system) for where in ("memory", "disk") for system in measured]
     for (where, system), record in records.items():
         _check_record(record, where, system)
-    split, data, pyg = (records["memory", system] for system in ("split", "data", "pyg"))
+    split, data, pyg = (records["memory", system] for system in ("split", "data", "pyg_our_sampler"))
     assert split["losses"] == pytest.approx(data["losses"], rel=1e-5)  # the same steps
     assert split["losses"] == pytest.approx(records["disk", "split"]["losses"], rel=1e-5)
     assert document["losses_equal"] and pyg["loss"] < 2 * split["loss"]
@@ -77,13 +86,24 @@ def test_the_whole_command_runs_on_devices(store: Store, tmp_path: Path) -> None
     if why := why_not_supported():
         pytest.skip(why)
     small = ["--models", "sage", "--hidden", "16", "--fanout", "4,4", "--batch-size", "128", "--warm-up", "2"]
-    systems = ["--systems", "split,data,pyg,p3", "--steps", "2", "--repeats", "1", "--ranks", "1,2", "--device", "sim"]
+    systems = [
+        "--systems",
+        "split,data,pyg_our_sampler,p3",
+        "--steps",
+        "2",
+        "--repeats",
+        "1",
+        "--ranks",
+        "1,2",
+        "--device",
+        "sim",
+    ]
     command = ["-m", "gsplit_bench", "train", str(store.path), *small, *systems, "--out", str(tmp_path / "o.json")]
     done = run_forked(command, tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "o.json").read_text())
     records = {(record["ranks"], record["system"]): record for record in document["records"]}
-    assert list(records) == [(1, "split"), (1, "data"), (1, "pyg"), (2, "split"), (2, "data"), (2, "pyg")]
+    assert list(records) == [(ranks, name) for ranks in (1, 2) for name in ("split", "data", "pyg_our_sampler")]
     assert document["losses_equal"] and document["failures"] == []
     for record in records.values():
         assert record["device"] == "sim" and len(record["losses"]) == 4 and len(set(record["losses"])) == 4

@@ -40,7 +40,7 @@ def _run(store: Store, study: Study) -> tuple[dict[str, RankResult], list[int]]:
 
 
 def test_every_system_has_its_turns_and_goes_on_where_it_was(store: Store) -> None:
-    results, told = _run(store, replace(SMALL, systems=("split", "data", "pyg")))
+    results, told = _run(store, replace(SMALL, systems=("split", "data", "pyg_our_sampler")))
     assert told == list(range(1, 3 * 3 + 1))  # a warm-up and two turns each
     for result in results.values():
         assert len(result.turns) == 2 and len(result.losses) == 3 and result.peak_bytes > 1 << 20
@@ -49,9 +49,19 @@ def test_every_system_has_its_turns_and_goes_on_where_it_was(store: Store) -> No
     assert len(set(results["split"].losses)) == 3
 
 
+def test_another_sampler_draws_fewer_vertices_and_threads_are_noted(store: Store) -> None:
+    results, _ = _run(store, replace(SMALL, systems=("split", "split+labor", "split+nothing")))
+    plain, labor = results["split"], results["split+labor"]
+    assert len(labor.turns) == 2 and plain.losses != labor.losses
+    assert sum(t.counts["input_rows"] for t in labor.turns) < sum(t.counts["input_rows"] for t in plain.turns)
+    assert "sampler: expected" in results["split+nothing"].note and not results["split+nothing"].turns
+    scenario = replace(_scenario(store, SMALL), threads=2)
+    assert plain.note == "" and "kernels use one thread" in StrategySystem("split", scenario, store, solo_mesh()).note
+
+
 def test_epochs_are_trained_and_evaluated_for_our_strategies_only(store: Store) -> None:
-    results, told = _run(store, replace(SMALL, systems=("split", "pyg", "data"), epochs=2))
-    assert "--epochs: expected strategies of ours (got pyg)" in results["pyg"].note and not results["pyg"].epochs
+    results, told = _run(store, replace(SMALL, systems=("split", "p3", "data"), epochs=2))
+    assert "--epochs: expected strategies of ours (got p3)" in results["p3"].note and not results["p3"].epochs
     for name in ("split", "data"):
         epochs = results[name].epochs
         assert [epoch.epoch for epoch in epochs] == [0, 1] and epochs[1].loss < epochs[0].loss
@@ -65,9 +75,9 @@ def test_what_refuses_its_first_step_is_a_note(store: Store, monkeypatch: pytest
         raise gsplit.InputError("not this model")
 
     monkeypatch.setattr(StrategySystem, "train_step", refuse)
-    results, _ = _run(store, replace(SMALL, systems=("split", "pyg")))
+    results, _ = _run(store, replace(SMALL, systems=("split", "p3")))
     assert results["split"].note == "not this model" and not results["split"].turns
-    assert len(results["pyg"].turns) == 2
+    assert len(results["p3"].turns) == 2
 
 
 def test_a_launch_that_fails_keeps_what_all_ranks_have_done(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +97,7 @@ def test_a_launch_that_fails_keeps_what_all_ranks_have_done(store: Store, monkey
     study = replace(SMALL, systems=("split", "data"), allocators=("default",))
     report = run_study(study, [store.path], keep=lambda so_far: kept.append(len(so_far.records)))
     assert [record.system for record in report.records] == ["split"] and report.records[0].edges == 10.0
-    assert report.failures == ["2 ranks, default allocator: rank 1: out of memory"]
+    assert report.failures == ["g, 2 ranks, default allocator: rank 1: out of memory"]
     assert kept[0] == 1
 
 

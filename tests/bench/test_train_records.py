@@ -47,8 +47,8 @@ def _record(
 
 def test_a_record_takes_the_slowest_rank_and_the_cpu_time_of_all(store: Store) -> None:
     record = _record(store, "split")
-    assert record.wall_s == Spread(1.5, 1.25, 2.0)
-    assert record.cpu_s == Spread(1.0, 0.75, 1.5) and record.cpu_s_per_rank == [0.5, 0.5]
+    assert record.wall_s == Spread(1.5, 1.25, 2.0, 1.375, 1.75)
+    assert record.cpu_s == Spread(1.0, 0.75, 1.5, 0.875, 1.25) and record.cpu_s_per_rank == [0.5, 0.5]
     assert (record.edges, record.rows_loaded, record.collectives, record.rows_sent) == (20.0, 8.0, 6.0, 0.0)
     assert record.stages_s == {"sample": 0.1, "load": 0.2, "forward": 0.375, "shuffle": 0.125, "backward": 0.3}
     assert record.wait_s == 0.25 and record.peak_bytes_per_rank == [1000, 1000] and record.repeats == 3
@@ -72,6 +72,9 @@ def test_strategies_that_train_other_steps_are_noticed(store: Store) -> None:
     assert (first.losses_equal, first.loss_difference) == (True, 0.0)
     assert near.losses_equal is True and other.losses_equal is False
     assert other.loss_difference == pytest.approx(3 * LOSS_TOLERANCE)
+    labor = replace(other, system="split+labor")  # another sample
+    assert check_losses([first, labor])[1].losses_equal is True
+    assert check_losses([labor, replace(first, system="data+labor")])[1].losses_equal is False
     wider = replace(other, hidden=512)  # another model: nothing to compare it with
     assert check_losses([first, wider])[1].losses_equal is True
     assert check_losses([first, replace(other, ranks=4, features="disk")])[1].losses_equal is False

@@ -9,7 +9,7 @@ from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit_bench.train_study import DEFAULT, PRESETS, Launch, Study, find_preset
 
 
-def test_ranks_are_launched_once_per_number_and_allocator() -> None:
+def test_ranks_are_launched_once_per_number_threads_and_allocator() -> None:
     study = Study("t", models=("sage", "gat"), ranks=(2, 4), allocators=("tuned", "default"), hidden=(8, 16))
     assert study.launches() == [Launch(r, a) for r in (2, 4) for a in ("tuned", "default")]
     scenarios = study.scenarios(["a", "b"], Launch(4, "default"))
@@ -17,6 +17,18 @@ def test_ranks_are_launched_once_per_number_and_allocator() -> None:
     assert {(each.ranks, each.allocator) for each in scenarios} == {(4, "default")}
     assert all(each.systems == study.systems for each in scenarios)
     assert [each.graph for each in scenarios] == ["a"] * 4 + ["b"] * 4
+
+
+def test_launches_with_several_threads_take_no_more_cores_than_the_others() -> None:
+    def pairs(ranks: tuple[int, ...], threads: tuple[int, ...]) -> list[tuple[int, int]]:
+        return [(each.ranks, each.threads) for each in Study("t", ranks=ranks, threads=threads).launches()]
+
+    assert pairs((1, 2), (1, 2)) == [(1, 1), (1, 2), (2, 1)]
+    assert pairs((1,), (1, 4)) == [(1, 1), (1, 4)]
+    assert pairs((2, 4), (2,)) == [(2, 2), (4, 2)]
+    assert str(Launch(1, "tuned", 2)) == "1 rank x 2 threads, tuned allocator"
+    (scenario,) = Study("t", models=("sage",)).scenarios(["a"], Launch(1, "tuned", 2))
+    assert (scenario.ranks, scenario.threads) == (1, 2)
 
 
 def test_replicas_that_do_not_divide_the_ranks_are_left_out() -> None:
@@ -41,6 +53,7 @@ def test_what_does_not_exist_is_refused_before_anything_is_started(field: dict[s
 def test_every_study_of_the_paper_is_there_and_runs_something() -> None:
     assert list(PRESETS) == [
         "redundancy", "main", "partition", "ranks", "replicas", "hidden", "batch", "layers", "accuracy",
+        "host", "threads", "crossover",
     ]  # fmt: skip
     for name, study in PRESETS.items():
         assert find_preset(name) is study

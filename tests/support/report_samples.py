@@ -37,6 +37,7 @@ _STAGES = {
 }
 _COSTS = {
     "split": 1.0,
+    "split+labor": 0.8,
     "data": 1.35,
     "data_cached": 1.1,
     "push_pull": 1.2,

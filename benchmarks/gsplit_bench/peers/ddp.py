@@ -9,8 +9,10 @@ averages gradients with torch's DistributedDataParallel. On one rank there is no
 samples and gathers, and copies edges and rows to it from pinned memory.
 """
 
+import functools
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +23,13 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.graph.graph import Graph
 from gsplit.sampling.minibatch import StepKey
-from gsplit.store.reader import Store
+from gsplit.store.reader import Store, open_store
 from gsplit.telemetry import StepTelemetry
 from gsplit_bench.train_study import Scenario
 
-__all__ = ["DdpSystem", "Peer", "PeerSample", "ShuffledTargets", "System", "stored_tensor"]
+__all__ = ["DdpSystem", "Peer", "PeerSample", "ShuffledTargets", "System", "load_csc", "stored_tensor", "to_csc"]
 
 
 class System(Protocol):
@@ -136,6 +139,17 @@ class ShuffledTargets:
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+@functools.lru_cache(maxsize=1)
+def load_csc(path: Path) -> tuple[Tensor, Tensor]:
+    """The graph of a store as peers sample it: one copy in memory for all peers of a rank."""
+    return to_csc(open_store(path).graph)
+
+
+def to_csc(graph: Graph) -> tuple[Tensor, Tensor]:
+    """``indptr`` and ``indices`` with 64-bit ids."""
+    return torch.from_numpy(np.array(graph.indptr, np.int64)), torch.from_numpy(np.array(graph.indices, np.int64))
 
 
 def stored_tensor(store: Store, name: str) -> Tensor:

@@ -1,6 +1,7 @@
 """DGL 1.1.3 as its users run it: ``NeighborSampler``, blocks, ``dgl.nn`` layers; DDP is in ``ddp``.
 
-DGL adds no self-loops to GAT's blocks, PyG and we do: it has that much less to do.
+What differs from our models is the record's note: DGL adds self-loops neither to GAT's nor to GCN's blocks, so it has
+that much less to do, and GCN is normalised by the degrees of the block.
 """
 
 import os
@@ -8,21 +9,24 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from gsplit.errors import InputError, MissingDependencyError, explain
-from gsplit.graph.graph import Graph
+from gsplit.run.models import make_model
 from gsplit.sampling.minibatch import StepKey
 from gsplit.store.reader import Store
-from gsplit_bench.peers.ddp import PeerSample
+from gsplit_bench.peers.ddp import PeerSample, load_csc
 from gsplit_bench.train_study import Scenario
 
 __all__ = ["DglPeer", "load_dgl", "to_dgl"]
 
 INSTALL = "pip install --no-deps dgl==1.1.3, and psutil, requests, tqdm, networkx and scipy (benchmarks/README.md)"
+_NOTES = {
+    "gat": "DGL adds no self-loops to the blocks, ours does",
+    "gcn": "DGL normalises by the degrees of the block, without self-loops; ours by those of the graph, with self-loops",
+}
 
 
 def load_dgl() -> Any:
@@ -37,22 +41,21 @@ def load_dgl() -> Any:
     return dgl
 
 
-def to_dgl(graph: Graph) -> Any:
+def to_dgl(indptr: Tensor, indices: Tensor) -> Any:
     """The whole graph in DGL's form, with 64-bit ids as DGL makes them."""
-    csc = (torch.from_numpy(np.array(graph.indptr)), torch.from_numpy(np.asarray(graph.indices, np.int64)))
-    return load_dgl().graph(("csc", (*csc, torch.empty(0, dtype=torch.int64))), num_nodes=graph.num_vertices)
+    csc = (indptr, indices, torch.empty(0, dtype=torch.int64))
+    return load_dgl().graph(("csc", csc), num_nodes=indptr.numel() - 1)
 
 
 class DglPeer:
     """See ``ddp.Peer``."""
 
-    note = ""
-
     def __init__(self, scenario: Scenario, store: Store, device: torch.device) -> None:
         dgl = load_dgl()
         _check_device(dgl, device)
         dgl.seed(scenario.seed)
-        self._graph = to_dgl(store.graph)
+        self.note = _NOTES.get(scenario.model, "")
+        self._graph = to_dgl(*load_csc(store.path))
         self._sampler = dgl.dataloading.NeighborSampler(list(reversed(scenario.fanout)))  # the input's layer first
         torch.manual_seed(scenario.seed)
         self.model: Module = _Model(_layers(dgl, scenario, store.num_features, store.num_classes))
@@ -95,7 +98,7 @@ class _Model(Module):
 
 
 def _layers(dgl: Any, scenario: Scenario, num_features: int, num_classes: int) -> list[Module]:
-    """The layers of PyG's GraphSAGE and GAT of the same widths."""
+    """The layers of PyG's GraphSAGE, GCN, GIN and GAT of the same widths; GIN's MLPs are those of PyG's model."""
     hidden, heads, depth = scenario.hidden, scenario.heads, len(scenario.fanout)
     ins = [num_features, *[hidden] * (depth - 1)]
     outs = [*[hidden] * (depth - 1), num_classes]
@@ -104,5 +107,12 @@ def _layers(dgl: Any, scenario: Scenario, num_features: int, num_classes: int) -
     if scenario.model == "gat":
         widths = [*[hidden // heads] * (depth - 1), num_classes]
         return [dgl.nn.GATConv(i, o, heads, allow_zero_in_degree=True) for i, o in zip(ins, widths, strict=True)]
-    fix = "measure sage or gat, or leave dgl out"
-    raise InputError(explain("system dgl", "a model of this benchmark, sage or gat", scenario.model, fix))
+    if scenario.model == "gcn":
+        return [dgl.nn.GraphConv(i, o, norm="both", allow_zero_in_degree=True) for i, o in zip(ins, outs, strict=True)]
+    if scenario.model == "gin":
+        gin: Any = make_model(
+            "gin", in_channels=num_features, hidden_channels=hidden, num_layers=depth, out_channels=num_classes
+        )
+        return [dgl.nn.GINConv(conv.nn, "sum") for conv in gin.convs]
+    fix = "measure one of these, or leave dgl out"
+    raise InputError(explain("system dgl", "sage, gcn, gin or gat", scenario.model, fix))

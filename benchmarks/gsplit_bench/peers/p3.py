@@ -7,7 +7,7 @@ partial activations to the ranks of the micro-batches, which sum them. All above
 replicated weights are summed over the ranks; those of the bottom layer's columns are complete where they are.
 
 What is pushed is a row per destination for SAGE, and a row per source for GAT, whose attention needs whole rows.
-Weights and samples are those of the peer ``pyg`` without pyg-lib, so that the losses can be compared.
+Weights and samples are those of the peer ``pyg_our_sampler``, so that the losses can be compared.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """What follows from the records: speed-ups over peers, redundancy, and which strategy to use. Numbers only.
 
 Records of one scenario may be compared: they differ in the system alone. Everything that decides how much work a step
-is belongs to the scenario: graph, model, ranks, batch, width, fanout. The allocator belongs to the system: it is a way
-to run it.
+is belongs to the scenario: graph, model, ranks, batch, width, fanout, and the threads of each rank. The allocator
+belongs to the system: it is a way to run it. Another sampler makes another step, which is less work: such a system is
+compared with split, but is not the best of our strategies.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from gsplit_bench.report.documents import Count, TrainRecord
-from gsplit_bench.train_study import PEERS
+from gsplit_bench.train_study import PEERS, parse_system
 
 __all__ = [
     "Advice",
@@ -27,6 +28,7 @@ __all__ = [
     "geometric_mean",
     "group",
     "is_peer",
+    "is_strategy",
     "seconds",
     "split_against",
     "system_label",
@@ -49,6 +51,7 @@ class Scenario:
     fanout: tuple[int, ...]
     features: str
     partition: str
+    threads: int = 1
 
 
 def _scenario_of(record: TrainRecord) -> Scenario:
@@ -62,12 +65,18 @@ def _scenario_of(record: TrainRecord) -> Scenario:
         tuple(record.fanout),
         record.features,
         record.partition or "",
+        record.threads,
     )
 
 
 def is_peer(record: TrainRecord) -> bool:
     """Whether a record is of somebody else's system."""
     return record.system in PEERS
+
+
+def is_strategy(record: TrainRecord) -> bool:
+    """Whether a record is of one of our strategies on the sample that all of them draw."""
+    return not is_peer(record) and parse_system(record.system)[1] == "uniform"
 
 
 def system_label(record: TrainRecord) -> str:
@@ -96,7 +105,7 @@ def describe(scenario: Scenario, names: Sequence[str], *, ranks: bool = True) ->
     '4 ranks, batch 1024, disk'
     """
     parts = [f"{scenario.ranks} rank{'s' if scenario.ranks > 1 else ''}"] if ranks else []
-    words = {"replicas": "replicas ", "batch_size": "batch ", "hidden": "hidden ", "fanout": "fanout ", "partition": ""}
+    words = {name: f"{name} " for name in ("threads", "replicas", "hidden", "fanout")} | {"batch_size": "batch "}
     for name in names:
         value = getattr(scenario, name)
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -121,7 +130,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Speedup:
-    """A peer's seconds over those of the best of our strategies, which is ``system``."""
+    """A peer's seconds over those of one of our strategies, which is ``system``."""
 
     scenario: Scenario
     peer: str
@@ -130,12 +139,12 @@ class Speedup:
     ratio: float
 
 
-def compare_with_peers(records: Iterable[TrainRecord]) -> list[Speedup]:
-    """The best of our strategies against every peer, wherever both were measured, by either clock."""
+def compare_with_peers(records: Iterable[TrainRecord], strategy: str | None = None) -> list[Speedup]:
+    """The best of our strategies, or a certain one, against every peer, wherever both were measured, by either clock."""
     clocks: tuple[Clock, ...] = ("wall", "cpu")
     found = []
     for scenario, systems in group(records).items():
-        ours = [record for record in systems.values() if not is_peer(record)]
+        ours = [each for each in systems.values() if is_strategy(each) and strategy in (None, each.system)]
         for label, peer in systems.items():
             if not ours or not is_peer(peer):
                 continue
@@ -179,26 +188,27 @@ def find_redundancy(records: Iterable[TrainRecord], counts: Iterable[Count]) -> 
 
 @dataclass(frozen=True)
 class Rivalry:
-    """A rival's seconds over those of ``split``, and the redundancy that split avoids there."""
+    """A rival's seconds over those of ``split``, and the redundancy that split avoids there, if ``data`` was measured."""
 
     scenario: Scenario
     rival: str
-    redundancy: float
+    redundancy: float | None
     wall: float
     cpu: float
 
 
-def split_against(records: Iterable[TrainRecord], rivals: Sequence[str]) -> list[Rivalry]:
-    """``split`` against our other strategies on the same kernels, wherever ``data`` says how redundant the step is."""
+def split_against(records: Iterable[TrainRecord]) -> list[Rivalry]:
+    """``split`` against our other strategies and samplers, on the same kernels and several ranks."""
     found = []
     for scenario, systems in group(records).items():
         split, data = systems.get("split"), systems.get("data")
-        if scenario.ranks == 1 or split is None or data is None or not split.edges:
+        if scenario.ranks == 1 or split is None or min(seconds(split, "wall"), seconds(split, "cpu")) == 0:
             continue
-        for rival in rivals:
-            if (other := systems.get(rival)) is not None and min(seconds(split, "wall"), seconds(split, "cpu")) > 0:
+        redundancy = data.edges / split.edges if data is not None and split.edges else None
+        for rival, other in systems.items():
+            if other is not split and not is_peer(other):
                 wall, cpu = (seconds(other, clock) / seconds(split, clock) for clock in ("wall", "cpu"))
-                found.append(Rivalry(scenario, rival, data.edges / split.edges, wall, cpu))
+                found.append(Rivalry(scenario, rival, redundancy, wall, cpu))
     return found
 
 
@@ -228,7 +238,7 @@ class Advice:
 def advise(records: Iterable[TrainRecord]) -> list[Advice]:
     """The fastest strategy of every scenario, by wall time, with one process beside it."""
     scenarios = {
-        scenario: sorted((r for r in systems.values() if not is_peer(r)), key=lambda r: r.wall_s.median)
+        scenario: sorted((r for r in systems.values() if is_strategy(r)), key=lambda r: r.wall_s.median)
         for scenario, systems in group(records).items()
     }
     alone: dict[tuple[object, ...], float] = {}

@@ -37,11 +37,13 @@ Positive = Annotated[float, Field(gt=1e-30, le=1e30)]
 
 
 class Spread(Document):
-    """A median with the lowest and the highest of the repeats."""
+    """A median with the lowest and the highest of the repeats, and the quartiles, which older documents do not have."""
 
     median: Amount
     low: Amount
     high: Amount
+    first_quartile: Amount | None = None
+    third_quartile: Amount | None = None
 
 
 class Epoch(Document):
@@ -59,6 +61,7 @@ class TrainRecord(Document):
     model: str
     system: str
     ranks: Ranks
+    threads: Ranks = 1
     replicas: Ranks = 1
     allocator: str = "tuned"
     features: str = "memory"

@@ -18,6 +18,7 @@ from gsplit_bench.report.documents import Count, PlannerPoint, TrainRecord
 
 __all__ = [
     "draw_accuracy",
+    "draw_crossover",
     "draw_loads",
     "draw_objectives",
     "draw_planner",
@@ -30,7 +31,7 @@ __all__ = [
 
 _OBJECTIVES = {"gsplit": "#1b6ca8", "node": "#e09f3e", "edge": "#9e2a2b", "random": "#8d99ae"}  # as of bench partition
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_PEERS = {"push_pull": "#7b4ea3", "p3": "#7b4ea3", "dgl": "#6c757d", "pyg": "#212529"}
+_PEERS = {"push_pull": "#7b4ea3", "p3": "#7b4ea3", "dgl": "#6c757d", "pyg": "#212529", "pyg_our_sampler": "#a5a58d"}
 _OTHERS = ("#b5838d", "#bc6c25", "#606c38", "#4361ee", "#c9184a")
 _GRAPHS = ("#1b6ca8", "#e09f3e", "#2a9d8f", "#9e2a2b", "#7b4ea3", "#495057", "#b5838d", "#606c38")
 
@@ -60,7 +61,7 @@ def draw_redundancy(found: Sequence[Redundancy]) -> Any:
             values = [each.edges if what == "edges" else each.rows for each in points]
             style = _MARKERS[number % len(_MARKERS)] + "-"
             axes.plot([each.ranks for each in points], values, style, color=colours[graph], label=label, markersize=5)
-        _rank_axis(axes, sorted({each.ranks for each in found}))
+        _log_axis(axes, sorted({each.ranks for each in found}))
         axes.axhline(1.0, color="black", linewidth=0.8)
         title = "edges computed" if what == "edges" else "rows loaded"
         tidy(axes, f"Redundancy: {title} per step, data / split", x="ranks", y="data / split (1: no redundancy)")
@@ -70,9 +71,9 @@ def draw_redundancy(found: Sequence[Redundancy]) -> Any:
     return figure
 
 
-def _rank_axis(axes: Any, ranks: Sequence[int]) -> None:
+def _log_axis(axes: Any, ticks: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ranks, list(map(str, ranks)))
+    axes.set_xticks(ticks, list(map(str, ticks)))
     axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
 
 
@@ -130,7 +131,7 @@ def draw_scaling(counts: Sequence[Count]) -> Any:
                 axes.plot(x, y, style, color=_system_colour(strategy), label=strategy, markersize=4, linewidth=1.3)
             if is_log and any(len(drawn.get_xdata()) for drawn in axes.lines):
                 axes.set_yscale("log")
-            _rank_axis(axes, sorted({c.ranks for c in mine}))
+            _log_axis(axes, sorted({c.ranks for c in mine}))
             where = f"{graph}, batch {batch_size}" if several else graph
             tidy(axes, where if number_of_row == 0 else "", x="ranks" if number_of_row == len(rows) - 1 else "")
             if axes is line[0]:
@@ -162,6 +163,41 @@ def draw_rivalry(found: Sequence[Rivalry]) -> Any:
     figure.legend(
         handles=_rivalry_legend(colours, ranks, found), loc="outside lower center", ncols=4, frameon=False, fontsize=8
     )
+    return figure
+
+
+def draw_crossover(found: Sequence[Rivalry]) -> Any:
+    """Seconds of our systems over split's, by batch size: a column per graph and model, a row per clock and ranks."""
+    names = [name for name in varying([each.scenario for each in found]) if name != "batch_size"]
+
+    def column_of(each: Rivalry) -> str:
+        where = describe(each.scenario, names, ranks=False)
+        return ", ".join(filter(None, (each.scenario.graph, each.scenario.model, where)))
+
+    columns = list(dict.fromkeys(map(column_of, found)))
+    rows = [(clock, ranks) for clock in ("cpu", "wall") for ranks in sorted({each.scenario.ranks for each in found})]
+    rivals = list(dict.fromkeys(each.rival for each in found))
+    sizes = sorted({each.scenario.batch_size for each in found})
+    figure, panels = make_panels(len(rows), len(columns), (1 + 3.4 * len(columns), 2.5 * len(rows)), sharex=True)
+    for line, (clock, ranks) in zip(panels, rows, strict=True):
+        for axes, column in zip(line, columns, strict=True):
+            for number, rival in enumerate(rivals):
+                points = sorted(
+                    (each.scenario.batch_size, each.cpu if clock == "cpu" else each.wall)
+                    for each in found
+                    if (column_of(each), each.rival, each.scenario.ranks) == (column, rival, ranks)
+                )
+                x, y = [size for size, _ in points], [ratio for _, ratio in points]
+                style = _MARKERS[number % len(_MARKERS)] + "-"
+                axes.plot(x, y, style, color=_system_colour(rival), label=rival, markersize=4, linewidth=1.3)
+            axes.axhline(1.0, color="black", linewidth=0.8)
+            _log_axis(axes, sizes)
+            what = "wall time" if clock == "wall" else "CPU time"
+            last = (clock, ranks) == rows[-1]
+            tidy(axes, f"{column}, {ranks} ranks: {what} / split's", x="batch size" if last else "")
+    panels[0][0].set_ylabel("below 1: faster than split", fontsize=9)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     return figure
 
 

@@ -23,6 +23,7 @@ from gsplit_bench.report.comparison import compare_with_peers, find_redundancy, 
 from gsplit_bench.report.documents import Count, Material, TrainRecord, read_material
 from gsplit_bench.report.figures import (
     draw_accuracy,
+    draw_crossover,
     draw_loads,
     draw_objectives,
     draw_planner,
@@ -76,14 +77,14 @@ def write_study(
             check_new_file(path, overwrite=overwrite)
     material = read_material(sources)
     records = [record for bench in material.benches for record in bench.records if not record.epochs]
-    advice = tabulate_advice(records)
-    if markdown is not None and not advice.rows:
+    tables = [tabulate_advice(records), tabulate_speedups(records), tabulate_records(records)]
+    if markdown is not None and not tables[0].rows:
         fix = "give a document of gsplit_bench train"
         raise InputError(explain("--markdown", "records of our strategies", f"{len(records)} records", fix))
     load_figure()
     written = write_files(make_sections(material), material.runs, out, png=png, trace=trace)
     if markdown is not None:
-        markdown.write_text(as_markdown(advice) + "\n")
+        markdown.write_text("\n".join(f"## {each.caption}\n{as_markdown(each)}\n" for each in tables if each.rows))
     return StudyReport(written, markdown)
 
 
@@ -99,6 +100,7 @@ def make_sections(material: Material) -> list[Section]:
         lambda: _speedups(records),
         lambda: _redundancy(records, counts),
         lambda: _rivalry(records),
+        lambda: _crossover(records),
         lambda: _partitions(material, records),
         lambda: _scaling(counts),
         lambda: _planner(material),
@@ -142,7 +144,7 @@ def _speedups(records: list[TrainRecord]) -> Section | None:
         "speedups",
         "Speed-ups over peers",
         "A peer with our allocator setting, and as its users run it (default allocator).",
-        [tabulate_speedups(found)],
+        [tabulate_speedups(records)],
         [Picture("speedups", as_png(draw_speedups(found)), caption)],
     )
 
@@ -158,13 +160,24 @@ def _redundancy(records: list[TrainRecord], counts: list[Count]) -> Section | No
 
 
 def _rivalry(records: list[TrainRecord]) -> Section | None:
-    found = split_against(records, ("data", "data_cached"))
+    found = [
+        each for each in split_against(records) if each.rival in ("data", "data_cached") and each.redundancy is not None
+    ]
     if not found:
         return None
     caption = "The same kernels and the same sample on both sides: only who computes what differs."
     return Section(
         "curve", "What redundancy is worth", pictures=[Picture("curve", as_png(draw_rivalry(found)), caption)]
     )
+
+
+def _crossover(records: list[TrainRecord]) -> Section | None:
+    found = split_against(records)
+    if len({each.scenario.batch_size for each in found}) < 2:
+        return None
+    caption = "Above 1: split is faster. Another sampler (split+labor) draws another sample, with fewer vertices."
+    picture = Picture("crossover", as_png(draw_crossover(found)), caption)
+    return Section("crossover", "Who wins where", pictures=[picture])
 
 
 def _partitions(material: Material, records: list[TrainRecord]) -> Section | None:

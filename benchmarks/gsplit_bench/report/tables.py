@@ -1,14 +1,27 @@
 """The tables of a report, as text in cells: for the page, and as Markdown for a README."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from statistics import median
 
 from pydantic import JsonValue
 
 from gsplit.report.page import Table
-from gsplit_bench.report.comparison import Advice, Speedup, advise, describe, geometric_mean, group, varying
-from gsplit_bench.report.documents import BenchTrain, PlannerCheck, TrainRecord
+from gsplit_bench.report.comparison import (
+    Advice,
+    Clock,
+    Speedup,
+    advise,
+    compare_with_peers,
+    describe,
+    geometric_mean,
+    group,
+    is_strategy,
+    seconds,
+    varying,
+)
+from gsplit_bench.report.documents import BenchTrain, PlannerCheck, Spread, TrainRecord
 
 __all__ = [
     "as_markdown",
@@ -59,7 +72,7 @@ def _words(values: Mapping[str, JsonValue]) -> str:
 
 
 def tabulate_records(records: Sequence[TrainRecord]) -> Table:
-    """Every record: median seconds with the lowest and the highest, and amounts."""
+    """Every record: median seconds with the quartiles, and over those of our strategies; amounts."""
     scenarios = group(records)
     names = varying(list(scenarios))
     rows = [
@@ -68,8 +81,10 @@ def tabulate_records(records: Sequence[TrainRecord]) -> Table:
             scenario.model,
             describe(scenario, names),
             label,
-            f"{r.wall_s.median:.3f} ({r.wall_s.low:.3f} to {r.wall_s.high:.3f})",
-            f"{r.cpu_s.median:.3f} ({r.cpu_s.low:.3f} to {r.cpu_s.high:.3f})",
+            _spread(r.cpu_s),
+            _spread(r.wall_s),
+            *_over_ours(r, systems.values(), "cpu"),
+            *_over_ours(r, systems.values(), "wall"),
             f"{r.edges / 1e6:.2f}",
             f"{r.rows_loaded / 1e3:.1f}",
             f"{r.bytes_sent / 1e6:.1f}",
@@ -79,29 +94,61 @@ def tabulate_records(records: Sequence[TrainRecord]) -> Table:
         for scenario, systems in scenarios.items()
         for label, r in systems.items()
     ]
-    columns = ["graph", "model", "scenario", "system", "wall s per step", "CPU s per step, all ranks", "M edges"]
-    return Table("Records", [*columns, "k rows loaded", "MB sent", "MB peak, largest rank", "steps"], rows)
+    columns = ["graph", "model", "scenario", "system", "CPU s per step, all ranks", "wall s per step"]
+    columns += [f"{clock} / {ours}" for clock in ("CPU", "wall") for ours in ("best of ours", "split")]
+    columns += ["M edges", "k rows loaded", "MB sent", "MB peak, largest rank", "steps"]
+    return Table("Records", columns, rows)
 
 
-def tabulate_speedups(found: Sequence[Speedup]) -> Table:
-    """Geometric means over the graphs, by peer, model and ranks, and over all with more than one rank."""
-    peers = list(dict.fromkeys(each.peer for each in found))
-    groups: dict[str, list[Speedup]] = {}
-    for each in found:
-        ranks = each.scenario.ranks
-        groups.setdefault(f"{each.scenario.model}, {ranks} rank{'s' if ranks > 1 else ''}", []).append(each)
-    for model in dict.fromkeys(each.scenario.model for each in found):
-        several = [each for each in found if each.scenario.model == model and each.scenario.ranks > 1]
-        if len({each.scenario.ranks for each in several}) > 1:
-            groups[f"{model}, all with several ranks"] = several
+def _spread(found: Spread) -> str:
+    if found.first_quartile is None or found.third_quartile is None:
+        return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f}, all)"
+    return f"{found.median:.3f} ({found.first_quartile:.3f} to {found.third_quartile:.3f})"
+
+
+def _over_ours(record: TrainRecord, systems: Collection[TrainRecord], clock: Clock) -> tuple[str, str]:
+    """Seconds of a record over those of the best of our strategies, and over those of split."""
+    best = [seconds(each, clock) for each in systems if is_strategy(each)]
+    split = [seconds(each, clock) for each in systems if each.system == "split"]
+    over_best, over_split = (
+        f"{seconds(record, clock) / min(ours):.2f}" if ours and min(ours) > 0 else "" for ours in (best, split)
+    )
+    return over_best, over_split
+
+
+def tabulate_speedups(records: Sequence[TrainRecord]) -> Table:
+    """Geometric means over the graphs, by peer, model, ranks and what else varies, and over all with several ranks."""
+    best, split = compare_with_peers(records), compare_with_peers(records, "split")
+    names = varying([each.scenario for each in best])
+    groups = dict.fromkeys(_group(each, names, ranks=True) for each in best)
+    several = {each.scenario.ranks for each in best} - {1}
+    if len(several) > 1:
+        groups |= dict.fromkeys(_group(each, names, ranks=False) for each in best if each.scenario.ranks in several)
     rows = []
-    for name, members in groups.items():
-        for peer in peers:
-            wall, cpu = ([e.ratio for e in members if e.peer == peer and e.clock == clock] for clock in ("wall", "cpu"))
-            if wall and cpu:
-                rows.append([name, peer, f"{geometric_mean(wall):.2f}", f"{geometric_mean(cpu):.2f}", str(len(wall))])
-    columns = ["model and ranks", "peer", "wall time, times faster", "CPU time, times faster", "scenarios"]
-    return Table("Geometric means of the speed-ups of the best of our strategies", columns, rows)
+    for name in groups:
+        for peer in dict.fromkeys(each.peer for each in best):
+            cells, scenarios = [], 0
+            for ours, clock in product((best, split), ("cpu", "wall")):
+                ratios = [
+                    each.ratio
+                    for each in ours
+                    if (each.peer, each.clock) == (peer, clock)
+                    if _group(each, names, ranks=True) == name
+                    or (each.scenario.ranks > 1 and _group(each, names, ranks=False) == name)
+                ]
+                cells.append(f"{geometric_mean(ratios):.2f}" if ratios else "")
+                scenarios = max(scenarios, len(ratios))
+            if scenarios:
+                rows.append([name, peer, *cells, str(scenarios)])
+    columns = [f"{ours}: {clock} time" for ours in ("best of ours", "split") for clock in ("CPU", "wall")]
+    title = "Times faster than the peers, geometric means over the graphs"
+    return Table(title, ["model and ranks", "peer", *columns, "scenarios"], rows)
+
+
+def _group(found: Speedup, names: Sequence[str], *, ranks: bool) -> str:
+    where = describe(found.scenario, names, ranks=ranks)
+    parts = [found.scenario.model, where] if ranks else [found.scenario.model, "all with several ranks", where]
+    return ", ".join(part for part in parts if part)
 
 
 def tabulate_advice(records: Sequence[TrainRecord]) -> Table:
