@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from gsplit.distributed.launch.allocator import ALLOCATOR
-from gsplit_bench.bare_loop import BATCH, FANOUT, SIZES, WARM_UP
+from gsplit_bench.bare_loop import BATCH, FANOUT, HIDDEN, MODELS, WARM_UP
 from gsplit_bench.ranks import run_ranks
 
 __all__ = ["main"]
@@ -59,10 +59,11 @@ def time_steps(mesh: Any, store: str, kind: str, steps: int) -> list[dict[str, f
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "in_channels": graph.num_features,
+        "hidden_channels": HIDDEN,
         "num_layers": len(FANOUT),
         "out_channels": graph.num_classes,
     }
-    model = gsplit.parallelize(make_model(kind, **sizes, **SIZES[kind]), mesh)
+    model = gsplit.parallelize(make_model(kind, **sizes, **MODELS[kind]), mesh)
     trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters()), loader)
     found = []
     for number in range(WARM_UP + steps):
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stores", nargs="+")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--models", nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, help="where to write the records")
     options = parser.parse_args(arguments)

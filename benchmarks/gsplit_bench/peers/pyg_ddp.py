@@ -7,6 +7,7 @@ for the graph's form and, where pyg-lib is not installed, for sampling.
 ``BlockPeer`` (the system ``pyg_our_sampler``) samples with our sampler, layer by layer, and runs each layer on a block.
 """
 
+import warnings
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -27,7 +28,7 @@ from gsplit_bench.train_study import Scenario
 __all__ = ["BlockPeer", "UnionPeer", "hop_sizes"]
 
 _INSTALL = "pip install torch-scatter torch-sparse (benchmarks/README.md), or measure pyg_our_sampler"
-_GCN = "PyG normalises by the degrees of the sample; ours by those of the graph"
+_NOTES = {"gcn": "PyG normalises by the degrees of the sample; ours by those of the graph"}
 
 
 class UnionPeer:
@@ -43,9 +44,12 @@ class UnionPeer:
         indptr, indices = load_csc(store.path)
         size = (store.num_vertices, store.num_vertices)
         adj_t = SparseTensor(rowptr=indptr, col=indices, sparse_sizes=size, is_sorted=True, trust_data=True)
-        self._sampler = NeighborSampler(Data(adj_t=adj_t, num_nodes=store.num_vertices), list(scenario.fanout))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using 'NeighborSampler' without a 'pyg-lib'")  # that is in the note
+            self._sampler = NeighborSampler(Data(adj_t=adj_t, num_nodes=store.num_vertices), list(scenario.fanout))
         self._num_hops = len(scenario.fanout)
-        self.note = _GCN if scenario.model == "gcn" else ""
+        engine = "pyg-lib" if find_spec("pyg_lib") else "torch-sparse; pyg-lib is not installed"
+        self.note = "; ".join(filter(None, (f"PyG samples with {engine}", _NOTES.get(scenario.model))))
         self.model: Module = _OnUnion(_stock_model(scenario, store))
 
     def sample(self, targets: Tensor, key: StepKey) -> PeerSample:
@@ -102,7 +106,7 @@ class BlockPeer:
     def __init__(self, scenario: Scenario, store: Store) -> None:
         original = np.asarray(store.original_ids()) if store.is_renumbered else np.empty(0, np.int64)
         self._sampler, self._fanout = HostNeighborSampler(store.graph, original), list(scenario.fanout)
-        self.note = _GCN if scenario.model == "gcn" else ""
+        self.note = _NOTES.get(scenario.model, "")
         self.model: Module = _OnBlocks(_stock_model(scenario, store))
 
     def sample(self, targets: Tensor, key: StepKey) -> PeerSample:
