@@ -28,11 +28,13 @@ def load_real(name: str) -> dict[str, Any]:
 
 
 def real_store(name: str, work: Path) -> Store:
-    """An undirected graph as a store; made once."""
+    """An undirected graph as a store; made once. Without features of its own, it gets random ones, labels and targets."""
     path = work / f"{name}.gsplit"
     if path.exists():
         return open_store(path)
     graph = load_real(name)
+    if graph.get("x") is None:
+        graph |= _random_values(graph["num_nodes"])
     arrays = {"edge_index": graph["edge_index"], "num_nodes": graph["num_nodes"]}
     for key in ("x", "y", "train_idx", "val_idx", "test_idx"):
         if graph.get(key) is not None:
@@ -41,3 +43,13 @@ def real_store(name: str, work: Path) -> Store:
     source = work / f"{name}.npz"
     np.savez(source, **arrays)
     return build_store(npz_source(source), path, rules=EdgeRules(symmetrise=True))
+
+
+def _random_values(num_vertices: int) -> dict[str, Any]:
+    """128 features, one of 16 labels, and half of the vertices as targets."""
+    random = np.random.default_rng(0)
+    return {
+        "x": random.standard_normal((num_vertices, 128), dtype=np.float32),
+        "y": random.integers(0, 16, num_vertices),
+        "train_idx": np.sort(random.permutation(num_vertices)[: num_vertices // 2]),
+    }

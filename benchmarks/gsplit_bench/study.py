@@ -3,8 +3,8 @@
 python -m gsplit_bench study --work /tmp/study                    # hours on two cores; what is there already is kept
 python -m gsplit_bench study --work /tmp/study --only arxiv,debian --ranks 2
 
-Real graphs are used where their files are found (GSPLIT_TEST_DATA); planted ones are made. DGL takes part where it is
-installed (benchmarks/README.md).
+Real graphs are used where their files are found (GSPLIT_TEST_DATA); planted ones are made. DGL, and PyG with its own
+sampler, take part where they are installed (benchmarks/README.md).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from gsplit_bench.real_graphs import real_store
 
 __all__ = ["main"]
 
-REAL = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages"}
+REAL = {"arxiv": "ogbn_arxiv_nofeat", "debian": "debian_packages", "ego": "ego_twitter_topology"}
 PLANTED = {"planted1m": (1_000_000, 15_000_000, 0.1), "planted5m": (5_000_000, 50_000_000, 0.02)}
 OURS = "split,hybrid(2),hybrid(1),data_cached,data(owner),data"
 
@@ -67,8 +67,18 @@ def main(arguments: Sequence[str]) -> int:
     real = [store for store in stores if store.stem in REAL]
     quick = ("--steps", 1, "--repeats", 3)
     found = [
-        measure("main", stores, given.work, "--systems", f"{OURS},dgl,pyg,p3", *ranks, *quick),
-        measure("as-users", stores, given.work, "--systems", "split,dgl,pyg", "--allocator", "default", *ranks, *quick),
+        measure("main", stores, given.work, "--systems", f"{OURS},dgl,pyg,pyg_our_sampler,p3", *ranks, *quick),
+        measure(
+            "as-users",
+            stores,
+            given.work,
+            "--systems",
+            "split,dgl,pyg,pyg_our_sampler",
+            "--allocator",
+            "default",
+            *ranks,
+            *quick,
+        ),
         measure("small", stores, given.work, "--systems", OURS, "--batch-size", 256, *ranks, *quick),
         measure(
             "disk",
