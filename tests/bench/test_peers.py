@@ -13,8 +13,15 @@ from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
-from gsplit_bench.machine import current_commit, describe_machine, installed_versions, read_clocks
+from gsplit_bench.machine import (
+    current_commit,
+    describe_machine,
+    forget_features,
+    installed_versions,
+    read_clocks,
+)
 from gsplit_bench.peers import dgl_ddp, pyg_ddp
+from gsplit_bench.peers.ddp import stored_tensor
 from gsplit_bench.ranks import run_ranks
 from gsplit_bench.train_study import DEFAULT, Launch, Scenario
 from gsplit_bench.train_systems import check_store, is_ours, make_system, touch_pages
@@ -142,6 +149,19 @@ def test_a_store_without_enough_targets_is_refused(store: Store, tmp_path: Path)
     bare = build_store(synthetic_source(PlantedGraph(50, 200, num_features=0)), tmp_path / "bare.gsplit")
     with pytest.raises(gsplit.InputError, match="features x and integer labels"):
         check_store(bare, replace(scenario, batch_size=1, ranks=1))
+
+
+def test_rows_that_a_peer_has_mapped_are_forgotten(store: Store) -> None:
+    def num_resident_kb() -> int:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+        starts = [n for n, line in enumerate(lines) if line.endswith("g.gsplit/features/x.npy")]
+        found = [next(line for line in lines[n:] if line.startswith("Rss:")) for n in starts]
+        return sum(int(line.split()[1]) for line in found)
+
+    stored_tensor(store, "features/x").sum()
+    assert num_resident_kb() > 0
+    forget_features(store, ["x"])
+    assert num_resident_kb() == 0
 
 
 def test_sleeping_is_blocked_and_computing_is_not() -> None:

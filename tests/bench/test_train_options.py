@@ -19,6 +19,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     "options, message",
     [
         (["--ranks", "two"], "--ranks: expected positive numbers like 1,2,4 (got two)"),
+        (["--threads", "1,none"], "--threads: expected positive numbers like 1,2,4 (got 1,none)"),
         (["--batch-size", "0"], "--batch-size: expected positive numbers"),
         (["--fanout", "a"], "--fanout: expected numbers like 15,10,5"),
         (["--preset", "figure9"], "--preset: expected one of redundancy"),
