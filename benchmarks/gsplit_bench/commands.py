@@ -569,6 +569,7 @@ _SCRIPTS = {
     "planner-check": ("planner_check:main", "Compare the planner's predictions with records of the command train."),
     "planner-choice": ("measured_choice:main", "Judge the choice by trial steps at the points of a planner check."),
     "planner-paper": ("paper_table:main", "Print the paper's Table 3 beside the planner's predictions."),
+    "profile": ("profile_step:main", "Show where the CPU seconds of a step go, beside the machine's limit."),
     "quality": ("quality:main", "Compare samplers, link prediction and vertex types with what they replace."),
     "resume": ("resume:main", "Check exact resume: kills, other numbers of ranks, cost of saving."),
     "sampling-threads": ("sampling_threads:main", "Measure sampling on the host in several threads."),
