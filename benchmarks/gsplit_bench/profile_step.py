@@ -6,7 +6,8 @@ Ranks are started as ``gsplit train`` starts them, with the tuned allocator, one
 turn, if there are more ranks than cores). CPU seconds per step by category and rank (``profile_rank``), and the limit:
 dense products at the rate of the step's own shapes, and unavoidable bytes at the measured bandwidth (``step_limit``),
 measured by all ranks at the same time. ``share``: the limit over the CPU seconds of the step; 100 % cannot be beaten
-without fewer products or bytes.
+without fewer products or bytes. Use an idle machine: operators are timed by wall time, and what else runs on the cores
+makes products and memory slower, in the step and in the limit.
 """
 
 import argparse
