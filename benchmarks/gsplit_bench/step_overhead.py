@@ -94,16 +94,19 @@ def count_calls(mesh: Any, kind: str) -> dict[str, int]:
     """Calls in the main thread in one step: of Python functions, of the function mode, of walks over modules."""
     from torch.nn import Module
 
+    from gsplit.nn.function_mode import ForwardPassMode
+
     steps = TinySteps(mesh, kind)
     for number in range(2 * BATCHES):
         steps.run(number)
     calls: Counter[str] = Counter()
     walk = Module.named_modules.__code__
+    intercept = ForwardPassMode.__torch_function__.__code__
 
     def count(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             calls["python_calls"] += 1
-            calls["torch_function_calls"] += frame.f_code.co_name == "__torch_function__"
+            calls["torch_function_calls"] += frame.f_code is intercept
             calls["module_visits"] += frame.f_code is walk
 
     sys.setprofile(count)

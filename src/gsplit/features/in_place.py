@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import tree_map_only
 
 from gsplit.features.protocol import RowsRead
 from gsplit.features.sources import MappedRows
@@ -115,26 +114,30 @@ class InPlaceRows(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rows = args[0] if args else None
-        if isinstance(rows, InPlaceRows) and not rows.is_read:
+        if isinstance(rows, InPlaceRows) and rows._stored.gathered is None:
             if func in _METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
             if func is Tensor.__getitem__ and _is_prefix(args[1]) and rows._part == slice(None):
                 return cls._of(rows._stored, args[1])
-        return _call_with_read(func, args, kwargs)
+        return func(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares a function without a class
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Called by code that does not call ``__torch_function__``: scripted functions, autograd functions."""
-        return _call_with_read(func, args, kwargs or {})
+        return func(*map(_read, args), **{name: _read(value) for name, value in (kwargs or {}).items()})
 
 
 def _is_prefix(index: object) -> bool:
     return isinstance(index, slice) and index.start is None and index.step is None and isinstance(index.stop, int)
 
 
-def _call_with_read(func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = tree_map_only(InPlaceRows, InPlaceRows.read, (args, kwargs))
-    return func(*args, **kwargs)
+def _read(value: Any) -> Any:
+    """An argument with rows gathered, also in a list or tuple of tensors, such as that of ``torch.cat``."""
+    if isinstance(value, InPlaceRows):
+        return value.read()
+    if isinstance(value, list | tuple) and any(isinstance(each, InPlaceRows) for each in value):
+        return [_read(each) for each in value] if isinstance(value, list) else tuple(map(_read, value))
+    return value

@@ -76,6 +76,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "deepcopy": copy.deepcopy,
     "save": lambda x: _save_and_load(x),
     "in a dict": lambda x: copy.deepcopy({"x": x})["x"],
+    "einsum": lambda x: torch.einsum("ij,ij->i", x, x),
+    "by name": lambda x: torch.add(input=x, other=x),
     "written": lambda x: x.mul_(2),
     "filled": lambda x: x.index_fill_(0, torch.tensor([0]), 7.0),
     "grad": lambda x: x.clone().requires_grad_(),
