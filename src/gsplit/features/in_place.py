@@ -53,7 +53,7 @@ class _StoredRows:
         gathered = self._pool.empty((self._ids.numel(), *self.source.row_shape), self.source.dtype)
         read = self.source.read(self._ids, gathered)
         self.gathered = gathered
-        self.rows = torch.arange(self._ids.numel())
+        self.rows = torch.arange(self._ids.numel(), device=gathered.device)
         if self._on_read is not None:
             self._on_read(read)
         return gathered
@@ -80,7 +80,7 @@ class InPlaceRows(Tensor):
     def _of(cls, stored: _StoredRows, part: slice) -> Self:
         source = stored.source
         shape = (stored.rows[part].numel(), *source.row_shape)
-        found: Self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=source.dtype)
+        found: Self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=source.dtype, device=stored.rows.device)
         found._stored = stored
         found._part = part
         return found

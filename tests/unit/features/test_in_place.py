@@ -183,6 +183,13 @@ def test_rows_read_in_inference_can_be_trained_on() -> None:
     assert not x.read().is_inference()
 
 
+def test_another_default_device_changes_nothing() -> None:
+    with torch.device("meta"):
+        x = _rows()
+        assert x.device.type == x.read().device.type == x.rows.device.type == "cpu"
+    assert torch.equal(x.read(), _plain())
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int64", "bool"])
 def test_every_stored_type_is_its_own_matrix(dtype: str) -> None:
     x = InPlaceRows(_source(dtype), IDS, POOL)
