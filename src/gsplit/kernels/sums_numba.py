@@ -4,6 +4,7 @@ Rows are float32 or float64, sums run in the order of the edges, and every kerne
 several threads give the bits of one. The row that is read ``AHEAD`` edges later is prefetched.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -36,7 +37,8 @@ NOTHING_RETURNED: tuple[Ids, Ids, Ids] = (np.empty(0, np.int64), np.empty(0, np.
 
 
 @cache
-def _threads(num_threads: int) -> ThreadPoolExecutor:
+def _threads(num_threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of a process: a fork of it has none."""
     return ThreadPoolExecutor(num_threads)
 
 
@@ -47,7 +49,7 @@ def run_in_threads(num_rows: int, run: Callable[[int, int], None]) -> None:
         run(0, num_rows)
         return
     cuts = [num_rows * thread // num_threads for thread in range(num_threads + 1)]
-    list(_threads(num_threads).map(run, cuts[:-1], cuts[1:]))
+    list(_threads(num_threads, os.getpid()).map(run, cuts[:-1], cuts[1:]))
 
 
 @kernel

@@ -269,7 +269,7 @@ def _edges_for(
 
 def _edge_sums(inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: GcnOptions | None) -> EdgeSums:
     """The sums over a block's edges, made once for all layers on it."""
-    key = ("sums", inputs.index, inputs.of, gcn, weights is not None)
+    key = ("sums", inputs.index, inputs.of, gcn, inputs.edge_weight is not None, inputs.h.dtype)
     sums: EdgeSums = inputs.once(
         key, lambda: EdgeSums(block.indptr, block.src_rows, block.num_src, weights, block.by_source)
     )

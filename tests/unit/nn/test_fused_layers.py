@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from nn_models import CLASSES, WIDTH, Stack, make_batch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
+from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, SAGEConv
 
-from gsplit import parallelize
+from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.features.in_place import InPlaceRows
 from gsplit.kernels.buffers import BufferPool
@@ -238,6 +240,42 @@ def test_the_first_layer_reads_input_rows_where_they_lie(kind: Any, monkeypatch:
     want, wanted = _train_step(model, plain)
     assert torch.equal(out, want) and all(map(torch.equal, grads, wanted))
     assert _check_equal(model, make_batch(1), monkeypatch) == [False]
+
+
+class _Weighted(Module):
+    """Four layers on one block, with and without edge weights."""
+
+    def __init__(self, aggr: str, weighted_first: bool) -> None:
+        super().__init__()
+        self.layers = ModuleList([GraphConv(WIDTH, CLASSES, aggr=aggr) for _ in range(2)])
+        self.layers += [GCNConv(WIDTH, CLASSES) for _ in range(2)]
+        self.weighted_first = weighted_first
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Any = None) -> Any:
+        weights = [edge_weight, None] if self.weighted_first else [None, edge_weight]
+        rows = [layer(x, edge_index, weight) for layer, weight in zip(self.layers, 2 * weights, strict=True)]
+        return rows[0] - 2 * rows[1] + 3 * rows[2] - 4 * rows[3]
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("weighted_first", [False, True])
+def test_layers_with_and_without_edge_weights_share_a_block(
+    aggr: str, weighted_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = torch.randint(0, 20, (2, 80), generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(80, dtype=torch.float64) + 0.5
+    data = Data(x=torch.randn(20, WIDTH).double(), edge_index=edges, edge_weight=weights, y=torch.arange(20) % 3)
+    plain = _Weighted(aggr, weighted_first).double()
+    model = parallelize(copy.deepcopy(plain), solo_mesh())
+    batch = NeighborLoader(data, [-1], None, batch_size=20, edge_weight="edge_weight").make_batch(0, 0)
+    with _counted(monkeypatch) as calls:
+        out = model(batch.x, batch.edge_index, batch.edge_weight)
+    assert calls == [False] * 2  # GCN multiplies first: all rows are destinations here
+    want = plain(data.x, data.edge_index, data.edge_weight)[batch.n_id[:20]]
+    assert torch.allclose(out, want, atol=1e-11)
+    grads = torch.autograd.grad(batch.sum(out.square().sum(1)), list(model.parameters()))
+    wanted = torch.autograd.grad(want.square().sum(), list(plain.parameters()))
+    assert all(map(partial(torch.allclose, atol=1e-10), grads, wanted))
 
 
 def test_rows_of_another_width_are_refused_by_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
