@@ -36,7 +36,7 @@ __all__ = ["OF_OTHERS", "PLACES", "Fault", "Outcome", "main", "run_command", "ru
 PLACES = {
     "start": "gsplit.distributed.comm.process_groups:connect",
     "sampling": "gsplit.minibatch.split:split_below",
-    "backward": "gsplit.minibatch.shuffle:merge_gradients",
+    "backward": "gsplit.nn.fused_layers:_gradient_of_rows",
     "evaluation": "gsplit.inference.layerwise:_run_layer",
     "saving": "gsplit.run.folder:finish_run",
     "inference": "gsplit.inference.layerwise:_run_layer",

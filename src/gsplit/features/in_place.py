@@ -16,9 +16,9 @@ from gsplit.features.protocol import RowsRead
 from gsplit.features.sources import MappedRows
 from gsplit.kernels.buffers import BufferPool
 
-__all__ = ["InPlaceRows"]
+__all__ = ["METADATA", "InPlaceRows"]
 
-_METADATA = {
+METADATA = {
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.__len__, Tensor.is_contiguous),
     *(Tensor.element_size, Tensor.is_floating_point, Tensor.is_complex, Tensor.is_signed, Tensor.get_device),
     *(torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed),
@@ -30,7 +30,7 @@ _METADATA = {
         )
     ),
 }
-"""What a tensor answers without its values."""
+"""Functions of tensors that do not read their values."""
 
 
 class _StoredRows:
@@ -115,7 +115,7 @@ class InPlaceRows(Tensor):
         kwargs = kwargs or {}
         rows = args[0] if args else None
         if isinstance(rows, InPlaceRows) and rows._stored.gathered is None:
-            if func in _METADATA:
+            if func in METADATA:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
             if func is Tensor.__getitem__ and _is_prefix(args[1]) and rows._part == slice(None):

@@ -144,8 +144,8 @@ def row_addresses(rows: Tensor, places: Tensor | None = None) -> Ids:
 
 def _host_weights(weights: Tensor | None, dtype: torch.dtype) -> sums_numba.Floats:
     """The weights as kernels take them: an empty array if all are 1."""
-    found: sums_numba.Floats = torch.empty(0, dtype=dtype).numpy() if weights is None else weights.to(dtype).numpy()
-    return found
+    found: sums_numba.Floats = torch.empty(0, dtype=dtype, device="cpu").numpy()
+    return found if weights is None else weights.to(dtype).numpy()
 
 
 class _Sum(torch.autograd.Function):

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
 AHEAD = 8
 _BLOCK = 512
 _LEAST_ROWS = 4096
@@ -137,45 +138,45 @@ def gather_rows(addresses: Ids, out: Floats, column: int, width: int, first: int
 
 
 @kernel
-def add_bias(out: Floats, bias: Floats, relu: bool, first: int, stop: int) -> None:
-    """out += bias if there is one, then max(out, 0) if ``relu``; NaN stays NaN. In place, for rows [first, stop)."""
+def add_bias(out: Floats, bias: Floats, relu: bool, kept: Mask, first: int, stop: int) -> None:
+    """out += bias if there is one, then max(out, 0) if ``relu``, in place, for rows [first, stop); NaN stays NaN.
+
+    ``kept``: where the ReLU leaves a number as it is; empty if that is not needed.
+    """
     zero = out.dtype.type(0)
     for i in range(first, stop):
         row = out[i]
-        if bias.size and relu:
-            for j in range(row.size):
-                value = row[j] + bias[j]
-                row[j] = zero if value <= zero else value
-        elif relu:
-            for j in range(row.size):
-                row[j] = zero if row[j] <= zero else row[j]
-        else:
+        if bias.size:
             for j in range(row.size):
                 row[j] += bias[j]
+        if relu and kept.size:
+            is_kept = kept[i]
+            for j in range(row.size):
+                is_kept[j] = not row[j] <= zero
+        if relu:
+            for j in range(row.size):
+                row[j] = zero if row[j] <= zero else row[j]
 
 
 @kernel
-def mask_gradient(g: Floats, out: Floats, scale: float, masked: Floats, sums: Floats) -> None:
-    """masked = scale * g where out is not 0 (the gradient of ReLU and dropout), and sums = its columns added up.
+def mask_gradient(g: Floats, kept: Mask, masked: Floats, sums: Floats) -> None:
+    """masked = g where it is kept, else 0 (the gradient of a ReLU), and sums = its columns added up.
 
-    Without ``out`` nothing is masked or written, and ``sums`` are those of g. Sums of 512 rows are added to each other,
-    so that no digits of a long sum are lost.
+    Without ``kept`` nothing is masked or written, and ``sums`` are those of g. Sums of 512 rows are added to each
+    other, so that no digits of a long sum are lost.
     """
     part = np.zeros(g.shape[1], g.dtype)
     sums[:] = 0
     zero = g.dtype.type(0)
-    factor = g.dtype.type(scale)
     for i in range(g.shape[0]):
         row = g[i]
-        if out.size:
-            kept, target = out[i], masked[i]
+        if kept.size:
+            is_kept, target = kept[i], masked[i]
             for j in range(row.size):
-                value = zero if kept[j] == zero else row[j] * factor
-                target[j] = value
-                part[j] += value
-        else:
-            for j in range(row.size):
-                part[j] += row[j]
+                target[j] = row[j] if is_kept[j] else zero
+            row = target
+        for j in range(row.size):
+            part[j] += row[j]
         if i % _BLOCK == _BLOCK - 1:
             for j in range(part.size):
                 sums[j] += part[j]

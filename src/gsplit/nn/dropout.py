@@ -23,7 +23,7 @@ from gsplit.kernels.jit import kernel
 from gsplit.keys import kernels_torch
 from gsplit.keys.kernels_numba import mix
 
-__all__ = ["drop_in_place", "keyed_dropout", "keyed_edge_mask", "keyed_mask"]
+__all__ = ["keyed_dropout", "keyed_edge_mask", "keyed_mask"]
 
 _HALF = 1 << 32
 _SHIFT, _LOW, _ONE = np.uint64(32), np.uint64(_HALF - 1), np.uint64(1)
@@ -55,39 +55,30 @@ def _scale_kept(
             target[columns - 1] = source[columns - 1] * scale if word >> _SHIFT >= threshold else 0
 
 
-def _scale(p: float) -> float:
-    return 1.0 / (1.0 - p) if p < 1 else 0.0
-
-
-def _apply_on_host(x: Tensor, row_keys: Tensor, p: float, out: Tensor) -> None:
-    source = x.numpy()
-    keys = row_keys.numpy().view(np.uint64)
-    _scale_kept(source, keys, np.uint64(int(p * _HALF)), source.dtype.type(_scale(p)), out.numpy())
-
-
-def drop_in_place(x: Tensor, row_keys: Tensor, p: float) -> float:
-    """Drop elements of a matrix on the host and scale the rest, unseen by autograd. Returns the scale."""
-    rows = x.detach()
-    _apply_on_host(rows, row_keys, p, rows)
-    return _scale(p)
-
-
 def _apply(x: Tensor, row_keys: Tensor, p: float) -> Tensor:
+    scale = 1.0 / (1.0 - p) if p < 1 else 0.0
     flat = x.detach().reshape(x.size(0), -1) if x.numel() else x.detach()
     if not x.numel():
         return torch.empty_like(flat)
     chosen = kernel_for("dropout", x.device, x.dtype)
     if chosen == "numba":
         out = torch.empty(flat.shape, dtype=x.dtype)
-        _apply_on_host(flat.contiguous(), row_keys, p, out)
+        keys = row_keys.numpy().view(np.uint64)
+        _scale_kept(
+            flat.contiguous().numpy(),
+            keys,
+            np.uint64(int(p * _HALF)),
+            x.numpy(force=True).dtype.type(scale),
+            out.numpy(),
+        )
     elif chosen == "triton":
         from gsplit.kernels.triton.dropout import scale_kept
 
         out = torch.empty(flat.shape, dtype=x.dtype, device=x.device)
-        scale_kept(flat.contiguous(), row_keys, int(p * _HALF), _scale(p), out)
+        scale_kept(flat.contiguous(), row_keys, int(p * _HALF), scale, out)
     else:
-        out = torch.where(keyed_mask(row_keys, flat.size(1), p), flat * _scale(p), flat.new_zeros(()))
-    return out.view(x.shape)
+        out = torch.where(keyed_mask(row_keys, flat.size(1), p), flat * scale, flat.new_zeros(()))
+    return out if out.shape == x.shape else out.view(x.shape)  # a view could not be modified in place
 
 
 @kernel

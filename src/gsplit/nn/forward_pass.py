@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeWeightHandle
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import LayerInputs
 from gsplit.nn.calls import LayerCall, find_handle, input_rows, substitute
-from gsplit.nn.dropout import drop_in_place, keyed_dropout, keyed_edge_mask
+from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.fused_layers import Activation
 from gsplit.nn.layer_edges import other_edges
@@ -56,12 +57,11 @@ class ForwardPass:
         self._num_dropouts = 0
         self._num_norms = 0
         self._made: dict[Any, Any] = {}
-        self._applied: list[tuple[Tensor, Activation]] = []  # outputs with a ReLU that the model has not called yet
-        self._droppable: list[tuple[Tensor, Activation]] = []  # outputs of these ReLUs that only a dropout reads
+        self._applied: list[tuple[ref[Tensor], Activation]] = []  # outputs of layers that have applied a ReLU
 
     def close(self) -> None:
-        """End the forward."""
-        self.undo_activations([output for output, _ in self._applied])
+        """End the forward, with the values before the ReLU in outputs that are kept somewhere."""
+        self.restore_outputs([output() for output, _ in self._applied])
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._made:
@@ -85,7 +85,8 @@ class ForwardPass:
             got = "a call that the dry run did not make"
             raise InputError(explain(name, "the same layers in every forward", got, fix))
         num_dropouts = self._num_dropouts
-        self.undo_activations([h])
+        self._applied = [found for found in self._applied if found[0]() is not None]
+        self.restore_outputs([h])
         if isinstance(h, dict):
             out = self._run_all_types(split, call, self._plan.layer_of[name])
         elif relation is not None:
@@ -107,7 +108,7 @@ class ForwardPass:
         edge_attr, edge_weight = _edge_values(split, call, self.batch.layers[index], h.dtype)
         activation = None
         if split.name in self._plan.activations and not has_user_hooks(split.layer):
-            activation = Activation(drops=self._plan.activations[split.name])
+            activation = Activation()
         inputs = LayerInputs(
             batch=self.batch,
             index=index,
@@ -125,7 +126,7 @@ class ForwardPass:
         )
         out = self._plan.adapters[split.name](split, inputs)
         if activation is not None and activation.is_applied:
-            self._applied.append((out, activation))
+            self._applied.append((ref(out), activation))
         return out
 
     def _run_relation(self, split: SplitForward, call: LayerCall, index: int, relation: EdgeType) -> Any:
@@ -226,28 +227,26 @@ class ForwardPass:
 
     @property
     def has_activations(self) -> bool:
-        """Whether a layer has applied a ReLU that the model has not called yet."""
+        """Whether a layer has applied a ReLU to its output."""
         return bool(self._applied)
 
-    def relu(self, x: Tensor) -> bool:
-        """The model calls a ReLU on x. Returns whether the layer that computed x has applied it already."""
-        for place, (output, activation) in enumerate(self._applied):
-            if output is x:
-                del self._applied[place]
-                activation.keep()
-                if activation.drops:
-                    self._droppable.append((x, activation))
-                return True
-        return False
+    def relu(self, x: Tensor | None) -> Tensor | None:
+        """The ReLU of x, if the layer that computed x has applied it and the model has not called it before."""
+        for output, activation in self._applied:
+            if x is not None and output() is x and not activation.is_called:
+                return activation.relu(x)
+        return None
 
-    def undo_activations(self, read: Iterable[Any]) -> None:
-        """The model reads tensors otherwise than by a ReLU: give them the values before the ReLU of their layer."""
-        if self._applied:
-            tensors = {id(value) for value in read}
-            undone = [found for found in self._applied if id(found[0]) in tensors]
-            self._applied = [found for found in self._applied if id(found[0]) not in tensors]
-            for _, activation in undone:
-                activation.undo()
+    def restore_outputs(self, read: Iterable[Any]) -> None:
+        """Give the outputs of layers among some values, which are read, the values before the ReLU."""
+        if not self._applied:
+            return
+        ids = {id(value) for value in read if value is not None}
+        for output, activation in self._applied:
+            tensor = output()
+            if tensor is not None and id(tensor) in ids:
+                activation.restore(tensor)
+        self._applied = [(output, activation) for output, activation in self._applied if activation.is_applied]
 
     def dropout(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Dropout keyed by step, call, and the vertex or edge of each row."""
@@ -255,13 +254,7 @@ class ForwardPass:
         if not training or p == 0.0:
             return x
         rows = self._check("dropout", call, self._plan.dropouts, x)
-        row_keys = self._row_keys(rows, self.batch.context.key.dropout(call))
-        for output, activation in self._droppable:
-            if output is x:
-                self._droppable.remove((output, activation))
-                activation.scale = drop_in_place(x, row_keys, p)
-                return x
-        return keyed_dropout(x, row_keys, p)
+        return keyed_dropout(x, self._row_keys(rows, self.batch.context.key.dropout(call)), p)
 
     def _row_keys(self, rows: RowSpace, key: int) -> Tensor:
         batch = self.batch.part(rows.of)

@@ -43,8 +43,8 @@ class ForwardPlan:
 
     ``layer_of``: the layer of the mini-batch that each module computes, in the order of the calls. ``dropouts``,
     ``norms``: the rows of each dropout and batch norm call. ``layer_dropouts``: the number of dropout calls inside each
-    module; PyG's attention layers leave theirs out if there are no edges. ``activations``: the modules whose output is
-    read by a ReLU alone, and whether a dropout alone reads what this gives (``fused_layers.Activation``).
+    module; PyG's attention layers leave theirs out if there are no edges. ``activations``: the modules whose output
+    only a ReLU reads (``fused_layers.Activation``).
     ``boundaries``: levels at which the rows of a mini-batch may become those of other vertices, as in ``hybrid(k)``.
     ``pairs``: the kind of pairs that the model decodes itself (``nn.checks.toy.PAIR_KINDS``); empty if its output are
     rows of vertices. ``pair_type``: the edge type of these pairs in a heterogeneous graph. ``types``: the vertex types
@@ -57,7 +57,7 @@ class ForwardPlan:
     dropouts: tuple[RowSpace, ...]
     norms: tuple[RowSpace, ...]
     layer_dropouts: dict[str, int] = field(default_factory=dict)
-    activations: dict[str, bool] = field(default_factory=dict)
+    activations: frozenset[str] = frozenset()
     takes_edge_attr: bool = False
     boundaries: frozenset[int] = frozenset()
     pairs: str = ""

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
 
 from gsplit.errors import InputError, explain
+from gsplit.features.in_place import METADATA
 from gsplit.nn.forward_pass import ForwardPass
 
 __all__ = ["ForwardPassMode"]
@@ -43,6 +44,11 @@ def _batch_norm(
 ) -> tuple[Any, ...]:
     """``F.batch_norm``'s arguments by name."""
     return x, running_mean, running_var, weight, bias, training, momentum, eps
+
+
+def _relu(input: Tensor, inplace: bool = False) -> Tensor | None:
+    """The argument of a ReLU that is not in place."""
+    return None if inplace else input
 
 
 _RANDOM = {
@@ -105,10 +111,11 @@ class ForwardPassMode(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._pass.has_activations:
-            if function in _RELU and self._pass.relu(args[0] if args else kwargs["input"]):
-                return args[0] if args else kwargs["input"]
-            self._pass.undo_activations(tree_leaves((args, kwargs)))
+        if self._pass.has_activations and function not in METADATA:
+            applied = self._pass.relu(_relu(*args, **kwargs)) if function in _RELU else None
+            if applied is not None:
+                return applied
+            self._pass.restore_outputs(tree_leaves((args, kwargs)))
         if function not in _INTERCEPTED:
             return function(*args, **kwargs)
         if function is F.dropout:

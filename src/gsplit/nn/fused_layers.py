@@ -9,16 +9,17 @@ backward. Here the aggregated rows and the destinations' own rows are the column
 
     forward:  A = [aggregate(x) | x_dst]  [D, K + R];  out = A @ [weight | root]^T + bias;  then max(out, 0) if a ReLU
               follows (``Activation``)
-    backward: G = g where out is not 0, times the dropout's scale;  g_bias = sum of G over rows
+    backward: G = g, where the ReLU kept out;  g_bias = sum of G over rows
               [g_weight | g_root] = G^T @ A;  g_A = G @ [weight | root]
               g_x[s] = sum over the edges s -> i of g_A[i, :K], + g_A[s, K:] if s is a destination
 
 x [S, K], x_dst [D, R]: the first rows of x, or those of another vertex type; weight [C, K], root [C, R], bias [C].
-Saved: A, and out if a ReLU follows. Rows are read where they lie: input rows in the store (``InPlaceRows``), those of
-other ranks in what these have sent (``shuffle.RowExchange``), whose gradients are returned. GCN's weight is applied
-after the sum, to D rows instead of S, where ``aggregates_first`` says so.
+Saved: A, and a mask if a ReLU follows. Rows are read where they lie: input rows in the store (``InPlaceRows``), and
+those of other ranks in what these have sent (``shuffle.RowExchange``), whose gradients are returned. GCN's weight is
+applied after the sum, to D rows instead of S, where ``aggregates_first`` says so.
 
-The formula and the parameters are PyG's; sums run in another order, so results are equal to rounding. Everywhere else
+The formula and the parameters are PyG's; sums run in another order, so results are equal to rounding. GCN's sums of
+numbers near the largest float may overflow where PyG's do not. Everywhere else
 PyG's layer runs: subclasses, user hooks inside the layer, explanations, other aggregations, autocast, weights with
 gradients, and types and devices for which ``kernels.dispatch`` has no host kernel.
 """
@@ -43,6 +44,7 @@ from gsplit.kernels.rows import list_places
 from gsplit.kernels.sums import EdgeSums, row_addresses
 from gsplit.kernels.sums_numba import run_in_threads
 from gsplit.minibatch.shuffle import RowExchange
+from gsplit.nn.layers import sums_or_means
 from gsplit.nn.wrappers_and_hooks import runs_pyg_code
 
 __all__ = ["Activation", "LinearForm", "linear_form", "run_linear_form", "takes_host_kernels"]
@@ -64,52 +66,76 @@ class LinearForm:
 
 
 class Activation:
-    """The ReLU, and perhaps the dropout, that the model calls on a layer's output and that alone read it.
+    """A ReLU that a layer applies to its output ``h`` before the model calls it, in the same pass as the bias.
 
-    The layer has computed the ReLU already when the model calls it (``is_applied``). If the model does something else
-    with the output after all, ``undo`` computes it again without. ``drops``: only a dropout reads what the ReLU gives,
-    so that it can be applied in place; ``scale``: of that dropout.
+    ``relu`` is what the model then gets: another tensor over the same memory. The layer's backward masks the gradient.
+    If the model reads ``h`` otherwise, or keeps it, ``restore`` gives ``h`` memory of its own, with the values before
+    the ReLU, and the ReLU's own backward masks the gradient (``is_applied`` is False from then on).
     """
 
-    def __init__(self, *, drops: bool = False) -> None:
-        self.drops = drops
+    def __init__(self) -> None:
         self.is_applied = False
-        self.scale = 1.0
-        self._compute_without: Callable[[], None] | None = None
+        self.is_called = False
+        self.kept: Tensor | None = None
+        self._compute: Callable[[], Tensor] | None = None
 
-    def apply(self, compute_without: Callable[[], None]) -> None:
-        """The layer has applied the ReLU; ``compute_without`` overwrites its output with that before the ReLU."""
+    def apply(self, compute: Callable[[], Tensor], kept: Tensor | None) -> None:
+        """The layer has applied the ReLU; ``compute`` makes its output before it, ``kept`` is the mask for backward."""
         self.is_applied = True
-        self._compute_without = compute_without
+        self.kept = kept
+        self._compute = compute
 
-    def keep(self) -> None:
-        """The model has called the ReLU."""
-        self._compute_without = None
+    def relu(self, h: Tensor) -> Tensor:
+        """The ReLU of a layer's output, which the model calls."""
+        self.is_called = True
+        out: Tensor = _AppliedRelu.apply(h, self)  # type: ignore[no-untyped-call]
+        return out
 
-    def undo(self) -> None:
-        """The model has not called the ReLU."""
-        assert self._compute_without is not None, "undone after the model has called the ReLU"
+    @torch.no_grad()
+    def restore(self, h: Tensor) -> None:
+        """Give the layer's output the values before the ReLU."""
+        assert self._compute is not None
+        h.data = self._compute()
         self.is_applied = False
-        self._compute_without()
-        self._compute_without = None
+        self._compute = None
+
+
+class _AppliedRelu(torch.autograd.Function):
+    """The ReLU of a layer that has applied it. Backward: the gradient where it is kept; see ``Activation``."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, activation: Activation) -> Tensor:
+        ctx.activation = activation
+        return h.data
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        activation: Activation = ctx.activation
+        if activation.is_applied:
+            return g, None
+        assert activation.kept is not None
+        return torch.where(activation.kept, g, 0), None
 
 
 def linear_form(layer: Any) -> LinearForm | None:
     """The form of a layer of PyG's; None for other layers and options."""
     kind = type(layer)
-    if kind not in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv) or layer.aggr not in ("mean", "sum", "add"):
+    if kind not in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv) or not sums_or_means(layer):
         return None
     if layer.flow != "source_to_target" or layer.decomposed_layers != 1 or not runs_pyg_code(layer):
         return None
     mean = layer.aggr == "mean"
     if kind is pyg.GCNConv:
-        return None if mean else LinearForm(layer.lin.weight, None, layer.bias, mean)
-    if kind is pyg.GraphConv:
-        return LinearForm(layer.lin_rel.weight, layer.lin_root.weight, layer.lin_rel.bias, mean)
-    if layer.project or layer.normalize:
+        return None if mean or layer.lin.bias is not None else LinearForm(layer.lin.weight, None, layer.bias, mean)
+    if kind is pyg.SAGEConv and (layer.project or layer.normalize):
         return None
-    root = layer.lin_r.weight if layer.root_weight else None
-    return LinearForm(layer.lin_l.weight, root, layer.lin_l.bias, mean)
+    lin, root = (layer.lin_rel, layer.lin_root) if kind is pyg.GraphConv else (layer.lin_l, None)
+    if kind is pyg.SAGEConv and layer.root_weight:
+        root = layer.lin_r
+    if root is None:
+        return LinearForm(lin.weight, None, lin.bias, mean)
+    return None if root.bias is not None else LinearForm(lin.weight, root.weight, lin.bias, mean)
 
 
 def takes_host_kernels(form: LinearForm, x: Tensor, dst: Tensor, edge_weight: Tensor | None) -> bool:
@@ -144,7 +170,18 @@ def run_linear_form(
         rows = x.rows
         x = x.array
     out: Tensor = _LinearForm.apply(  # type: ignore[no-untyped-call]
-        x, dst, form.weight, form.root, form.bias, rows, edges, exchange, form.mean, pool, activation
+        x,
+        dst,
+        form.weight,
+        form.root,
+        form.bias,
+        rows,
+        edges,
+        exchange,
+        form.mean,
+        pool,
+        activation,
+        torch.is_grad_enabled(),
     )
     return out
 
@@ -166,6 +203,7 @@ class _LinearForm(torch.autograd.Function):
         mean: bool,
         pool: BufferPool,
         activation: Activation | None,
+        needs_mask: bool,
     ) -> Tensor:
         matrix = weight if root is None else torch.cat([weight, root], 1)
         x = x.detach().contiguous()
@@ -176,18 +214,20 @@ class _LinearForm(torch.autograd.Function):
         if root is not None:
             own = x if dst is None else dst.detach().contiguous()
             _copy_destinations(joined, addresses if dst is None else row_addresses(own), weight.size(1), root.size(1))
-        out = pool.empty((edges.num_dst, weight.size(0)), x.dtype)
-        target = out.data  # without the version that autograd checks: if the ReLU is undone, ``out`` is not read
 
-        def multiply(relu: bool) -> None:
-            torch.mm(joined, matrix.t(), out=target)
+        def multiply(*, relu: bool, kept: Tensor | None) -> Tensor:
+            out = pool.empty((edges.num_dst, weight.size(0)), x.dtype)
+            torch.mm(joined, matrix.t(), out=out)
             if relu or bias is not None:
-                _add_bias(target, bias, relu=relu)
+                _add_bias(out, bias, relu, kept)
+            return out
 
-        multiply(activation is not None)
+        kept = None
         if activation is not None:
-            activation.apply(torch.no_grad()(lambda: multiply(False)))
-        ctx.save_for_backward(joined, matrix, out if activation is not None else None)
+            kept = pool.empty((edges.num_dst, weight.size(0)), torch.bool) if needs_mask else None
+            activation.apply(lambda: multiply(relu=False, kept=None), kept)
+        out = multiply(relu=activation is not None, kept=kept)
+        ctx.save_for_backward(joined, matrix)
         ctx.edges = edges
         ctx.exchange = exchange
         ctx.mean = mean
@@ -201,14 +241,14 @@ class _LinearForm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        joined, matrix, out = ctx.saved_tensors
+        joined, matrix = ctx.saved_tensors
         needs_x, needs_dst, needs_weight, needs_root, *_ = ctx.needs_input_grad
         pool: BufferPool = ctx.pool
         activation: Activation | None = ctx.activation
         g = g.contiguous()
         g_bias = None
         if ctx.has_bias or (activation is not None and activation.is_applied):
-            g, g_bias = _mask_gradient(g, out, activation, pool)
+            g, g_bias = _mask_gradient(g, activation, pool)
         g_matrix = g.t() @ joined if needs_weight or needs_root else None
         g_x = None
         g_joined = None
@@ -220,7 +260,7 @@ class _LinearForm(torch.autograd.Function):
         g_dst = None if g_joined is None or not needs_dst else g_joined[:, ctx.width :]
         g_weight = None if g_matrix is None else g_matrix[:, : ctx.width]
         g_root = None if g_matrix is None or not needs_root else g_matrix[:, ctx.width :]
-        return g_x, g_dst, g_weight, g_root, g_bias if ctx.has_bias else None, *[None] * 6
+        return g_x, g_dst, g_weight, g_root, g_bias if ctx.has_bias else None, *[None] * 7
 
 
 def _gradient_of_rows(
@@ -257,22 +297,21 @@ def _copy_destinations(joined: Tensor, addresses: Ids, column: int, width: int) 
     )
 
 
-def _add_bias(out: Tensor, bias: Tensor | None, *, relu: bool) -> None:
+def _add_bias(out: Tensor, bias: Tensor | None, relu: bool, kept: Tensor | None) -> None:
     """In place: out + bias, then its ReLU."""
     added = (out[:0].reshape(-1) if bias is None else bias.detach()).numpy()
-    target = out.detach().numpy()
-    run_in_threads(out.size(0), lambda first, stop: sums_numba.add_bias(target, added, relu, first, stop))
+    mask = (out[:0].bool() if kept is None else kept).numpy()
+    target = out.numpy()
+    run_in_threads(out.size(0), lambda first, stop: sums_numba.add_bias(target, added, relu, mask, first, stop))
 
 
-def _mask_gradient(
-    g: Tensor, out: Tensor | None, activation: Activation | None, pool: BufferPool
-) -> tuple[Tensor, Tensor]:
-    """The gradient before the activation, if one was applied, and its sum over rows."""
+def _mask_gradient(g: Tensor, activation: Activation | None, pool: BufferPool) -> tuple[Tensor, Tensor]:
+    """The gradient before the ReLU, if the layer has applied one, and its sum over rows."""
     sums = g.new_empty(g.size(1))
     if activation is None or not activation.is_applied:
-        sums_numba.mask_gradient(g.numpy(), g[:0].numpy(), 1.0, g.numpy(), sums.numpy())
+        sums_numba.mask_gradient(g.numpy(), g[:0].bool().numpy(), g.numpy(), sums.numpy())
         return g, sums
-    assert out is not None
+    assert activation.kept is not None
     masked = pool.empty(tuple(g.shape), g.dtype)
-    sums_numba.mask_gradient(g.numpy(), out.detach().numpy(), activation.scale, masked.numpy(), sums.numpy())
+    sums_numba.mask_gradient(g.numpy(), activation.kept.numpy(), masked.numpy(), sums.numpy())
     return masked, sums

@@ -16,6 +16,7 @@ __all__ = [
     "is_layer",
     "is_single_input",
     "layers_of",
+    "sums_or_means",
     "takes_csr",
     "takes_edge_weight",
 ]
@@ -92,6 +93,12 @@ def has_own_methods(layer: Module) -> bool:
     return bool(_METHODS & vars(layer).keys())
 
 
+def sums_or_means(layer: Module) -> bool:
+    """Whether a layer aggregates by PyG's sum or mean, as its name of the aggregation says."""
+    kinds = {"mean": pyg.aggr.MeanAggregation, "sum": pyg.aggr.SumAggregation, "add": pyg.aggr.SumAggregation}
+    return isinstance(layer.aggr, str) and type(layer.aggr_module) is kinds.get(layer.aggr)
+
+
 def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a layer is exact and faster on a CSR matrix: its sum or mean is then one sparse product.
 
@@ -102,7 +109,7 @@ def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     autocast = on_host and torch.is_autocast_enabled(device.type)
     if autocast and (layer.aggr != "mean" or getattr(layer, "project", False)):
         return False
-    plain = isinstance(layer.aggr, str) and layer.aggr in ("mean", "sum", "add") and bool(layer.fuse)
+    plain = sums_or_means(layer) and bool(layer.fuse)
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: fails on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
     return known and plain and dtype in (_HOST_DTYPES if on_host else _DEVICE_DTYPES)

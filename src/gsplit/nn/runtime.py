@@ -185,8 +185,8 @@ class Runtime:
         """End a forward, also one that failed."""
         opened = self._open.pop()
         if opened is not None:
-            opened[0].close()
             opened[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            opened[0].close()
 
     def current(self) -> ForwardPass | None:
         """The forward pass that is running on a batch."""

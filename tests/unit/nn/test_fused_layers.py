@@ -14,7 +14,8 @@ from nn_models import CLASSES, WIDTH, Stack, make_batch
 from torch import Tensor
 from torch.nn import Module, ModuleList
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, SAGEConv
+from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, Linear, SAGEConv
+from torch_geometric.nn.aggr import SumAggregation
 
 from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -81,7 +82,7 @@ def test_a_wrapped_model_is_computed_by_host_kernels_that_apply_its_relu(
     model = parallelize(make(dropout).to(dtype), solo_mesh())
     names = list(model.state_dict())
     batch = make_batch().cast(dtype)
-    assert forward_plan_of(model).activations == {"convs.0": dropout > 0, "convs.1": dropout > 0}
+    assert forward_plan_of(model).activations == {"convs.0", "convs.1"}
     assert _check_equal(model, batch, monkeypatch) == [True, True, False]
     model.eval()
     with torch.no_grad(), _counted(monkeypatch) as calls:
@@ -151,6 +152,17 @@ def _relu_then_dropout(self: Any, x: Tensor, edge_index: Any) -> Any:
     return self.two(F.dropout(h, 0.5, self.training), edge_index)
 
 
+def _dropout_changed_in_place(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = F.dropout(F.relu(self.one(x, edge_index)), 0.5, self.training)
+    h += 1
+    return self.two(h, edge_index)
+
+
+def _relu_twice(self: Any, x: Tensor, edge_index: Any) -> Any:
+    h = self.one(x, edge_index)
+    return self.two(F.relu(h) + 2 * F.relu(h), edge_index)
+
+
 def _two_branches(self: Any, x: Tensor, edge_index: Any) -> Any:
     h, other = self.one(x, edge_index), self.other(x, edge_index)
     return self.two(F.relu(h) + F.relu(other), edge_index)
@@ -159,19 +171,21 @@ def _two_branches(self: Any, x: Tensor, edge_index: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "applied", "activations"),
     [
-        (_relu_method, True, {"one": False}),
-        (_relu_then_dropout, True, {"one": True}),
-        (_relu_read_beside_its_dropout, True, {"one": False}),
-        (_relu_and_read_before, False, {}),
-        (_read_by_a_function_of_its_own, False, {}),
-        (_kept_in_an_attribute, False, {}),
-        (_relu_in_place, False, {}),
-        (_elu, False, {}),
-        (_cut_before_relu, False, {}),
+        (_relu_method, True, {"one"}),
+        (_relu_then_dropout, True, {"one"}),
+        (_relu_read_beside_its_dropout, True, {"one"}),
+        (_dropout_changed_in_place, True, {"one"}),
+        (_relu_twice, False, set()),
+        (_relu_and_read_before, False, set()),
+        (_read_by_a_function_of_its_own, False, set()),
+        (_kept_in_an_attribute, False, set()),
+        (_relu_in_place, False, set()),
+        (_elu, False, set()),
+        (_cut_before_relu, False, set()),
     ],
 )
 def test_a_relu_is_applied_by_the_layer_only_if_nothing_else_reads_the_output(
-    forward: Any, applied: bool, activations: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    forward: Any, applied: bool, activations: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = parallelize(_two_layers(forward), solo_mesh())
     assert forward_plan_of(model).activations == activations
@@ -183,21 +197,95 @@ def test_layers_beside_each_other_both_apply_their_relu(monkeypatch: pytest.Monk
     assert _check_equal(model, make_batch(2), monkeypatch) == [True, True, False]
 
 
-def test_a_relu_that_the_model_does_not_call_after_all_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: Any, x: Tensor, edge_index: Any) -> Any:
-        h = self.one(x, edge_index)
-        if self.mode == "kept":
-            self.kept = h
-            return self.two(x.new_ones(h.size(0), 8), edge_index)
-        return self.two(F.relu(h) if self.mode == "relu" else h if self.mode == "layer" else h.tanh(), edge_index)
+def _read_later(self: Any, x: Tensor, edge_index: Any) -> Any:
+    """What ``self.mode`` says, which is another thing at wrapping."""
+    h = self.one(x, edge_index)
+    if self.mode == "tanh":
+        return self.two(h.tanh(), edge_index)
+    if self.mode == "layer":
+        return self.two(h, edge_index)
+    if self.mode == "kept without a relu":
+        self.kept = h
+        return self.two(x.new_ones(h.size(0), 8), edge_index)
+    if self.mode == "relu without gradients":
+        with torch.no_grad():
+            r = F.relu(h)
+        return self.two(r, edge_index)
+    r = F.relu(h)
+    if self.mode == "added":
+        r = r + h
+    if self.mode == "relu again":
+        r = r + F.relu(h)
+    if self.mode == "kept":
+        self.kept = h
+    if self.mode == "listed":
+        self.kept = torch.tensor(h.detach().tolist(), dtype=x.dtype)
+    if self.mode == "hook":
+        h.register_hook(lambda g: g.clamp(max=0.01))
+    return self.two(r, edge_index)
 
-    model = _two_layers(forward)
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "relu",
+        "tanh",
+        "layer",
+        "kept without a relu",
+        "relu without gradients",
+        "added",
+        "relu again",
+        "kept",
+        "listed",
+        "hook",
+    ],
+)
+def test_an_output_that_is_read_otherwise_after_all_has_its_values_before_the_relu(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _two_layers(_read_later)
     vars(model)["mode"] = "relu"
     model = parallelize(model, solo_mesh())
-    for mode in ("relu", "layer", "tanh", "kept"):
-        vars(model)["mode"] = mode
-        assert _check_equal(model, make_batch(2), monkeypatch)[0], mode
-    assert bool((vars(model)["kept"] < 0).any())
+    assert forward_plan_of(model).activations == {"one"}
+    vars(model)["mode"] = mode
+    assert _check_equal(model, make_batch(2), monkeypatch) == [True, False]
+    if mode in ("kept", "listed", "kept without a relu"):
+        want = vars(model)["kept"].clone()  # of the step without kernels, which was the last
+        model(make_batch(2).x, make_batch(2).edge_index)
+        assert torch.allclose(vars(model)["kept"], want, atol=1e-11) and bool((want < 0).any())
+
+
+def test_hooks_on_the_relu_see_what_it_sees_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+        return self.two(F.dropout(self.act(self.one(x, edge_index)), 0.5, self.training), edge_index)
+
+    model = parallelize(_two_layers(forward, act=torch.nn.ReLU()), solo_mesh())
+    seen: list[Any] = []
+    model.act.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
+    assert _check_equal(model, make_batch(2), monkeypatch) == [True, False]
+    (given, out), (want_given, want_out) = seen
+    assert torch.allclose(given, want_given, atol=1e-11) and torch.allclose(out, want_out, atol=1e-11)
+    assert bool((given < 0).any())
+
+
+def test_hooks_that_copy_saved_tensors_do_not_change_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(_two_layers(_relu_then_dropout), solo_mesh())
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        assert _check_equal(model, make_batch(2), monkeypatch) == [True, False]
+
+
+@pytest.mark.parametrize("name", ["lin_r", "aggr_module"])
+def test_a_part_that_pygs_layer_does_not_have_is_not_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = SAGEConv(WIDTH, CLASSES).double()
+    part = Linear(WIDTH, CLASSES, bias=True).double() if name == "lin_r" else SumAggregation()
+    setattr(layer, name, part)
+    data = Data(x=torch.randn(20, WIDTH).double(), edge_index=torch.randint(0, 20, (2, 60)), y=torch.arange(20))
+    model = parallelize(Stack(lambda self, x, edges: self.layer(x, edges), layer=copy.deepcopy(layer)), solo_mesh())
+    batch = NeighborLoader(data, [-1], None, batch_size=20).make_batch(0, 0)
+    with _counted(monkeypatch) as calls:
+        out = model(batch.x, batch.edge_index)
+    assert calls == []
+    assert torch.allclose(out, layer(data.x, data.edge_index)[batch.n_id[:20]], atol=1e-11)
 
 
 def test_hooks_of_users_see_what_pygs_layers_give(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +393,7 @@ def test_threads_and_empty_blocks_change_no_bits(num_dst: int) -> None:
             activation = Activation()
             edges = EdgeSums(indptr, src_rows, num_src, None)
             out = run_linear_form(form, x, None, edges, None, BufferPool(torch.device("cpu")), activation)
-            activation.keep()
+            out = activation.relu(out)
             out.sum().backward()
             found.append((out.detach(), x.grad))
         finally:

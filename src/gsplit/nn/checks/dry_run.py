@@ -107,8 +107,8 @@ class Recorder(ForwardPass):
         """Record the rows of a dropout call, also of one that drops nothing."""
         if training and p > 0:
             self._dropouts.append(self._row_space("dropout", x))
-            return self.readers.drop(x)
-        self._dropouts.append(self._space_of.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
+        else:
+            self._dropouts.append(self._space_of.get(x.size(0) if x.dim() else -1, RowSpace("local", 0)))
         return x
 
     def batch_norm(
