@@ -231,7 +231,12 @@ class ForwardPass:
         return bool(self._applied)
 
     def relu(self, x: Tensor | None) -> Tensor | None:
-        """The ReLU of x, if the layer that computed x has applied it and the model has not called it before."""
+        """The ReLU of x, if the layer that computed x has applied it and the model has not called it before.
+
+        Not under hooks on saved tensors: checkpointing compares what a function saves with what it saves again.
+        """
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None
         for output, activation in self._applied:
             if x is not None and output() is x and not activation.is_called:
                 return activation.relu(x)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from nn_models import CLASSES, WIDTH, Stack, make_batch
 from torch import Tensor
 from torch.nn import Module, ModuleList
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, Linear, SAGEConv
 from torch_geometric.nn.aggr import SumAggregation
@@ -272,6 +273,15 @@ def test_hooks_that_copy_saved_tensors_do_not_change_gradients(monkeypatch: pyte
     model = parallelize(_two_layers(_relu_then_dropout), solo_mesh())
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
         assert _check_equal(model, make_batch(2), monkeypatch) == [True, False]
+
+
+def test_a_relu_may_be_in_a_part_that_is_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Any:
+        h = checkpoint(lambda h: self.lin(F.relu(h)), self.one(x, edge_index), use_reentrant=False)
+        return self.two(h, edge_index)
+
+    model = parallelize(_two_layers(forward, lin=torch.nn.Linear(8, 8).double()), solo_mesh())
+    assert len(_check_equal(model, make_batch(2), monkeypatch)) == 2
 
 
 @pytest.mark.parametrize("name", ["lin_r", "aggr_module"])
