@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gsplit.device.devices import fork_random_states, random_states
 from gsplit.errors import InputError, explain
@@ -23,7 +26,6 @@ from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.adapters import Adapter, choose_adapter, run_pair, run_single_input
 from gsplit.nn.calls import LayerCall, find_handle, input_rows, tensors_of
-from gsplit.nn.checks.activations import OutputReaders
 from gsplit.nn.checks.toy import ExampleInput, explain_rows
 from gsplit.nn.forward_pass import ForwardPass, relation_rows
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace
@@ -40,9 +42,47 @@ __all__ = [
     "preserve_state",
 ]
 
+_RELU = torch.ops.aten.relu.default
+
 
 class TooDeepError(InputError):
     """The model has more layers than the toy batch."""
+
+
+class OutputReaders(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operators that read the outputs of layers, to find those that only a ReLU reads.
+
+    A layer applies such a ReLU itself (``fused_layers.Activation``). If something else reads the output in a later
+    forward, the layer computes it again: that is right, and slower, so it must not be the rule.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._outputs: dict[str, ref[Tensor]] = {}
+        self._readers: dict[str, list[Any]] = {}
+
+    def watch(self, name: str, output: Any) -> None:
+        """Record what reads a layer's output from now on."""
+        if isinstance(output, Tensor):
+            self._outputs[name] = ref(output)
+            self._readers[name] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ids = {id(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+        for name, output in self._outputs.items():
+            tensor = output()
+            if tensor is not None and id(tensor) in ids:
+                self._readers[name].append(operator)
+        return operator(*args, **(kwargs or {}))
+
+    def activations(self) -> frozenset[str]:
+        """The layers whose output a ReLU has read, nothing else has, and nothing keeps.
+
+        Called when the forward is over and the model's output is still there.
+        """
+        return frozenset(
+            name for name, readers in self._readers.items() if readers == [_RELU] and self._outputs[name]() is None
+        )
 
 
 class Recorder(ForwardPass):
