@@ -211,6 +211,14 @@ def test_speeds_over_peers_are_those_of_the_records() -> None:
     for page in (ROOT / "README.md", DOCS / "measured.md"):
         assert said in page.read_text(), said
 
+    systems = {"dgl", "pyg", "split"}
+    alone = [" and ".join(times("sage", peer, ranks) for ranks in (2, 4)) for peer in ("dgl", "pyg")]
+    seconds = drawing["read_seconds"](dict.fromkeys(("gcn", "gat"), ("2026-11-17-host-gat-gcn.json",)))
+    systems = {"dgl", "pyg", "split", "data(owner)"}
+    of_gcn, of_gat = (" and ".join(times(model, "dgl", ranks) for ranks in (2, 4)) for model in ("gcn", "gat"))
+    said = f"SAGE {alone[0]} times DGL, {alone[1]} times PyG; GCN {of_gcn} times DGL, GAT {of_gat}"
+    assert said in (DOCS / "measured.md").read_text(), said
+
 
 def _record(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
