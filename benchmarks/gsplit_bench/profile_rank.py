@@ -28,9 +28,9 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init
 from gsplit.distributed.launch.launched_rank import fail
 from gsplit.errors import GSplitError
-from gsplit.kernels import attention_numba
+from gsplit.kernels import attention_numba, sums_numba
 from gsplit.minibatch.batch import Batch
-from gsplit.minibatch.shuffle import _Exchange
+from gsplit.minibatch.shuffle import RowExchange, _Exchange
 from gsplit.store.reader import Store, open_store
 from gsplit_bench.machine import read_clocks
 from gsplit_bench.step_limit import Limit, measure_limit
@@ -127,12 +127,18 @@ def _wrapped_kernels(spent: dict[str, float]) -> Iterator[None]:
 
         return run
 
-    places: list[tuple[str, Any]] = [("exchange", _Exchange), ("attention", attention_numba)]
-    before = [(owner, name, vars(owner)[name]) for _, owner in places for name in ("forward", "backward")]
-    for category, owner in places:
-        for name in ("forward", "backward"):
-            function = timed(category, getattr(owner, name))
-            setattr(owner, name, staticmethod(function) if isinstance(owner, type) else function)
+    places: list[tuple[str, Any, str]] = [
+        *(("exchange", _Exchange, name) for name in ("forward", "backward")),
+        *(("exchange", RowExchange, name) for name in ("receive", "send_back")),
+        *(("attention", attention_numba, name) for name in ("forward", "backward")),
+        ("sums over edges", sums_numba, "sum_rows"),
+        *(("activations", sums_numba, name) for name in ("add_bias", "mask_gradient")),
+        ("copies", sums_numba, "gather_rows"),
+    ]
+    before = [(owner, name, vars(owner)[name]) for _, owner, name in places]
+    for category, owner, name in places:
+        function = timed(category, getattr(owner, name))
+        setattr(owner, name, staticmethod(function) if owner is _Exchange else function)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ a numbers become rows of b. Nothing else is counted: no activations, no copies, 
     written    outputs of a layer once, b * D numbers (gat also S * H * C projected rows); above layer 0 the gradients
                of source rows once, S * a.
 
-``measure_limit`` times every product at its own shape, reading of rows along the block's own edges into one sum that
+``measure_limit`` times every product at its own shape, in the fastest order of rows and columns, reading of rows along the block's own edges into one sum that
 stays in the cache (with prefetching; backward is taken to read at the same rate), and a copy, whose bytes
 count as read and written. All by CPU time, one thread, the least of some repetitions.
 """
@@ -155,7 +155,12 @@ def _product_seconds(product: Product) -> float:
     a = torch.randn(small.rows, small.inner)
     b = torch.randn(small.inner, small.columns)
     out = torch.empty(small.rows, small.columns)
-    return least_seconds(lambda: torch.mm(a, b, out=out), _REPEATS) * product.flops / small.flops
+    orders = [(a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)]
+    return min(_mm_seconds(one, other, out) for one, other in orders) * product.flops / small.flops
+
+
+def _mm_seconds(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
+    return least_seconds(lambda: torch.mm(a, b, out=out), _REPEATS)
 
 
 @kernel

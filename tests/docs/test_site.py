@@ -224,6 +224,26 @@ def _record(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
+def test_the_bare_loop_is_that_of_the_record() -> None:
+    seconds = {record["model"]: record["seconds"] for record in _record("2026-11-17-bare-loop")["records"]}
+    ratios = {
+        model: median(ours / bare for ours, bare in zip(found["ours"], found["bare"], strict=True))
+        for model, found in seconds.items()
+    }
+    said = ", ".join(f"{model} {ratios[model.lower()]:.2f}" for model in ("SAGE", "GCN", "GIN", "GAT"))
+    for page in (ROOT / "README.md", DOCS / "measured.md", DOCS / "faq.md"):
+        assert said in page.read_text(), (page, said)
+
+
+def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
+    rows = (ROOT / "benchmarks" / "results" / "2026-11-17-profile.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if "%" in row]
+    shares = {(row[0], row[2]): row[7].replace("%", " %") for row in cells}
+    page = " ".join((DOCS / "performance.md").read_text().split())
+    assert f"arxiv {shares['arxiv', '1']} of the limit on 1 rank and {shares['arxiv', '2']} on 2" in page
+    assert f"planted1m {shares['planted1m', '1']} and {shares['planted1m', '2']}" in page
+
+
 def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
     document = _record("2026-11-17-exactness")
     worst = max(max(row[kind] for kind in document["worst"]) for row in document["rows"])
