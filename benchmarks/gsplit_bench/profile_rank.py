@@ -31,6 +31,7 @@ from gsplit.errors import GSplitError
 from gsplit.kernels import attention_numba, sums_numba
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.shuffle import RowExchange, _Exchange
+from gsplit.nn import fused_layers
 from gsplit.store.reader import Store, open_store
 from gsplit_bench.machine import read_clocks
 from gsplit_bench.step_limit import Limit, measure_limit
@@ -133,7 +134,7 @@ def _wrapped_kernels(spent: dict[str, float]) -> Iterator[None]:
         *(("attention", attention_numba, name) for name in ("forward", "backward")),
         ("sums over edges", sums_numba, "sum_rows"),
         *(("activations", sums_numba, name) for name in ("add_bias", "mask_gradient")),
-        ("copies", sums_numba, "gather_rows"),
+        ("copies", fused_layers, "_copy_destinations"),
     ]
     before = [(owner, name, vars(owner)[name]) for _, owner, name in places]
     for category, owner, name in places:

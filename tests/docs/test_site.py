@@ -242,6 +242,12 @@ def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
     page = " ".join((DOCS / "performance.md").read_text().split())
     assert f"arxiv {shares['arxiv', '1']} of the limit on 1 rank and {shares['arxiv', '2']} on 2" in page
     assert f"planted1m {shares['planted1m', '1']} and {shares['planted1m', '2']}" in page
+    for words, name in (("sampling", "sampling"), ("bias, ReLU and their gradients", "activations")):
+        parts = [
+            sum(run["categories"][name] for run in record["per_rank"]) / sum(run["cpu_s"] for run in record["per_rank"])
+            for record in _record("2026-11-17-profile")["records"]
+        ]
+        assert f"{words} ({100 * min(parts):.0f} to {100 * max(parts):.0f} %)" in page, (words, parts)
 
 
 def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:

@@ -14,9 +14,20 @@ from torch import Tensor
 from gsplit.kernels.jit import kernel
 from gsplit.kernels.lanes import add_scaled, prefetch_row, row_at
 
-__all__ = ["copy_rows", "copy_cached", "scale_rows", "merge_gradient", "copy_and_gather", "gather", "list_places"]
+__all__ = [
+    "copy_rows",
+    "copy_cached",
+    "scale_rows",
+    "merge_gradient",
+    "copy_and_gather",
+    "gather",
+    "list_places",
+    "NO_PLACES",
+]
 
 Matrix = npt.NDArray[Any]
+NO_PLACES: npt.NDArray[np.int64] = np.empty(0, np.int64)
+"""For ``copy_rows``: row i goes to place i."""
 
 _AHEAD = 8
 """Rows between the one that a gather copies and the one that it prefetches."""
@@ -148,7 +159,7 @@ def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, sent: Tensor) -> None:
 def gather(h: Tensor, rows: Tensor, out: Tensor) -> None:
     """``out[k] = h[rows[k]]``, for matrices on the host; ``rows`` are rows of ``h``."""
     if rows.numel():
-        copy_rows(h.detach().numpy(), rows.numpy(), np.empty(0, np.int64), out.view(-1).numpy(), h.size(1))
+        copy_rows(h.detach().numpy(), rows.numpy(), NO_PLACES, out.view(-1).numpy(), h.size(1))
 
 
 def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: tuple[Tensor, ...], out: Tensor) -> None:

@@ -22,7 +22,6 @@ __all__ = [
     "NOTHING_RETURNED",
     "add_bias",
     "are_rows",
-    "gather_rows",
     "group_edges",
     "mask_gradient",
     "run_in_threads",
@@ -60,6 +59,13 @@ def are_rows(rows: Ids, num_rows: int) -> bool:
     for k in range(rows.size):
         inside &= 0 <= rows[k] < num_rows
     return inside
+
+
+@kernel
+def copy_row(target: Floats, source: Floats) -> None:
+    """Copy a row into another of the same length."""
+    for j in range(target.size):
+        target[j] = source[j]
 
 
 @kernel
@@ -117,24 +123,6 @@ def sum_rows(
             inverse = out.dtype.type(1.0) / out.dtype.type(end - begin)
             for j in range(width):
                 target[j] *= inverse
-
-
-@kernel
-def copy_row(target: Floats, source: Floats) -> None:
-    """Copy a row into another of the same length."""
-    for j in range(target.size):
-        target[j] = source[j]
-
-
-@kernel
-def gather_rows(addresses: Ids, out: Floats, column: int, width: int, first: int, stop: int) -> None:
-    """out[i, column : column + width] = the row at ``addresses[i]``, for i in [first, stop)."""
-    num_bytes = width * out.itemsize
-    for i in range(first, stop):
-        if i + AHEAD < stop:
-            prefetch_at(addresses[i + AHEAD], num_bytes)
-        target = out[i][column : column + width]
-        copy_row(target, row_at(addresses[i], target))
 
 
 @kernel

@@ -47,9 +47,9 @@ class SampledStep:
     """One rank's part of a step after sampling, before anything is loaded. Ids are those of the store.
 
     ``read_ids``: the vertices whose input rows this rank reads. ``input_route``: the route along which the loader
-    exchanges them; None if the rank reads all its input rows. ``num_inputs``: the vertices of which this rank reads the
-    rows, if rows are exchanged. ``routes[l]``: the route of layer l in the forward pass; None if nothing is exchanged
-    at this layer. Input rows take ``input_route``; degrees and ids of layer 0 take ``routes[0]``. ``foreign_ids[l]``:
+    exchanges them; None if the rank reads all its input rows. ``num_inputs``: the number of vertices in the rank's
+    local input frontier. ``routes[l]``: the route of layer l in the forward pass; None if nothing is exchanged at this
+    layer. Input rows take ``input_route``; degrees and ids of layer 0 take ``routes[0]``. ``foreign_ids[l]``:
     the vertices of the rows that layer l receives in its shuffle. ``requested``: see ``Batch``. ``pairs``: of a step of
     link prediction, with the route above the last layer. ``seeds``: the times of the targets, in temporal sampling,
     where a row belongs to a vertex and a time; ids are those of the vertices.

@@ -1,10 +1,9 @@
 """The mini-batch on one rank: the interface between loader and model.
 
 ``x`` is the mixed input tensor of layer 0: the loader has exchanged its rows, or refers to them in the mapped store
-(``features.in_place``). A model wrapped by ``gsplit.parallelize``
-takes ``(batch.x, batch.edge_index)``. A model written against the batch calls, for every layer l,
-``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on ``batch.blocks[l]``. The rows of the last output are this
-rank's targets.
+(``features.in_place``). A model wrapped by ``gsplit.parallelize`` takes ``(batch.x, batch.edge_index)``. A model
+written against the batch calls, for every layer l, ``h_mixed, h_dst = batch.shuffle(l, h)`` and then its layer on
+``batch.blocks[l]``. The rows of the last output are this rank's targets.
 
 ``mean`` and ``sum`` are over the whole mini-batch. They are collectives: every rank calls them. Ranks have different
 numbers of targets, so the mean over one rank's rows has a wrong gradient on several ranks. The backward pass refuses it

@@ -53,9 +53,9 @@ class LayerInputs:
     the block's edges, None where the call does not pass them. ``of``: the relation whose edges the layer gets, in a
     heterogeneous graph; None for all edges. ``dst_is_prefix``: ``dst`` are the first rows of ``mixed``.
     ``once(key, make)``: makes a value once per forward pass. ``around_stock(split)``: the context for calling a layer's
-    own forward. ``attention_mask(layer, edges)``: the dropout mask of a fused attention layer. ``is_fused``: whether
-    fused kernels may compute the layer. ``activation``: the ReLU that the model calls on the layer's output, if the
-    layer may apply it.
+    own forward. ``attention_mask(layer, edges)``: the dropout mask of a fused attention layer. ``allows_fused``:
+    whether fused kernels may compute the layer. ``activation``: the ReLU that the model calls on the layer's output, if
+    the layer may apply it.
     """
 
     batch: Batch
@@ -69,7 +69,7 @@ class LayerInputs:
     once: Callable[[Any, Callable[[], Any]], Any]
     around_stock: Callable[[SplitForward], AbstractContextManager[None]]
     attention_mask: Callable[[Any, CsrEdges], Tensor | None]
-    is_fused: bool
+    allows_fused: bool
     activation: Activation | None = None
     of: EdgeType | None = None
     dst_is_prefix: bool = True
@@ -168,7 +168,7 @@ def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:
     """Compute an attention layer by fused kernels, or call it."""
     layer: Any = split.layer
     adds_loops = bool(layer.add_self_loops)
-    if inputs.is_fused and takes_fused_attention(split, inputs.call, inputs.mixed, inputs.edge_attr):
+    if inputs.allows_fused and takes_fused_attention(split, inputs.call, inputs.mixed, inputs.edge_attr):
         edges = inputs.once(
             ("attention", inputs.index, adds_loops),
             lambda: attention_edges(inputs.block, add_self_loops=adds_loops),
@@ -278,7 +278,7 @@ def _edge_sums(inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: G
 
 def _linear_form(split: SplitForward, inputs: LayerInputs) -> LinearForm | None:
     """What host kernels compute instead of a layer; None where the layer itself is called."""
-    if not inputs.is_fused or split.patched is not None or not is_plain_call(split.__signature__, inputs.call):
+    if not inputs.allows_fused or split.patched is not None or not is_plain_call(split.__signature__, inputs.call):
         return None
     form = linear_form(split.layer)
     dst = inputs.h if inputs.dst_is_prefix else inputs.dst

@@ -43,7 +43,7 @@ __all__ = ["ForwardPass", "relation_rows", "typed_batch"]
 class ForwardPass:
     """See the module. ``checks`` outlive the forward, because a device's values arrive later."""
 
-    is_fused: ClassVar[bool] = True
+    allows_fused: ClassVar[bool] = True
     """Whether fused kernels may compute layers; False in trial runs at wrapping."""
     allows_draws: bool = False
     """Whether the model may draw random numbers: only in the run in which parameters get their sizes and values."""
@@ -92,7 +92,7 @@ class ForwardPass:
         elif relation is not None:
             out = self._run_relation(split, call, self._plan.layer_of[name], relation)
         else:
-            out = self._run_fused(split, call, self._plan.layer_of[name])
+            out = self._run_all_edges(split, call, self._plan.layer_of[name])
         # a layer without edges may have left its dropout out, but the calls behind it keep their numbers
         self._num_dropouts = num_dropouts + self._plan.layer_dropouts.get(name, 0)
         return out
@@ -102,7 +102,7 @@ class ForwardPass:
         is_known = split.patched is None and is_deterministic(split.layer) and runs_pyg_code(split.layer)
         return nullcontext() if is_known else self.interception()
 
-    def _run_fused(self, split: SplitForward, call: LayerCall, index: int) -> Any:
+    def _run_all_edges(self, split: SplitForward, call: LayerCall, index: int) -> Any:
         """Compute the destinations of a layer from the edges of all relations, or of a graph without types."""
         h = input_rows(call)
         edge_attr, edge_weight = _edge_values(split, call, self.batch.layers[index], h.dtype)
@@ -121,7 +121,7 @@ class ForwardPass:
             once=self._once,
             around_stock=self._around_stock,
             attention_mask=partial(self._attention_mask, index),
-            is_fused=self.is_fused,
+            allows_fused=self.allows_fused,
             activation=activation,
         )
         out = self._plan.adapters[split.name](split, inputs)
@@ -151,7 +151,7 @@ class ForwardPass:
             once=self._once,
             around_stock=self._around_stock,
             attention_mask=partial(self._attention_mask, index),
-            is_fused=self.is_fused and not is_attention(split.layer),
+            allows_fused=self.allows_fused and not is_attention(split.layer),
             of=relation,
             dst_is_prefix=same_rows,
         )

@@ -19,9 +19,9 @@ those of other ranks in what these have sent (``shuffle.RowExchange``), whose gr
 applied after the sum, to D rows instead of S, where ``aggregates_first`` says so.
 
 The formula and the parameters are PyG's; sums run in another order, so results are equal to rounding. GCN's sums of
-numbers near the largest float may overflow where PyG's do not. Everywhere else
-PyG's layer runs: subclasses, user hooks inside the layer, explanations, other aggregations, autocast, weights with
-gradients, and types and devices for which ``kernels.dispatch`` has no host kernel.
+numbers near the largest float may overflow where PyG's do not. Everywhere else PyG's layer runs: subclasses, user hooks
+inside the layer, explanations, other aggregations, autocast, weights with gradients, and types and devices for which
+``kernels.dispatch`` has no host kernel.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric import nn as pyg
 
-from gsplit.array_types import Ids
 from gsplit.features.in_place import InPlaceRows
 from gsplit.kernels import sums_numba
 from gsplit.kernels.attention_types import aggregates_first
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.kernels.rows import list_places
+from gsplit.kernels.rows import NO_PLACES, copy_rows, list_places
 from gsplit.kernels.sums import EdgeSums, row_addresses
 from gsplit.kernels.sums_numba import run_in_threads
 from gsplit.minibatch.shuffle import RowExchange
@@ -130,12 +129,15 @@ def linear_form(layer: Any) -> LinearForm | None:
         return None if mean or layer.lin.bias is not None else LinearForm(layer.lin.weight, None, layer.bias, mean)
     if kind is pyg.SAGEConv and (layer.project or layer.normalize):
         return None
-    lin, root = (layer.lin_rel, layer.lin_root) if kind is pyg.GraphConv else (layer.lin_l, None)
-    if kind is pyg.SAGEConv and layer.root_weight:
-        root = layer.lin_r
-    if root is None:
-        return LinearForm(lin.weight, None, lin.bias, mean)
-    return None if root.bias is not None else LinearForm(lin.weight, root.weight, lin.bias, mean)
+    if kind is pyg.GraphConv:
+        lin = layer.lin_rel
+        root = layer.lin_root
+    else:
+        lin = layer.lin_l
+        root = layer.lin_r if layer.root_weight else None
+    if root is not None and root.bias is not None:
+        return None
+    return LinearForm(lin.weight, None if root is None else root.weight, lin.bias, mean)
 
 
 def takes_host_kernels(form: LinearForm, x: Tensor, dst: Tensor, edge_weight: Tensor | None) -> bool:
@@ -212,8 +214,7 @@ class _LinearForm(torch.autograd.Function):
         joined = pool.empty((edges.num_dst, matrix.size(1)), x.dtype)
         edges.sum_into(joined, addresses, weight.size(1), mean=mean)
         if root is not None:
-            own = x if dst is None else dst.detach().contiguous()
-            _copy_destinations(joined, addresses if dst is None else row_addresses(own), weight.size(1), root.size(1))
+            _copy_destinations(joined, x if dst is None else dst, rows if dst is None else None, weight.size(1))
 
         def multiply(*, relu: bool, kept: Tensor | None) -> Tensor:
             out = pool.empty((edges.num_dst, weight.size(0)), x.dtype)
@@ -275,7 +276,6 @@ def _gradient_of_rows(
     """``g_x`` of this rank's rows, with what other ranks return for those they have read. A collective with those."""
     returned = sums_numba.NOTHING_RETURNED
     num_own = edges.num_src
-    pieces: tuple[Tensor, ...] = ()
     if exchange is not None:
         num_own = exchange.route.num_local
         g_received = exchange.gradient_buffer(width, g_joined.dtype)
@@ -288,12 +288,15 @@ def _gradient_of_rows(
     return g_x
 
 
-def _copy_destinations(joined: Tensor, addresses: Ids, column: int, width: int) -> None:
-    """The rows of the destinations, which are the first, to the last columns of ``joined``."""
-    assert addresses.size >= joined.size(0)
-    target = joined.numpy()
+def _copy_destinations(joined: Tensor, x: Tensor, rows: Tensor | None, column: int) -> None:
+    """The rows of the destinations, the first of x or of ``rows`` of x, into the last columns of ``joined``."""
+    source = x.detach().contiguous().numpy()
+    chosen = np.arange(joined.size(0)) if rows is None else rows.numpy()[: joined.size(0)]
+    target = joined.view(-1)[column:].numpy() if joined.numel() else joined.view(-1).numpy()
+    stride = joined.size(1)
     run_in_threads(
-        joined.size(0), lambda first, stop: sums_numba.gather_rows(addresses, target, column, width, first, stop)
+        joined.size(0),
+        lambda first, stop: copy_rows(source, chosen[first:stop], NO_PLACES, target[first * stride :], stride),
     )
 
 

@@ -21,7 +21,6 @@ import platform
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -47,6 +46,7 @@ from gsplit.kernels.attention import gat_attention
 from gsplit.kernels.attention_types import AttentionOptions
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.csr import CsrEdges, make_csr_edges
+from gsplit.kernels.sums import EdgeSums
 from gsplit.minibatch.route import Route
 from gsplit.minibatch.shuffle import exchange_stored
 from gsplit.minibatch.split import group_by_owner
@@ -392,11 +392,8 @@ def _probe_split(graph: Graph, num_vertices: int, num_targets: int, repeats: int
 def _probe_aggregation(block: Block, repeats: int) -> tuple[float, float]:
     """Bytes of the rows that a sparse product reads, and its rate in bytes along edges per second."""
     x = torch.randn(block.num_src, _WIDTH)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta
-        size = (block.num_dst, block.num_src)
-        matrix = torch.sparse_csr_tensor(block.indptr, block.src_rows, torch.ones(block.num_edges), size=size)
-    seconds = least_seconds(lambda: torch.sparse.mm(matrix, x, "mean"), repeats)
+    sums = EdgeSums(block.indptr, block.src_rows, block.num_src, None)
+    seconds = least_seconds(lambda: sums(x, mean=True), repeats)
     return x.nbytes, block.num_edges * _WIDTH * 4 / seconds
 
 

@@ -49,7 +49,7 @@ def _train_step(model: Module, batch: Any) -> tuple[torch.Tensor, list[torch.Ten
 
 def _without_kernels(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(ForwardPass, "is_fused", False)
+        patch.setattr(ForwardPass, "allows_fused", False)
         return _train_step(model, batch)
 
 

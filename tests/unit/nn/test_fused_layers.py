@@ -56,7 +56,7 @@ def _check_equal(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch) -> 
     with _counted(monkeypatch) as calls:
         out, grads = _train_step(model, batch)
     with monkeypatch.context() as patch:
-        patch.setattr(ForwardPass, "is_fused", False)
+        patch.setattr(ForwardPass, "allows_fused", False)
         want, wanted = _train_step(model, batch)
     tolerance = 1e-11 if out.dtype == torch.float64 else 1e-4
     assert torch.allclose(out, want, rtol=tolerance, atol=tolerance)
@@ -89,7 +89,7 @@ def test_a_wrapped_model_is_computed_by_host_kernels_that_apply_its_relu(
     with torch.no_grad(), _counted(monkeypatch) as calls:
         out = model(batch.x, batch.edge_index)
     with monkeypatch.context() as patch:
-        patch.setattr(ForwardPass, "is_fused", False)
+        patch.setattr(ForwardPass, "allows_fused", False)
         assert torch.allclose(out, model(batch.x, batch.edge_index), atol=1e-11 if dtype == torch.float64 else 1e-4)
     assert calls == [True, True, False] and list(model.state_dict()) == names
 
@@ -284,11 +284,16 @@ def test_a_relu_may_be_in_a_part_that_is_checkpointed(monkeypatch: pytest.Monkey
     assert len(_check_equal(model, make_batch(2), monkeypatch)) == 2
 
 
-@pytest.mark.parametrize("name", ["lin_r", "aggr_module"])
-def test_a_part_that_pygs_layer_does_not_have_is_not_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = SAGEConv(WIDTH, CLASSES).double()
-    part = Linear(WIDTH, CLASSES, bias=True).double() if name == "lin_r" else SumAggregation()
-    setattr(layer, name, part)
+@pytest.mark.parametrize(
+    ("layer", "name"), [(SAGEConv, "lin_r"), (SAGEConv, "aggr_module"), (GraphConv, "lin_root"), (GCNConv, "lin")]
+)
+def test_a_part_that_pygs_layer_does_not_have_is_not_left_out(
+    layer: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer(WIDTH, CLASSES).double()
+    biased = Linear(WIDTH, CLASSES, bias=True).double()
+    torch.nn.init.ones_(biased.bias)
+    setattr(layer, name, SumAggregation() if name == "aggr_module" else biased)
     data = Data(x=torch.randn(20, WIDTH).double(), edge_index=torch.randint(0, 20, (2, 60)), y=torch.arange(20))
     model = parallelize(Stack(lambda self, x, edges: self.layer(x, edges), layer=copy.deepcopy(layer)), solo_mesh())
     batch = NeighborLoader(data, [-1], None, batch_size=20).make_batch(0, 0)

@@ -88,7 +88,7 @@ class OutputReaders(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class Recorder(ForwardPass):
     """A forward pass that records the rows that every layer, dropout and batch norm of the model gets."""
 
-    is_fused = False
+    allows_fused = False
 
     def __init__(self, batch: Batch, space_of: dict[int, RowSpace]) -> None:
         self._space_of = space_of

@@ -42,7 +42,7 @@ OverrideForwardPass = Callable[[Module, ForwardPass], AbstractContextManager[Non
 class _DeterministicPass(ForwardPass):
     """A forward pass without dropout, and with batch norm by its running statistics."""
 
-    is_fused = False
+    allows_fused = False
 
     def __init__(self, batch: Batch, plan: ForwardPlan) -> None:
         super().__init__(batch, plan)
