@@ -264,7 +264,8 @@ def explain_times(times: Mapping[Setup, StepTime]) -> str:
     fastest = find_fastest(times)
     found = times[fastest]
     others = [f"{setup.name} {time.wall_s:.3g} s" for setup, time in times.items() if setup != fastest]
-    text = f"{fastest.name} is fastest: {found.wall_s:.3g} s per step, the median of {found.num_steps} timed steps"
+    timed = "one timed step" if found.num_steps == 1 else f"the median of {found.num_steps} timed steps"
+    text = f"{fastest.name} is fastest: {found.wall_s:.3g} s per step, {timed}"
     return f"{text} ({', '.join(others)})." if others else f"{text}."
 
 
