@@ -84,6 +84,7 @@ _STAGES = {
     "load_features": "gather of rows",
 }
 """Stages before the forward pass, each as a whole."""
+_WARM_UP = 8
 _PROFILED = ("forward", "backward", "optimizer")
 _WRAPPED = "gsplit::"
 
@@ -153,7 +154,8 @@ def profile_strategy(strategy: str, scenario: Scenario, store: Store, mesh: Mesh
     system = StrategySystem(strategy, scenario, store, mesh)
     touch_pages(store)
     steps_per_epoch = int(store.stored_array(f"targets/{scenario.targets}").size) // scenario.batch_size
-    system.train_step(0, 0)
+    for step in range(_WARM_UP):
+        system.train_step(*divmod(step, steps_per_epoch))
 
     def train() -> tuple[dict[str, float], float]:
         """CPU seconds of ``scenario.steps`` steps by stage, and the last loss."""
