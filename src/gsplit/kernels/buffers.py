@@ -10,7 +10,9 @@ Why at all: on the host most of the cost of a fresh tensor of this size is page 
 
 import threading
 import weakref
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,12 @@ __all__ = ["SLACK", "BufferPool"]
 SLACK = 1.2
 _LOOSE = 4  # a small tensor must not hold a large buffer
 _SMALL = 1 << 20
+
+
+@cache
+def _stored_as(dtype: torch.dtype) -> np.dtype[Any]:
+    """The type in numpy; that of as many bytes for bfloat16, which numpy does not have."""
+    return torch.empty(0, dtype=torch.int16 if dtype == torch.bfloat16 else dtype).numpy().dtype
 
 
 class BufferPool:
@@ -37,12 +45,12 @@ class BufferPool:
         """A tensor with undefined contents, whose memory is not shared while it lives."""
         if self._device.type != "cpu" or prod(shape) == 0:
             return torch.empty(shape, dtype=dtype, device=self._device)
-        size = max(1, prod(shape)) * dtype.itemsize
-        buffer = self._take(size)
-        view = buffer[:size]
-        weakref.finalize(view, self._free.append, buffer)
+        buffer = self._take(prod(shape) * dtype.itemsize)
+        array = np.ndarray(shape, _stored_as(dtype), buffer)
+        weakref.finalize(array, self._free.append, buffer)
+        rows = torch.from_numpy(array)
         # .data: not a view for autograd, which would refuse to modify a layer's output in place
-        return torch.from_numpy(view).view(dtype)[: prod(shape)].view(shape).data
+        return rows if rows.dtype == dtype else rows.view(dtype).data
 
     def _take(self, size: int) -> npt.NDArray[np.uint8]:
         with self._taking:
