@@ -74,20 +74,31 @@ class EdgeSums:
         """See the module: ``g_x``."""
         if kernel_for("sum rows", g.device, g.dtype) == "numba":
             out = g.new_empty(self.num_src, g.size(1))
-            self.sum_gradients_into(out, g.detach().contiguous(), 0, 0, mean=mean)
+            self.sum_gradients_into(out, g.detach().contiguous(), 0, mean=mean)
             return out
         return _sum_rows(self._transposed(), g / self._degrees(g.dtype) if mean else g, g.dtype)
 
-    def sum_into(self, out: Tensor, addresses: Ids, width: int, *, mean: bool) -> None:
-        """``out`` on the host, into the first columns of a tensor; ``addresses``: where the row of each source is."""
+    def sum_into(
+        self,
+        out: Tensor,
+        addresses: Ids,
+        width: int,
+        own: tuple[Ids, float] = sums_numba.NOTHING_OWN,
+        *,
+        mean: bool,
+    ) -> None:
+        """``out`` on the host, into the first columns of a tensor; ``addresses``: where the row of each source is.
+
+        ``own``: where rows are that the sums start with, and a factor for them (``sums_numba.sum_rows``).
+        """
         assert addresses.size == self.num_src and out.size(1) >= width and out.is_contiguous()
         edges = (self._indptr.numpy(), self._src_rows.numpy(), _host_weights(self._weights, out.dtype))
         target = out.numpy()
-        nothing = (target[:0], 0, sums_numba.NOTHING_RETURNED)
+        nothing = sums_numba.NOTHING_RETURNED
         run_in_threads(
             self.num_dst,
             lambda first, stop: sums_numba.sum_rows(
-                *edges, addresses, *nothing, mean, target[first:], width, first, stop
+                *edges, addresses, own, nothing, mean, target[first:], width, first, stop
             ),
         )
 
@@ -95,16 +106,15 @@ class EdgeSums:
         self,
         out: Tensor,
         g: Tensor,
-        num_first: int,
         begin: int,
+        own: tuple[Ids, float] = sums_numba.NOTHING_OWN,
         returned: tuple[Ids, Ids, Ids] = sums_numba.NOTHING_RETURNED,
         *,
         mean: bool,
     ) -> None:
         """Rows of ``g_x`` from ``begin`` on, on the host. The gradients of the sums are the first columns of ``g``.
 
-        ``num_first``: the number of first rows of ``g_x`` that also get the other columns of ``g``, row by row.
-        ``returned``: further gradients of rows (``sums_numba.sum_rows``).
+        ``own``: gradients of the first rows, and a factor; ``returned``: further ones (``sums_numba.sum_rows``).
         """
         assert begin + out.size(0) <= self.num_src and g.is_contiguous() and out.is_contiguous()
         offsets, dst_rows, weights = self._transposed()
@@ -112,13 +122,12 @@ class EdgeSums:
             inverse = 1.0 / self._degrees(g.dtype).squeeze(1)
             weights = inverse[dst_rows] if weights is None else weights.to(g.dtype) * inverse[dst_rows]
         edges = (offsets.numpy(), dst_rows.numpy(), _host_weights(weights, g.dtype), row_addresses(g))
-        start = g.numpy()[:num_first]
         target = out.numpy()
         width = out.size(1)
         run_in_threads(
             out.size(0),
             lambda first, stop: sums_numba.sum_rows(
-                *edges, start, width, returned, False, target[first:], width, begin + first, begin + stop
+                *edges, own, returned, False, target[first:], width, begin + first, begin + stop
             ),
         )
 
@@ -134,11 +143,14 @@ class EdgeSums:
         return found.offsets, found.dst_rows, None if self._weights is None else self._weights[found.places]
 
 
-def row_addresses(rows: Tensor, places: Tensor | None = None) -> Ids:
-    """The address of every row of a contiguous matrix on the host, or of those at some places, which were checked."""
+def row_addresses(rows: Tensor, places: Tensor | None = None, *, column: int = 0) -> Ids:
+    """The address of every row of a contiguous matrix on the host, or of those at some places, which were checked.
+
+    ``column``: where in a row.
+    """
     assert rows.is_contiguous() and rows.device.type == "cpu"
     numbers = np.arange(rows.size(0)) if places is None else places.numpy()
-    addresses: Ids = rows.data_ptr() + numbers * (rows.stride(0) * rows.element_size())
+    addresses: Ids = rows.data_ptr() + (numbers * rows.stride(0) + column) * rows.element_size()
     return addresses
 
 

@@ -19,6 +19,7 @@ from gsplit.kernels.jit import kernel
 from gsplit.kernels.lanes import add_rows, add_scaled, prefetch_at, row_at
 
 __all__ = [
+    "NOTHING_OWN",
     "NOTHING_RETURNED",
     "add_bias",
     "are_rows",
@@ -33,6 +34,7 @@ Mask = npt.NDArray[np.bool_]
 AHEAD = 8
 _BLOCK = 512
 _LEAST_ROWS = 4096
+NOTHING_OWN: tuple[Ids, float] = (np.empty(0, np.int64), 1.0)
 NOTHING_RETURNED: tuple[Ids, Ids, Ids] = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -62,10 +64,11 @@ def are_rows(rows: Ids, num_rows: int) -> bool:
 
 
 @kernel
-def copy_row(target: Floats, source: Floats) -> None:
-    """Copy a row into another of the same length."""
+def copy_scaled(target: Floats, factor: float, source: Floats) -> None:
+    """Copy a row times a factor into another of the same length."""
+    scale = target.dtype.type(factor)
     for j in range(target.size):
-        target[j] = source[j]
+        target[j] = scale * source[j]
 
 
 @kernel
@@ -74,8 +77,7 @@ def sum_rows(
     rows: Ids,
     weights: Floats,
     addresses: Ids,
-    start: Floats,
-    start_column: int,
+    own: tuple[Ids, float],
     returned: tuple[Ids, Ids, Ids],
     mean: bool,
     out: Floats,
@@ -83,13 +85,15 @@ def sum_rows(
     first: int,
     stop: int,
 ) -> None:
-    """out[i - first] = start[i] + the sum of weights[e] * row(rows[e]) over the edges e of i, for i in [first, stop).
+    """out[i - first] = own(i) + the sum of weights[e] * row(rows[e]) over the edges e of i, for i in [first, stop).
 
-    Row r has ``width`` numbers and begins at ``addresses[r]``; the first columns of ``out`` are written. Rows beyond
-    those of ``start`` start at 0; without weights all are 1. ``returned``: rows that are added to some i (``heads[i]``
-    is the first of them, ``following[k]`` the one after k, -1 at the end) and their addresses; may be empty. ``mean``:
-    divided by the number of edges, if there are any. Rows and addresses have been checked.
+    Row r has ``width`` numbers and begins at ``addresses[r]``; first columns of ``out`` are written. Without weights
+    all are 1. ``own``: the addresses of the rows that the first sums start with, and a factor; the others start at 0.
+    ``returned``: rows that are added to some i (``heads[i]`` is the first of them, ``following[k]`` the one after k, -1
+    at the end) and their addresses; may be empty. ``mean``: divided by the number of edges, if there are any. Rows and
+    addresses have been checked.
     """
+    starts, factor = own
     heads, following, places = returned
     num_bytes = width * out.itemsize
     for i in range(first, stop):
@@ -98,10 +102,12 @@ def sum_rows(
         for e in range(begin + AHEAD, min(end + AHEAD, rows.size)):
             prefetch_at(addresses[rows[e]], num_bytes)
         e = begin
-        if i < start.shape[0]:
-            copy_row(target, start[i][start_column : start_column + width])
+        if i + 1 < starts.size:
+            prefetch_at(starts[i + 1], num_bytes)
+        if i < starts.size:
+            copy_scaled(target, factor, row_at(starts[i], target))
         elif begin < end and not weights.size:
-            copy_row(target, row_at(addresses[rows[begin]], target))
+            copy_scaled(target, 1.0, row_at(addresses[rows[begin]], target))
             e += 1
         else:
             target[:] = 0

@@ -7,6 +7,7 @@ exact for it, and returns the rows of the destinations.
 |------------------|-----------------------|----------------------------------------------------------------|
 | run_attention    | GATConv, GATv2Conv    | fused kernels instead of the layer where they are exact        |
 | run_linear       | SAGEConv, GraphConv   | host kernels instead of the layer where they are exact         |
+| run_gin          | GINConv               | host kernels for the sum, and for a network of Linear and ReLU |
 | run_gcn          | GCNConv               | normalised by the degrees of the whole graph; host kernels too |
 | run_pair         | most                  | called with (rows of sources, rows of destinations)            |
 | run_single_input | PNAConv, unknown ones | called with one tensor of rows, output cut to the destinations |
@@ -35,7 +36,17 @@ from gsplit.minibatch.shuffle import RowExchange
 from gsplit.minibatch.typed_batch import TypedBatch
 from gsplit.nn.attention import attention_edges, run_attention_layer, takes_fused_attention
 from gsplit.nn.calls import LayerCall, is_plain_call, substitute
-from gsplit.nn.fused_layers import Activation, LinearForm, linear_form, run_linear_form, takes_host_kernels
+from gsplit.nn.fused_layers import (
+    Activation,
+    LayerRows,
+    LinearForm,
+    linear_form,
+    linears_of,
+    run_linear_form,
+    run_linears,
+    sums_as_gin,
+    takes_host_kernels,
+)
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges
 from gsplit.nn.layers import has_own_methods, is_attention, is_single_input, takes_csr
 from gsplit.nn.split_forward import SplitForward
@@ -110,6 +121,8 @@ def choose_adapter(split: SplitForward) -> Adapter:
         return run_gcn
     if type(split.layer) in (pyg.SAGEConv, pyg.GraphConv) and split.patched is None:
         return run_linear
+    if type(split.layer) is pyg.GINConv and split.patched is None:
+        return run_gin
     return run_single_input if is_single_input(split.layer) else run_pair
 
 
@@ -124,8 +137,27 @@ def run_linear(split: SplitForward, inputs: LayerInputs) -> Any:
     form = _linear_form(split, inputs)
     if form is None:
         return run_pair(split, inputs)
-    edges = _edge_sums(inputs, inputs.block, inputs.edge_weight, None)
-    return _run_form(form, inputs, edges)
+    rows = _layer_rows(inputs, _edge_sums(inputs, inputs.block, inputs.edge_weight, None))
+    return run_linear_form(form, rows, inputs.activation)
+
+
+def run_gin(split: SplitForward, inputs: LayerInputs) -> Any:
+    """Sum the rows of a GINConv by host kernels and compute or call its network, or call the layer."""
+    layer: Any = split.layer
+    h = inputs.h
+    dst = h if inputs.dst_is_prefix else inputs.dst
+    fits = h.dim() == 2 and h.shape[1:] == dst.shape[1:]
+    if not _allows_fused(split, inputs) or not sums_as_gin(layer) or not fits:
+        return run_pair(split, inputs)
+    if not takes_host_kernels(h, None, (dst, layer.eps)):
+        return run_pair(split, inputs)
+    rows = _layer_rows(inputs, _edge_sums(inputs, inputs.block, None, None))
+    h = rows.aggregate(factor=1 + layer.eps)
+    linears = linears_of(layer.nn, h)
+    if linears is not None:
+        return run_linears(linears, h, rows.pool, inputs.activation)
+    with inputs.around_stock(split):
+        return layer.nn(h)
 
 
 def run_single_input(split: SplitForward, inputs: LayerInputs) -> Any:
@@ -151,7 +183,8 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
     block, weights = inputs.once(key, lambda: _normalised(inputs, gcn))
     form = _linear_form(split, inputs)
     if form is not None and form.aggregates_first(block.num_src, block.num_dst, block.num_edges):
-        return _run_form(form, inputs, _edge_sums(inputs, block, weights, gcn))
+        rows = _layer_rows(inputs, _edge_sums(inputs, block, weights, gcn))
+        return run_linear_form(form, rows, inputs.activation)
     edges = _edges_for(split.layer, inputs, block, weights, gcn)
     weights = edges.weights
     args, kwargs = substitute(inputs.call, inputs.mixed, edges.edges, weights, inputs.edge_attr)
@@ -276,20 +309,24 @@ def _edge_sums(inputs: LayerInputs, block: Block, weights: Tensor | None, gcn: G
     return sums
 
 
+def _allows_fused(split: SplitForward, inputs: LayerInputs) -> bool:
+    """Whether host kernels may compute a layer instead of its forward."""
+    return inputs.allows_fused and split.patched is None and is_plain_call(split.__signature__, inputs.call)
+
+
 def _linear_form(split: SplitForward, inputs: LayerInputs) -> LinearForm | None:
     """What host kernels compute instead of a layer; None where the layer itself is called."""
-    if not inputs.allows_fused or split.patched is not None or not is_plain_call(split.__signature__, inputs.call):
+    form = linear_form(split.layer) if _allows_fused(split, inputs) else None
+    if form is None:
         return None
-    form = linear_form(split.layer)
     dst = inputs.h if inputs.dst_is_prefix else inputs.dst
-    if form is None or not takes_host_kernels(form, inputs.h, dst, inputs.edge_weight):
-        return None
-    return form
+    others = (dst, form.weight, form.root, form.bias)
+    fits = form.fits(inputs.h, dst) and takes_host_kernels(inputs.h, inputs.edge_weight, others)
+    return form if fits else None
 
 
-def _run_form(form: LinearForm, inputs: LayerInputs, edges: EdgeSums) -> Tensor:
-    """Compute a layer by host kernels. A collective if rows of other ranks are read."""
+def _layer_rows(inputs: LayerInputs, edges: EdgeSums) -> LayerRows:
+    """The rows that host kernels read instead of a layer."""
     x = inputs.mixed if inputs.exchange is None else inputs.h
     dst = None if inputs.dst_is_prefix else inputs.dst
-    pool = inputs.batch.context.pool
-    return run_linear_form(form, x, dst, edges, inputs.exchange, pool, inputs.activation)
+    return LayerRows(x, dst, edges, inputs.exchange, inputs.batch.context.pool)

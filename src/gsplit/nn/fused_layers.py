@@ -1,6 +1,6 @@
-"""SAGEConv, GraphConv and GCNConv on the host, computed in one pass over the rows where that is exact.
+"""SAGEConv, GraphConv, GCNConv and GINConv on the host, computed in one pass over the rows where that is exact.
 
-All three aggregate rows over edges and multiply, so that one form covers them:
+The first three aggregate rows over edges and multiply, so that one form covers them:
 
     out = aggregate(x) @ weight^T + x_dst @ root^T + bias        aggregate: the sum or mean of ``kernels.sums``
 
@@ -18,22 +18,31 @@ Saved: A, and a mask if a ReLU follows. Rows are read where they lie: input rows
 those of other ranks in what these have sent (``shuffle.RowExchange``), whose gradients are returned. GCN's weight is
 applied after the sum, to D rows instead of S, where ``aggregates_first`` says so.
 
+GIN adds the destinations' own rows to the sums and gives them to a network. Networks of Linear and ReLU (Sequential or
+PyG's MLP) are products as above, each with its bias and ReLU; others are called.
+
+    forward:  A = sum(x) + factor * x_dst;  out = network(A)        factor: 1 + eps
+    backward: g_x[s] = sum over the edges s -> i of g_A[i], + factor * g_A[s] if s is a destination
+              g_factor = sum of g_A * x_dst over rows and columns
+
 The formula and the parameters are PyG's; sums run in another order, so results are equal to rounding. GCN's sums of
 numbers near the largest float may overflow where PyG's do not. Everywhere else PyG's layer runs: subclasses, user hooks
 inside the layer, explanations, other aggregations, autocast, weights with gradients, and types and devices for which
 ``kernels.dispatch`` has no host kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric import nn as pyg
 
+from gsplit.array_types import Ids
 from gsplit.features.in_place import InPlaceRows
 from gsplit.kernels import sums_numba
 from gsplit.kernels.attention_types import aggregates_first
@@ -44,9 +53,19 @@ from gsplit.kernels.sums import EdgeSums, row_addresses
 from gsplit.kernels.sums_numba import run_in_threads
 from gsplit.minibatch.shuffle import RowExchange
 from gsplit.nn.layers import sums_or_means
-from gsplit.nn.wrappers_and_hooks import runs_pyg_code
+from gsplit.nn.wrappers_and_hooks import runs_own_code, runs_pyg_code
 
-__all__ = ["Activation", "LinearForm", "linear_form", "run_linear_form", "takes_host_kernels"]
+__all__ = [
+    "Activation",
+    "LayerRows",
+    "LinearForm",
+    "linear_form",
+    "linears_of",
+    "run_linear_form",
+    "run_linears",
+    "sums_as_gin",
+    "takes_host_kernels",
+]
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,11 @@ class LinearForm:
     root: Tensor | None
     bias: Tensor | None
     mean: bool
+
+    def fits(self, x: Tensor, dst: Tensor) -> bool:
+        """Whether rows have the widths of the weights."""
+        rows_of = [(x, self.weight)] if self.root is None else [(x, self.weight), (dst, self.root)]
+        return all(rows.dim() == 2 and rows.size(1) == weight.size(1) for rows, weight in rows_of)
 
     def aggregates_first(self, num_src: int, num_dst: int, num_edges: int) -> bool:
         """Whether to sum rows before the product: it has fewer rows then, but those that are summed may be wider."""
@@ -120,9 +144,7 @@ class _AppliedRelu(torch.autograd.Function):
 def linear_form(layer: Any) -> LinearForm | None:
     """The form of a layer of PyG's; None for other layers and options."""
     kind = type(layer)
-    if kind not in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv) or not sums_or_means(layer):
-        return None
-    if layer.flow != "source_to_target" or layer.decomposed_layers != 1 or not runs_pyg_code(layer):
+    if kind not in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv) or not _only_aggregates(layer):
         return None
     mean = layer.aggr == "mean"
     if kind is pyg.GCNConv:
@@ -140,135 +162,242 @@ def linear_form(layer: Any) -> LinearForm | None:
     return LinearForm(lin.weight, None if root is None else root.weight, lin.bias, mean)
 
 
-def takes_host_kernels(form: LinearForm, x: Tensor, dst: Tensor, edge_weight: Tensor | None) -> bool:
-    """Whether host kernels compute a layer on these rows: of the parameters' type and widths, and on the host."""
+def sums_as_gin(layer: Any) -> bool:
+    """Whether a layer is PyG's GINConv, with a sum and one eps for all columns."""
+    return (
+        type(layer) is pyg.GINConv
+        and _only_aggregates(layer, layer.nn)
+        and layer.aggr != "mean"
+        and layer.eps.numel() == 1
+    )
+
+
+def _only_aggregates(layer: Any, network: Any = None) -> bool:
+    """Whether a layer's message passing is PyG's sum or mean alone; ``network``: what the layer calls after it."""
+    if layer.flow != "source_to_target" or layer.decomposed_layers != 1:
+        return False
+    return sums_or_means(layer) and runs_pyg_code(layer, network)
+
+
+def takes_host_kernels(x: Tensor, edge_weight: Tensor | None, others: Iterable[Tensor | None]) -> bool:
+    """Whether host kernels compute a layer on these rows: on the host, and ``others`` are of the same type there."""
     if kernel_for("sum rows", x.device, x.dtype) != "numba" or torch.is_autocast_enabled(x.device.type):
         return False
     if edge_weight is not None and edge_weight.requires_grad:
         return False
-    rows_of = [(x, form.weight)] if form.root is None else [(x, form.weight), (dst, form.root)]
-    if any(rows.dim() != 2 or rows.size(1) != weight.size(1) for rows, weight in rows_of):
-        return False
-    given = (dst, form.weight, form.root, form.bias)
-    return all(each is None or (each.dtype == x.dtype and each.device == x.device) for each in given)
+    return all(each is None or (each.dtype == x.dtype and each.device == x.device) for each in others)
 
 
-def run_linear_form(
-    form: LinearForm,
-    x: Tensor,
-    dst: Tensor | None,
-    edges: EdgeSums,
-    exchange: RowExchange | None,
-    pool: BufferPool,
-    activation: Activation | None,
-) -> Tensor:
-    """The output of a layer. A collective with ``exchange``.
+@dataclass(frozen=True)
+class LayerRows:
+    """The rows that a layer aggregates, and how.
 
     ``x``: the rows of the sources, or with ``exchange`` those of this rank, which come first. ``dst``: the rows of the
     destinations, if they are not the first rows of ``x``.
     """
-    rows = None
-    if isinstance(x, InPlaceRows):
-        rows = x.rows
-        x = x.array
-    out: Tensor = _LinearForm.apply(  # type: ignore[no-untyped-call]
-        x,
-        dst,
-        form.weight,
-        form.root,
-        form.bias,
-        rows,
-        edges,
-        exchange,
-        form.mean,
-        pool,
-        activation,
-        torch.is_grad_enabled(),
+
+    x: Tensor
+    dst: Tensor | None
+    edges: EdgeSums
+    exchange: RowExchange | None
+    pool: BufferPool
+
+    def aggregate(self, *, mean: bool = False, appends_dst: bool = False, factor: Tensor | None = None) -> Tensor:
+        """See the module: ``A``, or with ``factor`` GIN's. A collective with ``exchange``."""
+        rows = None
+        x = self.x
+        if isinstance(x, InPlaceRows):
+            rows = x.rows
+            x = x.array
+        out: Tensor = _Aggregate.apply(  # type: ignore[no-untyped-call]
+            x, self.dst, factor, rows, self.edges, self.exchange, mean, appends_dst, self.pool
+        )
+        return out
+
+
+def run_linear_form(form: LinearForm, rows: LayerRows, activation: Activation | None) -> Tensor:
+    """The output of a layer. A collective with ``rows.exchange``."""
+    joined = rows.aggregate(mean=form.mean, appends_dst=form.root is not None)
+    matrix = form.weight if form.root is None else torch.cat([form.weight, form.root], 1)
+    return _multiply(joined, matrix, form.bias, rows.pool, activation)
+
+
+def linears_of(network: Any, h: Tensor) -> list[tuple[Any, bool]] | None:
+    """The Linear modules of a network of these and of ReLUs behind them, each with whether a ReLU follows.
+
+    None for other networks, if there are user hooks, and if weights are of another type or width than the rows ``h``.
+    """
+    if not runs_own_code(network, (torch.nn.Sequential, pyg.MLP)):
+        return None
+    linears: list[tuple[Any, bool]] = []
+    width = h.size(1)
+    for part in _parts_of_mlp(network) if type(network) is pyg.MLP else network:
+        if runs_own_code(part, (torch.nn.ReLU,)) and linears:
+            linears[-1] = (linears[-1][0], True)
+            continue
+        if not runs_own_code(part, (torch.nn.Linear, pyg.Linear)) or part.weight.size(1) != width:
+            return None
+        if not takes_host_kernels(h, None, (part.weight, part.bias)):
+            return None
+        linears.append((part, False))
+        width = part.weight.size(0)
+    return linears or None
+
+
+def _parts_of_mlp(mlp: Any) -> list[Any]:
+    """What PyG's MLP calls, in order, without what changes nothing."""
+    parts: list[Any] = []
+    for number, linear in enumerate(mlp.lins):
+        parts.append(linear)
+        if number < len(mlp.norms):  # the last one has none, if it is plain
+            parts += [mlp.norms[number], mlp.act]
+        if mlp.training and mlp.dropout[number] > 0:
+            parts.append(F.dropout)
+    return [part for part in parts if part is not None and not runs_own_code(part, (torch.nn.Identity,))]
+
+
+def run_linears(linears: list[tuple[Any, bool]], h: Tensor, pool: BufferPool, activation: Activation | None) -> Tensor:
+    """The output of ``linears_of`` a network; ``activation``: the ReLU that follows the network."""
+    for number, (linear, relu) in enumerate(linears, 1):
+        follows = activation if number == len(linears) else None
+        h = _multiply(h, linear.weight, linear.bias, pool, Activation() if relu else follows)
+    return h
+
+
+def _multiply(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, pool: BufferPool, activation: Activation | None
+) -> Tensor:
+    """rows @ weight^T + bias, with the ReLU that ``activation`` stands for applied."""
+    out: Tensor = _Multiply.apply(  # type: ignore[no-untyped-call]
+        rows, weight, bias, pool, activation, torch.is_grad_enabled()
     )
     return out
 
 
-class _LinearForm(torch.autograd.Function):
-    """See the module. ``rows``: where the rows of the sources are in x; None if x has them in order."""
+class _Aggregate(torch.autograd.Function):
+    """A of the module, and g_x from g_A. ``rows``: where the rows of the sources are in x; None if x has them in order.
+
+    Saved: the edges, and the rows of the destinations for a factor that needs a gradient.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         dst: Tensor | None,
-        weight: Tensor,
-        root: Tensor | None,
-        bias: Tensor | None,
+        factor: Tensor | None,
         rows: Tensor | None,
         edges: EdgeSums,
         exchange: RowExchange | None,
         mean: bool,
+        appends_dst: bool,
+        pool: BufferPool,
+    ) -> Tensor:
+        x = x.detach().contiguous()
+        received = () if exchange is None else exchange.receive(x)
+        addresses = np.concatenate([row_addresses(x, rows), *(row_addresses(piece) for piece in received)])
+        own = (x, rows) if dst is None else (dst.detach().contiguous(), None)
+        ctx.width = x.size(1)
+        joined = pool.empty((edges.num_dst, ctx.width + (own[0].size(1) if appends_dst else 0)), x.dtype)
+        if factor is None:
+            edges.sum_into(joined, addresses, ctx.width, mean=mean)
+        else:
+            starts = row_addresses(*own)[: edges.num_dst]
+            edges.sum_into(joined, addresses, ctx.width, (starts, factor.item()), mean=mean)
+        if appends_dst:
+            _copy_destinations(joined, *own, ctx.width)
+        ctx.save_for_backward(factor, *(own if ctx.needs_input_grad[2] else ()))
+        ctx.edges = edges
+        ctx.exchange = exchange
+        ctx.mean = mean
+        ctx.appends_dst = appends_dst
+        ctx.dst_is_prefix = dst is None
+        ctx.pool = pool
+        return joined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        factor, *saved = ctx.saved_tensors
+        needs_x, needs_dst, needs_factor, *_ = ctx.needs_input_grad
+        edges: EdgeSums = ctx.edges
+        g = g.contiguous()
+        g_own = g[:, ctx.width if ctx.appends_dst else 0 :]
+        g_x = None
+        if needs_x:
+            own = sums_numba.NOTHING_OWN
+            if ctx.dst_is_prefix and (ctx.appends_dst or factor is not None):
+                column = ctx.width if ctx.appends_dst else 0
+                own = (row_addresses(g, column=column), 1.0 if factor is None else factor.item())
+            g_x = _gradient_of_rows(g, edges, ctx.exchange, own, ctx.width, ctx.mean, ctx.pool)
+        g_factor = None
+        if needs_factor:
+            own_rows, places = saved
+            products = g * (own_rows if places is None else own_rows[places[: edges.num_dst]])[: edges.num_dst]
+            _, sums = _mask_gradient(products, None, ctx.pool)
+            g_factor = sums.sum().reshape(factor.shape)
+        g_dst = None
+        if needs_dst:
+            g_dst = g_own if factor is None else g_own * factor
+        return g_x, g_dst, g_factor, *[None] * 6
+
+
+class _Multiply(torch.autograd.Function):
+    """out = A @ weight^T + bias and its ReLU, and g_A from g; see the module. Saved: A, the weight and the mask."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
         pool: BufferPool,
         activation: Activation | None,
         needs_mask: bool,
     ) -> Tensor:
-        matrix = weight if root is None else torch.cat([weight, root], 1)
-        x = x.detach().contiguous()
-        received = () if exchange is None else exchange.receive(x)
-        addresses = np.concatenate([row_addresses(x, rows), *(row_addresses(piece) for piece in received)])
-        joined = pool.empty((edges.num_dst, matrix.size(1)), x.dtype)
-        edges.sum_into(joined, addresses, weight.size(1), mean=mean)
-        if root is not None:
-            _copy_destinations(joined, x if dst is None else dst, rows if dst is None else None, weight.size(1))
+        shape = (rows.size(0), weight.size(0))
 
         def multiply(*, relu: bool, kept: Tensor | None) -> Tensor:
-            out = pool.empty((edges.num_dst, weight.size(0)), x.dtype)
-            torch.mm(joined, matrix.t(), out=out)
+            out = pool.empty(shape, rows.dtype)
+            torch.mm(rows, weight.t(), out=out)
             if relu or bias is not None:
                 _add_bias(out, bias, relu, kept)
             return out
 
         kept = None
         if activation is not None:
-            kept = pool.empty((edges.num_dst, weight.size(0)), torch.bool) if needs_mask else None
+            kept = pool.empty(shape, torch.bool) if needs_mask else None
             activation.apply(lambda: multiply(relu=False, kept=None), kept)
-        out = multiply(relu=activation is not None, kept=kept)
-        ctx.save_for_backward(joined, matrix)
-        ctx.edges = edges
-        ctx.exchange = exchange
-        ctx.mean = mean
+        ctx.save_for_backward(rows, weight)
         ctx.pool = pool
         ctx.activation = activation
-        ctx.width = weight.size(1)
-        ctx.num_first = edges.num_dst if root is not None and dst is None else 0
         ctx.has_bias = bias is not None
-        return out
+        return multiply(relu=activation is not None, kept=kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        joined, matrix = ctx.saved_tensors
-        needs_x, needs_dst, needs_weight, needs_root, *_ = ctx.needs_input_grad
+        rows, weight = ctx.saved_tensors
+        needs_rows, needs_weight, *_ = ctx.needs_input_grad
         pool: BufferPool = ctx.pool
         activation: Activation | None = ctx.activation
         g = g.contiguous()
         g_bias = None
         if ctx.has_bias or (activation is not None and activation.is_applied):
             g, g_bias = _mask_gradient(g, activation, pool)
-        g_matrix = g.t() @ joined if needs_weight or needs_root else None
-        g_x = None
-        g_joined = None
-        if needs_x or needs_dst:
-            g_joined = pool.empty((g.size(0), matrix.size(1)), g.dtype)
-            torch.mm(g, matrix, out=g_joined)
-        if g_joined is not None and needs_x:
-            g_x = _gradient_of_rows(g_joined, ctx.edges, ctx.exchange, ctx.num_first, ctx.width, ctx.mean, pool)
-        g_dst = None if g_joined is None or not needs_dst else g_joined[:, ctx.width :]
-        g_weight = None if g_matrix is None else g_matrix[:, : ctx.width]
-        g_root = None if g_matrix is None or not needs_root else g_matrix[:, ctx.width :]
-        return g_x, g_dst, g_weight, g_root, g_bias if ctx.has_bias else None, *[None] * 7
+        g_weight = g.t() @ rows if needs_weight else None
+        g_rows = None
+        if needs_rows:
+            g_rows = pool.empty(tuple(rows.shape), g.dtype)
+            torch.mm(g, weight, out=g_rows)
+        return g_rows, g_weight, g_bias if ctx.has_bias else None, None, None, None
 
 
 def _gradient_of_rows(
     g_joined: Tensor,
     edges: EdgeSums,
     exchange: RowExchange | None,
-    num_first: int,
+    own: tuple[Ids, float],
     width: int,
     mean: bool,
     pool: BufferPool,
@@ -279,12 +408,12 @@ def _gradient_of_rows(
     if exchange is not None:
         num_own = exchange.route.num_local
         g_received = exchange.gradient_buffer(width, g_joined.dtype)
-        edges.sum_gradients_into(g_received, g_joined, num_first, num_own, mean=mean)
+        edges.sum_gradients_into(g_received, g_joined, num_own, own, mean=mean)
         pieces = exchange.send_back(g_received)
         addresses = np.concatenate([row_addresses(piece) for piece in pieces])
         returned = (*list_places(exchange.route.send_rows.numpy(), num_own), addresses)
     g_x = pool.empty((num_own, width), g_joined.dtype)
-    edges.sum_gradients_into(g_x, g_joined, num_first, 0, returned, mean=mean)
+    edges.sum_gradients_into(g_x, g_joined, 0, own, returned, mean=mean)
     return g_x
 
 

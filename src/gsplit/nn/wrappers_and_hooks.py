@@ -17,7 +17,7 @@ from torch_geometric import nn as pyg
 from gsplit.errors import InputError, explain
 from gsplit.nn.layers import has_message_hooks, has_own_methods, is_layer
 
-__all__ = ["OwnHook", "check_callers", "check_wrappers", "has_user_hooks", "runs_pyg_code"]
+__all__ = ["OwnHook", "check_callers", "check_wrappers", "has_user_hooks", "runs_own_code", "runs_pyg_code"]
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel")
 _NOT_COMPILED = (
@@ -65,13 +65,17 @@ def has_user_hooks(module: Module) -> bool:
     return any(not isinstance(hook, OwnHook) for table in tables if table for hook in table.values())
 
 
-def runs_pyg_code(layer: Any) -> bool:
-    """Whether only PyG's code runs inside a layer of PyG: no user hooks, replaced methods or modules of other kinds."""
+def runs_own_code(module: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a module is one of some kinds, not a subclass, with its class's forward and without user hooks."""
+    return type(module) in kinds and "forward" not in vars(module) and not has_user_hooks(module)
+
+
+def runs_pyg_code(layer: Any, given: Any = None) -> bool:
+    """Whether only PyG's code runs inside a layer of PyG: no user hooks, replaced methods or modules of other kinds.
+
+    ``given``: a module that the layer was made with, which is not looked at.
+    """
     if layer.explain or has_message_hooks(layer) or has_own_methods(layer):
         return False
     parts = layer._modules.values()
-    return all(
-        type(part) in _PARTS and "forward" not in vars(part) and not has_user_hooks(part)
-        for part in parts
-        if part is not None
-    )
+    return all(runs_own_code(part, _PARTS) for part in parts if part is not None and part is not given)

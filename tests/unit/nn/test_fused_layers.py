@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GCNConv, GINConv, GraphConv, GraphSAGE, Linear, SAGEConv
+from torch_geometric.nn import GCN, GIN, MLP, GCNConv, GINConv, GraphConv, GraphSAGE, Linear, SAGEConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from gsplit import NeighborLoader, parallelize
@@ -25,7 +25,7 @@ from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.sums import EdgeSums
 from gsplit.nn import adapters
 from gsplit.nn.forward_pass import ForwardPass
-from gsplit.nn.fused_layers import Activation, linear_form, run_linear_form
+from gsplit.nn.fused_layers import Activation, LayerRows, linear_form, run_linear_form, run_linears
 from gsplit.nn.parallelize import forward_plan_of
 
 
@@ -33,14 +33,14 @@ from gsplit.nn.parallelize import forward_plan_of
 def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """One entry per layer that the kernels compute inside: whether it applied the ReLU that follows."""
     calls: list[bool] = []
-    real: Callable[..., Tensor] = run_linear_form
 
-    def counting(*args: Any) -> Tensor:
+    def counting(real: Callable[..., Tensor], *args: Any) -> Tensor:
         calls.append(args[-1] is not None)
         return real(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(adapters, "run_linear_form", counting)
+        patch.setattr(adapters, "run_linear_form", partial(counting, run_linear_form))
+        patch.setattr(adapters, "run_linears", partial(counting, run_linears))
         yield calls
 
 
@@ -75,6 +75,8 @@ def _check_equal(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch) -> 
         lambda p: GraphSAGE(WIDTH, 8, 3, CLASSES, dropout=p, aggr="sum", root_weight=False, bias=False),
         lambda p: GCN(WIDTH, 8, 3, CLASSES, dropout=p),
         lambda p: GCN(WIDTH, 8, 3, CLASSES, dropout=p, add_self_loops=False, bias=False),
+        lambda p: GIN(WIDTH, 8, 3, CLASSES, dropout=p),
+        lambda p: GIN(WIDTH, 8, 3, CLASSES, dropout=p, train_eps=True, eps=0.3),
     ],
 )
 def test_a_wrapped_model_is_computed_by_host_kernels_that_apply_its_relu(
@@ -320,7 +322,7 @@ def test_hooks_of_users_see_what_pygs_layers_give(monkeypatch: pytest.MonkeyPatc
         SAGEConv(WIDTH, 8, aggr="max"),
         SAGEConv(WIDTH, 8, normalize=True),
         SAGEConv(WIDTH, 8, project=True),
-        GINConv(torch.nn.Sequential(torch.nn.Linear(WIDTH, 8), torch.nn.ReLU()), train_eps=True),
+        GINConv(Linear(WIDTH, 8), aggr="mean"),
         GraphConv(WIDTH, 8, aggr="max"),
     ],
 )
@@ -331,9 +333,10 @@ def test_other_layers_and_options_run_as_pygs_layers(layer: Any, monkeypatch: py
     assert _check_equal(model, make_batch(2), monkeypatch) == [False]  # the second
 
 
-@pytest.mark.parametrize("kind", [SAGEConv, GraphConv, GCNConv])
+@pytest.mark.parametrize("kind", [SAGEConv, GraphConv, GCNConv, GINConv])
 def test_the_first_layer_reads_input_rows_where_they_lie(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = kind(WIDTH, CLASSES).double()
+    network = torch.nn.Sequential(Linear(WIDTH, CLASSES))
+    layer = (GINConv(network, 0.5, train_eps=True) if kind is GINConv else kind(WIDTH, CLASSES)).double()
     model = parallelize(Stack(lambda self, x, edge_index: self.layer(x, edge_index), layer=layer), solo_mesh())
     batch = make_batch(1)
     assert isinstance(batch.x, InPlaceRows)
@@ -406,16 +409,101 @@ def test_threads_and_empty_blocks_change_no_bits(num_dst: int) -> None:
             torch.manual_seed(1)
             x = torch.randn(num_src, 5, requires_grad=True)
             activation = Activation()
+            factor = torch.tensor([1.5], requires_grad=True)
             edges = EdgeSums(indptr, src_rows, num_src, None)
-            out = run_linear_form(form, x, None, edges, None, BufferPool(torch.device("cpu")), activation)
-            out = activation.relu(out)
-            out.sum().backward()
-            found.append((out.detach(), x.grad))
+            rows = LayerRows(x, None, edges, None, BufferPool(torch.device("cpu")))
+            out = activation.relu(run_linear_form(form, rows, activation))
+            own = rows.aggregate(factor=factor)
+            found.append((out, own, *torch.autograd.grad(out.sum() + own.square().sum(), (x, factor))))
         finally:
             torch.set_num_threads(before)
-    assert torch.equal(found[0][0], found[1][0])
-    assert found[0][1] is not None and found[1][1] is not None and torch.equal(found[0][1], found[1][1])
-    assert found[0][0].shape == (num_dst, 3)
+    assert all(map(torch.equal, *found))
+    assert found[0][0].shape == (num_dst, 3) and found[0][1].shape == (num_dst, 5)
+
+
+def test_gradients_of_gins_sum_are_those_of_finite_differences() -> None:
+    torch.manual_seed(0)
+    edges = EdgeSums(torch.tensor([0, 3, 3, 4]), torch.tensor([4, 0, 4, 2]), 5, None)
+    x, other = torch.randn(5, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    factor = torch.tensor([1.7], dtype=torch.float64)
+
+    def aggregate(x: Tensor, dst: Tensor | None, factor: Tensor) -> Tensor:
+        return LayerRows(x, dst, edges, None, BufferPool(torch.device("cpu"))).aggregate(factor=factor)
+
+    for each in (x, other, factor):
+        each.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, factor: aggregate(x, None, factor), (x, factor))
+    assert torch.autograd.gradcheck(aggregate, (x, other, factor))
+
+
+class _OwnLinear(torch.nn.Linear):
+    """A subclass, which may do anything."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).tanh()
+
+
+def _with_hook(network: Any, part: Any) -> Any:
+    part.register_forward_hook(lambda module, args, out: out * 3)
+    return network
+
+
+def _replaced(network: Any) -> Any:
+    network[0].forward = lambda x: x.repeat(1, 2)[:, :8]
+    return network
+
+
+_SHARED = torch.nn.Linear(8, 8)
+_NETWORK = torch.nn.Sequential(Linear(WIDTH, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("network", "calls"),
+    [
+        (_NETWORK, [True, False]),
+        (torch.nn.Sequential(*_NETWORK, torch.nn.ReLU(inplace=True)), [True, False]),
+        (torch.nn.Sequential(*_NETWORK, _SHARED, torch.nn.ReLU(), torch.nn.ReLU(), _SHARED), [True, False]),
+        (torch.nn.Sequential(torch.nn.Linear(WIDTH, 8, bias=False)), [True, False]),
+        (MLP([WIDTH, 7, 8], norm=None), [True, False]),
+        (MLP([WIDTH, 7, 8], norm=None, plain_last=False, act_first=True, bias=False), [True, False]),
+        (MLP([WIDTH, 7, 8], norm=None, act=None), [True, False]),
+        (MLP([WIDTH, 7, 8], norm=None, act="elu"), [False]),
+        (MLP([WIDTH, 7, 8], norm=None, dropout=0.5), [False]),
+        (MLP([WIDTH, 7, 8], norm="batch_norm"), [False]),
+        (Linear(WIDTH, 8), [False]),
+        (torch.nn.Sequential(torch.nn.ReLU(), *_NETWORK), [False]),
+        (torch.nn.Sequential(*_NETWORK, torch.nn.Dropout(0.5)), [False]),
+        (torch.nn.Sequential(_OwnLinear(WIDTH, 8)), [False]),
+        (_with_hook(one := copy.deepcopy(_NETWORK), one), [False]),
+        (_with_hook(one := copy.deepcopy(_NETWORK), one[0]), [False]),
+        (_with_hook(one := copy.deepcopy(_NETWORK), one[1]), [False]),
+        (_replaced(copy.deepcopy(_NETWORK)), [False]),
+        (torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(WIDTH, 8))), [False]),
+    ],
+)
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin_sums_rows_and_computes_or_calls_its_network(
+    network: Any, train_eps: bool, calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = GINConv(copy.deepcopy(network), 0.25, train_eps).double()
+    model = parallelize(Stack(_relu_method, one=layer, two=GCNConv(8, CLASSES).double()), solo_mesh())
+    factors: list[float] = []
+    real = LayerRows.aggregate
+
+    def aggregate(rows: LayerRows, **options: Any) -> Tensor:
+        factors.extend([] if options.get("factor") is None else [options["factor"].item()])
+        return real(rows, **options)
+
+    monkeypatch.setattr(LayerRows, "aggregate", aggregate)
+    assert _check_equal(model, make_batch(2), monkeypatch) == calls
+    assert factors == [1.25]
+
+
+def test_gin_runs_as_pygs_layer_where_eps_is_not_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = GINConv(copy.deepcopy(_NETWORK)).double()
+    layer.eps = torch.arange(WIDTH, dtype=torch.float64)
+    model = parallelize(Stack(_relu_method, one=layer, two=GCNConv(8, CLASSES).double()), solo_mesh())
+    assert _check_equal(model, make_batch(2), monkeypatch) == [False]
 
 
 def test_rows_of_a_damaged_block_are_refused() -> None:
