@@ -133,7 +133,7 @@ def _wrapped_kernels(spent: dict[str, float]) -> Iterator[None]:
         *(("exchange", _Exchange, name) for name in ("forward", "backward")),
         *(("exchange", RowExchange, name) for name in ("receive", "send_back")),
         *(("attention", attention_numba, name) for name in ("forward", "backward")),
-        ("sums over edges", sums_numba, "sum_rows"),
+        *(("sums over edges", sums_numba, name) for name in ("sum_rows", "max_rows", "sum_max_gradients")),
         *(("activations", sums_numba, name) for name in ("add_bias", "mask_gradient")),
         ("copies", fused_layers, "_copy_destinations"),
     ]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from nn_models import CLASSES, WIDTH, N, Stack, make_data
 from torch import Tensor
 from torch.nn import BatchNorm1d, Linear, Module, ReLU, Sequential
-from torch_geometric.nn import MLP, GINConv
+from torch_geometric.nn import MLP, GINConv, GraphConv, SAGEConv
 
 from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import Mesh
@@ -34,10 +34,11 @@ def make_models() -> dict[str, Module]:
             Linear(HIDDEN, CLASSES),
         ),
     }
-    layers = {
+    layers: dict[str, dict[str, Module]] = {
         name: {"one": GINConv(one, 0.3, train_eps=True), "two": GINConv(two, -0.4, train_eps=True)}
         for name, (one, two) in networks.items()
     }
+    layers["max"] = {"one": SAGEConv(WIDTH, HIDDEN, "max"), "two": GraphConv(HIDDEN, CLASSES, "max")}
     return {name: Stack(_two_layers, **found).double() for name, found in layers.items()}
 
 

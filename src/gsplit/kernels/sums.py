@@ -5,6 +5,8 @@ S sources, D destinations, E edges grouped by destination (``kernels.csr``), row
     out[i] = sum over the edges e from s to i of weight[e] * x[s];   mean: divided by the number of edges
     g_x[s] = sum over the edges e from s to i of weight[e] * g[i];   mean: g[i] divided first
 
+On the host also a max, without weights: out[i] = the largest x[s] of every column, 0 without edges.
+
 Both add and divide in float32 for rows of 16 bits, in an order that the edges alone decide. torch's own gradient of a
 sparse product converts the matrix in backward, for which the host waits for a device. Here the edges of each source
 are found once per block, and only if a gradient is needed: on devices while the batch is made for a layer that has
@@ -130,6 +132,27 @@ class EdgeSums:
                 *edges, own, returned, False, target[first:], width, begin + first, begin + stop
             ),
         )
+
+    def max_into(self, out: Tensor, addresses: Ids, width: int, counts: Tensor) -> None:
+        """The largest numbers of every destination's sources on the host, as ``sum_into``; ``sums_numba.max_rows``."""
+        assert addresses.size == self.num_src and out.size(1) >= width and self._weights is None
+        edges = (self._indptr.numpy(), self._src_rows.numpy())
+        target = out.numpy()
+        ties = counts.numpy()
+        run_in_threads(
+            self.num_dst,
+            lambda first, stop: sums_numba.max_rows(*edges, addresses, target, width, ties, first, stop),
+        )
+
+    def sum_max_gradients_into(
+        self, out: Tensor, x: Tensor, largest: Tensor, g: Tensor, own: tuple[Ids, float] = sums_numba.NOTHING_OWN
+    ) -> None:
+        """The gradient of all rows ``x`` for ``g``, those of the largest numbers (``sums_numba.sum_max_gradients``)."""
+        assert out.shape == x.shape and x.size(0) == self.num_src and x.is_contiguous() and g.is_contiguous()
+        offsets, dst_rows, _ = self._transposed()
+        edges = (offsets.numpy(), dst_rows.numpy(), x.numpy(), largest.numpy(), g.numpy(), own)
+        target = out.numpy()
+        run_in_threads(self.num_src, lambda first, stop: sums_numba.sum_max_gradients(*edges, target, first, stop))
 
     def _degrees(self, dtype: torch.dtype) -> Tensor:
         """The number of edges of every destination, at least 1, in the type that sums of ``dtype`` have."""

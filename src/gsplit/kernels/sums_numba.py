@@ -16,7 +16,7 @@ import torch
 
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_rows, add_scaled, prefetch_at, row_at
+from gsplit.kernels.lanes import add_rows, add_scaled, prefetch_at, prefetch_row, row_at
 
 __all__ = [
     "NOTHING_OWN",
@@ -25,7 +25,9 @@ __all__ = [
     "are_rows",
     "group_edges",
     "mask_gradient",
+    "max_rows",
     "run_in_threads",
+    "sum_max_gradients",
     "sum_rows",
 ]
 
@@ -129,6 +131,74 @@ def sum_rows(
             inverse = out.dtype.type(1.0) / out.dtype.type(end - begin)
             for j in range(width):
                 target[j] *= inverse
+
+
+@kernel
+def max_rows(
+    offsets: Ids, rows: Ids, addresses: Ids, out: Floats, width: int, counts: Floats, first: int, stop: int
+) -> None:
+    """out[i] = the largest number of every column of row(rows[e]) over the edges e of i, for i in [first, stop).
+
+    Rows as in ``sum_rows``. 0 without edges, NaN if any number is. ``counts[i]``: by what torch's ``scatter_reduce``
+    divides the gradient, how many are equal to the largest, and one more where that is 0; empty if not needed.
+    """
+    num_bytes = width * out.itemsize
+    for i in range(first, stop):
+        begin, end = offsets[i], offsets[i + 1]
+        target = out[i][:width]
+        for e in range(begin + AHEAD, min(end + AHEAD, rows.size)):
+            prefetch_at(addresses[rows[e]], num_bytes)
+        if begin == end:
+            target[:] = 0
+        else:
+            copy_scaled(target, 1.0, row_at(addresses[rows[begin]], target))
+        for e in range(begin + 1, end):
+            row = row_at(addresses[rows[e]], target)
+            for j in range(width):
+                target[j] = row[j] if (row[j] > target[j]) | (row[j] != row[j]) else target[j]
+        if counts.size:
+            count = counts[i]
+            for j in range(width):
+                count[j] = target[j] == 0
+            for e in range(begin, end):
+                row = row_at(addresses[rows[e]], target)
+                for j in range(width):
+                    count[j] += row[j] == target[j]
+
+
+@kernel
+def sum_max_gradients(
+    offsets: Ids,
+    rows: Ids,
+    x: Floats,
+    largest: Floats,
+    g: Floats,
+    own: tuple[Ids, float],
+    out: Floats,
+    first: int,
+    stop: int,
+) -> None:
+    """out[s] = own(s) + the sum of g[i] where x[s] is ``largest[i]``, over the edges from s to i = rows[e].
+
+    For s in [first, stop); ``own`` as in ``sum_rows``. A product with 0 elsewhere, as in torch: infinite gradients, as
+    those of NaN are, give NaN. Rows have been checked.
+    """
+    starts, factor = own
+    zero, one = out.dtype.type(0), out.dtype.type(1)
+    for s in range(first, stop):
+        begin, end = offsets[s], offsets[s + 1]
+        target, row = out[s], x[s]
+        for e in range(begin + AHEAD, min(end + AHEAD, rows.size)):
+            prefetch_row(largest, rows[e])
+            prefetch_row(g, rows[e])
+        if s < starts.size:
+            copy_scaled(target, factor, row_at(starts[s], target))
+        else:
+            target[:] = 0
+        for e in range(begin, end):
+            most, share = largest[rows[e]], g[rows[e]]
+            for j in range(target.size):
+                target[j] += share[j] * (one if row[j] == most[j] else zero)
 
 
 @kernel

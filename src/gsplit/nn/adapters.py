@@ -137,6 +137,8 @@ def run_linear(split: SplitForward, inputs: LayerInputs) -> Any:
     form = _linear_form(split, inputs)
     if form is None:
         return run_pair(split, inputs)
+    if form.reduction == "max":
+        inputs = replace(inputs, exchange=None)  # backward reads the rows again
     rows = _layer_rows(inputs, _edge_sums(inputs, inputs.block, inputs.edge_weight, None))
     return run_linear_form(form, rows, inputs.activation)
 
@@ -321,7 +323,7 @@ def _linear_form(split: SplitForward, inputs: LayerInputs) -> LinearForm | None:
         return None
     dst = inputs.h if inputs.dst_is_prefix else inputs.dst
     others = (dst, form.weight, form.root, form.bias)
-    fits = form.fits(inputs.h, dst) and takes_host_kernels(inputs.h, inputs.edge_weight, others)
+    fits = form.fits(inputs.h, dst, inputs.edge_weight) and takes_host_kernels(inputs.h, inputs.edge_weight, others)
     return form if fits else None
 
 

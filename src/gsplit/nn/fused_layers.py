@@ -2,7 +2,7 @@
 
 The first three aggregate rows over edges and multiply, so that one form covers them:
 
-    out = aggregate(x) @ weight^T + x_dst @ root^T + bias        aggregate: the sum or mean of ``kernels.sums``
+    out = aggregate(x) @ weight^T + x_dst @ root^T + bias        aggregate: the sum, mean or max of ``kernels.sums``
 
 PyG's layers make the two products, their sum and the bias one after another, each a pass over memory, and so does their
 backward. Here the aggregated rows and the destinations' own rows are the columns of one matrix, written once:
@@ -17,6 +17,10 @@ x [S, K], x_dst [D, R]: the first rows of x, or those of another vertex type; we
 Saved: A, and a mask if a ReLU follows. Rows are read where they lie: input rows in the store (``InPlaceRows``), and
 those of other ranks in what these have sent (``shuffle.RowExchange``), whose gradients are returned. GCN's weight is
 applied after the sum, to D rows instead of S, where ``aggregates_first`` says so.
+
+A max has the gradient of PyG's, torch's ``scatter_reduce``: n numbers that are equal to the largest get 1/n of it each,
+1/(n + 1) if that is 0, and all of a NaN's destination get NaN. It needs the rows in backward, so that those of other
+ranks are not read where they lie but shuffled.
 
 GIN adds the destinations' own rows to the sums and gives them to a network. Networks of Linear and ReLU (Sequential or
 PyG's MLP) are products as above, each with its bias and ReLU; others are called.
@@ -52,7 +56,7 @@ from gsplit.kernels.rows import NO_PLACES, copy_rows, list_places
 from gsplit.kernels.sums import EdgeSums, row_addresses
 from gsplit.kernels.sums_numba import run_in_threads
 from gsplit.minibatch.shuffle import RowExchange
-from gsplit.nn.layers import sums_or_means
+from gsplit.nn.layers import reduction_of
 from gsplit.nn.wrappers_and_hooks import runs_own_code, runs_pyg_code
 
 __all__ = [
@@ -75,10 +79,12 @@ class LinearForm:
     weight: Tensor
     root: Tensor | None
     bias: Tensor | None
-    mean: bool
+    reduction: str
 
-    def fits(self, x: Tensor, dst: Tensor) -> bool:
-        """Whether rows have the widths of the weights."""
+    def fits(self, x: Tensor, dst: Tensor, edge_weight: Tensor | None) -> bool:
+        """Whether rows have the widths of the weights, and edges have no weights that a max would compare."""
+        if self.reduction == "max" and edge_weight is not None:
+            return False
         rows_of = [(x, self.weight)] if self.root is None else [(x, self.weight), (dst, self.root)]
         return all(rows.dim() == 2 and rows.size(1) == weight.size(1) for rows, weight in rows_of)
 
@@ -146,9 +152,10 @@ def linear_form(layer: Any) -> LinearForm | None:
     kind = type(layer)
     if kind not in (pyg.SAGEConv, pyg.GraphConv, pyg.GCNConv) or not _only_aggregates(layer):
         return None
-    mean = layer.aggr == "mean"
+    reduction = str(reduction_of(layer))
     if kind is pyg.GCNConv:
-        return None if mean or layer.lin.bias is not None else LinearForm(layer.lin.weight, None, layer.bias, mean)
+        known = reduction == "sum" and layer.lin.bias is None
+        return LinearForm(layer.lin.weight, None, layer.bias, reduction) if known else None
     if kind is pyg.SAGEConv and (layer.project or layer.normalize):
         return None
     if kind is pyg.GraphConv:
@@ -159,24 +166,21 @@ def linear_form(layer: Any) -> LinearForm | None:
         root = layer.lin_r if layer.root_weight else None
     if root is not None and root.bias is not None:
         return None
-    return LinearForm(lin.weight, None if root is None else root.weight, lin.bias, mean)
+    return LinearForm(lin.weight, None if root is None else root.weight, lin.bias, reduction)
 
 
 def sums_as_gin(layer: Any) -> bool:
     """Whether a layer is PyG's GINConv, with a sum and one eps for all columns."""
-    return (
-        type(layer) is pyg.GINConv
-        and _only_aggregates(layer, layer.nn)
-        and layer.aggr != "mean"
-        and layer.eps.numel() == 1
-    )
+    if type(layer) is not pyg.GINConv or reduction_of(layer) != "sum" or layer.eps.numel() != 1:
+        return False
+    return _only_aggregates(layer, layer.nn)
 
 
 def _only_aggregates(layer: Any, network: Any = None) -> bool:
-    """Whether a layer's message passing is PyG's sum or mean alone; ``network``: what the layer calls after it."""
+    """Whether a layer's message passing is PyG's sum, mean or max alone; ``network``: what the layer calls after it."""
     if layer.flow != "source_to_target" or layer.decomposed_layers != 1:
         return False
-    return sums_or_means(layer) and runs_pyg_code(layer, network)
+    return reduction_of(layer) is not None and runs_pyg_code(layer, network)
 
 
 def takes_host_kernels(x: Tensor, edge_weight: Tensor | None, others: Iterable[Tensor | None]) -> bool:
@@ -202,7 +206,7 @@ class LayerRows:
     exchange: RowExchange | None
     pool: BufferPool
 
-    def aggregate(self, *, mean: bool = False, appends_dst: bool = False, factor: Tensor | None = None) -> Tensor:
+    def aggregate(self, *, reduction: str = "sum", appends_dst: bool = False, factor: Tensor | None = None) -> Tensor:
         """See the module: ``A``, or with ``factor`` GIN's. A collective with ``exchange``."""
         rows = None
         x = self.x
@@ -210,14 +214,14 @@ class LayerRows:
             rows = x.rows
             x = x.array
         out: Tensor = _Aggregate.apply(  # type: ignore[no-untyped-call]
-            x, self.dst, factor, rows, self.edges, self.exchange, mean, appends_dst, self.pool
+            x, self.dst, factor, rows, self.edges, self.exchange, reduction, appends_dst, self.pool
         )
         return out
 
 
 def run_linear_form(form: LinearForm, rows: LayerRows, activation: Activation | None) -> Tensor:
     """The output of a layer. A collective with ``rows.exchange``."""
-    joined = rows.aggregate(mean=form.mean, appends_dst=form.root is not None)
+    joined = rows.aggregate(reduction=form.reduction, appends_dst=form.root is not None)
     matrix = form.weight if form.root is None else torch.cat([form.weight, form.root], 1)
     return _multiply(joined, matrix, form.bias, rows.pool, activation)
 
@@ -277,7 +281,8 @@ def _multiply(
 class _Aggregate(torch.autograd.Function):
     """A of the module, and g_x from g_A. ``rows``: where the rows of the sources are in x; None if x has them in order.
 
-    Saved: the edges, and the rows of the destinations for a factor that needs a gradient.
+    Saved: the edges; for a factor that needs a gradient the rows of the destinations; for a max the rows, A, and what
+    the gradient is divided by.
     """
 
     @staticmethod
@@ -289,7 +294,7 @@ class _Aggregate(torch.autograd.Function):
         rows: Tensor | None,
         edges: EdgeSums,
         exchange: RowExchange | None,
-        mean: bool,
+        reduction: str,
         appends_dst: bool,
         pool: BufferPool,
     ) -> Tensor:
@@ -299,17 +304,22 @@ class _Aggregate(torch.autograd.Function):
         own = (x, rows) if dst is None else (dst.detach().contiguous(), None)
         ctx.width = x.size(1)
         joined = pool.empty((edges.num_dst, ctx.width + (own[0].size(1) if appends_dst else 0)), x.dtype)
-        if factor is None:
-            edges.sum_into(joined, addresses, ctx.width, mean=mean)
+        saved: tuple[Tensor | None, ...] = own if ctx.needs_input_grad[2] else ()
+        if reduction == "max":
+            counts = pool.empty((edges.num_dst if ctx.needs_input_grad[0] else 0, ctx.width), x.dtype)
+            edges.max_into(joined, addresses, ctx.width, counts)
+            saved = (x, joined, counts) if ctx.needs_input_grad[0] else ()
         else:
-            starts = row_addresses(*own)[: edges.num_dst]
-            edges.sum_into(joined, addresses, ctx.width, (starts, factor.item()), mean=mean)
+            starts = sums_numba.NOTHING_OWN
+            if factor is not None:
+                starts = (row_addresses(*own)[: edges.num_dst], factor.item())
+            edges.sum_into(joined, addresses, ctx.width, starts, mean=reduction == "mean")
         if appends_dst:
             _copy_destinations(joined, *own, ctx.width)
-        ctx.save_for_backward(factor, *(own if ctx.needs_input_grad[2] else ()))
+        ctx.save_for_backward(factor, *saved)
         ctx.edges = edges
         ctx.exchange = exchange
-        ctx.mean = mean
+        ctx.reduction = reduction
         ctx.appends_dst = appends_dst
         ctx.dst_is_prefix = dst is None
         ctx.pool = pool
@@ -329,7 +339,13 @@ class _Aggregate(torch.autograd.Function):
             if ctx.dst_is_prefix and (ctx.appends_dst or factor is not None):
                 column = ctx.width if ctx.appends_dst else 0
                 own = (row_addresses(g, column=column), 1.0 if factor is None else factor.item())
-            g_x = _gradient_of_rows(g, edges, ctx.exchange, own, ctx.width, ctx.mean, ctx.pool)
+            if ctx.reduction == "max":
+                x, joined, counts = saved
+                g_x = ctx.pool.empty(tuple(x.shape), g.dtype)
+                edges.sum_max_gradients_into(g_x, x, joined, g[:, : ctx.width] / counts, own)
+            else:
+                mean = ctx.reduction == "mean"
+                g_x = _gradient_of_rows(g, edges, ctx.exchange, own, ctx.width, mean, ctx.pool)
         g_factor = None
         if needs_factor:
             own_rows, places = saved

@@ -16,7 +16,7 @@ __all__ = [
     "is_layer",
     "is_single_input",
     "layers_of",
-    "sums_or_means",
+    "reduction_of",
     "takes_csr",
     "takes_edge_weight",
 ]
@@ -93,10 +93,11 @@ def has_own_methods(layer: Module) -> bool:
     return bool(_METHODS & vars(layer).keys())
 
 
-def sums_or_means(layer: Module) -> bool:
-    """Whether a layer aggregates by PyG's sum or mean, as its name of the aggregation says."""
-    kinds = {"mean": pyg.aggr.MeanAggregation, "sum": pyg.aggr.SumAggregation, "add": pyg.aggr.SumAggregation}
-    return isinstance(layer.aggr, str) and type(layer.aggr_module) is kinds.get(layer.aggr)
+def reduction_of(layer: Module) -> str | None:
+    """``"sum"``, ``"mean"`` or ``"max"``, if a layer aggregates by PyG's module of that name; None otherwise."""
+    kinds = {"sum": pyg.aggr.SumAggregation, "mean": pyg.aggr.MeanAggregation, "max": pyg.aggr.MaxAggregation}
+    name = "sum" if layer.aggr == "add" else layer.aggr
+    return name if isinstance(name, str) and type(layer.aggr_module) is kinds.get(name) else None
 
 
 def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
@@ -109,7 +110,7 @@ def takes_csr(layer: Module, dtype: torch.dtype, device: torch.device) -> bool:
     autocast = on_host and torch.is_autocast_enabled(device.type)
     if autocast and (layer.aggr != "mean" or getattr(layer, "project", False)):
         return False
-    plain = sums_or_means(layer) and bool(layer.fuse)
+    plain = reduction_of(layer) in ("sum", "mean") and bool(layer.fuse)
     adds_loops = getattr(layer, "combine_root", None) == "self_loop"  # SimpleConv: fails on a matrix that is not square
     known = type(layer) in _CSR and not (has_message_hooks(layer) or adds_loops or layer.explain)
     return known and plain and dtype in (_HOST_DTYPES if on_host else _DEVICE_DTYPES)

@@ -26,7 +26,7 @@ _NOT_COMPILED = (
 )
 _PLAIN = "give gsplit.parallelize the plain model and call what it returns: it averages gradients itself"
 _HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_PARTS = (pyg.Linear, pyg.aggr.SumAggregation, pyg.aggr.MeanAggregation)
+_PARTS = (pyg.Linear, pyg.aggr.SumAggregation, pyg.aggr.MeanAggregation, pyg.aggr.MaxAggregation)
 _GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(registry, f"_global{name}") for name in _HOOK_TABLES]
 _frame_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 """Dynamo's callback for functions called from now on; None without torch.compile. Not public in torch."""

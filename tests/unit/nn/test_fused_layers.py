@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GIN, MLP, GCNConv, GINConv, GraphConv, GraphSAGE, Linear, SAGEConv
 from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.utils import scatter
 
 from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -73,6 +74,7 @@ def _check_equal(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch) -> 
     [
         lambda p: GraphSAGE(WIDTH, 8, 3, CLASSES, dropout=p),
         lambda p: GraphSAGE(WIDTH, 8, 3, CLASSES, dropout=p, aggr="sum", root_weight=False, bias=False),
+        lambda p: GraphSAGE(WIDTH, 8, 3, CLASSES, dropout=p, aggr="max"),
         lambda p: GCN(WIDTH, 8, 3, CLASSES, dropout=p),
         lambda p: GCN(WIDTH, 8, 3, CLASSES, dropout=p, add_self_loops=False, bias=False),
         lambda p: GIN(WIDTH, 8, 3, CLASSES, dropout=p),
@@ -319,11 +321,12 @@ def test_hooks_of_users_see_what_pygs_layers_give(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "layer",
     [
-        SAGEConv(WIDTH, 8, aggr="max"),
+        SAGEConv(WIDTH, 8, aggr="min"),
         SAGEConv(WIDTH, 8, normalize=True),
         SAGEConv(WIDTH, 8, project=True),
         GINConv(Linear(WIDTH, 8), aggr="mean"),
-        GraphConv(WIDTH, 8, aggr="max"),
+        GINConv(Linear(WIDTH, 8), aggr="max"),
+        GraphConv(WIDTH, 8, aggr="min"),
     ],
 )
 def test_other_layers_and_options_run_as_pygs_layers(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +366,7 @@ class _Weighted(Module):
         return rows[0] - 2 * rows[1] + 3 * rows[2] - 4 * rows[3]
 
 
-@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
 @pytest.mark.parametrize("weighted_first", [False, True])
 def test_layers_with_and_without_edge_weights_share_a_block(
     aggr: str, weighted_first: bool, monkeypatch: pytest.MonkeyPatch
@@ -376,7 +379,8 @@ def test_layers_with_and_without_edge_weights_share_a_block(
     batch = NeighborLoader(data, [-1], None, batch_size=20, edge_weight="edge_weight").make_batch(0, 0)
     with _counted(monkeypatch) as calls:
         out = model(batch.x, batch.edge_index, batch.edge_weight)
-    assert calls == [False] * 2  # GCN multiplies first: all rows are destinations here
+    # GCN multiplies first: all rows are destinations here; a max of rows with weights is PyG's
+    assert calls == [False] * (1 if aggr == "max" else 2)
     want = plain(data.x, data.edge_index, data.edge_weight)[batch.n_id[:20]]
     assert torch.allclose(out, want, atol=1e-11)
     grads = torch.autograd.grad(batch.sum(out.square().sum(1)), list(model.parameters()))
@@ -414,7 +418,9 @@ def test_threads_and_empty_blocks_change_no_bits(num_dst: int) -> None:
             rows = LayerRows(x, None, edges, None, BufferPool(torch.device("cpu")))
             out = activation.relu(run_linear_form(form, rows, activation))
             own = rows.aggregate(factor=factor)
-            found.append((out, own, *torch.autograd.grad(out.sum() + own.square().sum(), (x, factor))))
+            largest = rows.aggregate(reduction="max", appends_dst=True)
+            total = out.sum() + own.square().sum() + largest.square().sum()
+            found.append((out, own, largest, *torch.autograd.grad(total, (x, factor))))
         finally:
             torch.set_num_threads(before)
     assert all(map(torch.equal, *found))
@@ -434,6 +440,32 @@ def test_gradients_of_gins_sum_are_those_of_finite_differences() -> None:
         each.requires_grad_()
     assert torch.autograd.gradcheck(lambda x, factor: aggregate(x, None, factor), (x, factor))
     assert torch.autograd.gradcheck(aggregate, (x, other, factor))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("special", [None, float("nan"), float("inf"), float("-inf"), -0.0])
+def test_a_max_has_pygs_values_and_gradients(special: float | None, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    num_dst, num_src, width = 50, 80, 19
+    degrees = torch.randint(0, 7, (num_dst,))
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    src_rows = torch.randint(0, num_src, (int(indptr[-1]),))
+    x = torch.randint(-3, 2, (num_src, width)).to(dtype)  # many ties, many of them at 0
+    if special is not None:
+        x[torch.rand(num_src, width) < 0.05] = special
+    g = torch.randn(num_dst, width, dtype=dtype)
+    g[::9] = float("inf") if special is None else 0
+    dst = torch.repeat_interleave(torch.arange(num_dst), degrees)
+    assert bool((degrees == 0).any()) and g.isinf().any() == (special is None)
+    x.requires_grad_()
+    want = scatter(x[src_rows], dst, 0, dim_size=num_dst, reduce="max")
+    (wanted,) = torch.autograd.grad(want, x, g)
+    rows = LayerRows(x, None, EdgeSums(indptr, src_rows, num_src, None), None, BufferPool(torch.device("cpu")))
+    out = rows.aggregate(reduction="max")
+    (found,) = torch.autograd.grad(out, x, g)
+    assert torch.equal(out.nan_to_num(7), want.nan_to_num(7)) and torch.equal(out.isnan(), want.isnan())
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 class _OwnLinear(torch.nn.Linear):
