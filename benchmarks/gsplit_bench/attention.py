@@ -6,7 +6,8 @@ Everything is measured in CPU seconds and taken in turn (ours, PyG's, DGL's, our
 does meanwhile falls on all. A layer: forward and backward on one block, float32. A step: make the batch, forward,
 backward, Adam, as real ranks; the seconds of all ranks together. "pyg" is the same program whose dispatch knows no
 attention kernel. DGL runs where it can be imported (``pip install --no-deps dgl==1.1.3`` beside psutil, requests,
-tqdm, networkx, scipy); it gets the same blocks without self-loops, and in steps only one rank.
+tqdm, networkx, scipy); it gets the same blocks without self-loops, and in steps only one rank; it does not have
+TransformerConv.
 """
 
 import argparse
@@ -42,6 +43,10 @@ def _block() -> Any:
     return Block(indptr, src, n["num_src"])
 
 
+def _runs_dgl(kind: str) -> bool:
+    return kind != "transformer" and find_spec("dgl") is not None
+
+
 def _layers(kind: str, block: Any) -> dict[str, Any]:
     """For every implementation: a layer, and how it is called with rows."""
     import torch
@@ -49,6 +54,7 @@ def _layers(kind: str, block: Any) -> dict[str, Any]:
 
     from gsplit.kernels.csr import csr_matrix, make_csr_edges
     from gsplit.nn.attention import run_attention_layer
+    from gsplit.nn.layers import adds_self_loops
 
     width, heads, channels, d = SIZES["width"], SIZES["heads"], SIZES["channels"], SIZES["num_dst"]
     edge_index = block.edge_index()
@@ -65,14 +71,15 @@ def _layers(kind: str, block: Any) -> dict[str, Any]:
             "torch.sparse": (bare[0], sparse),
             "pyg": (conv, lambda x: conv((x, x[:d]), edge_index)),
         }
-    conv = (pyg.GATConv if kind == "gat" else pyg.GATv2Conv)(width, channels, heads)
+    kinds = {"gat": pyg.GATConv, "gatv2": pyg.GATv2Conv, "transformer": pyg.TransformerConv}
+    conv = kinds[kind](width, channels, heads)
 
     def ours(x: Any) -> Any:
-        edges = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=True)
+        edges = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=adds_self_loops(conv))
         return run_attention_layer(conv, (x, x[:d]), None, block, edges, None)
 
     found = {"ours": (conv, ours), "pyg": (conv, lambda x: conv((x, x[:d]), edge_index))}
-    if find_spec("dgl") is not None:
+    if _runs_dgl(kind):
         import dgl
         from dgl.nn import pytorch as theirs
 
@@ -142,10 +149,10 @@ def work(name: str, kind: str) -> None:
     import torch
     import torch.nn.functional as F
     from torch_geometric.data import Data
-    from torch_geometric.nn import GAT, GraphSAGE
 
     import gsplit
     from gsplit.nn import attention
+    from gsplit.run.models import make_model
 
     torch.set_num_threads(1)
     if name == "pyg":
@@ -165,10 +172,17 @@ def work(name: str, kind: str) -> None:
     hidden, width = GRAPH["hidden"], GRAPH["features"]
     if name == "dgl":
         model = _dgl_model(kind)
-    elif kind == "sage":
-        model = gsplit.parallelize(GraphSAGE(width, hidden, 3, 16, dropout=0.5), mesh)
     else:
-        model = gsplit.parallelize(GAT(width, hidden, 3, 16, heads=4, v2=kind == "gatv2", dropout=0.5), mesh)
+        plain = make_model(
+            kind,
+            in_channels=width,
+            hidden_channels=hidden,
+            num_layers=3,
+            out_channels=16,
+            heads=4,
+            dropout=0.5,
+        )
+        model = gsplit.parallelize(plain, mesh)
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(number: int) -> float:
@@ -184,7 +198,7 @@ def work(name: str, kind: str) -> None:
 
 
 def measure_steps(kind: str, ranks: int, steps: int) -> dict[str, list[float]]:
-    names = ["ours", "pyg", *(["dgl"] if ranks == 1 and find_spec("dgl") is not None else [])]
+    names = ["ours", "pyg", *(["dgl"] if ranks == 1 and _runs_dgl(kind) else [])]
     running = {name: WaitingRanks(["-m", "gsplit_bench.attention", "--worker", name, kind], ranks) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for group in running.values():
@@ -215,7 +229,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--kinds", nargs="+", default=["gat", "gatv2"])
+    parser.add_argument("--kinds", nargs="+", default=["gat", "gatv2", "transformer"])
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4])
     parser.add_argument("--no-layers", action="store_true")
     parser.add_argument("--out", type=Path, help="where to write .json and .md")

@@ -553,7 +553,7 @@ def _show(report: "SoakReport", console: Console) -> None:
 
 
 _SCRIPTS = {
-    "attention": ("attention:main", "Measure GAT and GATv2: our kernels, PyG's layers and DGL's."),
+    "attention": ("attention:main", "Measure GAT, GATv2 and Transformer: our kernels, PyG's layers and DGL's."),
     "bare-loop": ("bare_loop:main", "Measure a step of one process against a bare loop over the same blocks."),
     "bf16": ("bf16:main", "Measure training under autocast against float32."),
     "compare-versions": ("compare_versions:main", "Measure a step before and after a change, in turn."),

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-9
-_OWN_SUMS = ("gat", "gatv2", "sage", "sage_max", "graphconv", "gin", "gcn")
+_OWN_SUMS = ("gat", "gatv2", "transformer", "sage", "sage_max", "graphconv", "gin", "gcn")
 
 
 def tolerance_of(case: "Case", device: str) -> float:

@@ -39,7 +39,8 @@ def _covering(replicas: int, splits: int) -> list[Case]:
             number = len(others) * part // parts + (7 * place + 3 * splits + replicas) % max(1, len(others) // parts)
             wanted[strategy, part] = others[number]
     for ownership in ("random", "all on rank 0", "no targets on rank 1"):
-        wanted.setdefault(("sage", ownership), Case("sage", "split", ownership, 0.5, None, None))
+        for model in ("sage", "transformer"):
+            wanted.setdefault((model, ownership), Case(model, "split", ownership, 0.5, None, None))
     return list(wanted.values())
 
 

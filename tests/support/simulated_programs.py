@@ -156,7 +156,7 @@ def _use_everything(mesh: Mesh, folder: str) -> dict[str, Any]:
     store, ownership = small_store("random", mesh.num_splits)
     own = ownership if mesh.size > 1 else None
     torch.manual_seed(0)
-    model = gsplit.parallelize(make_model(Case("transformer", "split", "random", 0.5, None, None)), mesh)
+    model = gsplit.parallelize(make_model(Case("pna", "split", "random", 0.5, None, None)), mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     seen: list[tuple[int, float]] = []
     trainer = gsplit.Trainer(
@@ -175,7 +175,7 @@ def _use_everything(mesh: Mesh, folder: str) -> dict[str, Any]:
     path = Path(folder) / "out.npy"
     rows = gsplit.infer(model, store, out=path, ownership=own)
     found = gsplit.verify(
-        make_model(Case("transformer", "split", "random", 0.5, None, None)),
+        make_model(Case("pna", "split", "random", 0.5, None, None)),
         store,
         [4, 3, -1],
         "train",

@@ -1,4 +1,4 @@
-"""Attention over the edges of a block, softmax and aggregation in one: what GATConv and GATv2Conv compute.
+"""Attention over the edges of a block, softmax and aggregation in one: GATConv, GATv2Conv and TransformerConv.
 
 S sources, D destinations (the first rows of the sources), E edges grouped by destination (``kernels.csr``), H heads of
 width C. For edge e from source s to destination i, and head h:
@@ -7,15 +7,16 @@ width C. For edge e from source s to destination i, and head h:
             score[e, h] = leaky_relu(z[e, h])
     GATv2   z[e, h, c]  = values[s, h, c] + dst_terms[i, h, c] + edge_terms[e, h, c]
             score[e, h] = sum over c of att[h, c] * leaky_relu(z[e, h, c])
+    dot     score[e, h] = <queries[i, h, :], keys[s, h, :]> / sqrt(C)                       TransformerConv
 
-    both    top[i, h]    = max over the edges e of i of score[e, h]
+    all     top[i, h]    = max over the edges e of i of score[e, h]
             alpha[e, h]  = exp(score[e, h] - top[i, h]) / (1e-16 + sum over e of i of exp(score[e, h] - top[i, h]))
             weight[e, h] = alpha[e, h] * keep[e, h] / (1 - p)      alpha itself without dropout, 0 for p = 1
             out[i, h, :] = sum over e of i of weight[e, h] * values[s, h, :]      0 for a destination without edges
 
 values are [S, H, C], or for GAT also [S, 1, C], one row for all heads. leaky_relu(r) is r for r > 0, else
-negative_slope * r; its derivative at 0 is negative_slope. This is PyG's formula; sums run over a destination's edges in
-their order, exponentials are added in float64.
+negative_slope * r; its derivative at 0 is negative_slope. Keys are src_terms [S, H, C], queries dst_terms [D, H, C].
+These are PyG's formulas; sums run over a destination's edges in their order, exponentials are added in float64.
 
 Backward, from g [D, H, C], the gradient of out, with the maximum held constant as in PyG:
 
@@ -27,14 +28,16 @@ Backward, from g [D, H, C], the gradient of out, with the maximum held constant 
     GATv2   g_z[e, h, c]    = g_score[e, h] * att[h, c] * leaky_relu'(z[e, h, c])
             g_values also gets the sums of g_z over the edges of a source
             g_att[h, c]     = sum over all edges of g_score[e, h] * leaky_relu(z[e, h, c])
-    both    g_dst_terms: sums of g_z over the edges of a destination;  g_edge_terms = g_z
+    dot     g_keys[s, h]    = sum over the edges e of s of g_score[e, h] * queries[i, h, :] / sqrt(C)
+            g_queries[i, h] = sum over the edges e of i of g_score[e, h] * keys[s, h, :] / sqrt(C)
+    others  g_dst_terms: sums of g_z over the edges of a destination;  g_edge_terms = g_z
 
 Kept for backward: the inputs, out, and what the kernels need: alpha [E, H] for numba, two numbers per destination and
 head for Triton. z is computed again. Nothing else has a row per edge, except g_edge_terms where it is wanted.
 
 The numba kernels run on one thread and pass over the destinations once in each direction: adding to a source's row is
 then neither a race nor dependent on an order, and no transposed matrix is needed. Triton's kernels sum in other orders
-and agree to rounding. ``kernels.dispatch`` chooses between them.
+and agree to rounding; there are none for dot products. ``kernels.dispatch`` chooses between them.
 """
 
 from typing import Any
@@ -47,7 +50,7 @@ from gsplit.kernels.attention_types import AttentionInputs, AttentionKernels, At
 from gsplit.kernels.csr import CsrEdges
 from gsplit.kernels.dispatch import kernel_for
 
-__all__ = ["attend", "gat_attention", "gatv2_attention"]
+__all__ = ["attend", "dot_product_attention", "gat_attention", "gatv2_attention"]
 
 
 class _Attention(torch.autograd.Function):
@@ -116,3 +119,13 @@ def gatv2_attention(
 ) -> Tensor:
     """GATv2's attention: x_src [S, H, C], x_dst [D, H, C], x_edge [E, H, C] or None, att [H, C]; out [D, H, C]."""
     return attend(_kernels_for(x_src), edges, options, AttentionInputs(x_src, None, x_dst, x_edge, att))
+
+
+def dot_product_attention(
+    edges: CsrEdges, queries: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+) -> Tensor:
+    """TransformerConv's attention, on the host: queries [D, H, C], keys and values [S, H, C]; out [D, H, C]."""
+    from gsplit.kernels import attention_numba as on_host
+
+    inputs = AttentionInputs(values, src_terms=keys, dst_terms=queries, edge_terms=None, att=None)
+    return attend(on_host, edges, options, inputs)

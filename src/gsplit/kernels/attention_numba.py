@@ -1,11 +1,11 @@
-"""Attention of GAT and GATv2 on the host; ``kernels.attention`` has the definition, the names and the shapes.
+"""Attention on the host; ``kernels.attention`` has the definition, the names and the shapes.
 
 Rows of GATv2's terms are [H * C] here, all heads one after the other. Sums over a destination's edges of one number
 (exponentials, GAT's ``g_dst``) are made in float64: a hub has 10^4 edges. GATv2's ``g_att`` sums over all edges: those
 of one destination are added in the type of the rows, destinations in float64.
 """
 
-from math import exp
+from math import exp, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,12 @@ def _normalise(scores: Floats) -> None:
 
 
 @kernel
+def _over_root(rows: Floats) -> Any:
+    """1 / sqrt(C) of rows [rows, H, C], in their type."""
+    return rows.dtype.type(1 / sqrt(rows.shape[2]))
+
+
+@kernel
 def _score_gat(operands: _Operands, i: int, scores: Floats) -> None:
     """The scores [E, H] of the edges of destination i; the rows of other edges are left alone."""
     src_rows, src_terms, edge_terms = operands.src_rows, operands.src_terms, operands.edge_terms
@@ -94,8 +100,25 @@ def _score_gatv2(operands: _Operands, att: Floats, i: int, active: Floats, score
 
 
 @kernel
-def _forward(operands: _Operands, att: Floats | None, alpha: Floats, out: Floats) -> None:
-    """Compiled twice: for GAT, without ``att``, and for GATv2; the branch of the other one is left out."""
+def _score_dot(operands: _Operands, i: int, scores: Floats) -> None:
+    """The same for dot products."""
+    src_rows, keys, queries = operands.src_rows, operands.src_terms, operands.dst_terms[i]
+    scale = _over_root(keys)
+    for e in range(operands.indptr[i], operands.indptr[i + 1]):
+        if e + _AHEAD < src_rows.size:
+            prefetch_row(keys, src_rows[e + _AHEAD])
+        prefetch_row(operands.values, src_rows[e])
+        rows = keys[src_rows[e]]
+        for h in range(scores.shape[1]):
+            scores[e, h] = dot(queries[h], rows[h]) * scale
+
+
+@kernel
+def _forward(operands: _Operands, src_terms: Floats, att: Floats | None, alpha: Floats, out: Floats) -> None:
+    """Compiled for every kind, without the branches of the others: only GATv2 has ``att``, only keys are [S, H, C].
+
+    ``src_terms`` are those of the operands: numba decides a branch by the dimensions of an argument.
+    """
     indptr, src_rows, values, keep = operands.indptr, operands.src_rows, operands.values, operands.keep
     num_heads, one_for_all, scale = alpha.shape[1], values.shape[1] == 1, operands.scale
     active = np.empty(operands.dst_terms.shape[1], values.dtype)
@@ -104,10 +127,12 @@ def _forward(operands: _Operands, att: Floats | None, alpha: Floats, out: Floats
         out[i] = 0
         if first == last:
             continue
-        if att is None:
-            _score_gat(operands, i, alpha)
-        else:
+        if att is not None:
             _score_gatv2(operands, att, i, active, alpha)
+        elif src_terms.ndim == 3:
+            _score_dot(operands, i, alpha)
+        else:
+            _score_gat(operands, i, alpha)
         _normalise(alpha[first:last])
         for e in range(first, last):
             rows = values[src_rows[e]]
@@ -119,8 +144,9 @@ def _forward(operands: _Operands, att: Floats | None, alpha: Floats, out: Floats
 
 
 @kernel
-def _backward_gat(
+def _backward(
     operands: _Operands,
+    src_terms: Floats,
     alpha: Floats,
     out: Floats,
     g: Floats,
@@ -129,20 +155,24 @@ def _backward_gat(
     g_dst: Floats,
     g_edge: Floats,
 ) -> None:
-    """``g_values`` and ``g_edge`` have no rows where they are not wanted."""
+    """GAT and dot products, as in ``_forward``. ``g_values``, ``g_edge`` have no rows where they are not wanted."""
     indptr, src_rows, values, keep = operands.indptr, operands.src_rows, operands.values, operands.keep
-    src_terms, dst_terms, edge_terms = operands.src_terms, operands.dst_terms, operands.edge_terms
-    num_heads, one_for_all = alpha.shape[1], values.shape[1] == 1
+    dst_terms, edge_terms = operands.dst_terms, operands.edge_terms
+    num_heads, one_for_all, over_root = alpha.shape[1], values.shape[1] == 1, _over_root(g)
     delta, of_destination = np.empty(num_heads, g.dtype), np.empty(num_heads, np.float64)
     for i in range(indptr.size - 1):
         for h in range(num_heads):
             delta[h] = dot(g[i, h], out[i, h])
             of_destination[h] = 0.0
+        g_dst[i] = 0
         for e in range(indptr[i], indptr[i + 1]):
             if e + _AHEAD < src_rows.size:
                 prefetch_row(values, src_rows[e + _AHEAD])
                 if g_values.size:
                     prefetch_row(g_values, src_rows[e + _AHEAD])
+                if src_terms.ndim == 3:
+                    prefetch_row(src_terms, src_rows[e + _AHEAD])
+                    prefetch_row(g_src, src_rows[e + _AHEAD])
             s = src_rows[e]
             rows = values[s]
             for h in range(num_heads):
@@ -153,16 +183,21 @@ def _backward_gat(
                     g_score += weight * dot(g_row, rows[place])
                     if g_values.size:
                         add_scaled(g_values[s, place], weight, g_row)
-                raw = src_terms[s, h] + dst_terms[i, h]
-                if edge_terms.size:
-                    raw += edge_terms[e, h]
-                g_raw = g_score if raw > 0 else g_score * operands.slope
-                g_src[s, h] += g_raw
-                of_destination[h] += g_raw
-                if g_edge.size:
-                    g_edge[e, h] = g_raw
-        for h in range(num_heads):
-            g_dst[i, h] = of_destination[h]
+                if src_terms.ndim == 3:
+                    add_scaled(g_dst[i, h], g_score * over_root, src_terms[s, h])
+                    add_scaled(g_src[s, h], g_score * over_root, dst_terms[i, h])
+                else:
+                    raw = src_terms[s, h] + dst_terms[i, h]
+                    if edge_terms.size:
+                        raw += edge_terms[e, h]
+                    g_raw = g_score if raw > 0 else g_score * operands.slope
+                    g_src[s, h] += g_raw
+                    of_destination[h] += g_raw
+                    if g_edge.size:
+                        g_edge[e, h] = g_raw
+        if src_terms.ndim == 2:
+            for h in range(num_heads):
+                g_dst[i, h] = of_destination[h]
 
 
 @kernel
@@ -253,8 +288,9 @@ def forward(edges: CsrEdges, inputs: AttentionInputs, options: AttentionOptions)
     num_heads = inputs.dst_terms.size(1)
     out = values.new_empty(edges.num_dst, num_heads, values.size(2))
     alpha = values.new_empty(edges.num_edges, num_heads)
+    operands = _operands(edges, inputs, options)
     att = None if inputs.att is None else _array(inputs.att)
-    _forward(_operands(edges, inputs, options), att, alpha.numpy(), out.numpy())
+    _forward(operands, operands.src_terms, att, alpha.numpy(), out.numpy())
     return out, (alpha,)
 
 
@@ -279,7 +315,17 @@ def backward(
         g_values = values.new_zeros((values.size(0) if wants_values else 0, *values.shape[1:]))
         g_src = src_terms.new_zeros(src_terms.shape)
         written = [t.numpy() for t in (g_values, g_src, g_dst, g_edge)]
-        _backward_gat(operands, alpha, _array(out), _array(g), written[0], written[1], written[2], written[3])
+        _backward(
+            operands,
+            operands.src_terms,
+            alpha,
+            _array(out),
+            _array(g),
+            written[0],
+            written[1],
+            written[2],
+            written[3],
+        )
         return g_values if wants_values else None, g_src, g_dst, g_edge if wants_edges else None, None
     g_src = values.new_zeros(values.shape)
     g_att = torch.zeros(att.numel(), dtype=torch.float64)

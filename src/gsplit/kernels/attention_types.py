@@ -13,7 +13,8 @@ __all__ = ["AttentionInputs", "AttentionKernels", "AttentionOptions", "aggregate
 class AttentionInputs(NamedTuple):
     """The tensors of attention. GAT has ``src_terms`` and no ``att``; GATv2 has ``att``, its source terms are values.
 
-    Terms are [rows, H] for GAT and [rows, H, C] for GATv2, with a row per source, destination and edge.
+    Terms are [rows, H] for GAT and [rows, H, C] for GATv2, with a row per source, destination and edge. Dot products
+    have keys as ``src_terms`` and queries as ``dst_terms``, [rows, H, C], and neither ``edge_terms`` nor ``att``.
     """
 
     values: Tensor
@@ -27,10 +28,10 @@ class AttentionInputs(NamedTuple):
 class AttentionOptions:
     """``keep`` [E, H] is True for weights that are not dropped, ``p`` the probability of dropping one.
 
-    Without ``keep`` nothing is dropped, whatever ``p`` is.
+    Without ``keep`` nothing is dropped, whatever ``p`` is. Dot products do not use ``negative_slope``.
     """
 
-    negative_slope: float
+    negative_slope: float = 1.0
     keep: Tensor | None = None
     p: float = 0.0
 
@@ -43,7 +44,7 @@ class AttentionOptions:
 
 
 class AttentionKernels(Protocol):
-    """A module that computes both kinds of attention."""
+    """A module that computes GAT's and GATv2's attention; that of the host computes dot products too."""
 
     def forward(
         self, edges: CsrEdges, inputs: AttentionInputs, options: AttentionOptions

@@ -13,7 +13,7 @@ from gsplit.kernels.triton.availability import is_available
 __all__ = ["Kernel", "Operation", "kernel_for"]
 
 Kernel = Literal["numba", "triton", "torch"]
-Operation = Literal["sample", "gather", "move rows", "dropout", "attention", "sum rows"]
+Operation = Literal["sample", "gather", "move rows", "dropout", "attention", "dot-product attention", "sum rows"]
 _Types = dict[Operation, frozenset[torch.dtype] | None]
 
 _FLOATS = frozenset({torch.float32, torch.float64})
@@ -23,6 +23,7 @@ _NUMBA_DTYPES: _Types = {
     "move rows": _FLOATS,
     "dropout": _FLOATS,
     "attention": _FLOATS,  # torch: PyG's own layer
+    "dot-product attention": _FLOATS,
     "sum rows": _FLOATS,
 }
 _TRITON_DTYPES: _Types = {
@@ -31,6 +32,7 @@ _TRITON_DTYPES: _Types = {
     "move rows": _FLOATS,
     "dropout": _FLOATS | {torch.bfloat16},
     "attention": _FLOATS,
+    "dot-product attention": frozenset(),  # no kernel
     "sum rows": _FLOATS | {torch.bfloat16, torch.float16},
 }
 

@@ -3,14 +3,14 @@
 An adapter gets the rows of the block's sources and destinations, gives the layer its edges in the fastest form that is
 exact for it, and returns the rows of the destinations.
 
-| adapter          | layers                | how                                                            |
-|------------------|-----------------------|----------------------------------------------------------------|
-| run_attention    | GATConv, GATv2Conv    | fused kernels instead of the layer where they are exact        |
-| run_linear       | SAGEConv, GraphConv   | host kernels instead of the layer where they are exact         |
-| run_gin          | GINConv               | host kernels for the sum, and for a network of Linear and ReLU |
-| run_gcn          | GCNConv               | normalised by the degrees of the whole graph; host kernels too |
-| run_pair         | most                  | called with (rows of sources, rows of destinations)            |
-| run_single_input | PNAConv, unknown ones | called with one tensor of rows, output cut to the destinations |
+| adapter          | layers                        | how                                                            |
+|------------------|-------------------------------|----------------------------------------------------------------|
+| run_attention    | GAT-, GATv2-, TransformerConv | fused kernels instead of the layer where they are exact        |
+| run_linear       | SAGEConv, GraphConv           | host kernels instead of the layer where they are exact         |
+| run_gin          | GINConv                       | host kernels for the sum, and for a network of Linear and ReLU |
+| run_gcn          | GCNConv                       | normalised by the degrees of the whole graph; host kernels too |
+| run_pair         | most                          | called with (rows of sources, rows of destinations)            |
+| run_single_input | PNAConv, unknown ones         | called with one tensor of rows, output cut to the destinations |
 
 The dry run finds out which of the last two an unknown layer needs (``nn.checks.dry_run``).
 """
@@ -48,7 +48,7 @@ from gsplit.nn.fused_layers import (
     takes_host_kernels,
 )
 from gsplit.nn.layer_edges import GcnOptions, gcn_options, looped_edges, normalised_edges
-from gsplit.nn.layers import has_own_methods, is_attention, is_single_input, takes_csr
+from gsplit.nn.layers import adds_self_loops, has_own_methods, is_attention, is_single_input, takes_csr
 from gsplit.nn.split_forward import SplitForward
 
 __all__ = ["Adapter", "LayerInputs", "choose_adapter", "run_pair", "run_single_input"]
@@ -202,7 +202,7 @@ def run_gcn(split: SplitForward, inputs: LayerInputs) -> Any:
 def run_attention(split: SplitForward, inputs: LayerInputs) -> Any:
     """Compute an attention layer by fused kernels, or call it."""
     layer: Any = split.layer
-    adds_loops = bool(layer.add_self_loops)
+    adds_loops = adds_self_loops(layer)
     if inputs.allows_fused and takes_fused_attention(split, inputs.call, inputs.mixed, inputs.edge_attr):
         edges = inputs.once(
             ("attention", inputs.index, adds_loops),

@@ -1,10 +1,10 @@
-"""GATConv and GATv2Conv by fused kernels (``kernels.attention``) instead of PyG's messages, where that is exact.
+"""GATConv, GATv2Conv and TransformerConv by fused kernels (``kernels.attention``), where that is exact.
 
 PyG makes several tensors with a row per edge and all channels; the kernels make none. The formula, the parameters, the
 self-loops and the masks of attention dropout are the same; sums run in another order, so results are equal to rounding.
 ``takes_fused_attention`` decides where the kernels are used. Everywhere else PyG's layer runs: subclasses, user hooks
-on the layer or inside it, explanations, returned attention weights, other aggregations than the sum, autocast, and
-types and devices for which ``kernels.dispatch`` has no kernel.
+on the layer or inside it, explanations, returned attention weights, other aggregations than the sum, autocast,
+TransformerConv with edge features, and types and devices for which ``kernels.dispatch`` has no kernel.
 
 GAT's scores are linear in the rows, x @ (W a), and so are the values it sums. It can therefore aggregate the rows
 themselves and project the D sums, instead of projecting all S rows and aggregating those; ``aggregates_first`` picks
@@ -20,10 +20,10 @@ from torch.nn import Module
 from torch_geometric import nn as pyg
 
 from gsplit.graph.blocks import Block
-from gsplit.kernels.attention import gat_attention, gatv2_attention
+from gsplit.kernels.attention import dot_product_attention, gat_attention, gatv2_attention
 from gsplit.kernels.attention_types import AttentionOptions, aggregates_first
 from gsplit.kernels.csr import LOOP, CsrEdges, destination_rows, make_csr_edges
-from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.dispatch import Operation, kernel_for
 from gsplit.nn.calls import LayerCall, is_plain_call
 from gsplit.nn.layer_edges import loop_once, looped_edges
 from gsplit.nn.layers import is_attention
@@ -37,9 +37,10 @@ def _is_plain(layer: Any) -> bool:
     """Whether a layer computes what PyG's class does, without user hooks on it or inside it."""
     if not is_attention(layer) or has_user_hooks(layer) or not runs_pyg_code(layer):
         return False
-    biases = [getattr(part, "bias", None) for part in layer.children() if part is not layer.res]
-    if type(layer) is pyg.GATConv and any(bias is not None for bias in biases):  # scores are made of weights alone
-        return False
+    if type(layer) is pyg.GATConv:
+        biases = [getattr(part, "bias", None) for part in layer.children() if part is not layer.res]
+        if any(bias is not None for bias in biases):  # scores are made of weights alone
+            return False
     usual = layer.aggr in ("add", "sum") and layer.flow == "source_to_target" and layer.decomposed_layers == 1
     return usual and layer.node_dim == 0
 
@@ -47,7 +48,11 @@ def _is_plain(layer: Any) -> bool:
 def takes_fused_attention(split: SplitForward, call: LayerCall, rows: Tensor, edge_attr: Tensor | None) -> bool:
     """Whether fused kernels compute a layer that is called like this on these rows and edge features."""
     layer: Any = split.layer
-    if not is_attention(layer) or kernel_for("attention", rows.device, rows.dtype) == "torch":
+    is_transformer = type(layer) is pyg.TransformerConv
+    operation: Operation = "dot-product attention" if is_transformer else "attention"
+    if not is_attention(layer) or kernel_for(operation, rows.device, rows.dtype) == "torch":
+        return False
+    if is_transformer and not (edge_attr is None and layer.lin_edge is None):
         return False
     if rows.dim() != 2 or torch.is_autocast_enabled(rows.device.type):
         return False
@@ -156,6 +161,23 @@ def _run_gatv2(
     return gatv2_attention(edges, x_src, x_dst, x_edge, layer.att[0], options)
 
 
+def _run_transformer(layer: Any, mixed: Tensor, dst: Tensor, edges: CsrEdges, options: AttentionOptions) -> Tensor:
+    shape = (-1, layer.heads, layer.out_channels)
+    queries = layer.lin_query(dst).view(shape)
+    keys = layer.lin_key(mixed).view(shape)
+    values = layer.lin_value(mixed).view(shape)
+    out = dot_product_attention(edges, queries, keys, values, options)
+    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    if not layer.root_weight:
+        return out
+    root: Tensor = layer.lin_skip(dst)
+    if layer.lin_beta is None:
+        return out + root
+    beta = layer.lin_beta(torch.cat([out, root, out - root], dim=1)).sigmoid()
+    mixture: Tensor = beta * root + (1 - beta) * out
+    return mixture
+
+
 def _in_order(layer: Any, block: Block, edges: CsrEdges, edge_attr: Tensor) -> Tensor:
     """Edge features in the order of ``edges``, with PyG's own for self-loops; [E, F]."""
     if layer.add_self_loops:
@@ -182,6 +204,8 @@ def run_attention_layer(
     the layer adds some. ``edge_attr``: features of the block's own edges. ``keep``: the mask of attention dropout.
     """
     conv: Any = layer
+    if isinstance(conv, pyg.TransformerConv):
+        return _run_transformer(conv, *rows, edges, AttentionOptions(keep=keep, p=conv.dropout))
     options = AttentionOptions(conv.negative_slope, keep, conv.dropout)
     attr = None if edge_attr is None else _in_order(conv, block, edges, edge_attr)
     mixed, dst = rows

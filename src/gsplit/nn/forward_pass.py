@@ -32,7 +32,7 @@ from gsplit.nn.dropout import keyed_dropout, keyed_edge_mask
 from gsplit.nn.forward_plan import ForwardPlan, RowSpace, Space, num_rows
 from gsplit.nn.fused_layers import Activation
 from gsplit.nn.layer_edges import other_edges
-from gsplit.nn.layers import edge_features_are_weights, is_attention, is_deterministic
+from gsplit.nn.layers import adds_self_loops, edge_features_are_weights, is_attention, is_deterministic
 from gsplit.nn.norm import global_batch_norm
 from gsplit.nn.split_forward import SplitForward
 from gsplit.nn.wrappers_and_hooks import has_user_hooks, runs_pyg_code
@@ -132,7 +132,7 @@ class ForwardPass:
     def _run_relation(self, split: SplitForward, call: LayerCall, index: int, relation: EdgeType) -> Any:
         """Compute the destinations of one relation. A collective, once for each tensor of source rows."""
         src, dst = relation_rows(split.name, call, relation)
-        if relation[0] != relation[2] and getattr(split.layer, "add_self_loops", False):
+        if relation[0] != relation[2] and adds_self_loops(split.layer):
             got = f"add_self_loops=True between {relation[0]} and {relation[2]}"
             fix = "make it with add_self_loops=False"
             raise InputError(explain(f"{split.name} on {relation}", "self-loops between equal types", got, fix))
@@ -208,7 +208,7 @@ class ForwardPass:
         call = self._next_dropout()
         if not layer.training or layer.dropout <= 0:
             return None
-        rows = RowSpace("looped edges" if layer.add_self_loops else "edges", index)
+        rows = RowSpace("looped edges" if adds_self_loops(layer) else "edges", index)
         if rows not in self._plan.dropouts[call : call + 1]:
             raise InputError(_explain_other_calls("dropout", call, edges.places))
         dst_ids = self.batch.destinations(index).names[: self.batch.blocks[index].num_dst]

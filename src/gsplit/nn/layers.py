@@ -7,6 +7,7 @@ from torch.nn import Module
 from torch_geometric import nn as pyg
 
 __all__ = [
+    "adds_self_loops",
     "edge_features_are_weights",
     "edge_features_of",
     "has_message_hooks",
@@ -47,8 +48,13 @@ def layers_of(model: Module) -> dict[str, Module]:
 
 
 def is_attention(layer: Module) -> bool:
-    """Whether a layer is PyG's GATConv or GATv2Conv itself; a subclass may do anything."""
-    return type(layer) in (pyg.GATConv, pyg.GATv2Conv)
+    """Whether a layer is PyG's GATConv, GATv2Conv or TransformerConv itself; a subclass may do anything."""
+    return type(layer) in (pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv)
+
+
+def adds_self_loops(layer: Module) -> bool:
+    """Whether an attention layer adds self-loops; TransformerConv does not have the option."""
+    return bool(getattr(layer, "add_self_loops", False))
 
 
 def is_deterministic(layer: Module) -> bool:

@@ -32,6 +32,9 @@ CASES: list[tuple[Operation, str, torch.dtype | None, Kernel]] = [
     ("attention", "cpu", torch.bfloat16, "torch"),
     ("attention", "cuda", torch.float32, "triton"),
     ("attention", "cuda", torch.bfloat16, "torch"),
+    ("dot-product attention", "cpu", torch.float32, "numba"),
+    ("dot-product attention", "cpu", torch.bfloat16, "torch"),
+    ("dot-product attention", "cuda", torch.float32, "torch"),
 ]
 
 

@@ -1,9 +1,10 @@
-"""GATConv and GATv2Conv by our kernels: PyG's own layer on the same block is the oracle, in outputs and gradients.
+"""Attention layers by our kernels: PyG's own layer on the same block is the oracle, in outputs and gradients.
 
 float64 to 1e-12. float32 to 2e-5 of the largest number, hubs of 10^4 edges included.
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 from gsplit.graph.blocks import Block
 from gsplit.kernels.csr import make_csr_edges
 from gsplit.nn import attention
 from gsplit.nn.attention import run_attention_layer
+from gsplit.nn.layers import adds_self_loops
 
 WIDTH = 7
 
@@ -61,7 +63,7 @@ def _compare(layer: Any, block: Block, *, edge_dim: int | None = None, exact: An
         edge_attr = None if attr is None else attr.to(kind, copy=True).requires_grad_()
         pair = (rows, rows[: block.num_dst])
         if own:
-            edges = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=conv.add_self_loops)
+            edges = make_csr_edges(block.indptr, block.src_rows, block.num_src, add_self_loops=adds_self_loops(conv))
             out = run_attention_layer(conv, pair, edge_attr, block, edges, None)
         else:
             out = conv(pair, block.edge_index(), edge_attr)
@@ -87,7 +89,7 @@ def _compare(layer: Any, block: Block, *, edge_dim: int | None = None, exact: An
     }
 
 
-LAYERS: list[dict[str, Any]] = [
+GATS: list[dict[str, Any]] = [
     {},
     {"heads": 3},
     {"heads": 3, "concat": False, "residual": True},
@@ -97,18 +99,28 @@ LAYERS: list[dict[str, Any]] = [
     {"heads": 2, "negative_slope": 1.5, "concat": False, "bias": False},
     {"in_channels": (WIDTH, WIDTH), "heads": 2},
     {"out_channels": 33, "heads": 2},
-]
-EDGES: list[dict[str, Any]] = [
     {"edge_dim": 3, "heads": 2},
     {"edge_dim": 3, "heads": 2, "add_self_loops": False},
     {"edge_dim": 3, "heads": 2, "fill_value": "max", "concat": False},
     {"edge_dim": 3, "fill_value": 0.5},
     {"edge_dim": 3, "fill_value": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)},
 ]
+TRANSFORMERS: list[dict[str, Any]] = [
+    {},
+    {"heads": 3},
+    {"heads": 3, "concat": False},
+    {"heads": 2, "root_weight": False},
+    {"heads": 2, "beta": True},
+    {"heads": 3, "beta": True, "concat": False, "bias": False},
+    {"in_channels": (WIDTH, WIDTH), "heads": 2},
+    {"out_channels": 33, "heads": 2},
+]
+LAYERS = [(kind, options) for kind in (GATConv, GATv2Conv) for options in GATS]
+LAYERS += [(TransformerConv, options) for options in TRANSFORMERS]
+LOOPS = [partial(kind, add_self_loops=loops) for kind in (GATConv, GATv2Conv) for loops in (True, False)]
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
-@pytest.mark.parametrize("options", LAYERS + EDGES, ids=str)
+@pytest.mark.parametrize("kind, options", LAYERS, ids=str)
 @pytest.mark.parametrize("first", [True, False])
 def test_layers_equal_pyg(kind: Any, options: dict[str, Any], first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with the aggregation before the projection, and after it, for blocks for which the rule has the other."""
@@ -128,13 +140,12 @@ def test_edge_features_of_one_dimension_and_shared_weights() -> None:
         assert max(_compare(layer, _block([3, 0, 6, 1], 20), edge_dim=0).values()) < 1e-12
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
-@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("kind", [*LOOPS, TransformerConv])
 @pytest.mark.parametrize("counts, num_src", [([], 0), ([], 5), ([0, 0], 2), ([0, 0, 0], 9), ([1], 1)])
-def test_blocks_with_nothing(kind: Any, loops: bool, counts: list[int], num_src: int) -> None:
-    layer = kind(WIDTH, 4, 2, add_self_loops=loops).double()
+def test_blocks_with_nothing(kind: Any, counts: list[int], num_src: int) -> None:
+    layer = kind(WIDTH, 4, 2).double()
     block = _block(counts, num_src)
-    edges = make_csr_edges(block.indptr, block.src_rows, num_src, add_self_loops=loops)
+    edges = make_csr_edges(block.indptr, block.src_rows, num_src, add_self_loops=adds_self_loops(layer))
     x = torch.randn(num_src, WIDTH, dtype=torch.float64, requires_grad=True)
     out = run_attention_layer(layer, (x, x[: block.num_dst]), None, block, edges, None)
     want = layer((x, x[: block.num_dst]), block.edge_index())
@@ -144,7 +155,7 @@ def test_blocks_with_nothing(kind: Any, loops: bool, counts: list[int], num_src:
     assert torch.allclose(grad, wanted, atol=1e-13)
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
 def test_hubs_in_float32_are_as_near_to_float64_as_pyg_or_nearer(kind: Any) -> None:
     """A destination with 10^4 edges; and all edges of all others from one source."""
     block = _block([10_000, *[30] * 300], 12_000, self_loops=False)
@@ -156,7 +167,7 @@ def test_hubs_in_float32_are_as_near_to_float64_as_pyg_or_nearer(kind: Any) -> N
 
 def test_scores_that_overflow_without_the_maximum() -> None:
     """Scores of thousands are rounded by 1e-12, and their weights with them (2.3e-12 at most for 300 draws)."""
-    for kind in (GATConv, GATv2Conv):
+    for kind in (GATConv, GATv2Conv, TransformerConv):
         layer = kind(WIDTH, 4, 2).double()
         with torch.no_grad():
             for parameter in layer.parameters():
@@ -170,11 +181,10 @@ def test_scores_that_overflow_without_the_maximum() -> None:
     st.integers(0, 8),
     st.integers(1, 5),
     st.integers(1, 20),
-    st.booleans(),
-    st.booleans(),
+    st.sampled_from([*LOOPS, TransformerConv]),
 )
-def test_any_block(counts: list[int], more: int, heads: int, width: int, loops: bool, second: bool) -> None:
-    layer: Any = (GATv2Conv if second else GATConv)(WIDTH, width, heads, add_self_loops=loops).double()
+def test_any_block(counts: list[int], more: int, heads: int, width: int, kind: Any) -> None:
+    layer: Any = kind(WIDTH, width, heads).double()
     block = _block(counts, len(counts) + more, seed=sum(counts))
     assert max(_compare(layer, block).values(), default=0.0) < 1e-12
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from nn_models import CLASSES, WIDTH, Stack, make_batch, make_data, make_loader, single
 from torch.nn import Module
-from torch_geometric.nn import GAT, GATConv, GATv2Conv, Linear
+from torch_geometric.nn import GATConv, GATv2Conv, Linear, TransformerConv
 
 import gsplit
 from gsplit import parallelize
@@ -20,6 +20,7 @@ from gsplit.kernels import attention_numba
 from gsplit.keys import kernels_torch
 from gsplit.nn.dropout import keyed_edge_mask, keyed_mask
 from gsplit.nn.forward_pass import ForwardPass
+from gsplit.run.models import make_model
 
 
 @contextmanager
@@ -33,7 +34,8 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             def counting(
                 edges: Any, inputs: Any, *args: Any, _real: Any = real, _name: str = name, **named: Any
             ) -> Any:
-                calls.append(f"{'gat' if inputs.att is None else 'gatv2'}.{_name}")
+                one_number = inputs.dst_terms.dim() == 2
+                calls.append(f"{'gatv2' if inputs.att is not None else 'gat' if one_number else 'transformer'}.{_name}")
                 return _real(edges, inputs, *args, **named)
 
             patch.setattr(attention_numba, name, counting)
@@ -53,37 +55,46 @@ def _without_kernels(model: Module, batch: Any, monkeypatch: pytest.MonkeyPatch)
         return _train_step(model, batch)
 
 
-@pytest.mark.parametrize("v2", [False, True])
+KINDS = ("gat", "gatv2", "transformer")
+SIZES: dict[str, Any] = {"in_channels": WIDTH, "hidden_channels": 8, "out_channels": CLASSES, "heads": 2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_wrapped_gat_is_computed_by_our_kernels(
-    v2: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_a_wrapped_model_is_computed_by_our_kernels(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = parallelize(GAT(WIDTH, 8, 3, CLASSES, heads=2, v2=v2, dropout=0.4).to(dtype), solo_mesh())
+    model = parallelize(make_model(kind, num_layers=3, dropout=0.4, **SIZES).to(dtype), solo_mesh())
     names, batch = list(model.state_dict()), make_batch().cast(dtype)
     with _counted(monkeypatch) as calls:
         out, grads = _train_step(model, batch)
-    kind = "gatv2" if v2 else "gat"
     assert calls == [f"{kind}.forward"] * 3 + [f"{kind}.backward"] * 3
     want, wanted = _without_kernels(model, batch, monkeypatch)
     tolerance = 1e-11 if dtype == torch.float64 else 1e-4
     assert torch.allclose(out, want, rtol=tolerance, atol=tolerance)
+    steepest = max(float(grad.abs().max()) for grad in wanted)  # that of a key's bias is 0 but for rounding
     for one, other in zip(grads, wanted, strict=True):
-        assert one is not None and torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+        assert one is not None and torch.allclose(one, other, rtol=tolerance, atol=tolerance * steepest)
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
-@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        *((kind, {"add_self_loops": loops}) for kind in (GATConv, GATv2Conv) for loops in (True, False)),
+        (TransformerConv, {}),
+    ],
+)
 @pytest.mark.parametrize("p", [0.3, 1.0])
 def test_attention_dropout_has_the_masks_that_it_has_without_kernels(
-    kind: Any, loops: bool, p: float, monkeypatch: pytest.MonkeyPatch
+    kind: Any, options: dict[str, bool], p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second dropout follows: the numbers of the calls must agree as well."""
 
     def forward(self: Any, x: Any, edge_index: Any) -> Any:
         return F.dropout(self.layer(x, edge_index), 0.5, self.training)
 
-    layer = kind(WIDTH, 4, 3, dropout=p, add_self_loops=loops).double()
+    layer = kind(WIDTH, 4, 3, dropout=p, **options).double()
     model, batch = parallelize(Stack(forward, layer=layer), solo_mesh()), make_batch(1)
     with _counted(monkeypatch) as calls:
         out, grads = _train_step(model, batch)
@@ -111,6 +122,11 @@ class _Own(GATConv):  # type: ignore[misc]
         return 2 * alpha.unsqueeze(-1) * x_j
 
 
+class _OwnTransformer(TransformerConv):  # type: ignore[misc]
+    def update(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * inputs
+
+
 def _with(change: Callable[[Any], Any], kind: Any = GATConv, **options: Any) -> Any:
     layer = kind(WIDTH, 4, 2, **options).double()
     change(layer)
@@ -136,6 +152,20 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "a projection with a bias": lambda: _with(lambda layer: setattr(layer, "lin", Linear(WIDTH, 8).double())),
     "a patched projection": lambda: _with(_double_projection),
     "another method": lambda: _with(lambda layer: setattr(layer, "message", lambda x_j, alpha: x_j)),
+    "a subclass of TransformerConv": lambda: _OwnTransformer(WIDTH, 4, 2).double(),
+    "TransformerConv, mean aggregation": lambda: _with(lambda layer: None, TransformerConv, aggr="mean"),
+    "TransformerConv, a message hook": lambda: _with(
+        lambda layer: layer.register_message_forward_hook(lambda m, i, out: 2 * out), TransformerConv
+    ),
+    "TransformerConv, a forward hook": lambda: _with(
+        lambda layer: layer.register_forward_hook(lambda m, i, out: 2 * out), TransformerConv
+    ),
+    "TransformerConv, a hook inside": lambda: _with(
+        lambda layer: layer.lin_key.register_forward_hook(lambda m, i, out: 2 * out), TransformerConv
+    ),
+    "TransformerConv, another projection": lambda: _with(
+        lambda layer: setattr(layer, "lin_value", torch.nn.Linear(WIDTH, 8).double()), TransformerConv
+    ),
 }
 
 
@@ -158,22 +188,39 @@ def test_what_is_not_plain_runs_as_pyg_wrote_it(name: str, monkeypatch: pytest.M
             assert torch.allclose(grad, parameter.grad, atol=1e-11)
 
 
-def test_returned_attention_weights_come_from_pyg(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
+def test_returned_attention_weights_come_from_pyg(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Any, x: Any, edge_index: Any) -> Any:
         return self.layer(x, edge_index, return_attention_weights=True)[0]
 
-    model = parallelize(Stack(forward, layer=GATConv(WIDTH, 4).double()), solo_mesh())
+    model = parallelize(Stack(forward, layer=kind(WIDTH, 4).double()), solo_mesh())
     with _counted(monkeypatch) as calls:
         _train_step(model, make_batch(1))
     assert calls == []
 
 
-def test_autocast_and_other_types_run_as_pyg_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = parallelize(single(GATConv(WIDTH, 4).float()), solo_mesh())
+@pytest.mark.parametrize("kind", KINDS)
+def test_edge_features_of_transformers_are_left_to_pyg(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_data()
+    data.edge_attr = torch.randn(data.edge_index.size(1), 3, dtype=torch.float64)
+    plain = make_model(kind, num_layers=2, edge_dim=3, **SIZES).double()
+    model = parallelize(copy.deepcopy(plain), solo_mesh())
+    batch = gsplit.NeighborLoader(data, [-1, -1], None, batch_size=20).make_batch(0, 0)
+    with _counted(monkeypatch) as calls:
+        out = model(batch.x, batch.edge_index, edge_attr=batch.edge_attr)
+        batch.sum(out.sum(1)).backward()
+    assert calls == ([] if kind == "transformer" else [f"{kind}.forward"] * 2 + [f"{kind}.backward"] * 2)
+    want = plain(data.x, data.edge_index, edge_attr=data.edge_attr)[batch.n_id[: batch.batch_size]]
+    assert torch.allclose(out, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
+def test_autocast_and_other_types_run_as_pyg_wrote_them(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parallelize(single(kind(WIDTH, 4).float()), solo_mesh())
     with _counted(monkeypatch) as calls, torch.autocast("cpu", dtype=torch.bfloat16):
         model(make_batch(1).x.float(), make_batch(1).edge_index)
         assert calls == []
-    half = parallelize(single(GATConv(WIDTH, 4).bfloat16()), solo_mesh())
+    half = parallelize(single(kind(WIDTH, 4).bfloat16()), solo_mesh())
     with _counted(monkeypatch) as calls:
         batch = make_batch(1).cast(torch.bfloat16)
         half(batch.x, batch.edge_index)
@@ -202,9 +249,9 @@ def test_a_hook_on_all_modules_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [] and (20, 4) in shapes
 
 
-@pytest.mark.parametrize("v2", [False, True])
-def test_inference_uses_them_and_gives_what_pyg_gives(v2: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, data = GAT(WIDTH, 8, 2, CLASSES, heads=2, v2=v2, jk="cat", dropout=0.3).double().eval(), make_data()
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_uses_them_and_gives_what_pyg_gives(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, data = make_model(kind, num_layers=2, jk="cat", dropout=0.3, **SIZES).double().eval(), make_data()
     model = parallelize(copy.deepcopy(plain), solo_mesh())
     with _counted(monkeypatch) as calls:
         found = gsplit.infer(model, data)
@@ -214,16 +261,18 @@ def test_inference_uses_them_and_gives_what_pyg_gives(v2: bool, monkeypatch: pyt
 
 def test_layers_on_the_same_edges_share_them_and_differ_in_self_loops() -> None:
     def forward(self: Any, x: Any, edge_index: Any) -> Any:
-        return self.a(x, edge_index) + self.b(x, edge_index) + self.c(x, edge_index)
+        return self.a(x, edge_index) + self.b(x, edge_index) + self.c(x, edge_index) + self.d(x, edge_index)
 
     layers = [GATConv(WIDTH, 4, 2), GATConv(WIDTH, 4, 2, add_self_loops=False), GATv2Conv(WIDTH, 4, 2)]
-    model = Stack(forward, **dict(zip("abc", (layer.double() for layer in layers), strict=True)))
+    layers.append(TransformerConv(WIDTH, 4, 2))
+    model = Stack(forward, **dict(zip("abcd", (layer.double() for layer in layers), strict=True)))
     data, batch, plain = make_data(), make_loader(1).make_batch(0, 0), copy.deepcopy(model)
     out = parallelize(model, solo_mesh())(batch.x, batch.edge_index)
     assert torch.allclose(out, plain(data.x, data.edge_index)[batch.n_id[: batch.batch_size]], atol=1e-12)
 
 
-def test_a_mini_batch_without_edges_counts_its_dropout_calls() -> None:
+@pytest.mark.parametrize("kind, options", [(GATConv, {"add_self_loops": False}), (TransformerConv, {})])
+def test_a_mini_batch_without_edges_counts_its_dropout_calls(kind: Any, options: dict[str, bool]) -> None:
     """PyG's GATConv makes none without edges, and the next one would be taken for it."""
 
     def forward(self: Any, x: Any, edge_index: Any) -> Any:
@@ -231,8 +280,10 @@ def test_a_mini_batch_without_edges_counts_its_dropout_calls() -> None:
 
     data = make_data()
     data.edge_index = data.edge_index[:, :0]
-    layer = GATConv(WIDTH, 4, dropout=0.5, add_self_loops=False).double()
-    torch.nn.init.ones_(layer.bias)
+    layer = kind(WIDTH, 4, dropout=0.5, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.ones_(layer.bias if kind is GATConv else layer.lin_skip.bias)
     model = parallelize(Stack(forward, layer=layer), solo_mesh())
     batch = gsplit.NeighborLoader(data, [-1], torch.arange(20), batch_size=20).make_batch(0, 0)
     out = model(batch.x, batch.edge_index)
