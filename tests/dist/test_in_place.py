@@ -8,6 +8,7 @@ from in_place_programs import Case, train_steps
 
 import gsplit
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import host_range, write_shard
@@ -47,6 +48,27 @@ def test_the_bits_are_those_of_an_exchange(num_ranks: int, store: Store) -> None
             assert all(step.loaded["rows_in_place"] == step.num_mixed for step in in_place), case
             assert all(step.loaded["rows_loaded"] == 0 for step in in_place), case
             assert all(step.loaded["rows_loaded"] == step.num_mixed for step in read), case
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("float16", 2), ("bfloat16", 2), ("int8", 1)])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_compressed_rows_are_decoded_to_the_bits_of_an_exchange(
+    num_ranks: int, dtype: str, num_bytes: int, store: Store, tmp_path: Path
+) -> None:
+    path = str(write_with_features(store, tmp_path / "c.gsplit", dtype).path)
+    cases = [Case(), Case(targets=(5,)), Case(first="encoder"), Case("data_cached")]
+    near = run_ranks(train_steps, num_ranks, [path], [*cases, Case(prefetch=2)])
+    far = run_ranks(train_steps, num_ranks, [path], cases, shared_memory=False)
+    for ours, theirs in zip(near, far, strict=True):
+        assert [step.result for step in ours[-1]] == [step.result for step in ours[0]]
+        for case, steps, others in zip(cases, ours, theirs, strict=False):
+            assert [step.result for step in steps] == [step.result for step in others], case
+            assert all(bool(step.exchanged) == (num_ranks > 1) for step in others), case
+            assert not any(step.exchanged for step in steps), case
+            for step in steps:
+                assert step.loaded["rows_in_place"] == step.num_mixed
+                assert step.counts["rows_loaded"] == (step.num_mixed if case.first else 0), case
+                assert step.counts["bytes_loaded"] == num_bytes * FEATURES * step.counts["rows_loaded"]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -98,7 +98,8 @@ def _train(mesh: Mesh, graph: Any, case: Case) -> list[Step]:
             assert "tensor" in str(batch.x)
         for parameter in model.parameters():
             parameter.grad = None
-        loss = batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none"))
+        x = batch.cast(torch.float32).x
+        loss = batch.mean(F.cross_entropy(model(x, batch.edge_index), batch.y, reduction="none"))
         loss.backward()
         found = [p.grad for p in model.parameters() if p.grad is not None]
         gradients = torch.cat([grad.view(-1) for grad in found]).tolist()

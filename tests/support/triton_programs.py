@@ -91,7 +91,7 @@ def check_scaled_gather(num_rows: int, width: int, num_cached: int, stride: int,
     scales = (rng.normal(size=50) * np.geomspace(1e-30, 1e30, 50)).astype(np.float32)
     positions = rng.integers(0, 50, num_rows)
     wanted = torch.empty(num_rows, width)
-    host_rows.scale_rows(stored[positions], scales, positions, np.empty(0, np.int64), wanted.view(-1).numpy(), width)
+    host_rows.copy_rows(stored, positions, host_rows.NO_PLACES, wanted.view(-1).numpy(), width, scales)
     cold = stored.copy()
     cold[:num_cached] = 77  # a hot row must not come from here
     behind = torch.full((num_rows, stride), 5.0)

@@ -29,9 +29,9 @@ from torch import Tensor
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.features.protocol import HostSource, RowSource, RowsRead
-from gsplit.features.sources import check_ids, flat_rows, kernel_places, read_to_device
+from gsplit.features.sources import check_ids, kernel_places, read_to_device
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.rows import copy_cached
+from gsplit.kernels.rows import copy_cached, flat_rows
 from gsplit.store.protocol import GraphStore
 
 __all__ = [

@@ -24,8 +24,9 @@ from torch import Tensor
 from gsplit.array_types import Ids
 from gsplit.errors import StoreError, explain
 from gsplit.features.protocol import RowsRead
-from gsplit.features.sources import check_ids, flat_rows, read_to_device
+from gsplit.features.sources import check_ids, read_to_device
 from gsplit.kernels.file_rows import read_rows
+from gsplit.kernels.rows import flat_rows
 
 __all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows"]
 

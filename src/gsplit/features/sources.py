@@ -20,7 +20,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.protocol import HostSource, RowSource, RowsRead
 from gsplit.files.mapped_files import check_files, files_behind
 from gsplit.kernels.buffers import BufferPool
-from gsplit.kernels.rows import copy_rows, scale_rows
+from gsplit.kernels.rows import copy_rows, flat_rows
 
 __all__ = [
     "ConcatRows",
@@ -30,7 +30,6 @@ __all__ = [
     "UserRows",
     "check_ids",
     "describe_rows",
-    "flat_rows",
     "kernel_places",
     "read_to_device",
     "stored_form",
@@ -52,23 +51,6 @@ def check_ids(name: str, ids: Ids, first_id: int, num_rows: int) -> None:
     if ids.size and not first_id <= int(ids.min()) <= int(ids.max()) < first_id + num_rows:
         expected = f"ids in {first_id}..{first_id + num_rows - 1}, which are held here"
         raise InputError(explain(name, expected, f"{ids.min()}..{ids.max()}", "open the store that has them"))
-
-
-def flat_rows(out: Tensor, bits: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
-    """The memory of a host tensor as a flat array of words of type ``bits``, and the stride of its rows in words.
-
-    >>> wide = torch.zeros(3, 5)
-    >>> flat, stride = flat_rows(wide[:, 1:3], np.dtype(np.uint32))
-    >>> flat.shape, stride
-    ((12,), 5)
-    """
-    rows = out.size(0)
-    columns = prod(out.shape[1:])
-    assert out.device.type == "cpu" and (rows == 0 or out[0].is_contiguous()), (out.device, out.stride())
-    stride = out.stride(0) if rows > 1 and columns else columns
-    words = out.view(torch.uint16) if out.dtype == torch.bfloat16 else out  # numpy has no bfloat16
-    flat = words.as_strided((max(0, rows - 1) * stride + columns if rows else 0,), (1,)).numpy().view(bits)
-    return flat, stride * out.element_size() // bits.itemsize
 
 
 def kernel_places(places: Ids | None) -> Ids:
@@ -151,7 +133,8 @@ class ScaledRows:
         stored = self._pool.empty((ids.size, *self.row_shape), torch.int8)
         read = self._source.place(ids, None, stored)
         flat, stride = flat_rows(out, np.dtype(np.float32))
-        scale_rows(stored.numpy(), self._scales, ids - self._first, kernel_places(places), flat, stride)
+        scales = self._scales[ids - self._first]
+        copy_rows(stored.numpy(), np.arange(ids.size), kernel_places(places), flat, stride, scales)
         return read
 
 

@@ -7,6 +7,12 @@ L is 64 bytes of numbers, whatever the processor has: the result is the same on 
 ``add_rows`` have no such choice, but loops over rows that are slices of larger arrays are often not vectorised, and
 these always are.
 
+Rows that are only read may be stored in fewer bits than the row that they are added or copied to. They are decoded as
+they are read: words of int16 are float16, words of uint16 are bfloat16 (numba has neither type), and a row of int8 is a
+tuple of the row and its float32 scale. Values are those of torch's conversions. float16 is decoded by integer
+operations: not every processor has an instruction for it, and where it is missing LLVM calls a function that numba does
+not have.
+
 ``prefetch_row`` tells the processor which row a kernel reads some iterations later. Rows of a mini-batch lie anywhere
 in memory, so without it a kernel waits for every one of them.
 """
@@ -18,19 +24,83 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import carray
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from gsplit.kernels.jit import kernel
 
-__all__ = ["add_rows", "add_scaled", "dot", "prefetch_at", "prefetch_row", "row_at"]
+__all__ = ["add_rows", "add_scaled", "copy_row", "dot", "prefetch_at", "prefetch_row", "row_at", "with_scale"]
 
 _LANE_BYTES = 64
 _LINE_BYTES = 64
 
 
-def _is_row(array: Any) -> bool:
-    contiguous = isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
-    return contiguous and array.dtype in (types.float32, types.float64)
+_FLOATS = (types.float32, types.float64)
+_WORD = ir.IntType(32)
+
+
+def _is_row(kind: Any, dtypes: tuple[Any, ...] = _FLOATS) -> bool:
+    return isinstance(kind, types.Array) and kind.ndim == 1 and kind.layout == "C" and kind.dtype in dtypes
+
+
+def _is_tuple(kind: Any) -> bool:
+    return isinstance(kind, types.BaseTuple)  # type: ignore[attr-defined]
+
+
+def _is_stored_row(kind: Any) -> bool:
+    """Whether ``_Rows`` can read a row as floats."""
+    if _is_tuple(kind):
+        return len(kind) == 2 and _is_row(kind[0], (types.int8,)) and kind[1] == types.float32
+    return _is_row(kind, (*_FLOATS, types.int16, types.uint16))
+
+
+def _splat(builder: Any, value: Any, shape: Any) -> Any:
+    """A value in all lanes of a vector; the value itself if ``shape`` is not a vector."""
+    if not isinstance(shape, ir.VectorType):
+        return value
+    lanes = ir.Constant(shape, ir.Undefined)
+    for lane in range(shape.count):
+        lanes = builder.insert_element(lanes, value, ir.Constant(_WORD, lane))
+    return lanes
+
+
+def _like(shape: Any, element: Any) -> Any:
+    """The type of as many elements as ``shape`` has: a vector or a single one."""
+    return ir.VectorType(element, shape.count) if isinstance(shape, ir.VectorType) else element
+
+
+def _decode_bfloat16(builder: Any, words: Any) -> Any:
+    """bfloat16 is the upper half of a float32."""
+    bits = builder.zext(words, _like(words.type, _WORD))
+    bits = builder.shl(bits, _splat(builder, _WORD(16), bits.type))
+    return builder.bitcast(bits, _like(words.type, ir.FloatType()))
+
+
+def _decode_float16(builder: Any, words: Any) -> Any:
+    """float16 has 10 bits of fraction and 5 of exponent, with bias 15; float32 has 23 and 8, with bias 127.
+
+    Exponent 31 (infinities and NaN) becomes 255. Exponent 0 is fraction * 2^-24, computed as (1 + fraction) * 2^-14 -
+    2^-14, which no mode of the processor for small numbers changes.
+    """
+    whole = _like(words.type, _WORD)
+    floats = _like(words.type, ir.FloatType())
+
+    def constant(value: int) -> Any:
+        return _splat(builder, _WORD(value), whole)
+
+    bits = builder.zext(words, whole)
+    magnitude = builder.shl(builder.and_(bits, constant(0x7FFF)), constant(13))
+    exponent = builder.and_(magnitude, constant(31 << 23))
+    shifted = builder.bitcast(builder.add(magnitude, constant((1 + 127 - 15) << 23)), floats)
+    small = builder.fsub(shifted, _splat(builder, ir.Constant(ir.FloatType(), 2.0**-14), floats))
+    bias = builder.select(
+        builder.icmp_unsigned("==", exponent, constant(31 << 23)),
+        constant((255 - 31) << 23),
+        constant((127 - 15) << 23),
+    )
+    is_small = builder.icmp_unsigned("==", exponent, constant(0))
+    found = builder.select(is_small, builder.bitcast(small, whole), builder.add(magnitude, bias))
+    sign = builder.shl(builder.and_(bits, constant(0x8000)), constant(16))
+    return builder.bitcast(builder.or_(found, sign), floats)
 
 
 def _add_halves(builder: Any, lanes: Any, count: int) -> Any:
@@ -45,15 +115,25 @@ def _add_halves(builder: Any, lanes: Any, count: int) -> Any:
 
 
 class _Rows:
-    """Contiguous rows of one length inside a kernel that is being compiled: vectors and single numbers of them."""
+    """Contiguous rows of one length inside a kernel that is being compiled: vectors and single numbers of them.
+
+    Numbers are read as those of the first row, which is the one that is written to. Its type gives the lanes.
+    """
 
     def __init__(self, context: Any, builder: Any, kinds: Any, values: Any) -> None:
-        arrays = [context.make_array(kind)(context, builder, value) for kind, value in zip(kinds, values, strict=True)]
         self._builder = builder
+        self._kinds = []
+        self._scales = []
+        arrays = []
+        for kind, value in zip(kinds, values, strict=True):
+            is_scaled = _is_tuple(kind)
+            self._kinds.append(kind[0] if is_scaled else kind)
+            self._scales.append(builder.extract_value(value, 1) if is_scaled else None)
+            row = builder.extract_value(value, 0) if is_scaled else value
+            arrays.append(context.make_array(self._kinds[-1])(context, builder, row))
         self._data = [array.data for array in arrays]
-        self._num_bytes = kinds[0].dtype.bitwidth // 8
-        self.count = _LANE_BYTES // self._num_bytes
-        self.vector = ir.VectorType(context.get_value_type(kinds[0].dtype), self.count)
+        self.count = _LANE_BYTES // (self._kinds[0].dtype.bitwidth // 8)
+        self.vector = ir.VectorType(self._data[0].type.pointee, self.count)
         self.size = builder.extract_value(arrays[0].shape, 0)
         step = ir.Constant(self.size.type, self.count)
         self.whole = builder.mul(builder.sdiv(self.size, step), step)
@@ -74,15 +154,33 @@ class _Rows:
         with self.rest() as (place, _):
             emit(place, False)
 
-    def pointer(self, row: int, place: Any, vector: bool) -> Any:
+    def _pointer(self, row: int, place: Any, vector: bool) -> Any:
         pointer = self._builder.gep(self._data[row], [place])
-        return self._builder.bitcast(pointer, self.vector.as_pointer()) if vector else pointer
+        shape = _like(self.vector, pointer.type.pointee)
+        return self._builder.bitcast(pointer, shape.as_pointer()) if vector else pointer
 
     def load(self, row: int, place: Any, vector: bool) -> Any:
-        return self._builder.load(self.pointer(row, place, vector), align=self._num_bytes)
+        dtype = self._kinds[row].dtype
+        stored = self._builder.load(self._pointer(row, place, vector), align=dtype.bitwidth // 8)
+        return stored if dtype == self._kinds[0].dtype else self._decode(row, stored)
+
+    def _decode(self, row: int, stored: Any) -> Any:
+        """Numbers of a row as those of the first row."""
+        builder = self._builder
+        dtype = self._kinds[row].dtype
+        floats = _like(stored.type, ir.FloatType())
+        if dtype == types.float64:
+            return builder.fptrunc(stored, floats)
+        if dtype == types.int8:
+            stored = builder.fmul(builder.sitofp(stored, floats), _splat(builder, self._scales[row], floats))
+        elif dtype != types.float32:
+            stored = (_decode_float16 if dtype.signed else _decode_bfloat16)(builder, stored)
+        is_double = self._kinds[0].dtype == types.float64
+        return builder.fpext(stored, _like(stored.type, ir.DoubleType())) if is_double else stored
 
     def store(self, value: Any, row: int, place: Any, vector: bool) -> None:
-        self._builder.store(value, self.pointer(row, place, vector), align=self._num_bytes)
+        align = self._kinds[row].dtype.bitwidth // 8
+        self._builder.store(value, self._pointer(row, place, vector), align=align)
 
 
 def _emit_dot(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -105,9 +203,7 @@ def _emit_dot(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def _emit_add_scaled(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """LLVM instructions of ``add_scaled``."""
     rows = _Rows(context, builder, (signature.args[0], signature.args[2]), (args[0], args[2]))
-    factors = ir.Constant(rows.vector, ir.Undefined)
-    for lane in range(rows.count):
-        factors = builder.insert_element(factors, args[1], ir.Constant(ir.IntType(32), lane))
+    factors = _splat(builder, args[1], rows.vector)
 
     def add(place: Any, vector: bool) -> None:
         product = builder.fmul(factors if vector else args[1], rows.load(1, place, vector))
@@ -129,10 +225,44 @@ def _emit_add_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any
     return context.get_dummy_value()
 
 
+def _emit_decode(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """LLVM instructions of ``_decode``."""
+    rows = _Rows(context, builder, signature.args, args)
+    rows.each(lambda place, vector: rows.store(rows.load(1, place, vector), 0, place, vector))
+    return context.get_dummy_value()
+
+
+@intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _decode(typing_context: Any, target: Any, row: Any) -> Any:
+    if _is_row(target) and _is_stored_row(row):
+        return types.void(target, row), _emit_decode
+    return None
+
+
+def copy_row(target: npt.NDArray[Any], row: Any) -> None:
+    """``target[c] = row[c]`` for rows of one length and type, or for contiguous ones, of which ``row`` is decoded.
+
+    To be called inside kernels.
+    """
+    raise AssertionError  # compiled below
+
+
+@overload(copy_row, strict=False)  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _copy_row(target: Any, row: Any) -> Callable[[Any, Any], None]:
+    if not isinstance(row, types.Array) or row.dtype != target.dtype:
+        return lambda target, row: _decode(target, row)
+
+    def copy(target: Any, row: Any) -> None:
+        for j in range(target.size):
+            target[j] = row[j]
+
+    return copy
+
+
 @intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
 def add_rows(typing_context: Any, target: Any, one: Any, other: Any) -> Any:
     """``target[c] += one[c]``, then ``target[c] += other[c]``, in one pass, for contiguous rows as ``add_scaled``'s."""
-    if _is_row(target) and target == one == other:
+    if _is_row(target) and _is_stored_row(one) and _is_stored_row(other):
         return types.void(target, one, other), _emit_add_rows
     return None
 
@@ -147,8 +277,8 @@ def dot(typing_context: Any, a: Any, b: Any) -> Any:
 
 @intrinsic  # type: ignore[misc, untyped-decorator, unused-ignore]
 def add_scaled(typing_context: Any, target: Any, factor: Any, row: Any) -> Any:
-    """``target[c] += factor * row[c]`` for two contiguous rows of one length and type that do not overlap."""
-    if _is_row(target) and target == row and factor == row.dtype:
+    """``target[c] += factor * row[c]`` for contiguous rows of one length that do not overlap. ``row`` is decoded."""
+    if _is_row(target) and _is_stored_row(row) and factor == target.dtype:
         return types.void(target, factor, row), _emit_add_scaled
     return None
 
@@ -218,3 +348,15 @@ def row_at(address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
     row: npt.NDArray[Any] = carray(_pointer(address, like), like.shape)
     return row
+
+
+def with_scale(row: npt.NDArray[Any], scales: npt.NDArray[Any] | None, number: int) -> Any:
+    """A row as the loops above read it: with its scale, if rows have scales. To be called inside kernels."""
+    raise AssertionError  # compiled below
+
+
+@overload(with_scale, strict=False)  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _with_scale(row: Any, scales: Any, number: Any) -> Callable[[Any, Any, Any], Any]:
+    if isinstance(scales, types.Array):
+        return lambda row, scales, number: (row, scales[number])
+    return lambda row, scales, number: row

@@ -5,23 +5,26 @@ gradient once to copy it and once more to add. Where ``dispatch`` chooses torch,
 same result.
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_scaled, prefetch_row, row_at
+from gsplit.kernels.lanes import add_scaled, copy_row, prefetch_row, row_at, with_scale
 
 __all__ = [
     "copy_rows",
     "copy_cached",
-    "scale_rows",
+    "flat_rows",
     "merge_gradient",
     "copy_and_gather",
     "gather",
     "list_places",
+    "stored_words",
     "NO_PLACES",
 ]
 
@@ -37,11 +40,17 @@ _LONG_ROW = 1024
 
 @kernel
 def copy_rows(
-    array: Matrix, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], out: npt.NDArray[Any], stride: int
+    array: Matrix,
+    rows: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    out: npt.NDArray[Any],
+    stride: int,
+    scales: npt.NDArray[np.float32] | None = None,
 ) -> None:
     """Row ``rows[i]`` of the array to element ``places[i] * stride`` of ``out``, or ``i * stride`` without places.
 
-    Rows and places have been checked.
+    ``lanes`` decodes rows if ``out`` has another type, int8 with ``scales[rows[i]]``. Rows and places have been
+    checked.
     """
     ahead = _AHEAD if array.shape[1] * array.itemsize <= _LONG_ROW else rows.size
     for i in range(rows.size):
@@ -49,8 +58,7 @@ def copy_rows(
             prefetch_row(array, rows[i + ahead])
         source, begin = array[rows[i]], (places[i] if places.size else i) * stride
         target = out[begin : begin + source.size]
-        for j in range(source.size):
-            target[j] = source[j]
+        copy_row(target, with_scale(source, scales, rows[i]))
 
 
 @kernel
@@ -77,23 +85,6 @@ def copy_cached(
             missed[num_missed] = i
             num_missed += 1
     return num_missed
-
-
-@kernel
-def scale_rows(
-    array: npt.NDArray[np.int8],
-    scales: npt.NDArray[np.float32],
-    rows: npt.NDArray[np.int64],
-    places: npt.NDArray[np.int64],
-    out: npt.NDArray[np.float32],
-    stride: int,
-) -> None:
-    """Row i of ``array`` times ``scales[rows[i]]``, to where ``copy_rows`` would put it. Rows have been checked."""
-    for i in range(rows.size):
-        scale, source, begin = scales[rows[i]], array[i], (places[i] if places.size else i) * stride
-        target = out[begin : begin + source.size]
-        for j in range(source.size):
-            target[j] = np.float32(source[j]) * scale
 
 
 @kernel
@@ -156,10 +147,38 @@ def copy_and_gather(h: Tensor, rows: Tensor, own: Tensor, sent: Tensor) -> None:
         _copy_and_gather(_matrix(h, h), rows.numpy(), _matrix(own, h), _matrix(sent, h))
 
 
-def gather(h: Tensor, rows: Tensor, out: Tensor) -> None:
-    """``out[k] = h[rows[k]]``, for matrices on the host; ``rows`` are rows of ``h``."""
+def stored_words(rows: Tensor) -> npt.NDArray[Any]:
+    """The memory of a host tensor as kernels take it, which know the types of ``lanes``."""
+    words = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.bool: torch.uint8}
+    found: npt.NDArray[Any] = rows.detach().view(words.get(rows.dtype, rows.dtype)).numpy()
+    return found
+
+
+def flat_rows(out: Tensor, bits: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
+    """The memory of a host tensor as a flat array of words of type ``bits``, and the stride of its rows in words.
+
+    >>> wide = torch.zeros(3, 5)
+    >>> flat, stride = flat_rows(wide[:, 1:3], np.dtype(np.uint32))
+    >>> flat.shape, stride
+    ((12,), 5)
+    """
+    rows = out.size(0)
+    columns = prod(out.shape[1:])
+    assert out.device.type == "cpu" and (rows == 0 or out[0].is_contiguous()), (out.device, out.stride())
+    stride = out.stride(0) if rows > 1 and columns else columns
+    flat = out.as_strided((max(0, rows - 1) * stride + columns if rows else 0,), (1,))
+    return stored_words(flat).view(bits), stride * out.element_size() // bits.itemsize
+
+
+def gather(h: Tensor, rows: Tensor, out: Tensor, scales: Tensor | None = None) -> None:
+    """``out[k] = h[rows[k]]`` on the host, in the type of ``out``; ``rows`` are rows of ``h``.
+
+    ``scales``: the scale of every row of ``h``, if these are int8. ``out`` may be some columns of a wider matrix.
+    """
     if rows.numel():
-        copy_rows(h.detach().numpy(), rows.numpy(), NO_PLACES, out.view(-1).numpy(), h.size(1))
+        words = stored_words(h).reshape(h.size(0), prod(h.shape[1:]))
+        flat, stride = flat_rows(out, stored_words(out[:0]).dtype)
+        copy_rows(words, rows.numpy(), NO_PLACES, flat, stride, None if scales is None else scales.numpy())
 
 
 def merge_gradient(g_mixed: Tensor, g_dst: Tensor, rows: Tensor, returned: tuple[Tensor, ...], out: Tensor) -> None:

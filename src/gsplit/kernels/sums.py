@@ -24,6 +24,7 @@ from gsplit.array_types import Ids
 from gsplit.kernels import sums_numba
 from gsplit.kernels.csr import EdgesBySource, csr_matrix, group_by_source
 from gsplit.kernels.dispatch import kernel_for
+from gsplit.kernels.rows import stored_words
 from gsplit.kernels.sums_numba import run_in_threads
 
 __all__ = ["EdgeSums", "row_addresses"]
@@ -66,7 +67,7 @@ class EdgeSums:
         if kernel_for("sum rows", x.device, x.dtype) == "numba":
             x = x.detach().contiguous()
             out = x.new_empty(self.num_dst, x.size(1))
-            self.sum_into(out, row_addresses(x), x.size(1), mean=mean)
+            self.sum_into(out, row_addresses(x), x, mean=mean)
             return out
         if not mean:
             return _sum_rows(edges, x, x.dtype)
@@ -84,23 +85,28 @@ class EdgeSums:
         self,
         out: Tensor,
         addresses: Ids,
-        width: int,
+        like: Tensor,
+        scales: Tensor | None = None,
         own: tuple[Ids, float] = sums_numba.NOTHING_OWN,
         *,
         mean: bool,
     ) -> None:
         """``out`` on the host, into the first columns of a tensor; ``addresses``: where the row of each source is.
 
-        ``own``: where rows are that the sums start with, and a factor for them (``sums_numba.sum_rows``).
+        ``like``: a tensor of such rows, whose type may be one that ``lanes`` decodes. ``scales``: one per source, if
+        rows are int8. ``own``: where rows of the type of ``out`` are that the sums start with, and a factor for them
+        (``sums_numba.sum_rows``).
         """
+        width = like.size(1)
         assert addresses.size == self.num_src and out.size(1) >= width and out.is_contiguous()
         edges = (self._indptr.numpy(), self._src_rows.numpy(), _host_weights(self._weights, out.dtype))
+        rows = (addresses, _row_like(like), None if scales is None else scales.numpy())
         target = out.numpy()
         nothing = sums_numba.NOTHING_RETURNED
         run_in_threads(
             self.num_dst,
             lambda first, stop: sums_numba.sum_rows(
-                *edges, addresses, own, nothing, mean, target[first:], width, first, stop
+                *edges, *rows, own, nothing, mean, target[first:], width, first, stop
             ),
         )
 
@@ -123,13 +129,14 @@ class EdgeSums:
         if mean:
             inverse = 1.0 / self._degrees(g.dtype).squeeze(1)
             weights = inverse[dst_rows] if weights is None else weights.to(g.dtype) * inverse[dst_rows]
-        edges = (offsets.numpy(), dst_rows.numpy(), _host_weights(weights, g.dtype), row_addresses(g))
+        edges = (offsets.numpy(), dst_rows.numpy(), _host_weights(weights, g.dtype))
+        rows = (row_addresses(g), _row_like(out), None)
         target = out.numpy()
         width = out.size(1)
         run_in_threads(
             out.size(0),
             lambda first, stop: sums_numba.sum_rows(
-                *edges, own, returned, False, target[first:], width, begin + first, begin + stop
+                *edges, *rows, own, returned, False, target[first:], width, begin + first, begin + stop
             ),
         )
 
@@ -175,6 +182,11 @@ def row_addresses(rows: Tensor, places: Tensor | None = None, *, column: int = 0
     numbers = np.arange(rows.size(0)) if places is None else places.numpy()
     addresses: Ids = rows.data_ptr() + (numbers * rows.stride(0) + column) * rows.element_size()
     return addresses
+
+
+def _row_like(rows: Tensor) -> sums_numba.Floats:
+    """A row as kernels take it, of the width and type of some rows."""
+    return stored_words(torch.empty(rows.size(1), dtype=rows.dtype, device="cpu"))
 
 
 def _host_weights(weights: Tensor | None, dtype: torch.dtype) -> sums_numba.Floats:

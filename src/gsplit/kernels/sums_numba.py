@@ -1,6 +1,6 @@
 """Host kernels of layers that sum rows over edges (``kernels.sums``) and multiply the sums (``nn.fused_layers``).
 
-Rows are float32 or float64, sums run in the order of the edges, and every kernel computes a range of rows, so that
+Sums are float32 or float64 and run in the order of the edges, and every kernel computes a range of rows, so that
 several threads give the bits of one. The row that is read ``AHEAD`` edges later is prefetched.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from gsplit.array_types import Ids
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_rows, add_scaled, prefetch_at, prefetch_row, row_at
+from gsplit.kernels.lanes import add_rows, add_scaled, copy_row, prefetch_at, prefetch_row, row_at, with_scale
 
 __all__ = [
     "NOTHING_OWN",
@@ -74,11 +74,19 @@ def copy_scaled(target: Floats, factor: float, source: Floats) -> None:
 
 
 @kernel
+def _row(number: int, addresses: Ids, like: Floats, scales: Floats | None) -> Any:
+    """A row by its number, as ``lanes`` takes it."""
+    return with_scale(row_at(addresses[number], like), scales, number)
+
+
+@kernel
 def sum_rows(
     offsets: Ids,
     rows: Ids,
     weights: Floats,
     addresses: Ids,
+    like: Floats,
+    scales: Floats | None,
     own: tuple[Ids, float],
     returned: tuple[Ids, Ids, Ids],
     mean: bool,
@@ -89,15 +97,16 @@ def sum_rows(
 ) -> None:
     """out[i - first] = own(i) + the sum of weights[e] * row(rows[e]) over the edges e of i, for i in [first, stop).
 
-    Row r has ``width`` numbers and begins at ``addresses[r]``; first columns of ``out`` are written. Without weights
-    all are 1. ``own``: the addresses of the rows that the first sums start with, and a factor; the others start at 0.
-    ``returned``: rows that are added to some i (``heads[i]`` is the first of them, ``following[k]`` the one after k, -1
-    at the end) and their addresses; may be empty. ``mean``: divided by the number of edges, if there are any. Rows and
-    addresses have been checked.
+    Row r has ``width`` numbers and begins at ``addresses[r]``; the first columns of ``out`` are written. The type of
+    the rows is that of ``like``, an array of ``width``; ``lanes`` decodes them, int8 with ``scales[r]``. Without
+    weights all are 1. ``own``: the addresses of the rows, of the type of ``out``, that the first sums start with, and a
+    factor; the others start at 0. ``returned``: rows that are added to some i (``heads[i]`` is the first of them,
+    ``following[k]`` the one after k, -1 at the end) and their addresses; may be empty. ``mean``: divided by the number
+    of edges, if there are any. Rows and addresses have been checked.
     """
     starts, factor = own
     heads, following, places = returned
-    num_bytes = width * out.itemsize
+    num_bytes = width * like.itemsize
     for i in range(first, stop):
         begin, end = offsets[i], offsets[i + 1]
         target = out[i - first][:width]
@@ -109,19 +118,20 @@ def sum_rows(
         if i < starts.size:
             copy_scaled(target, factor, row_at(starts[i], target))
         elif begin < end and not weights.size:
-            copy_scaled(target, 1.0, row_at(addresses[rows[begin]], target))
+            copy_row(target, _row(rows[begin], addresses, like, scales))
             e += 1
         else:
             target[:] = 0
         if weights.size:
             while e < end:
-                add_scaled(target, weights[e], row_at(addresses[rows[e]], target))
+                add_scaled(target, weights[e], _row(rows[e], addresses, like, scales))
                 e += 1
         while e + 1 < end:
-            add_rows(target, row_at(addresses[rows[e]], target), row_at(addresses[rows[e + 1]], target))
+            one = _row(rows[e], addresses, like, scales)
+            add_rows(target, one, _row(rows[e + 1], addresses, like, scales))
             e += 2
         if e < end:
-            add_scaled(target, out.dtype.type(1), row_at(addresses[rows[e]], target))
+            add_scaled(target, out.dtype.type(1), _row(rows[e], addresses, like, scales))
         if heads.size:
             k = heads[i]
             while k >= 0:

@@ -28,12 +28,11 @@ from gsplit.errors import InputError, explain
 from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
 from gsplit.features.protocol import HostSource
-from gsplit.features.sources import MappedRows
 from gsplit.loading.pipeline import Pipeline
 from gsplit.loading.plan import LoaderPlan, RankGraph
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import SampledStep, Strategy
-from gsplit.loading.tiers import open_device_rows, open_features, open_typed_features
+from gsplit.loading.tiers import can_read_foreign_rows, open_device_rows, open_features, open_typed_features
 from gsplit.loading.typed_step_loader import TypedStepLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
@@ -171,7 +170,8 @@ class BatchLoader(ABC, Generic[B]):
             return typed, None, False
         rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
         device_rows = self._open_device_rows(read, rows)
-        reads_foreign_rows = self._can_read_foreign_rows(rows)
+        is_near = mesh.replica_shares_host or not spec.reads_own_rows
+        reads_foreign_rows = can_read_foreign_rows(rows, read.store, mesh, wanted=is_near and not plan.copies)
         step_loader = StepLoader(
             sampled,
             mesh,
@@ -190,23 +190,6 @@ class BatchLoader(ABC, Generic[B]):
             return step_loader, None, reads_foreign_rows
         copies = self._graph.owned.copy_foreign_rows(rows, plan.copies, mesh.loading)
         return step_loader, copies.move_rows(mesh.device), reads_foreign_rows
-
-    def _can_read_foreign_rows(self, rows: HostSource) -> bool:
-        """Whether every rank of the replica reads the input rows of all of them, from one array of a whole store.
-
-        Ranks of several hosts exchange rows instead, so that a host reads only the rows that its ranks own. A
-        collective: ranks may have different caches and stores.
-        """
-        plan = self.plan
-        mesh = self.mesh
-        store = self._graph.store
-        is_near = mesh.replica_shares_host or not plan.strategy.reads_own_rows
-        is_whole = isinstance(rows, MappedRows) and store.vertex_range == (0, store.num_vertices)
-        found = is_near and is_whole and mesh.device.type == "cpu" and not plan.copies
-        # all ranks: once per loader; opening rows may be slow
-        answers = mesh.control.gather_text(Call("open rows", long_wait=True), str(found))
-        first = mesh.replica * mesh.num_splits
-        return set(answers[first : first + mesh.num_splits]) == {str(True)}
 
     def _open_device_rows(self, read: LocalGraph, rows: HostSource) -> DeviceRows | None:
         """The input rows for a device.

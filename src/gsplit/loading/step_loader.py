@@ -29,7 +29,6 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.features.device import DeviceRows, RowsLocated, StagedRows
 from gsplit.features.in_place import InPlaceRows
 from gsplit.features.protocol import RowSource, RowsRead, take_rows
-from gsplit.features.sources import MappedRows
 from gsplit.graph.blocks import Block, count_self_loops
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.strategy import SampledStep
@@ -160,7 +159,7 @@ class StepLoader:
         telemetry.count("input_rows", sampled.num_inputs)
         if not self._in_place:
             return self._read_rows(self._features, sampled.read_ids, sampled.input_route, sampled)
-        assert isinstance(self._features, MappedRows) and sampled.input_route is None
+        assert sampled.input_route is None
         with telemetry.span("load_features"):
             rows = InPlaceRows(self._features, sampled.read_ids, self._pool, partial(_count_gathered, telemetry))
         telemetry.count("rows_in_place", rows.size(0))
@@ -216,12 +215,12 @@ def _count_read(read: RowsRead | RowsLocated, telemetry: StepTelemetry) -> None:
     telemetry.count("cache_hits", read.hits)
 
 
-def _count_gathered(telemetry: StepTelemetry, read: RowsRead) -> None:
-    """Count rows in place that a torch function needed as a tensor: they were loaded after all."""
-    telemetry.count("rows_in_place", -read.rows)
+def _count_gathered(telemetry: StepTelemetry, read: RowsRead, num_bytes: int) -> None:
+    """Count rows in place that a torch function needed as a tensor of so many bytes: they were loaded after all."""
+    telemetry.count("rows_in_place", -min(read.rows, telemetry.counts["rows_in_place"]))  # may be of two types
     _count_read(read, telemetry)
-    telemetry.record_max("batch_bytes", telemetry.peaks.get("batch_bytes", 0) + read.num_bytes)
-    telemetry.record_max("largest_batch_array_bytes", read.num_bytes)
+    telemetry.record_max("batch_bytes", telemetry.peaks.get("batch_bytes", 0) + num_bytes)
+    telemetry.record_max("largest_batch_array_bytes", num_bytes)
 
 
 def _flat(weights: Tensor | None) -> Tensor | None:

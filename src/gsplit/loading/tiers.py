@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from gsplit.device.devices import DEVICE_MARGIN, free_memory, new_pages, register_memory
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.cache import (
     CachedRows,
@@ -41,7 +43,7 @@ from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["open_device_rows", "open_features", "open_typed_features"]
+__all__ = ["can_read_foreign_rows", "open_device_rows", "open_features", "open_typed_features"]
 
 _LOG = logging.getLogger(__name__)
 _REGISTERED: "weakref.WeakValueDictionary[tuple[object, ...], RegisteredRows]" = weakref.WeakValueDictionary()
@@ -74,6 +76,21 @@ def open_features(
     order = cached_order(store, local.first, local.stop, features, num_bytes) if num_bytes else None
     sources = [_open(local, found, order, on_disk=on_disk, vertex_type=vertex_type) for found in features]
     return _concat(sources)
+
+
+def can_read_foreign_rows(rows: RowSource, store: GraphStore, mesh: Mesh, *, wanted: bool) -> bool:
+    """Whether every rank of the replica reads the input rows of all of them, from one array of a whole store.
+
+    ``wanted``: whether this rank would. Ranks of several hosts exchange rows instead, so that a host reads only the
+    rows that its ranks own. A collective: ranks may have different caches and stores.
+    """
+    stored, _ = stored_form(rows)
+    is_whole = isinstance(stored, MappedRows) and store.vertex_range == (0, store.num_vertices)
+    found = wanted and is_whole and mesh.device.type == "cpu"
+    # all ranks: once per loader; opening rows may be slow
+    answers = mesh.control.gather_text(Call("open rows", long_wait=True), str(found))
+    first = mesh.replica * mesh.num_splits
+    return set(answers[first : first + mesh.num_splits]) == {str(True)}
 
 
 def open_typed_features(

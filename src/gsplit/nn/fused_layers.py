@@ -52,7 +52,7 @@ from gsplit.kernels import sums_numba
 from gsplit.kernels.attention_types import aggregates_first
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.dispatch import kernel_for
-from gsplit.kernels.rows import NO_PLACES, copy_rows, list_places
+from gsplit.kernels.rows import gather, list_places
 from gsplit.kernels.sums import EdgeSums, row_addresses
 from gsplit.kernels.sums_numba import run_in_threads
 from gsplit.minibatch.shuffle import RowExchange
@@ -209,12 +209,17 @@ class LayerRows:
     def aggregate(self, *, reduction: str = "sum", appends_dst: bool = False, factor: Tensor | None = None) -> Tensor:
         """See the module: ``A``, or with ``factor`` GIN's. A collective with ``exchange``."""
         rows = None
+        scales = None
         x = self.x
+        dtype = x.dtype
         if isinstance(x, InPlaceRows):
+            if x.array.dtype != dtype and (factor is not None or reduction == "max"):
+                x.read()  # their kernels do not decode
             rows = x.rows
+            scales = x.scales
             x = x.array
         out: Tensor = _Aggregate.apply(  # type: ignore[no-untyped-call]
-            x, self.dst, factor, rows, self.edges, self.exchange, reduction, appends_dst, self.pool
+            x, self.dst, factor, rows, scales, self.edges, self.exchange, reduction, appends_dst, self.pool, dtype
         )
         return out
 
@@ -283,6 +288,9 @@ class _Aggregate(torch.autograd.Function):
 
     Saved: the edges; for a factor that needs a gradient the rows of the destinations; for a max the rows, A, and what
     the gradient is divided by.
+
+    x may be of a type that kernels decode (``kernels.lanes``), unless there is a factor or a max; ``dtype`` is that of A.
+    ``scales``: those of the rows of x, if they are int8.
     """
 
     @staticmethod
@@ -292,18 +300,20 @@ class _Aggregate(torch.autograd.Function):
         dst: Tensor | None,
         factor: Tensor | None,
         rows: Tensor | None,
+        scales: Tensor | None,
         edges: EdgeSums,
         exchange: RowExchange | None,
         reduction: str,
         appends_dst: bool,
         pool: BufferPool,
+        dtype: torch.dtype,
     ) -> Tensor:
         x = x.detach().contiguous()
         received = () if exchange is None else exchange.receive(x)
         addresses = np.concatenate([row_addresses(x, rows), *(row_addresses(piece) for piece in received)])
         own = (x, rows) if dst is None else (dst.detach().contiguous(), None)
         ctx.width = x.size(1)
-        joined = pool.empty((edges.num_dst, ctx.width + (own[0].size(1) if appends_dst else 0)), x.dtype)
+        joined = pool.empty((edges.num_dst, ctx.width + (own[0].size(1) if appends_dst else 0)), dtype)
         saved: tuple[Tensor | None, ...] = own if ctx.needs_input_grad[2] else ()
         if reduction == "max":
             counts = pool.empty((edges.num_dst if ctx.needs_input_grad[0] else 0, ctx.width), x.dtype)
@@ -313,9 +323,10 @@ class _Aggregate(torch.autograd.Function):
             starts = sums_numba.NOTHING_OWN
             if factor is not None:
                 starts = (row_addresses(*own)[: edges.num_dst], factor.item())
-            edges.sum_into(joined, addresses, ctx.width, starts, mean=reduction == "mean")
+            of_sources = None if scales is None else scales[rows]
+            edges.sum_into(joined, addresses, x, of_sources, starts, mean=reduction == "mean")
         if appends_dst:
-            _copy_destinations(joined, *own, ctx.width)
+            _copy_destinations(joined[:, ctx.width :], *own, scales if dst is None else None)
         ctx.save_for_backward(factor, *saved)
         ctx.edges = edges
         ctx.exchange = exchange
@@ -355,7 +366,7 @@ class _Aggregate(torch.autograd.Function):
         g_dst = None
         if needs_dst:
             g_dst = g_own if factor is None else g_own * factor
-        return g_x, g_dst, g_factor, *[None] * 6
+        return g_x, g_dst, g_factor, *[None] * 8
 
 
 class _Multiply(torch.autograd.Function):
@@ -433,16 +444,11 @@ def _gradient_of_rows(
     return g_x
 
 
-def _copy_destinations(joined: Tensor, x: Tensor, rows: Tensor | None, column: int) -> None:
-    """The rows of the destinations, the first of x or of ``rows`` of x, into the last columns of ``joined``."""
-    source = x.detach().contiguous().numpy()
-    chosen = np.arange(joined.size(0)) if rows is None else rows.numpy()[: joined.size(0)]
-    target = joined.view(-1)[column:].numpy() if joined.numel() else joined.view(-1).numpy()
-    stride = joined.size(1)
-    run_in_threads(
-        joined.size(0),
-        lambda first, stop: copy_rows(source, chosen[first:stop], NO_PLACES, target[first * stride :], stride),
-    )
+def _copy_destinations(out: Tensor, x: Tensor, rows: Tensor | None, scales: Tensor | None) -> None:
+    """The rows of the destinations, the first of x or of ``rows`` of x, into columns of a matrix."""
+    source = x.detach().contiguous()
+    chosen = torch.arange(out.size(0), device=out.device) if rows is None else rows
+    run_in_threads(out.size(0), lambda first, stop: gather(source, chosen[first:stop], out[first:stop], scales))
 
 
 def _add_bias(out: Tensor, bias: Tensor | None, relu: bool, kept: Tensor | None) -> None:

@@ -175,7 +175,6 @@ class StoredRows:
     def read_in_place(self, hardware: Hardware, loading: Loading) -> bool:
         """Whether ranks of one host read the rows of all of them in place, as the loader decides it."""
         is_plain = self._of_types is None and len(self._features) == 1
-        is_plain = is_plain and self._store.dtype(f"features/{self._features[0]}") != "int8"
         is_mapped = not (loading.on_disk or loading.cache_bytes or loading.copies)
         return is_plain and is_mapped and hardware.cores is not None
 

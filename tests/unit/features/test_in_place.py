@@ -16,7 +16,7 @@ import gsplit
 from gsplit.errors import InputError, StoreError
 from gsplit.features.in_place import InPlaceRows
 from gsplit.features.protocol import RowsRead
-from gsplit.features.sources import MappedRows, torch_dtype
+from gsplit.features.sources import MappedRows, ScaledRows, torch_dtype
 from gsplit.kernels.buffers import BufferPool
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
@@ -36,7 +36,7 @@ def _plain(dtype: str = "float32") -> Tensor:
 
 
 def _rows(reads: list[RowsRead] | None = None) -> InPlaceRows:
-    return InPlaceRows(_source(), IDS, POOL, None if reads is None else reads.append)
+    return InPlaceRows(_source(), IDS, POOL, None if reads is None else lambda read, num_bytes: reads.append(read))
 
 
 def _save_and_load(x: Tensor) -> Tensor:
@@ -61,7 +61,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "product": lambda x: x @ x.T,
     "cat": lambda x: torch.cat([x, x[:2]]),
     "stack": lambda x: torch.stack((x, x)),
-    "to": lambda x: x.to(torch.float64),
+    "to": lambda x: x.to(torch.float64) * 1,
+    "to another": lambda x: x.to(torch.int64),
+    "to by name": lambda x: x.to(dtype=torch.float64),
     "half": lambda x: x.half(),
     "same type": lambda x: x.float(),
     "isfinite": lambda x: torch.isfinite(x).all(),
@@ -203,6 +205,50 @@ def test_bfloat16_and_rows_of_any_shape() -> None:
     x = InPlaceRows(source, torch.tensor([104, 100]), POOL)
     assert x.shape == (2, 2, 3) and x.rows.tolist() == [4, 0]
     assert torch.equal(x.array[x.rows], want[[4, 0]]) and torch.equal(x.read(), want[[4, 0]])
+
+
+def _compressed(dtype: str) -> tuple[MappedRows | ScaledRows, Tensor]:
+    """A source of rows of some stored type, and all its rows."""
+    torch.manual_seed(0)
+    rows = torch.randn(10, 37)
+    if dtype == "int8":
+        stored = torch.randint(-128, 128, (10, 37), dtype=torch.int8)
+        scales = rows[:, 0].contiguous()
+        mapped = MappedRows("x", stored.numpy(), torch.int8, 0)
+        return ScaledRows("x", mapped, scales.numpy(), 0), stored.float() * scales[:, None]
+    stored = rows.to(torch_dtype(dtype))
+    bits = stored.view(torch.uint16) if dtype == "bfloat16" else stored
+    return MappedRows("x", bits.numpy(), torch_dtype(dtype), 0), stored
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float32", "float64"])
+@pytest.mark.parametrize("decoded", [torch.float32, torch.float64])
+def test_rows_of_fewer_bits_are_decoded_where_they_are_read(dtype: str, decoded: torch.dtype) -> None:
+    source, want = _compressed(dtype)
+    reads: list[tuple[RowsRead, int]] = []
+    stored = InPlaceRows(source, IDS, POOL, lambda *read: reads.append(read))
+    x = stored.to(decoded)
+    assert isinstance(x, InPlaceRows) and x.dtype == decoded and x.shape == (4, 37)
+    assert x.array.dtype == torch_dtype(dtype) and x.rows.tolist() == IDS.tolist() and not reads
+    assert (x.scales is not None) == (dtype == "int8")
+    first = x[:2]
+    assert isinstance(first, InPlaceRows)
+    assert torch.equal(x.read(), want[IDS].to(decoded))
+    assert torch.equal(first.read(), x.read()[:2]) and x.scales is None
+    num_bytes = 4 * 37 * torch_dtype(dtype).itemsize
+    assert reads == [(RowsRead(rows=4, num_bytes=num_bytes), 4 * 37 * decoded.itemsize)]
+
+
+def test_a_conversion_is_a_copy_of_what_it_was_made_from() -> None:
+    source, want = _compressed("float16")
+    stored = InPlaceRows(source, IDS, POOL)
+    one, other = stored.to(torch.float32), stored.to(torch.float32)
+    one.mul_(2)
+    stored.mul_(3)
+    assert torch.equal(one, 2 * want[IDS].float()) and torch.equal(other, want[IDS].float())
+    assert torch.equal(stored.to(torch.float32), (3 * want[IDS]).float())
+    same = _rows()
+    assert torch.equal(same.to(torch.float32).mul_(2), same.read())  # as torch: no copy
 
 
 def test_no_rows_are_a_tensor_too() -> None:

@@ -4,10 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numba.core.errors import TypingError
+from torch import Tensor
 
 from gsplit.kernels.jit import kernel
-from gsplit.kernels.lanes import add_rows, add_scaled, dot, prefetch_row, row_at
+from gsplit.kernels.lanes import add_rows, add_scaled, copy_row, dot, prefetch_row, row_at, with_scale
+from gsplit.kernels.rows import stored_words
 
 
 @kernel
@@ -79,6 +82,51 @@ def test_rows_at_addresses_are_added_to_their_row_only(dtype: Any, width: int) -
     _add_at(target, np.array([rows[i].ctypes.data for i in (2, 0)]))
     assert np.array_equal(target[:2], before[:2] + rows[[2, 0]] + rows[[2, 0]])
     assert np.array_equal(target[2:], before[2:])
+
+
+@kernel
+def _add_decoded(target: Any, factor: Any, rows: Any, scales: Any) -> None:
+    for i in range(rows.shape[0]):
+        row = with_scale(rows[i], scales, i)
+        copy_row(target[i], row)
+        add_rows(target[i], row, row)
+        add_scaled(target[i], factor, row)
+
+
+def _all_words(dtype: torch.dtype) -> Tensor:
+    """Every number that 16 bits can hold, in rows of 30: zeros, subnormal numbers, infinities and NaN among them."""
+    words = torch.arange(1 << 16).to(torch.uint16).view(dtype)
+    return words[: words.numel() // 30 * 30].view(-1, 30)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_words_of_16_bits_are_decoded_as_torch_does(stored: torch.dtype, dtype: Any) -> None:
+    rows = _all_words(stored)
+    target = np.empty(rows.shape, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        _add_decoded(target, dtype(0.3), stored_words(rows), None)
+        want = rows.to(torch.from_numpy(target).dtype).numpy()
+        want = want + want + want + dtype(0.3) * want
+    assert np.array_equal(target, want, equal_nan=True)
+    numbers = ~np.isnan(want)
+    assert np.array_equal(np.signbit(target[numbers]), np.signbit(want[numbers]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", [0, 1, 16, 133])
+def test_int8_is_decoded_with_the_scale_of_its_row(width: int, dtype: Any) -> None:
+    rng = np.random.default_rng(width)
+    rows, scales = rng.integers(-128, 128, (5, width)).astype(np.int8), rng.normal(size=5).astype(np.float32)
+    target = np.empty((5, width), dtype)
+    _add_decoded(target, dtype(0.3), rows, scales)
+    want = (rows.astype(np.float32) * scales[:, None]).astype(dtype)
+    assert np.array_equal(target, want + want + want + dtype(0.3) * want)
+
+
+def test_int8_without_scales_is_refused() -> None:
+    with pytest.raises(TypingError):
+        _add_decoded(np.ones((3, 3)), 1.0, np.ones((3, 3), np.int8), None)
 
 
 def test_rows_that_are_not_contiguous_are_refused() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +23,16 @@ from torch_geometric.utils import scatter
 from gsplit import NeighborLoader, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.features.in_place import InPlaceRows
+from gsplit.features.sources import torch_dtype
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.sums import EdgeSums
 from gsplit.nn import adapters
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.fused_layers import Activation, LayerRows, linear_form, run_linear_form, run_linears
 from gsplit.nn.parallelize import forward_plan_of
+from gsplit.store.build import build_store
+from gsplit.store.feature_types import feature_values, write_with_features
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 
 
 @contextmanager
@@ -349,6 +354,28 @@ def test_the_first_layer_reads_input_rows_where_they_lie(kind: Any, monkeypatch:
     want, wanted = _train_step(model, plain)
     assert torch.equal(out, want) and all(map(torch.equal, grads, wanted))
     assert _check_equal(model, make_batch(1), monkeypatch) == [False]
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8", "float32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [SAGEConv, GraphConv, GCNConv])
+def test_the_first_layer_decodes_rows_of_fewer_bits(
+    kind: Any, dtype: torch.dtype, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = PlantedGraph(300, 3000, num_communities=4, num_features=WIDTH, num_classes=CLASSES)
+    plain = build_store(synthetic_source(planted), tmp_path / "g.gsplit")
+    store = write_with_features(plain, tmp_path / "c.gsplit", stored)
+    layer = kind(WIDTH, CLASSES).to(dtype)
+    model = parallelize(Stack(lambda self, x, edge_index: self.layer(x, edge_index), layer=layer), solo_mesh())
+    batch = NeighborLoader(store, [5], "train", batch_size=40).make_batch(0, 0).cast(dtype)
+    assert isinstance(batch.x, InPlaceRows) and batch.x.array.dtype == torch_dtype(stored)
+    with _counted(monkeypatch) as calls:
+        out, grads = _train_step(model, batch)
+    assert calls == [False] and not batch.x.is_read
+    values = torch.from_numpy(feature_values(store, "x", slice(None))).to(dtype)
+    want, wanted = _train_step(model, replace(batch, x=values[batch.input_ids]))
+    assert torch.equal(out, want) and all(map(torch.equal, grads, wanted))
+    assert _check_equal(model, batch, monkeypatch) == [False]
 
 
 class _Weighted(Module):

@@ -14,6 +14,7 @@ from gsplit.planner.placement import Loading
 from gsplit.planner.plan import Candidate, Plan, StepTime, choose, make_plan, rank_timed, shortlist
 from gsplit.planner.shapes import PlannedModel
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 
@@ -147,7 +148,7 @@ def test_a_device_holds_its_share_of_the_graph_and_the_hottest_rows(store: Store
         make_plan(store, workload, SHAPE, QUICK, 4, hosts=3)
 
 
-def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload) -> None:
+def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload, tmp_path: Path) -> None:
     host = replace(QUICK, cores=8)
 
     def plan(**options: Any) -> dict[str, Candidate]:
@@ -167,6 +168,9 @@ def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload) 
     assert plan(hosts=2)["split x 2"].step.stages.exchange_features == 0  # each replica is on one host
     for loading in (Loading(on_disk=True), Loading(cache_bytes=10_000), Loading(copies=True)):
         assert plan(loading=loading)["split"].step.stages.exchange_features > 0, loading
+    scaled = write_with_features(store, tmp_path / "int8.gsplit", "int8")
+    best = make_plan(scaled, Workload.of_store(scaled, "train", [4, 4], 128), SHAPE, host, 4)
+    assert not any(each.step.counts.exchanges_inputs for each in best.candidates)
     on_devices = make_plan(store, workload, SHAPE, QUICK, 4)
     assert all(each.step.counts.exchanges_inputs for each in on_devices.candidates)
 

@@ -3,7 +3,7 @@
 The store is sorted hottest first, so a cache holds the first rows: those at ``position < num_cached``. Cold rows are
 read by the same kernel through the address that host memory has on the device, if it was registered with the driver.
 Rows are moved as bits, so any element type will do. Rows of int8 with scales are multiplied on the way and become
-float32. Twins: ``kernels.rows.copy_rows`` and ``scale_rows``.
+float32. Twin: ``kernels.rows.copy_rows``.
 """
 
 import torch
