@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_place_programs import Case, train_steps
+from in_place_programs import Case, infer_rows, train_steps
 
 import gsplit
 from gsplit.store.build import build_store
@@ -69,6 +69,20 @@ def test_compressed_rows_are_decoded_to_the_bits_of_an_exchange(
                 assert step.loaded["rows_in_place"] == step.num_mixed
                 assert step.counts["rows_loaded"] == (step.num_mixed if case.first else 0), case
                 assert step.counts["bytes_loaded"] == num_bytes * FEATURES * step.counts["rows_loaded"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_inference_reads_the_rows_of_the_first_layer_in_place(
+    num_ranks: int, dtype: str, store: Store, tmp_path: Path
+) -> None:
+    path = str(write_with_features(store, tmp_path / "c.gsplit", dtype).path)
+    near = run_ranks(infer_rows, num_ranks, path, "")
+    far = run_ranks(infer_rows, num_ranks, path, "", shared_memory=False)
+    encoded = run_ranks(infer_rows, num_ranks, path, "encoder")  # no layer reads stored rows
+    for (rows, exchanges), (others, all_exchanges), (_, of_encoded) in zip(near, far, encoded, strict=True):
+        assert rows == others
+        assert (exchanges, all_exchanges, of_encoded) == (1, 1 if num_ranks == 1 else 2, 2)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

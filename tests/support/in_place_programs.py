@@ -1,6 +1,7 @@
 """What ranks run in the tests of input rows that are read in place."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,3 +109,14 @@ def _train(mesh: Mesh, graph: Any, case: Case) -> list[Step]:
         steps.append(Step(float(loss.detach()), gradients, len(batch.x), exchanged, loaded, counts))
         calls.clear()
     return steps
+
+
+def infer_rows(mesh: Mesh, path: str, first: str) -> tuple[list[Any], int]:
+    """The outputs of a model for all vertices, and the number of exchanges of rows."""
+    graph = gsplit.open(path)
+    calls = record_calls(mesh.loading_groups.inputs)
+    torch.manual_seed(0)
+    model = gsplit.parallelize(Net(graph.num_features, graph.num_classes, first), mesh)
+    out = Path(path).with_name(f"{first}-{mesh.size}-{mesh.replica_shares_host}.npy")
+    rows = gsplit.infer(model, graph, out).tolist()
+    return rows, len([call for call in calls if call.name == "exchange features"])

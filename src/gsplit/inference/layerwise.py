@@ -40,7 +40,7 @@ from gsplit.inference.closure import RequiredVertices, edge_chunks, num_rounds, 
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.step_loader import StepLoader
 from gsplit.loading.strategy import Strategy
-from gsplit.loading.tiers import open_features
+from gsplit.loading.tiers import can_read_foreign_rows, open_features
 from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer
 from gsplit.minibatch.edge_handles import EdgeAttrHandle, EdgeHandle, EdgeWeightHandle
 from gsplit.minibatch.link_batch import LinkBatch
@@ -304,13 +304,24 @@ class LayerwisePass:
     def _evaluate(self, inputs: RowSource, split: SplitForward, call: LayerCall) -> RowSource:
         """A layer's outputs for the vertices that need them, from chunks with all their in-edges. A collective.
 
+        Ranks of one host read stored features in place, as in training; they exchange the outputs of other layers.
         User hooks on the layer do not run here but in the replays, which call the layer as the model does.
         """
         mesh = self._mesh
         local = self._local
         name = split.name
         groups = mesh.loading_groups
-        strategy = Strategy(parse_strategy("split", 1), [-1], local, groups.ids, own=self._sampler)
+        in_place = can_read_foreign_rows(
+            inputs, local.store, mesh, wanted=inputs is self._x and mesh.replica_shares_host
+        )
+        strategy = Strategy(
+            parse_strategy("split", 1),
+            [-1],
+            local,
+            groups.ids,
+            own=self._sampler,
+            reads_foreign_rows=in_place,
+        )
         loader = StepLoader(
             local,
             mesh,
@@ -320,6 +331,7 @@ class LayerwisePass:
             strategy="split",
             each_vertex_once=True,
             deterministic=True,
+            in_place=in_place,
             labels=False,
         )
         plan = ForwardPlan(1, {name: 0}, {name: self._plan.adapters[name]}, (), ())
