@@ -32,7 +32,16 @@ from gsplit_bench.simulated import why_not_supported
 pytestmark = pytest.mark.skipif(why_not_supported() is not None, reason=str(why_not_supported()))
 STEPS = 2  # the second from weights that the first has changed
 OWN_ORDER = 1e-9  # float64; outputs and gradients are within 1e-14, Adam divides by their roots
-SUMS_OF_ITS_OWN = ("gat", "gatv2", "transformer", "sage", "sage_max", "graphconv", "gin", "gcn")  # not in the host's order
+SUMS_OF_ITS_OWN = (
+    "gat",
+    "gatv2",
+    "transformer",
+    "sage",
+    "sage_max",
+    "graphconv",
+    "gin",
+    "gcn",
+)  # not in the host's order
 
 
 @pytest.mark.parametrize(

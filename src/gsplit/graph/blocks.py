@@ -4,7 +4,9 @@ The sources of layer l are the mixed frontier of layer l: [local frontier of lay
 destinations are the local frontier of layer l + 1, which is a prefix of both (law 4).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -71,22 +73,28 @@ def count_self_loops(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(replace(block, num_self_loops=count) for block, count in zip(blocks, counts, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FrontierIds:
     """The vertices of a rank's local frontiers from level ``level`` up, where level l is the input of layer l.
 
-    Each local frontier is a prefix of the one below it (law 4), so the ids of the lowest one are enough. ``n_id``:
-    original ids; ``ids``: the same vertices in the numbering of the store. ``timed``: hashes of (original id, time), in
-    temporal sampling, where a row belongs to a vertex and a time.
+    Each local frontier is a prefix of the one below it (law 4), so the ids of the lowest one are enough.
+    ``original_ids``: original ids, or the function that gives those of ``ids``, the same vertices in the numbering of
+    the store. ``timed``: hashes of (original id, time), in temporal sampling, where a row belongs to a vertex and a
+    time.
 
-    Local frontiers [7, 8, 6] at level 0 and [7] at level 1 are ``FrontierIds(level=0, n_id=[7, 8, 6], ...)``: the local
-    frontier of level 1 is its first row.
+    Local frontiers [7, 8, 6] at level 0 and [7] at level 1 are ``FrontierIds(level=0, original_ids=[7, 8, 6], ...)``:
+    the local frontier of level 1 is its first row.
     """
 
     level: int
-    n_id: Tensor
+    original_ids: Tensor | Callable[[Tensor], Tensor]
     ids: Tensor
     timed: Tensor | None = None
+
+    @cached_property
+    def n_id(self) -> Tensor:
+        """Original ids of the vertices. A step that nothing random depends on does not need them."""
+        return self.original_ids if isinstance(self.original_ids, Tensor) else self.original_ids(self.ids)
 
     @property
     def names(self) -> Tensor:

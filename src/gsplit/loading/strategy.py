@@ -244,10 +244,13 @@ class Strategy:
 
     def _frontier_ids(self, level: int, ids: Tensor, times: Tensor | None) -> FrontierIds:
         """The vertices of a frontier. With ``times``, ``ids`` are those of (vertex, time) pairs."""
-        vertices = ids if times is None else ids // times.numel()
-        n_id = self._graph.to_original_ids(vertices)
-        timed = None if times is None else mix(n_id, times[ids % times.numel()])
-        return FrontierIds(level=level, n_id=n_id, ids=vertices, timed=timed)
+        convert = self._graph.to_original_ids
+        if times is not None:
+            vertices = ids // times.numel()
+            n_id = convert(vertices)
+            return FrontierIds(level, n_id, vertices, timed=mix(n_id, times[ids % times.numel()]))
+        on_host = self._graph.device.type == "cpu"  # a device gets original ids with the batch
+        return FrontierIds(level, convert if on_host else convert(ids), ids)
 
     def _read_inputs(
         self, lower: Split, boundary: Route | None, upper: MiniBatch | None, telemetry: StepTelemetry

@@ -190,7 +190,7 @@ class LocalGraph:
         """``whole``: a view of all vertices, instead of those that the rank owns."""
         self.store = store
         self.ownership = ownership
-        self._device = mesh.device
+        self.device = mesh.device
         self.first, self.stop = (0, store.num_vertices) if whole else ownership.range_of(mesh.split_rank)
         low, high = store.vertex_range
         if not low <= self.first <= self.stop <= high:
@@ -269,9 +269,9 @@ class LocalGraph:
 
     def _small_rows(self, name: str, values: npt.NDArray[np.float64]) -> RowSource:
         """One number for every vertex, on the device of the model."""
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return MappedRows(name, values, torch.float64, self.first)
-        return DeviceTensorRows(torch.from_numpy(values).to(self._device), self.first)
+        return DeviceTensorRows(torch.from_numpy(values).to(self.device), self.first)
 
     def _weights(self, name: str) -> npt.NDArray[np.floating[Any]]:
         """Stored weights in a type that numba can sum; types other than float32 and float64 are converted."""

@@ -289,7 +289,7 @@ class _Aggregate(torch.autograd.Function):
     Saved: the edges; for a factor that needs a gradient the rows of the destinations; for a max the rows, A, and what
     the gradient is divided by.
 
-    x may be of a type that kernels decode (``kernels.lanes``), unless there is a factor or a max; ``dtype`` is that of A.
+    Without a factor and a max, x may be of a type that kernels decode (``kernels.lanes``); ``dtype`` is that of A.
     ``scales``: those of the rows of x, if they are int8.
     """
 

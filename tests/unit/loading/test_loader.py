@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 import gsplit
@@ -16,6 +17,7 @@ from gsplit.distributed.comm.comm import Call, SoloComm
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
 from gsplit.graph.ownership import Ownership
 from gsplit.loading.loader import NeighborLoader
+from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.partitioning.partition import partition
 from gsplit.sampling.draws import DrawOptions, open_draw
 from gsplit.store.build import build_store
@@ -156,6 +158,25 @@ def test_target_lists_masks_and_everybody(store: Store) -> None:
     assert [b.n_id[: b.batch_size].tolist() for b in plain] == [[3, 5, 70], [1999]]
     assert _loader(store, input_nodes=None).num_targets == 2000
     assert len(_loader(store, input_nodes=torch.empty(0, dtype=torch.int64))) == 0
+
+
+def test_original_ids_are_looked_up_when_they_are_first_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = torch.randint(0, 4, (2000,), generator=torch.Generator().manual_seed(0))
+    loader = _loader(gsplit.to_pyg(store), partition=parts)
+    asked: list[int] = []
+    convert = LocalGraph.to_original_ids
+
+    def counting(graph: LocalGraph, ids: Tensor) -> Tensor:
+        asked.append(ids.numel())
+        return convert(graph, ids)
+
+    monkeypatch.setattr(LocalGraph, "to_original_ids", counting)
+    batch = loader.make_batch(0, 0)
+    assert asked == []
+    assert torch.equal(batch.n_id, _loader(store).make_batch(0, 0).n_id) and not torch.equal(
+        batch.n_id, batch.input_ids
+    )
+    assert batch.n_id is batch.frontier(1).names and asked[:1] == [batch.input_ids.numel()]
 
 
 def test_pyg_data_with_a_partition(store: Store) -> None:
