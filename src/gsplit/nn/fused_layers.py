@@ -343,12 +343,11 @@ class _Aggregate(torch.autograd.Function):
         needs_x, needs_dst, needs_factor, *_ = ctx.needs_input_grad
         edges: EdgeSums = ctx.edges
         g = g.contiguous()
-        g_own = g[:, ctx.width if ctx.appends_dst else 0 :]
+        column = ctx.width if ctx.appends_dst else 0
         g_x = None
         if needs_x:
             own = sums_numba.NOTHING_OWN
             if ctx.dst_is_prefix and (ctx.appends_dst or factor is not None):
-                column = ctx.width if ctx.appends_dst else 0
                 own = (row_addresses(g, column=column), 1.0 if factor is None else factor.item())
             if ctx.reduction == "max":
                 x, joined, counts = saved
@@ -365,7 +364,7 @@ class _Aggregate(torch.autograd.Function):
             g_factor = sums.sum().reshape(factor.shape)
         g_dst = None
         if needs_dst:
-            g_dst = g_own if factor is None else g_own * factor
+            g_dst = g[:, column:] if factor is None else g[:, column:] * factor
         return g_x, g_dst, g_factor, *[None] * 8
 
 
