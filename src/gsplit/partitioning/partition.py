@@ -39,6 +39,7 @@ def partition(
     batch_size: int = 1024,
     objective: str = "gsplit",
     solver: str | None = None,
+    threads: int = 1,
     tolerance: float = TOLERANCE,
     c_v: float = C_V,
     c_e: float = C_E,
@@ -57,7 +58,8 @@ def partition(
     result. ``input_nodes``: the name of stored targets, such as "train" or, of a vertex type, "paper/train"; None for
     every vertex. In a heterogeneous graph, ``num_neighbors`` count for each edge type. ``objective``: "gsplit"
     (expected work balanced, expected traffic cut), or the baselines "node", "edge", "random". ``solver``: "metis" (the
-    default), "mtkahypar", "restream" (for graphs that METIS cannot hold) or "random" (with the objective of that name).
+    default), "kaminpar", "mtkahypar", "restream" (for graphs that no other can hold) or "random" (with the objective of
+    that name); ``threads``: of kaminpar and mtkahypar, whose parts repeat bit for bit with one only.
     A part's work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times
     the mean.
     ``pairs``: the name of stored pairs, in place of ``input_nodes``, for link prediction, with the mode and the amount
@@ -75,6 +77,7 @@ def partition(
         batch_size=batch_size,
         objective=objective,
         solver=solver,
+        threads=threads,
         tolerance=tolerance,
         c_v=c_v,
         c_e=c_e,

@@ -78,7 +78,15 @@ def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, 
         graph, edge_counts = sort_columns(graph, counts.edges, folder)
         drawn = replace(counts, edges=edge_counts)
     weighted = weigh(settings.objective, graph, drawn, workload.targets, folder, settings.c_v, settings.c_e)
-    solution = run_solver(settings.solver, weighted, folder, settings.parts, settings.tolerance, settings.seed)
+    solution = run_solver(
+        settings.solver,
+        weighted,
+        folder,
+        settings.parts,
+        settings.tolerance,
+        settings.seed,
+        settings.threads,
+    )
     parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())
     links = count_links(workload.graph, counts.edges, parts, settings.parts)
     if not solution.ordered:

@@ -48,7 +48,10 @@ class PartitionSettings:
     fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
     batch_size: Annotated[int, Field(ge=1, description="targets of the GLOBAL mini-batch, as in training")] = 1024
     objective: Annotated[str, Field(description="gsplit, or a baseline: node, edge or random")] = "gsplit"
-    solver: Annotated[str | None, Field(description="metis, mtkahypar or restream [default: metis]")] = None
+    solver: Annotated[str | None, Field(description="metis, kaminpar, mtkahypar or restream [default: metis]")] = None
+    threads: Annotated[
+        int, Field(ge=1, description="of kaminpar and mtkahypar; parts repeat bit for bit with one only")
+    ] = 1
     tolerance: Annotated[float, Field(description="largest allowed work of a part, over the mean")] = TOLERANCE
     c_v: Annotated[float, Field(description="work per sampled vertex")] = C_V
     c_e: Annotated[float, Field(description="work per sampled edge")] = C_E

@@ -89,6 +89,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         (store, {"input_nodes": "none"}, "targets: expected at least one"),
         (store, {"num_neighbors": []}, "num_neighbors"),
         (store, {"objective": "edge", "solver": "mtkahypar"}, "Mt-KaHyPar: expected one balance constraint"),
+        (store, {"objective": "edge", "solver": "kaminpar"}, "KaMinPar: expected one balance constraint"),
         (made, {}, "the store: expected one that has not been renumbered"),
         (shard, {}, "expected a whole store"),
         (store, {"path": tmp_path / "p.gsplit"}, "p.gsplit"),
@@ -107,7 +108,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return build_store(synthetic_source(graph), folder / "g.gsplit")
 
 
-@pytest.mark.parametrize("solver", ["metis", "restream", "mtkahypar"])
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "restream", "mtkahypar"])
 def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) -> None:
     """What is foreseen for W ranks is what a count over their vertices finds, and runs of parts stay good parts."""
     made = gsplit.partition(planted, tmp_path / "p.gsplit", 8, [5, 5], batch_size=256, epochs=2, solver=solver)
@@ -231,7 +232,7 @@ def test_a_ring_that_was_partitioned_is_not_partitioned_again(tmp_path: Path) ->
         gsplit.partition(made, tmp_path / "q.gsplit", 4, [2], batch_size=8, epochs=1)
 
 
-@pytest.mark.parametrize("solver", ["metis", "restream", "mtkahypar"])
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "restream", "mtkahypar"])
 def test_vertices_that_no_mini_batch_reaches_are_spread(solver: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     source = source_of(

@@ -57,7 +57,7 @@ def _options(seed: int) -> npt.NDArray[np.int64]:
     return options
 
 
-def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
     """The part of every vertex; each constraint's largest part at most ``tolerance`` times the mean, if it can be."""
     library = _library()
     if parts == 1:  # METIS counts from 1 then

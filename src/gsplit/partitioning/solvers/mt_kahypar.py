@@ -5,7 +5,6 @@ times the memory. Balances one constraint. Weights are 32 bits wide: if their su
 same number and rounded up.
 """
 
-import os
 from typing import Any
 
 import numpy as np
@@ -44,10 +43,10 @@ def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) ->
     return _BYTES_PER_ENTRY * num_entries + _BYTES_PER_VERTEX * num_vertices + (32 << 20)
 
 
-def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
     """The part of every vertex."""
     mtkahypar = _package()
-    mtk = mtkahypar.initialize(len(os.sched_getaffinity(0)))
+    mtk = mtkahypar.initialize(threads)
     mtkahypar.set_seed(seed & 0x7FFFFFFF)
     context = mtk.context_from_preset(mtkahypar.PresetType.DEFAULT)
     context.set_partitioning_parameters(parts, tolerance - 1.0, mtkahypar.Objective.CUT)

@@ -20,7 +20,7 @@ def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) ->
     return 24 * num_vertices + (64 << 20)
 
 
-def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
     """The part of every vertex."""
     words = mix_array(seed, np.arange(graph.num_vertices))
     return ((words >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.int32)

@@ -44,7 +44,7 @@ def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) ->
     return 24 * num_vertices + (64 << 20)
 
 
-def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
     """The part of every vertex, by passes over the graph in blocks of vertices that are in random order."""
     n = graph.num_vertices
     result = np.full(n, -1, np.int32)

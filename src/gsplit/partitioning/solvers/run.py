@@ -26,7 +26,13 @@ from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
 __all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "run_solver", "solver_module"]
 
-SOLVERS = {"metis": "metis", "mtkahypar": "mt_kahypar", "restream": "restream", "random": "random_parts"}
+SOLVERS = {
+    "metis": "metis",
+    "kaminpar": "kaminpar",
+    "mtkahypar": "mt_kahypar",
+    "restream": "restream",
+    "random": "random_parts",
+}
 _PARTS = "parts.npy"
 _ERRORS = "errors.txt"
 _POLL_S = 0.05
@@ -58,8 +64,10 @@ class Solver(Protocol):
     def estimate_bytes(self, num_vertices: int, num_entries: int, num_constraints: int) -> int:
         """Anonymous memory it will take."""
 
-    def solve(self, graph: WeightedGraph, parts: int, tolerance: float, seed: int) -> npt.NDArray[np.int32]:
-        """The part of every vertex."""
+    def solve(
+        self, graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1
+    ) -> npt.NDArray[np.int32]:
+        """The part of every vertex. ``threads``: for solvers that can use several."""
 
 
 def solver_module(solver: str) -> Solver:
@@ -69,7 +77,9 @@ def solver_module(solver: str) -> Solver:
     return cast(Solver, import_module(f"gsplit.partitioning.solvers.{SOLVERS[solver]}"))
 
 
-def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tolerance: float, seed: int) -> Solution:
+def run_solver(
+    solver: str, graph: WeightedGraph, folder: Path, parts: int, tolerance: float, seed: int, threads: int = 1
+) -> Solution:
     """Solve the problem that lies in ``folder``; ``graph`` is the same, opened."""
     module = solver_module(solver)
     estimate = int(module.estimate_bytes(graph.num_vertices, graph.adjncy.size, graph.vertex_weights.shape[1]))
@@ -79,7 +89,8 @@ def run_solver(solver: str, graph: WeightedGraph, folder: Path, parts: int, tole
         fix = "use --solver restream, which needs little, or a larger machine"
         raise InputError(explain(solver, f"about {estimate / 1e9:.1f} GB of memory", got, fix))
     started = time.perf_counter()
-    code, peak = _run_watched([solver, str(folder), str(parts), str(tolerance), str(seed)], folder / _ERRORS)
+    arguments = [solver, str(folder), str(parts), str(tolerance), str(seed), str(threads)]
+    code, peak = _run_watched(arguments, folder / _ERRORS)
     if code != 0:
         raise InputError(_explain_failure(solver, code, (folder / _ERRORS).read_text(errors="replace"), estimate))
     result = np.load(folder / _PARTS, allow_pickle=False)
@@ -125,12 +136,12 @@ def _explain_failure(solver: str, code: int, stderr: str, estimate: int) -> str:
     return explain(solver, "a partition", got, fix)
 
 
-def _main(solver: str, folder: str, parts: str, tolerance: str, seed: str) -> None:
+def _main(solver: str, folder: str, parts: str, tolerance: str, seed: str, threads: str) -> None:
     """The solver's own process; it ends when the one that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     graph = open_weighted(Path(folder))
     try:
-        result = solver_module(solver).solve(graph, int(parts), float(tolerance), int(seed))
+        result = solver_module(solver).solve(graph, int(parts), float(tolerance), int(seed), int(threads))
     except GSplitError as error:
         sys.stderr.write(str(error))
         sys.exit(_EXPLAINED)
@@ -138,4 +149,4 @@ def _main(solver: str, folder: str, parts: str, tolerance: str, seed: str) -> No
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], folder=sys.argv[2], parts=sys.argv[3], tolerance=sys.argv[4], seed=sys.argv[5])
+    _main(*sys.argv[1:])

@@ -1,0 +1,81 @@
+"""KaMinPar, the deep multilevel partitioner of the KaHIP project, on a compressed graph.
+
+Its bindings read graphs from files only: the graph is written in the binary ParHIP format, in the folder of the
+solver's process, and compressed while it is read, to a few bytes per edge (TeraPart). One balance constraint, 64-bit
+weights. With one thread the same seed gives the same parts; several threads race.
+"""
+
+import tempfile
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gsplit.errors import InputError, MissingDependencyError, explain
+from gsplit.partitioning.weighted_graph import WeightedGraph
+
+__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
+
+ORDERED = False
+_BYTES_PER_ENTRY = 12
+_BYTES_PER_VERTEX = 100
+_PIECE = 1 << 22
+"""Numbers that are converted at a time."""
+_NO_EDGE_WEIGHTS, _NARROW_IDS = 1, 8
+"""Bits of a ParHIP file's version: no weights of edges; 32-bit neighbours. All other numbers have 64 bits."""
+
+
+def check(num_constraints: int) -> None:
+    """Refuse what it cannot do."""
+    _package()
+    if num_constraints > 1:
+        fix = "use METIS or restreaming for this objective"
+        raise InputError(explain("KaMinPar", "one balance constraint", num_constraints, fix))
+
+
+def _package() -> Any:
+    try:
+        import kaminpar
+    except ImportError as error:
+        fix = "pip install kaminpar, or choose another solver"
+        raise MissingDependencyError(explain("KaMinPar", "the package kaminpar", error, fix)) from error
+    return kaminpar
+
+
+def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) -> int:
+    """Anonymous memory, measured."""
+    return _BYTES_PER_ENTRY * num_entries + _BYTES_PER_VERTEX * num_vertices + (64 << 20)
+
+
+def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
+    """The part of every vertex."""
+    kaminpar = _package()
+    if parts == 1 or not graph.vertex_weights.any():
+        return (np.arange(graph.num_vertices) % parts).astype(np.int32)
+    kaminpar.reseed(seed & 0x7FFFFFFF)
+    with tempfile.NamedTemporaryFile(prefix="gsplit-", suffix=".parhip") as file:
+        _write_parhip(graph, file)
+        file.flush()
+        loaded = kaminpar.load_graph(file.name, kaminpar.GraphFileFormat.PARHIP, compress=True)
+    solver = kaminpar.KaMinPar(num_threads=threads, ctx=kaminpar.terapart_context())
+    found = solver.compute_partition(loaded, k=parts, eps=tolerance - 1.0)
+    return np.fromiter(found, np.int32, graph.num_vertices)
+
+
+def _write_parhip(graph: WeightedGraph, file: IO[bytes]) -> None:
+    """A header, the places of the neighbours of each vertex in bytes of the file, neighbours, weights."""
+    num_vertices = graph.num_vertices
+    id_type = np.dtype(np.uint32 if num_vertices < 1 << 32 else np.uint64)
+    version = (0 if graph.edge_weights.size else _NO_EDGE_WEIGHTS) | (_NARROW_IDS if id_type.itemsize == 4 else 0)
+    header = np.array([version, num_vertices, graph.adjncy.size], np.uint64)
+    file.write(header.tobytes())
+    first = header.nbytes + 8 * graph.xadj.size
+    for begin in range(0, graph.xadj.size, _PIECE):
+        file.write((first + id_type.itemsize * graph.xadj[begin : begin + _PIECE]).astype(np.uint64).tobytes())
+    for array, dtype in (
+        (graph.adjncy, id_type),
+        (graph.vertex_weights[:, 0], np.dtype(np.int64)),
+        (graph.edge_weights, np.dtype(np.int64)),
+    ):
+        for begin in range(0, array.size, _PIECE):
+            file.write(array[begin : begin + _PIECE].astype(dtype).tobytes())
