@@ -54,6 +54,8 @@ def partition(
 ) -> Store:
     """Partition a graph for training with these targets, fanouts and global batch size; write and open the result.
 
+    With R replicas, ``batch_size`` is the global one divided by R: each replica splits a mini-batch of its own.
+
     ``graph`` is an opened store, or a PyG ``Data`` or ``HeteroData``. Any number of ranks up to ``parts`` runs from the
     result. ``input_nodes``: the name of stored targets, such as "train" or, of a vertex type, "paper/train"; None for
     every vertex. In a heterogeneous graph, ``num_neighbors`` count for each edge type. ``objective``: "gsplit"
