@@ -263,7 +263,7 @@ PRESETS: dict[str, Study] = {
     ),
     "crossover": Study(
         "who wins where: split against our other strategies and against LABOR sampling, by batch size and ranks",
-        systems=("split", "data(owner)", "hybrid(1)", "hybrid(2)", "split+labor"),
+        systems=("split", "data(owner)", "data", "hybrid(1)", "hybrid(2)", "split+labor"),
         ranks=(2, 4),
         batch_sizes=(256, 1024, 4096),
         warm_up=_STEADY,
