@@ -11,11 +11,15 @@ from pathlib import Path
 PICTURE = "result.svg"
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 RECORDS = {
-    "sage": ("2026-11-17-host-sage.json", "2026-11-17-host-sage-1m.json"),
-    "gat": ("2026-11-16-training-main.json",),
+    "sage": ("2026-11-17-host-sage.json", "2026-11-17-host-sage-1m.json", "2026-11-17-host-sage-1m-4.json"),
+    "gat": ("2026-11-17-host-others.json",),
 }
-"""The documents of each model. PyG samples with our sampler in all of them."""
-SYSTEMS = {"split": ("GSplit, split", "#b5651d"), "dgl": ("DGL 1.1.3", "#7f9bb3"), "pyg": ("PyG with DDP", "#a9b8c6")}
+"""The documents of each model."""
+SYSTEMS = {
+    "split": ("GSplit, split", "#b5651d"),
+    "dgl": ("DGL 1.1.3", "#7f9bb3"),
+    "pyg_our_sampler": ("PyG with DDP", "#a9b8c6"),
+}
 MODELS = {"sage": "GraphSAGE", "gat": "GAT"}
 RANKS = (2, 4)
 LEFT, BAR, GAP, WIDTH, TEXT = 120, 20, 5, 700, "#333333"
@@ -27,7 +31,7 @@ def read_seconds(documents: dict[str, tuple[str, ...]] = RECORDS) -> dict[tuple[
     for model, names in documents.items():
         for record in [each for name in names for each in json.loads((RESULTS / name).read_text())["records"]]:
             if record["model"] == model:
-                key = (model, record["ranks"], record["system"].removesuffix("_our_sampler"))
+                key = (model, record["ranks"], record["system"])
                 found.setdefault(key, {})[record["graph"]] = record["cpu_s"]["median"]
     return found
 

@@ -54,7 +54,7 @@ def test_plain_pyg_with_our_sampler_trains_like_our_strategies(model: str, store
             assert a.counts[name] == b.counts[name] > 0
         in_place = a.counts.get("rows_in_place", 0)  # by layers of ours that read input rows where they lie
         assert in_place + a.counts["rows_loaded"] == b.counts["rows_loaded"] > 0
-        assert (in_place > 0) == (model == "sage")
+        assert (in_place > 0) == (model != "gat")
         assert b.seconds.keys() == {"sample", "load_features", "forward", "backward", "optimizer"}
         assert b.seconds.keys() <= a.seconds.keys()
     assert theirs.note == ours.note == ""
@@ -172,11 +172,13 @@ def test_sleeping_is_blocked_and_computing_is_not() -> None:
     time.sleep(0.2)
     slept = read_clocks().since(start)
     assert slept.blocked_s > 0.15 and slept.cpu_s < 0.15 and slept.wall_s >= slept.blocked_s
-    start = read_clocks()
-    while read_clocks().since(start).cpu_s < 0.2:
-        sum(range(1000))
-    worked = read_clocks().since(start)
-    assert worked.cpu_s >= 0.2 and worked.blocked_s < 0.1
+    blocked = []
+    for _ in range(3):  # the host of a virtual machine may take the core away
+        start = read_clocks()
+        while read_clocks().since(start).cpu_s < 0.2:
+            sum(range(1000))
+        blocked.append(read_clocks().since(start).blocked_s)
+    assert min(blocked) < 0.1
 
 
 def test_a_document_says_where_it_comes_from() -> None:
