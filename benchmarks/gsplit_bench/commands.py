@@ -275,7 +275,7 @@ def exactness(
 ) -> None:
     """Check all models, strategies and meshes against one process.
 
-    In float64, with every option and ownership; takes some twenty minutes, and hours on the simulated device.
+    In float64, with every option and ownership; takes about an hour, and hours on the simulated device.
     """
     with command(as_json):
         from gsplit.run.models import MODELS
