@@ -386,6 +386,10 @@ def describe_models(document: dict[str, Any], title: str) -> str:
     num_plain = len({row["model"] for row in rows if not row["edge_values"]})
     edge_models = len({row["model"] for row in rows if row["edge_values"]})
     strategies = ", ".join(f"`{name}`" for name in dict.fromkeys(row["strategy"] for row in rows))
+    meshes = ", ".join(
+        f"{splits} ranks" if replicas == 1 else f"{replicas} replicas x {splits}"
+        for replicas, splits in sorted({(row["replicas"], row["splits"]) for row in rows})
+    )
     worst = {name: f"{value:.1e}" for name, value in document["worst"].items()}
     installed = installed_versions()
     versions = ", ".join(f"{name} {installed.get(name)}" for name in ("python", "torch", "torch_geometric"))
@@ -395,7 +399,7 @@ def describe_models(document: dict[str, Any], title: str) -> str:
             f"Command: `python -m gsplit_bench exactness`. Commit {current_commit()}, {versions}, two cores. Rows in the `.json` beside this file.\n",
             f"{_summarize(document)}.\n",
             f"{num_plain} kinds of models x dropout x jumping knowledge x BatchNorm, and {edge_models} with features or weights of edges, x the strategies {strategies}.",
-            "Vertices owned at random, all by rank 0, no targets on rank 1, and in original order. On 1, 2, 3 and 4 ranks and 2 replicas x 2. Graphs have duplicate edges with values of their own,",
+            f"Vertices owned at random, all by rank 0, no targets on rank 1, and in original order. On {meshes}. Graphs have duplicate edges with values of their own,",
             "self-loops and isolated vertices. 3 layers, fanouts 4, 3 and all, float64, 5 steps of Adam 1e-3, real gloo ranks against one process. BatchNorm only under `split` with one replica; elsewhere it is refused.\n",
             f"Largest difference of all cases: outputs {worst['output']}, losses {worst['loss']}, gradients {worst['gradient']}, weights after 5 steps {worst['weights']} (asked for: {document['tolerance']:.0e}).\n",
             "| model | cases | outputs | gradients | weights | with BatchNorm: cases | outputs | gradients | weights | with edge values: cases | outputs | gradients | weights |",

@@ -290,6 +290,25 @@ def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
         ]
         assert f"{words} ({100 * min(parts):.0f} to {100 * max(parts):.0f} %)" in page, (words, parts)
 
+    def times(category: str, alone: str) -> list[float]:
+        """CPU seconds of a category in the step over those of the same work alone."""
+        return [
+            sum(run["categories"][category] for run in record["per_rank"])
+            / sum(run["limit"][alone] for run in record["per_rank"])
+            for record in _record("2026-11-17-profile")["records"]
+        ]
+
+    products = times("dense products", "products_s")
+    rates = [100 / ratio for ratio in times("sums over edges", "gathered_s")]
+    assert f"Products take {min(products):.1f} to {max(products):.1f} times their time alone" in page, products
+    assert f"sums over edges run at {min(rates):.0f} to {max(rates):.0f} % of the rate of bare reading" in page, rates
+    (one,) = _record("2026-11-17-profile")["records"][0]["per_rank"]
+    shares_of_one = {name: f"{100 * seconds / one['cpu_s']:.0f} %" for name, seconds in one["categories"].items()}
+    said = (
+        f"dense products take {shares_of_one['dense products']} and sums over edges {shares_of_one['sums over edges']}"
+    )
+    assert said in page, said
+
 
 def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
     document = _record("2026-11-17-exactness")
@@ -298,6 +317,11 @@ def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
     for page in (ROOT / "README.md", DOCS / "measured.md", DOCS / "numerics.md"):
         assert said in page.read_text() and f"largest difference {worst:.1e}" in page.read_text(), page
     assert document["ok"]
+    fused = _record("2026-11-17-exactness-fused")
+    worst = max(max(row[kind] for kind in fused["worst"]) for row in fused["rows"])
+    said = f"{len(fused['rows']):,} cases, largest difference {worst:.1e}"
+    assert fused["ok"] and said in (DOCS / "measured.md").read_text(), said
+    assert f"[{len(fused['rows']):,} cases]" in (ROOT / "README.md").read_text()
 
 
 def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:

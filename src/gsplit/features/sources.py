@@ -20,7 +20,7 @@ from gsplit.errors import InputError, explain
 from gsplit.features.protocol import HostSource, RowSource, RowsRead
 from gsplit.files.mapped_files import check_files, files_behind
 from gsplit.kernels.buffers import BufferPool
-from gsplit.kernels.rows import copy_rows, flat_rows
+from gsplit.kernels.rows import NO_PLACES, copy_rows, flat_rows
 
 __all__ = [
     "ConcatRows",
@@ -55,7 +55,7 @@ def check_ids(name: str, ids: Ids, first_id: int, num_rows: int) -> None:
 
 def kernel_places(places: Ids | None) -> Ids:
     """Places in the form that kernels take: an empty array if row k goes to place k."""
-    return np.empty(0, np.int64) if places is None else places
+    return NO_PLACES if places is None else places
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -315,17 +315,7 @@ def backward(
         g_values = values.new_zeros((values.size(0) if wants_values else 0, *values.shape[1:]))
         g_src = src_terms.new_zeros(src_terms.shape)
         written = [t.numpy() for t in (g_values, g_src, g_dst, g_edge)]
-        _backward(
-            operands,
-            operands.src_terms,
-            alpha,
-            _array(out),
-            _array(g),
-            written[0],
-            written[1],
-            written[2],
-            written[3],
-        )
+        _backward(operands, operands.src_terms, alpha, _array(out), _array(g), *written)
         return g_values if wants_values else None, g_src, g_dst, g_edge if wants_edges else None, None
     g_src = values.new_zeros(values.shape)
     g_att = torch.zeros(att.numel(), dtype=torch.float64)

@@ -43,7 +43,7 @@ class ForwardPlan:
 
     ``layer_of``: the layer of the mini-batch that each module computes, in the order of the calls. ``dropouts``,
     ``norms``: the rows of each dropout and batch norm call. ``layer_dropouts``: the number of dropout calls inside each
-    module; PyG's attention layers call none if there are no edges. ``activations``: the modules whose output
+    module, which PyG's attention layers skip for a block without edges. ``activations``: the modules whose output
     only a ReLU reads (``fused_layers.Activation``).
     ``boundaries``: levels at which the rows of a mini-batch may become those of other vertices, as in ``hybrid(k)``.
     ``pairs``: the kind of pairs that the model decodes itself (``nn.checks.toy.PAIR_KINDS``); empty if its output are

@@ -53,7 +53,11 @@ def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbe
     if (settings.objective == "random") != (settings.solver == "random"):
         got = f"{settings.objective} with {settings.solver}"
         raise InputError(explain("objective and solver", "random with random", got, "give both, or neither"))
-    solver_module(settings.solver).check(NUM_CONSTRAINTS[settings.objective])
+    solver = solver_module(settings.solver)
+    solver.check(NUM_CONSTRAINTS[settings.objective])
+    if settings.threads > 1 and not solver.THREADED:
+        fix = "leave --threads out, or use --solver kaminpar"
+        raise InputError(explain("threads", f"1, all that {settings.solver} uses", settings.threads, fix))
     most = min(num_vertices, MAX_PARTS)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
         expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")

@@ -46,7 +46,7 @@ class PartitionSettings:
     ] = "binary"
     num_negatives: Annotated[float, Field(gt=0, description="negatives per pair, or per step if they are joint")] = 1.0
     fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
-    batch_size: Annotated[int, Field(ge=1, description="targets of the GLOBAL mini-batch, over the replicas")] = 1024
+    batch_size: Annotated[int, Field(ge=1, description="GLOBAL batch size of training, divided by its replicas")] = 1024
     objective: Annotated[str, Field(description="gsplit, or a baseline: node, edge or random")] = "gsplit"
     solver: Annotated[str | None, Field(description="metis, kaminpar, mtkahypar or restream [default: metis]")] = None
     threads: Annotated[

@@ -378,6 +378,28 @@ def test_the_first_layer_decodes_rows_of_fewer_bits(
     assert _check_equal(model, batch, monkeypatch) == [False]
 
 
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: SAGEConv(WIDTH, CLASSES, aggr="max"), lambda: GINConv(Linear(WIDTH, CLASSES), train_eps=True)],
+    ids=["max", "GIN"],
+)
+def test_a_first_layer_that_does_not_decode_reads_decoded_rows(
+    make: Any, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = PlantedGraph(300, 3000, num_communities=4, num_features=WIDTH, num_classes=CLASSES)
+    plain = build_store(synthetic_source(planted), tmp_path / "g.gsplit")
+    store = write_with_features(plain, tmp_path / "c.gsplit", stored)
+    model = parallelize(Stack(lambda self, x, edge_index: self.layer(x, edge_index), layer=make()), solo_mesh())
+    batch = NeighborLoader(store, [5], "train", batch_size=40).make_batch(0, 0).cast(torch.float32)
+    assert isinstance(batch.x, InPlaceRows) and batch.x.array.dtype == torch_dtype(stored)
+    out, grads = _train_step(model, batch)
+    assert batch.x.is_read
+    values = torch.from_numpy(feature_values(store, "x", slice(None))).to(torch.float32)
+    want, wanted = _train_step(model, replace(batch, x=values[batch.input_ids]))
+    assert torch.equal(out, want) and all(map(torch.equal, grads, wanted))
+
+
 class _Weighted(Module):
     """Four layers on one block, with and without edge weights."""
 

@@ -90,6 +90,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         (store, {"num_neighbors": []}, "num_neighbors"),
         (store, {"objective": "edge", "solver": "mtkahypar"}, "Mt-KaHyPar: expected one balance constraint"),
         (store, {"objective": "edge", "solver": "kaminpar"}, "KaMinPar: expected one balance constraint"),
+        (store, {"threads": 2}, "threads: expected 1, all that metis uses .got 2.*--solver kaminpar"),
         (made, {}, "the store: expected one that has not been renumbered"),
         (shard, {}, "expected a whole store"),
         (store, {"path": tmp_path / "p.gsplit"}, "p.gsplit"),

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "THREADED", "check", "estimate_bytes", "solve"]
 
 ORDERED = True
+THREADED = False
 _NUM_OPTIONS = 40  # METIS_NOPTIONS, the length of the array in every METIS 5
 _TRIES = 4  # bisections tried at each level, the best kept: 3 to 5 % fewer cross edges than one (docs/lab-log.md)
 _ERRORS = {-2: "its input is wrong", -3: "it ran out of memory", -4: "it failed"}

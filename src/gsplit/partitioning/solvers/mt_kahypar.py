@@ -13,9 +13,10 @@ import numpy.typing as npt
 from gsplit.errors import InputError, MissingDependencyError, explain
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "THREADED", "check", "estimate_bytes", "solve"]
 
 ORDERED = False
+THREADED = True
 _BYTES_PER_ENTRY = 60
 _BYTES_PER_VERTEX = 100
 _LARGEST = (1 << 31) - 1

@@ -6,9 +6,10 @@ import numpy.typing as npt
 from gsplit.keys.kernels_numba import mix_array
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
-__all__ = ["ORDERED", "check", "estimate_bytes", "solve"]
+__all__ = ["ORDERED", "THREADED", "check", "estimate_bytes", "solve"]
 
 ORDERED = True  # no order is better than another
+THREADED = False
 
 
 def check(num_constraints: int) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "LAST_PASSES",
     "ORDERED",
     "PASSES",
+    "THREADED",
     "check",
     "estimate_bytes",
     "find_caps",
@@ -30,6 +31,7 @@ __all__ = [
 Weights = npt.NDArray[np.int64]
 
 ORDERED = False
+THREADED = False
 PASSES = 10
 LAST_PASSES = 10
 _BLOCK = 1 << 10

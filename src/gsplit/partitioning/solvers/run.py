@@ -57,6 +57,8 @@ class Solver(Protocol):
 
     ORDERED: bool
     """Whether neighbouring numbers are close parts."""
+    THREADED: bool
+    """Whether it can use several threads."""
 
     def check(self, num_constraints: int) -> None:
         """Refuse, before anything long begins, what it cannot do here."""
@@ -67,7 +69,7 @@ class Solver(Protocol):
     def solve(
         self, graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1
     ) -> npt.NDArray[np.int32]:
-        """The part of every vertex. ``threads``: for solvers that can use several."""
+        """The part of every vertex. ``threads``: 1, unless it is ``THREADED``."""
 
 
 def solver_module(solver: str) -> Solver:
