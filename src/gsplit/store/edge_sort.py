@@ -22,8 +22,9 @@ import numpy.typing as npt
 from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
 from gsplit.kernels.jit import kernel
-from gsplit.store.files import ordered_bits, read_exactly, storage_dtype, write_all
+from gsplit.store.files import ordered_bits, storage_dtype
 from gsplit.store.source import EdgeChunk, ValueType, VertexRange
+from gsplit.store.spill import Spill
 
 __all__ = ["Bucket", "EdgeSorter", "SortedRun"]
 
@@ -32,6 +33,7 @@ MAX_BUCKETS = 128
 BUFFERED_BYTES = 32 << 20
 
 Keys = npt.NDArray[np.uint64]
+_KEYS = {"keys": np.dtype(np.uint64)}
 
 
 @dataclass(frozen=True)
@@ -91,50 +93,13 @@ def _group_by_bucket(
             order[at] = i
 
 
-class _Spill:
-    """Keys and values on disk, appended in pieces and read back in pieces."""
-
-    def __init__(self, stem: Path, types: Mapping[str, ValueType]) -> None:
-        self._stem = stem
-        self.types = types
-        self.size = 0
-
-    def _file(self, name: str) -> Path:
-        return self._stem.with_name(f"{self._stem.name}.{name}")
-
-    def append(self, keys: Keys, values: Mapping[str, Array]) -> None:
-        write_all(self._file("keys"), keys)
-        for name, array in values.items():
-            write_all(self._file(f"value.{name}"), array)
-        self.size += keys.size
-
-    def read(self, start: int, stop: int) -> tuple[Keys, dict[str, Array]]:
-        if start >= stop:
-            return np.empty(0, np.uint64), {
-                n: np.empty((0, *t.row_shape), storage_dtype(t.dtype)) for n, t in self.types.items()
-            }
-        keys = read_exactly(self._file("keys"), np.dtype(np.uint64), start, stop - start)
-        values = {}
-        for name, kind in self.types.items():
-            width = prod(kind.row_shape)
-            flat = read_exactly(
-                self._file(f"value.{name}"), storage_dtype(kind.dtype), start * width, (stop - start) * width
-            )
-            values[name] = flat.reshape(stop - start, *kind.row_shape)
-        return keys, values
-
-    def remove(self) -> None:
-        for name in ["keys", *(f"value.{name}" for name in self.types)]:
-            self._file(name).unlink(missing_ok=True)
-
-
 @dataclass(frozen=True)
 class Bucket:
     """The in-edges of the vertices [first_vertex, stop_vertex)."""
 
     first_vertex: int
     stop_vertex: int
-    _spill: _Spill
+    _spill: Spill
     _budget: int
 
     def runs(self) -> Iterator[SortedRun]:
@@ -173,7 +138,7 @@ class EdgeSorter:
         self._num_vertices = num_vertices
         self._values = values
         self._budget = budget_edges
-        self._spills = [_Spill(directory / f"bucket{b}", values) for b in range(self._num_buckets)]
+        self._spills = [Spill(directory / f"bucket{b}", _KEYS, values) for b in range(self._num_buckets)]
         self._buffer: list[EdgeChunk] = []
         self._buffered = 0
         self.num_added = 0
@@ -211,7 +176,8 @@ class EdgeSorter:
             values[name] = column.astype(storage_dtype(kind.dtype), copy=False)[order]
         for spill, start, stop in zip(self._spills, ends - counts, ends, strict=True):
             if start < stop:
-                spill.append(keys[start:stop], {name: column[start:stop] for name, column in values.items()})
+                of_bucket = {name: column[start:stop] for name, column in values.items()}
+                spill.append({"keys": keys[start:stop]}, of_bucket)
         self.num_added += keys.size
         self._buffered = 0
 
@@ -223,7 +189,7 @@ class EdgeSorter:
             yield Bucket(first, min(first + (1 << self.shift), self._held.stop), spill, self._budget)
 
 
-def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:
+def _sorted_runs(spill: Spill, budget: int) -> Iterator[SortedRun]:
     if spill.size <= 2 * budget:
         yield _sort(spill)
         return
@@ -234,9 +200,10 @@ def _sorted_runs(spill: _Spill, budget: int) -> Iterator[SortedRun]:
             yield from _sorted_runs(part, budget)
 
 
-def _sort(spill: _Spill) -> SortedRun:
+def _sort(spill: Spill) -> SortedRun:
     """Read a spill, delete it and sort it in memory."""
-    keys, values = spill.read(0, spill.size)
+    columns, values = spill.read(0, spill.size)
+    keys = columns["keys"]
     spill.remove()
     if not values:
         keys.sort()
@@ -247,29 +214,30 @@ def _sort(spill: _Spill) -> SortedRun:
     equal = keys[1:] == keys[:-1]
     tied = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
     if tied.size:  # positions of equal keys are adjacent, so sorting among them alone is enough
-        columns = [part for n, c in values.items() for part in ordered_bits(c[tied], spill.types[n].dtype).T]
-        by_value = tied[np.lexsort([*reversed(columns), keys[tied]])]
+        bits = [part for n, c in values.items() for part in ordered_bits(c[tied], spill.values[n].dtype).T]
+        by_value = tied[np.lexsort([*reversed(bits), keys[tied]])]
         for column in values.values():
             column[tied] = column[by_value]
     return SortedRun(keys, values)
 
 
-def _cut_by_sample(spill: _Spill, budget: int) -> list[_Spill]:
+def _cut_by_sample(spill: Spill, budget: int) -> list[Spill]:
     """Distribute a spill over new ones by ranges of keys, and delete it. Equal keys stay together."""
     starts = np.linspace(0, spill.size - 1024, 64).astype(np.int64)
-    sample = np.sort(np.concatenate([spill.read(int(s), int(s) + 1024)[0] for s in starts]))
+    sample = np.sort(np.concatenate([spill.read(int(s), int(s) + 1024)[0]["keys"] for s in starts]))
     ways = min(MAX_BUCKETS, 2 * -(-spill.size // budget))
     picked = sample[np.linspace(0, sample.size - 1, ways + 1).astype(np.int64)[1:-1]]
     cuts = np.unique(np.concatenate([picked, picked + np.uint64(1)]))  # a heavy key gets a range of its own
-    parts = [_Spill(spill._stem.with_name(f"{spill._stem.name}-{i}"), spill.types) for i in range(cuts.size + 1)]
+    stem = spill.stem
+    parts = [Spill(stem.with_name(f"{stem.name}-{i}"), _KEYS, spill.values) for i in range(cuts.size + 1)]
     for start in range(0, spill.size, budget):
         keys, values = spill.read(start, min(start + budget, spill.size))
-        part_of = np.searchsorted(cuts, keys, side="right").astype(np.uint16)
+        part_of = np.searchsorted(cuts, keys["keys"], side="right").astype(np.uint16)
         order = np.argsort(part_of, kind="stable")
         ends = np.cumsum(np.bincount(part_of, minlength=len(parts)))
         for part, first, stop in zip(parts, [0, *ends[:-1]], ends, strict=True):
             if first < stop:
                 rows = order[first:stop]
-                part.append(keys[rows], {name: column[rows] for name, column in values.items()})
+                part.append({"keys": keys["keys"][rows]}, {name: column[rows] for name, column in values.items()})
     spill.remove()
     return [part for part in parts if part.size]

@@ -27,13 +27,14 @@ def lock_hosts(folder: Path) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def building(folder: Path, host: int) -> Iterator[None]:
-    """Refuse a second process that builds the shard of the same host. Without file locks, go on."""
+def building(folder: Path, host: int) -> Iterator[bool]:
+    """Refuse a second process that builds the shard of the same host; yields whether the file system has locks."""
     with (folder / f"{host}.{_LOCK}").open("a") as file:
-        if try_lock(file.fileno()) is False:
+        is_locked = try_lock(file.fileno())
+        if is_locked is False:
             got, fix = f"host {host} is being built by another process", "wait until it has ended"
             raise InputError(explain(folder.name, "one process per host", got, fix))
-        yield
+        yield bool(is_locked)
 
 
 def agree(folder: Path, settings: dict[str, object], host: int) -> None:

@@ -8,22 +8,24 @@ from the store that one host would build: the same arrays byte for byte, and the
       0.gsplit, 1.gsplit, ...   shards that are complete except for values of the whole graph
       lock                      held while settings are compared and while shards are joined
       0.lock, 1.lock, ...       held by the process that builds a host's shard
+      edges-*/                  edges of an input that is not sorted, for each host (``edge_exchange``)
       whole.json                values of the whole graph: fingerprint, number of classes, counts
 
 A host writes its shard atomically, then checks whether all shards exist. If so it joins them: it writes ``whole.json``,
-completes every manifest and renames the shards into place. No host waits for another, so hosts may run at the same time
+completes every manifest and renames the shards into place. No host needs another to run: hosts may run at the same time
 or one after the other. Every step can be repeated: a host that died, even while joining, is started again with the same
 command. The fingerprint is the SHA-256 of the whole arrays, so the host that joins reads all ``indptr`` and ``indices``
 once.
 """
 
 import hashlib
+import json
 import random
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -36,6 +38,7 @@ from gsplit.files.untrusted import Expected, read_bounded
 from gsplit.graph.ownership import Ownership, own_equally
 from gsplit.progress import Progress, silent
 from gsplit.store.build import check_source, step_settings, write_arrays
+from gsplit.store.edge_exchange import EdgeExchange
 from gsplit.store.files import raw_bytes
 from gsplit.store.host_agreement import agree, building, lock_hosts
 from gsplit.store.manifest import Manifest, ProvenanceStep, Shard, graph_fingerprint, new_step
@@ -107,7 +110,8 @@ def build_shard(
     if num_hosts < 1 or not 0 <= host < num_hosts:
         got = f"host {host} of {num_hosts}"
         raise InputError(explain("host", "a number from 0 below the number of hosts", got, "count hosts from 0"))
-    first, stop = _cut(source, num_hosts, ranges).range_of(host)
+    hosts = _cut(source, num_hosts, ranges)
+    first, stop = hosts.range_of(host)
     held = VertexRange(first, stop, counts_dangling_edges=host == 0)
     check_source(source, held)
     outputs = shard_paths(path, num_hosts)
@@ -119,12 +123,17 @@ def build_shard(
     parts = list(ranges) if ranges else [0, source.num_vertices]
     built = folder / f"{host}.gsplit"
     counts: dict[str, int] = {}
-    with building(folder, host):
-        agree(folder, _shared_settings(source, rules, parts), host)
+    with building(folder, host) as locks_work:
+        settings = _shared_settings(source, rules, parts)
+        agree(folder, settings, host)
         was_built = being_joined or (built.exists() and not overwrite)
         if not being_joined:
             _check_unchanged(source, folder, [n for n in range(num_hosts) if n != host or was_built])
         if not was_built:
+            both_ends = rules.symmetrise
+            if locks_work and EdgeExchange.pays(source, held, num_hosts, both_ends=both_ends):
+                exchange = EdgeExchange(_exchange_folder(folder, settings), source, hosts, both_ends=both_ends)
+                source = replace(source, edges_near=lambda *_: exchange.edges_of(host, progress))
             counts = _build(source, built, held, rules, parts, progress)
     missing = _join(folder, outputs, overwrite, progress)
     if not missing:
@@ -151,6 +160,11 @@ def _shared_settings(source: GraphSource, rules: EdgeRules, parts: list[int]) ->
         "input": source.identity,
         **step_settings(source, rules),
     }
+
+
+def _exchange_folder(folder: Path, settings: dict[str, object]) -> Path:
+    """Where hosts with these settings leave edges for each other; those of a mistaken command are not taken."""
+    return folder / f"edges-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
 
 
 def _check_unchanged(source: GraphSource, folder: Path, hosts: Sequence[int]) -> None:

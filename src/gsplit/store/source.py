@@ -17,6 +17,7 @@ from gsplit.store.files import DTYPES
 __all__ = [
     "CHUNK_EDGES",
     "EdgeChunk",
+    "EdgePieces",
     "EdgeRules",
     "GraphSource",
     "PairList",
@@ -142,12 +143,26 @@ class PairList:
 
 
 @dataclass(frozen=True)
+class EdgePieces:
+    """Edges in pieces that can be read one without the other, such as the row groups of Parquet files.
+
+    ``count_near(held, both_ends)``: how many may have edges into a range, or with ``both_ends`` also out of it, as far
+    as is known without reading them.
+    """
+
+    count: int
+    read: Callable[[range], Iterator[EdgeChunk]]
+    count_near: Callable[[VertexRange, bool], int]
+
+
+@dataclass(frozen=True)
 class GraphSource:
     """A graph to import. ``num_edges`` is an estimate for the number of buckets and the progress bar.
 
     ``edges_near(held, both_ends)`` may skip edges without an endpoint in a range, if that is known without reading
-    them. Only destinations count as endpoints unless ``both_ends``, which reverse edges need. ``identity`` identifies
-    the input without reading it (names and sizes of files); ``modified`` is the time of its last change.
+    them. Only destinations count as endpoints unless ``both_ends``, which reverse edges need. ``edge_pieces``: the same
+    edges for several hosts that each read some of them. ``identity`` identifies the input without reading it (names and
+    sizes of files); ``modified`` is the time of its last change.
 
     ``values_of_types``: the names of ``edge_values`` that each edge type has, without those of its import.
 
@@ -160,6 +175,7 @@ class GraphSource:
     num_edges: int
     edges: Callable[[], Iterator[EdgeChunk]]
     edges_near: Callable[[VertexRange, bool], Iterator[EdgeChunk]] | None = None
+    edge_pieces: EdgePieces | None = None
     edge_values: Mapping[str, ValueType] = field(default_factory=dict)
     features: Mapping[str, RowStream] = field(default_factory=dict)
     feature_columns: tuple[str, ...] = ()

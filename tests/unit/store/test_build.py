@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gsplit.errors import InputError, StoreError
-from gsplit.store import edge_sort
+from gsplit.store import edge_sort, spill
 from gsplit.store.build import build_store
 from gsplit.store.edge_sort import EdgeSorter
 from gsplit.store.files import write_all
@@ -205,7 +205,7 @@ def test_wide_values_get_smaller_buckets(tmp_path: Path) -> None:
 
 def test_lost_temporary_data_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk can cut a file short without an error: what comes back is counted."""
-    monkeypatch.setattr(edge_sort, "write_all", lambda path, array: write_all(path, array[:-1]))
+    monkeypatch.setattr(spill, "write_all", lambda path, array: write_all(path, array[:-1]))
     with pytest.raises(StoreError, match=r"bucket0.keys: expected 4 elements .got 3.*free disk space"):
         build_store(source_of(4, np.arange(4), np.arange(4)), tmp_path / "g.gsplit")
     assert list(tmp_path.iterdir()) == []

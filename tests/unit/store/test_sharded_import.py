@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 import gsplit
 from gsplit.cli.main import app
 from gsplit.errors import InputError, StoreError
+from gsplit.files.atomic import try_lock
 from gsplit.progress import silent
 from gsplit.store import sharded_import
 from gsplit.store.build import build_store
@@ -156,8 +159,10 @@ def test_ids_that_are_no_vertices_are_counted_once_or_refused(tmp_path: Path) ->
         build_shard(sources[1], tmp_path / "h.gsplit", 1, 4)
 
 
-def test_sorted_tables_are_read_once_by_all_hosts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    edges, read = _edges(tmp_path, "sorted", np.arange(N)), list[int]()
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of every batch that is decoded from now on."""
+    read = list[int]()
     batches = arrow.TableFile._file_batches
 
     def counted(self: arrow.TableFile, *words: Any) -> Iterator[tuple[int, Any]]:
@@ -166,8 +171,90 @@ def test_sorted_tables_are_read_once_by_all_hosts_together(tmp_path: Path, monke
             yield skipped, batch
 
     monkeypatch.setattr(arrow.TableFile, "_file_batches", counted)
+    return read
+
+
+def test_sorted_tables_are_read_once_by_all_hosts_together(tmp_path: Path, rows_read: list[int]) -> None:
+    edges = _edges(tmp_path, "sorted", np.arange(N))
     _import_all(lambda: tables_source(edges), tmp_path / "g.gsplit", 4)
-    assert E <= sum(read) <= E + 3 * 2 * 32  # a row group at each end of a range twice
+    assert E <= sum(rows_read) <= E + 3 * 2 * 32  # a row group at each end of a range twice
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("rules", [EdgeRules(), EdgeRules(symmetrise=True)], ids=str)
+def test_unsorted_tables_are_read_once_by_all_hosts_together(
+    tmp_path: Path, rows_read: list[int], at_once: bool, rules: EdgeRules
+) -> None:
+    """One after the other, the first decodes everything; at once, each some of it. A third of the ids is unknown."""
+    edges, path = _edges(tmp_path, "unsorted", np.arange(N)), tmp_path / "g.gsplit"
+
+    def make() -> GraphSource:
+        columns = COLUMNS if not rules.symmetrise else None
+        return tables_source(edges, columns=columns, num_vertices=2 * N // 3, unknown_ids="drop")
+
+    whole = build_store(make(), tmp_path / "whole.gsplit", rules=rules)
+    rows_read.clear()
+    if at_once:
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda host: build_shard(make(), path, host, 3, rules=rules), range(3)))
+    else:
+        _import_all(make, path, 3, rules)
+    assert sum(rows_read) == E
+    _require_equal(whole, shard_paths(path, 3))
+
+
+def test_the_edges_of_a_host_that_died_are_decoded_by_another(tmp_path: Path, rows_read: list[int]) -> None:
+    """While the lock of a task is held, others wait for it; once its holder has died, they decode the task."""
+    edges, path = _edges(tmp_path, "unsorted", np.arange(N)), tmp_path / "g.gsplit"
+    whole = build_store(tables_source(edges), tmp_path / "whole.gsplit")
+    build_shard(tables_source(edges), path, 1, 2)
+    (exchange,) = (tmp_path / ".g.gsplit.hosts-2").glob("edges-*")
+    (exchange / "3").rename(exchange / "3.of-a-host-that-was-killed")
+    rows_read.clear()
+    waits = threading.Event()
+    with ThreadPoolExecutor(1) as pool, (exchange / "3.lock").open("a") as held:
+        assert try_lock(held.fileno())
+
+        def progress(stage: str, done: int, total: int | None) -> None:
+            if stage == "decode edges with other hosts" and total is not None and done == total - 1:
+                waits.set()
+
+        other = pool.submit(build_shard, tables_source(edges), path, 0, 2, progress=progress)
+        assert waits.wait(60) and not other.done() and not rows_read
+        held.close()
+        assert not other.result(60).missing
+    assert 0 < sum(rows_read) < E / 4
+    _require_equal(whole, shard_paths(path, 2))
+
+
+def test_edges_of_another_command_or_of_an_older_input_are_not_taken(tmp_path: Path, rows_read: list[int]) -> None:
+    edges, path = _edges(tmp_path, "unsorted", np.arange(N)), tmp_path / "g.gsplit"
+    for columns in (TableColumns(src="dst", dst="src"), None):  # the first command was a mistake
+        build_shard(tables_source(edges, columns=columns), path, 1, 2)
+        shutil.rmtree(tmp_path / ".g.gsplit.hosts-2" / "1.gsplit")
+    folders = list((tmp_path / ".g.gsplit.hosts-2").glob("edges-*"))
+    assert len(folders) == 2 and sum(rows_read) == 2 * E
+    rows_read.clear()
+    older = tables_source(edges).modified - 5
+    for folder in folders:
+        for task in range(4):  # of 8, as if decoded before the input was written
+            os.utime(folder / str(task) / "counts", (older, older))
+    _import_all(lambda: tables_source(edges), path, 2)
+    assert E / 3 < sum(rows_read) < 2 * E / 3  # half of the tasks again
+    whole = build_store(tables_source(edges), tmp_path / "whole.gsplit")
+    _require_equal(whole, shard_paths(path, 2))
+
+
+def test_without_file_locks_every_host_decodes_all_edges(
+    tmp_path: Path, rows_read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges, path = _edges(tmp_path, "unsorted", np.arange(N)), tmp_path / "g.gsplit"
+    whole = build_store(tables_source(edges), tmp_path / "whole.gsplit")
+    rows_read.clear()
+    monkeypatch.setattr(fcntl, "flock", _no_locks)
+    _import_all(lambda: tables_source(edges), path, 2)
+    assert sum(rows_read) == 2 * E
+    _require_equal(whole, shard_paths(path, 2))
 
 
 def test_ranges_that_are_given_become_parts(tmp_path: Path) -> None:

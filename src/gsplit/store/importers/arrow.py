@@ -3,6 +3,7 @@
 pyarrow is an optional dependency; only this module imports it. Its errors become ``InputError``.
 """
 
+import functools
 import hashlib
 import re
 import shlex
@@ -242,7 +243,7 @@ class TableFile:
         """Number of rows: exact for Parquet, estimated from the size for CSV."""
         if self.is_csv:
             return sum(file.stat().st_size for file in self._files) // _CSV_ROW_BYTES
-        return sum(self._parquet(file).metadata.num_rows for file in self._files)
+        return sum(num_rows for _, num_rows in self._sizes)
 
     def require(self, columns: Mapping[str, str]) -> None:
         """Refuse a table without these columns. The values are the command line options that name them."""
@@ -260,15 +261,44 @@ class TableFile:
         for _, batch in self.numbered_batches(columns, rows):
             yield batch
 
+    @functools.cached_property
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Row groups and rows of each Parquet file."""
+        found = (self._parquet(file).metadata for file in self._files)
+        return [(metadata.num_row_groups, metadata.num_rows) for metadata in found]
+
+    def num_row_groups(self) -> int:
+        """Number of row groups of all Parquet files."""
+        return sum(groups for groups, _ in self._sizes)
+
+    def count_near(self, near: Sequence[IdBounds]) -> int:
+        """Number of row groups that may have an id in ``near``."""
+        opened = map(self._parquet, self._files)
+        return sum(_may_be_in(file, group, near) for file in opened for group in range(file.num_row_groups))
+
     def numbered_batches(
-        self, columns: Sequence[str], rows: int, near: Sequence[IdBounds] = ()
+        self, columns: Sequence[str], rows: int, near: Sequence[IdBounds] = (), row_groups: range | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """As ``batches``, each with the number of its first row, without row groups that have no ids in ``near``."""
+        """As ``batches``, each with the number of its first row, without row groups that have no ids in ``near``.
+
+        ``row_groups``: only those with these numbers, counted over all files.
+        """
         held: list[Any] = []
         row = 0  # of the table, after the rows held
-        for file in self._files:
+        first_group = 0
+        for number, file in enumerate(self._files):
             with explained(file, _TABLE_FIX, self.schema.names):
-                for skipped, batch in self._file_batches(file, columns, rows, near):
+                own = None
+                if row_groups is not None:
+                    groups, num_rows = self._sizes[number]
+                    own = range(max(0, row_groups.start - first_group), min(groups, row_groups.stop - first_group))
+                    first_group += groups
+                    if not own:
+                        yield from _joined(row, held)
+                        held = []
+                        row += num_rows
+                        continue
+                for skipped, batch in self._file_batches(file, columns, rows, near, own):
                     if skipped:
                         yield from _joined(row, held)
                         held = []
@@ -281,9 +311,9 @@ class TableFile:
         yield from _joined(row, held)
 
     def _file_batches(
-        self, file: Path, columns: Sequence[str], rows: int, near: Sequence[IdBounds]
+        self, file: Path, columns: Sequence[str], rows: int, near: Sequence[IdBounds], own: range | None
     ) -> Iterator[tuple[int, Any]]:
-        """Batches with the number of rows skipped before each. The last may be empty."""
+        """Batches with the number of rows skipped before each. The last may be empty. ``own``: only these groups."""
         if self.is_csv:
             yield from ((0, batch) for batch in self._csv(file, list(columns)))
             return
@@ -291,7 +321,11 @@ class TableFile:
         opened = self._parquet(file)
         skipped = 0
         wanted = arrow.schema([self.schema.field(name) for name in columns])
-        for needed, groups in groupby(range(opened.metadata.num_row_groups), lambda g: _may_be_in(opened, g, near)):
+
+        def is_needed(group: int) -> bool:
+            return (own is None or group in own) and _may_be_in(opened, group, near)
+
+        for needed, groups in groupby(range(opened.metadata.num_row_groups), is_needed):
             numbers = list(groups)
             if not needed:
                 skipped += sum(opened.metadata.row_group(number).num_rows for number in numbers)

@@ -39,6 +39,7 @@ from gsplit.store.importers.vertex_table import VertexData, read_vertices
 from gsplit.store.source import (
     CHUNK_EDGES,
     EdgeChunk,
+    EdgePieces,
     GraphSource,
     PairList,
     ValueType,
@@ -93,6 +94,7 @@ def tables_source(
         edges_near=lambda held, both: edge_chunks(
             edge_table, columns, (vertex_ids, vertex_ids), unknown, held, both_ends=both
         ),
+        edge_pieces=_edge_pieces(edge_table, columns, vertex_ids, unknown),
         edge_values={name: _value_type(edge_table, name) for name in columns.edge_values},
         features=found.features,
         feature_columns=found.feature_columns,
@@ -114,6 +116,16 @@ def tables_source(
         notes=found.notes,
         identity=" ".join(table.identity() for table in tables),
         modified=max(table.modified() for table in tables),
+    )
+
+
+def _edge_pieces(table: TableFile, columns: TableColumns, ids: VertexIds, unknown: UnknownIds) -> EdgePieces | None:
+    if table.is_csv:
+        return None
+    return EdgePieces(
+        count=table.num_row_groups(),
+        read=lambda pieces: edge_chunks(table, columns, (ids, ids), unknown, row_groups=pieces),
+        count_near=lambda held, both: table.count_near(_bounds(columns, ids, unknown, held, both)),
     )
 
 
@@ -330,13 +342,18 @@ def edge_chunks(
     held: VertexRange | None = None,
     *,
     both_ends: bool = False,
+    row_groups: range | None = None,
 ) -> Iterator[EdgeChunk]:
-    """The edges of a table. ``ids`` are those of sources and destinations, the same object if they are the same."""
+    """The edges of a table. ``ids`` are those of sources and destinations, the same object if they are the same.
+
+    Edges outside ``held``, and row groups other than ``row_groups``, may be left out.
+    """
     src_ids, dst_ids = ids
     names = list(dict.fromkeys([columns.src, columns.dst, *columns.edge_values]))
     where = str(table.path)
     rows = CHUNK_EDGES if src_ids.values is None and dst_ids.values is None else BATCH_IDS // 2
-    for first_row, batch in table.numbered_batches(names, rows, _bounds(columns, dst_ids, unknown, held, both_ends)):
+    near = _bounds(columns, dst_ids, unknown, held, both_ends)
+    for first_row, batch in table.numbered_batches(names, rows, near, row_groups):
         ends = [batch[columns.src], batch[columns.dst]]
         if src_ids is dst_ids:  # one look-up: every call makes a hash table
             both = src_ids.lookup(where, load_arrow().concat_arrays(widened_alike(where, ends)))
