@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
-WORKERS ?= 2
+WORKERS ?= 3
 # caches by content: mypy compares hashes of files, numba hashes of sources
 export MYPY_CACHE_DIR ?= $(CURDIR)/.cache/mypy
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba

@@ -111,7 +111,7 @@ class _Trial:
         for pid in running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        codes = [process.wait(10) for process in self._started]
+        codes = [process.wait(60) for process in self._started]
         since = reached.stat().st_mtime if reached.exists() else self._begin
         left = [*(f"process {pid}" for pid in running), *(f"port {port}" for port in ports)]
         left += [segment for segment in sorted(self._segments) if Path(segment).exists()]
