@@ -14,6 +14,7 @@ from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import send_to_all
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
 from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, sort_columns, weigh
+from gsplit.store.manifest import part_group_size
 
 __all__ = [
     "PartitionPlan",
@@ -24,7 +25,9 @@ __all__ = [
     "spread_unreached",
 ]
 
-MAX_PARTS = 1024
+MAX_PARTS = 16_384
+_MOST_TO_ORDER = 1024
+"""Parts of a solver that numbers them in any order: ordering them takes the cube of their number."""
 _LARGEST_TOLERANCE = 2.0
 
 
@@ -32,7 +35,7 @@ _LARGEST_TOLERANCE = 2.0
 class PartitionPlan:
     """The part of every vertex, neighbouring parts close; how often edges between parts were drawn; the solver's cost.
 
-    ``links[p, q]`` counts draws of edges from part q into part p.
+    ``links[g, h]`` counts draws of edges from group h into group g of ``part_group_size`` consecutive parts.
     """
 
     parts: npt.NDArray[np.int32]
@@ -58,10 +61,11 @@ def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbe
     if settings.threads > 1 and not solver.THREADED:
         fix = "leave --threads out, or use --solver kaminpar"
         raise InputError(explain("threads", f"1, all that {settings.solver} uses", settings.threads, fix))
-    most = min(num_vertices, MAX_PARTS)
+    supported = MAX_PARTS if solver.ORDERED else _MOST_TO_ORDER
+    most = min(num_vertices, supported)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
-        expected = f"1 to {most}, " + ("the number of vertices" if most < MAX_PARTS else "the most that are supported")
-        raise InputError(explain("parts", expected, settings.parts, "choose another number of parts"))
+        limit = "the number of vertices" if most < supported else f"the most that {settings.solver} supports"
+        raise InputError(explain("parts", f"1 to {most}, {limit}", settings.parts, "choose another number of parts"))
     if not 1.0 < settings.tolerance <= _LARGEST_TOLERANCE:
         expected = f"more than 1 and at most {_LARGEST_TOLERANCE}"
         raise InputError(explain("tolerance", expected, settings.tolerance, "choose one such as 1.05"))
@@ -92,7 +96,8 @@ def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, 
         settings.threads,
     )
     parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())
-    links = count_links(workload.graph, counts.edges, parts, settings.parts)
+    size = part_group_size(settings.parts)
+    links = count_links(workload.graph, counts.edges, parts // size, -(-settings.parts // size))
     if not solution.ordered:
         parts, links = renumber_parts(parts, links, bisection_order(links, settings.seed))
     return PartitionPlan(parts, links, solution)

@@ -1,8 +1,8 @@
 """The graph of parts: what runs between them, and an order in which neighbouring parts are close.
 
-METIS numbers parts in the order of its bisections. For other solvers, parts are bisected recursively by what runs
-between them (Kernighan and Lin 1970), so that runs of parts make good larger parts. METIS would be faster here, but
-does not balance graphs of a few vertices.
+METIS and KaMinPar number parts in the order of their bisections. The parts of other solvers are bisected recursively by
+what runs between them (Kernighan and Lin 1970), so that runs of parts make good larger parts. METIS would be faster
+here, but does not balance graphs of a few vertices.
 """
 
 from typing import Any

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.features.cache import cached_order, expected_hit_rate, hotness_of, stored_row_bytes
 from gsplit.graph.ownership import Ownership, own_parts
+from gsplit.partitioning.forecast import links_into_run
 from gsplit.partitioning.weights import work_scale
 from gsplit.planner.memory import HELD_BATCHES, batch_bytes, hidden_bytes
 from gsplit.planner.placement import GraphSize
@@ -194,10 +195,10 @@ def _counted(
     num_batches = statistics.num_batches
     parts = list(pairwise(store.part_boundaries))
     own = [part for part, (start, end) in enumerate(parts) if first <= start and end <= stop]
-    others = [part for part in range(len(parts)) if part not in own]
-    links = np.asarray(statistics.links, np.float64)
-    edges = float(links[own].sum()) / num_batches
-    foreign = float(links[np.ix_(own, others)].sum()) / num_batches
+    starts = np.searchsorted(store.part_boundaries, ownership.boundaries[:-1]).tolist()
+    into = links_into_run(statistics, starts, rank) / num_batches
+    edges = float(into.sum())
+    foreign = edges - float(into[rank])
     local = float(hotness_of(store, first, stop).sum()) / num_batches
     elsewhere = float(hotness_of(store, 0, store.num_vertices).sum()) / num_batches - local
     received = elsewhere * -math.expm1(-foreign / elsewhere) if elsewhere > 0 else 0.0

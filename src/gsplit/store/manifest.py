@@ -48,6 +48,7 @@ __all__ = [
     "graph_fingerprint",
     "new_step",
     "parse_manifest",
+    "part_group_size",
     "role_of",
 ]
 
@@ -62,6 +63,7 @@ MAX_CLASS_NAME = 200
 MAX_WORD = 1000
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_VERTEX_TYPES = 1 << 12
+_MAX_GROUPS = 1 << 10
 MAX_EDGE_TYPES = (1 << 15) - 1
 
 _INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
@@ -209,10 +211,20 @@ def new_step(step: str, settings: dict[str, Any], counts: dict[str, int]) -> Pro
     )
 
 
+def part_group_size(num_parts: int) -> int:
+    """Number of consecutive parts whose links are counted together, so that the table has at most a million entries.
+
+    >>> part_group_size(1024), part_group_size(1025)
+    (1, 2)
+    """
+    return -(-num_parts // _MAX_GROUPS)
+
+
 class PartStatistics(_Strict):
     """Counts of presampling per part over ``num_batches`` mini-batches, from which any number of ranks is predicted.
 
-    ``loads[p]`` is the work of part p, ``links[p][q]`` how often an edge from part q into part p was drawn.
+    ``loads[p]`` is the work of part p, ``links[g][h]`` how often an edge from group h into group g was drawn. A group
+    is ``part_group_size`` consecutive parts: one, up to 1,024 parts.
     """
 
     num_batches: Annotated[int, Field(ge=1, le=1 << 40)]
@@ -383,8 +395,9 @@ class Manifest(_Strict):
     def _check_part_statistics(self) -> None:
         found = self.part_statistics
         parts = len(self.part_boundaries) - 1
-        if found and {len(found.loads), len(found.links), *map(len, found.links)} != {parts}:
-            raise ValueError(f"part_statistics: loads and links must be those of {parts} parts")
+        groups = -(-parts // part_group_size(parts))
+        if found and (len(found.loads) != parts or {len(found.links), *map(len, found.links)} != {groups}):
+            raise ValueError(f"part_statistics: loads must be those of {parts} parts, links of {groups} groups")
 
     def _check_shard(self) -> None:
         """A shard has the positions of its targets in the whole lists; a whole store does not need them."""

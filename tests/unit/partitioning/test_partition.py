@@ -18,11 +18,12 @@ from networkx.algorithms.community import kernighan_lin_bisection
 import gsplit
 from gsplit.graph.ownership import lightest_runs, own_parts
 from gsplit.partitioning import partition as partition_module
-from gsplit.partitioning.forecast import forecast, forecasts
+from gsplit.partitioning.forecast import forecast, forecasts, imbalance
 from gsplit.partitioning.plan import find_parts
 from gsplit.partitioning.presample import Workload, presample
+from gsplit.partitioning.quality import expect
 from gsplit.partitioning.quotient import bisection_order, count_links
-from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.settings import C_E, C_V, PartitionSettings
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
@@ -221,8 +222,8 @@ def test_mistakes_are_found_before_anything_long(
     ):
         with pytest.raises(gsplit.InputError):
             gsplit.partition(planted, tmp_path / "p.gsplit", 4, [5], **options)
-    with pytest.raises(gsplit.InputError, match="parts: expected 1 to 1024, the most that are supported"):
-        gsplit.partition(planted, tmp_path / "p.gsplit", 1025, [5])
+    with pytest.raises(gsplit.InputError, match="parts: expected 1 to 1024, the most that restream supports"):
+        gsplit.partition(planted, tmp_path / "p.gsplit", 1025, [5], solver="restream")
 
 
 def test_a_ring_that_was_partitioned_is_not_partitioned_again(tmp_path: Path) -> None:
@@ -293,3 +294,20 @@ def test_a_data_object_is_partitioned_like_the_store_it_would_make(planted: Stor
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.gsplit", "s.gsplit"]
     with pytest.raises(gsplit.InputError, match="expected a PyG Data with edge_index .got dict"):
         gsplit.partition({}, tmp_path / "e.gsplit", 4, [5])
+
+
+def test_ranks_that_do_not_divide_many_small_parts_have_equal_work(planted: Store, tmp_path: Path) -> None:
+    """Above 1,024 parts the links of groups of parts are counted, and a rank may end inside a group."""
+    made = gsplit.partition(planted, tmp_path / "p.gsplit", 1500, [5, 5], batch_size=256, epochs=2, solver="kaminpar")
+    statistics = made.manifest.part_statistics
+    assert statistics is not None and len(statistics.loads) == 1500 and len(statistics.links) == 750
+    counts = presample(Workload.of_store(made, "train", [5, 5], 256), epochs=2)
+    for ranks in (2, 7, 60, 750):
+        ownership = own_parts(made.part_boundaries, ranks, made.part_loads)
+        owners = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(ownership.boundaries))
+        counted = expect(made.graph, counts, owners, ranks, C_V, C_E)
+        expected = forecast(statistics, made.part_boundaries, ranks)
+        assert expected.work_imbalance == pytest.approx(float(imbalance(counted.loads)), rel=1e-6)
+        assert expected.cross_edge_share == pytest.approx(counted.cross_edge_share, abs=0.02)
+    assert forecast(statistics, made.part_boundaries, 60).work_imbalance < 1.25
+    assert max(row.ranks for row in forecasts(statistics, made.part_boundaries)) == 750

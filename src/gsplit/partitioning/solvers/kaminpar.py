@@ -2,7 +2,8 @@
 
 Its bindings read graphs from files only: the graph is written in the binary ParHIP format, in the folder of the
 solver's process, and compressed while it is read, to a few bytes per edge (TeraPart). One balance constraint, 64-bit
-weights. With one thread the same seed gives the same parts; several threads race.
+weights. Consecutive parts are close, as it bisects recursively. With one thread the same seed gives the same parts;
+several threads race.
 """
 
 import tempfile
@@ -16,7 +17,7 @@ from gsplit.partitioning.weighted_graph import WeightedGraph
 
 __all__ = ["ORDERED", "THREADED", "check", "estimate_bytes", "solve"]
 
-ORDERED = False
+ORDERED = True
 THREADED = True
 _BYTES_PER_ENTRY = 12
 _BYTES_PER_VERTEX = 100
