@@ -10,7 +10,7 @@ from gsplit.cli.doctor_command import doctor
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.plan_command import plan
 from gsplit.cli.report_command import report
-from gsplit.cli.store_commands import convert, inspect, partition, propagate, shard
+from gsplit.cli.store_commands import convert, inspect, partition, propagate, shard, upload
 from gsplit.cli.train_commands import infer, train, verify
 from gsplit.distributed.launch.forked_rank import end_process, exit_code
 
@@ -32,7 +32,7 @@ app = typer.Typer(
     help="Train graph neural networks on big graphs, split-parallel.",
 )
 app.add_typer(import_app, name="import")
-for verb in (inspect, convert, propagate, partition, shard, plan, train, infer, verify, report, doctor):
+for verb in (inspect, convert, propagate, partition, shard, upload, plan, train, infer, verify, report, doctor):
     app.command()(verb)
 
 

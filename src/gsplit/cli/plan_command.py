@@ -138,7 +138,7 @@ def plan(
 
 
 def _loading(settings: TrainSettings, sample_device: SampleDevice) -> "Loading":
-    from gsplit.features.cache import parse_bytes
+    from gsplit.files.byte_sizes import parse_bytes
     from gsplit.planner.placement import Loading
 
     automatic = settings.device_cache == "auto"
@@ -153,7 +153,7 @@ def _loading(settings: TrainSettings, sample_device: SampleDevice) -> "Loading":
 
 
 def _num_columns(store: Store, names: tuple[str, ...]) -> int:
-    return sum(store.stored_array(f"features/{name}").shape[1] for name in names)
+    return sum(store.shape(f"features/{name}")[1] for name in names)
 
 
 def _num_classes(store: Store, targets: str) -> int:

@@ -1,4 +1,4 @@
-"""``gsplit inspect``, ``convert``, ``propagate``, ``partition``, ``shard``: show a store, or make another from it."""
+"""``gsplit inspect``, ``convert``, ``propagate``, ``partition``, ``shard``, ``upload``: show a store, or copy it."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ from gsplit.store.writer import check_output
 if TYPE_CHECKING:
     from gsplit.run.memory import RankMemory
 
-__all__ = ["convert", "inspect", "partition", "propagate", "shard"]
+__all__ = ["convert", "inspect", "partition", "propagate", "shard", "upload"]
 
 _MODEL = ("hidden", "fanout", "batch_size", "targets", "features")
 _MEMORY = ("cache", "copies", "features_on_disk", "prefetch", "sampling_threads")
@@ -71,7 +71,7 @@ def inspect(
 
 
 def _forecast_memory(store: Store, ranks: int, flags: Flags[TrainSettings]) -> "list[RankMemory]":
-    from gsplit.features.cache import parse_bytes
+    from gsplit.files.byte_sizes import parse_bytes
     from gsplit.run.memory import MemoryPlan, forecast_memory  # torch, only when used
 
     settings = flags.parse()
@@ -251,6 +251,25 @@ def shard(
             first, stop = host_range(opened, host, hosts, ranks_per_host)
             made = write_shard(opened, output, first, stop, overwrite=overwrite, progress=progress)
         _print_store(made, as_json=as_json)
+
+
+def upload(
+    store: StoreArgument,
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://BUCKET/NAME.gsplit, or of another object storage")],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Copy a store to object storage.
+
+    Commands open it there by its URL. Its manifest is written last: until then there is no store at the URL.
+    """
+    with command(as_json):
+        from gsplit.store.upload import upload_store
+
+        opened = open_store(store)
+        with progress_bars(as_json) as progress:
+            upload_store(opened, url, overwrite=overwrite, progress=progress)
+        _print_store(open_store(url), as_json=as_json)
 
 
 def _print_store(store: Store, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from gsplit.cli.console import human
 from gsplit.errors import printable
+from gsplit.store.files import storage_dtype
 from gsplit.store.manifest import VertexTypeEntry
 from gsplit.store.reader import Store
 from gsplit.store.statistics import UNLABELLED, degree_bin_labels, not_finite_key
@@ -32,7 +34,7 @@ def describe(store: Store) -> dict[str, Any]:
     entries = manifest.arrays
     counts = manifest.provenance[0].counts if manifest.provenance else {}
     return {
-        "path": str(store.path),
+        "path": store.where,
         "num_vertices": store.num_vertices,
         "num_edges": store.num_edges,
         "vertex_range": [first, stop],
@@ -55,7 +57,7 @@ def describe(store: Store) -> dict[str, Any]:
         "ids": _ids(store),
         "mean_in_degree": store.num_edges / max(1, stop - first),
         **statistics.model_dump(),
-        "num_bytes": sum(store.stored_array(name).nbytes for name in store.names),
+        "num_bytes": sum(prod(entry.shape) * storage_dtype(entry.dtype).itemsize for entry in entries.values()),
         "partition": _partition(store),
         "provenance": [step.model_dump() for step in manifest.provenance],
     }

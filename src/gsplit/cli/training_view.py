@@ -42,7 +42,7 @@ def announce_training(store: Store, settings: TrainSettings, num_ranks: int, con
     shared += f", {settings.accumulate} of them per step" if settings.accumulate > 1 else ""
     ranks = f"{num_ranks} rank(s), strategy {settings.strategy}"
     for line in (
-        f"train {settings.model}, {layers}, on {store.path}: {size}",
+        f"train {settings.model}, {layers}, on {store.where}: {size}",
         f"{ranks}; global mini-batch of {settings.batch_size} {'pairs' if settings.of_pairs else 'targets'}{shared}",
         f"{settings.num_steps(store)} steps, {per_epoch} per epoch; starting ...",
     ):

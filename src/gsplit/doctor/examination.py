@@ -108,7 +108,7 @@ def _check_values(store: Store) -> list[Finding]:
 def _check_parts(store: Store, nproc: int) -> Finding:
     parts = len(store.part_boundaries) - 1
     if nproc > 1 and parts == 1:
-        fix = f"gsplit partition {store.path} OUT.gsplit --parts {nproc}"
+        fix = f"gsplit partition {store.where} OUT.gsplit --parts {nproc}"
         return Finding("parts", "warning", f"1 for {nproc} ranks: they exchange most rows", fix)
     if nproc > 1 and parts % nproc:
         fix = f"gsplit partition with --parts {nproc}, or another number of ranks"

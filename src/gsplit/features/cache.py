@@ -32,6 +32,7 @@ from gsplit.features.protocol import HostSource, RowSource, RowsRead
 from gsplit.features.sources import check_ids, kernel_places, read_to_device
 from gsplit.kernels.jit import kernel
 from gsplit.kernels.rows import copy_cached, flat_rows
+from gsplit.store.files import storage_dtype
 from gsplit.store.protocol import GraphStore
 
 __all__ = [
@@ -44,34 +45,12 @@ __all__ = [
     "expected_hit_rate",
     "fill_in_order",
     "hottest_prefixes",
-    "parse_bytes",
     "typed_hotness",
     "typed_orders",
 ]
 
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
-_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _PIECE = 1 << 20
 _FILL_BYTES = 16 << 20
-
-
-def parse_bytes(size: int | str, option: str = "cache") -> int:
-    """Parse a number of bytes, with or without a unit. ``option``: the name of the option, for messages.
-
-    >>> parse_bytes(4096), parse_bytes("2GB"), parse_bytes("1.5 MiB")
-    (4096, 2000000000, 1572864)
-    """
-    text = str(size).strip().upper()
-    number = text.rstrip("KMGTIB ")
-    unit = _UNITS.get(text[len(number) :].strip())
-    try:
-        num_bytes = -1 if unit is None or isinstance(size, bool) else int(float(number) * unit)
-    except (ValueError, OverflowError):
-        num_bytes = -1
-    if num_bytes < 0:
-        fix = "write it as 500MB, 2GB, 1.5GiB or a number of bytes"
-        raise InputError(explain(option, "a size in bytes", repr(size), fix))
-    return num_bytes
 
 
 @dataclass(frozen=True)
@@ -236,15 +215,19 @@ def fill_in_order(source: HostSource, order: HotOrder, out: Tensor) -> None:
 
 
 class CachedRows:
-    """A cache of the first rows of ``order`` above ``source``, from which the others are read (``HostSource``)."""
+    """A cache of the first rows of ``order`` above ``source``, from which the others are read (``HostSource``).
 
-    def __init__(self, source: HostSource, order: HotOrder) -> None:
+    ``held``: these rows, if they are in memory or in a mapped file already.
+    """
+
+    def __init__(self, source: HostSource, order: HotOrder, held: Tensor | None = None) -> None:
         self._source = source
         self._order = order
         self.row_shape = source.row_shape
         self.dtype = source.dtype
-        held = torch.empty(order.num_cached, *source.row_shape, dtype=source.dtype)
-        fill_in_order(source, order, held)
+        if held is None:
+            held = torch.empty(order.num_cached, *source.row_shape, dtype=source.dtype)
+            fill_in_order(source, order, held)
         self._bits = np.dtype(f"u{held.element_size()}")
         self._columns = held[:1].numel() if order.num_cached else 0
         self._held = flat_rows(held, self._bits)[0].reshape(order.num_cached, self._columns)
@@ -334,6 +317,6 @@ def hotness_of(store: GraphStore, first: int, stop: int) -> Array:
 def stored_row_bytes(store: GraphStore, features: Sequence[str | RowSource]) -> int:
     """The bytes of the rows of one vertex, as they are stored or as a user-defined source returns them."""
     own = [found for found in features if not isinstance(found, str)]
-    arrays = [store.stored_array(f"features/{name}") for name in features if isinstance(name, str)]
-    stored = sum(prod(array.shape[1:]) * array.itemsize for array in arrays)
+    names = [f"features/{name}" for name in features if isinstance(name, str)]
+    stored = sum(prod(store.shape(name)[1:]) * storage_dtype(store.dtype(name)).itemsize for name in names)
     return stored + sum(prod(source.row_shape) * source.dtype.itemsize for source in own)

@@ -28,7 +28,7 @@ from gsplit.features.sources import check_ids, read_to_device
 from gsplit.kernels.file_rows import read_rows
 from gsplit.kernels.rows import flat_rows
 
-__all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows"]
+__all__ = ["GAP_BYTES", "READ_BYTES", "THREADS", "DiskRows", "sort_rows"]
 
 THREADS = 16
 GAP_BYTES = 4096  # the size of a page, which is the smallest read
@@ -79,7 +79,7 @@ class DiskRows:
         check_ids(self._path, ids, self._first, self._num_rows)
         if ids.size == 0 or self._row_bytes == 0:
             return RowsRead(rows=ids.size, num_bytes=0)
-        rows, order = _sort(ids - self._first)
+        rows, order = sort_rows(ids - self._first)
         flat, stride = flat_rows(out, np.dtype(np.uint8))
         read = _Read(rows=rows, places=order if places is None else places[order], flat=flat, stride=stride)
         num_pieces = max(1, min(self._num_pieces, rows.size // _ROWS_PER_PIECE))
@@ -143,7 +143,7 @@ class _Read:
     stride: int
 
 
-def _sort(rows: Ids) -> tuple[Ids, Ids]:
+def sort_rows(rows: Ids) -> tuple[Ids, Ids]:
     """Rows in ascending order and their former positions; packed into one number each, which is faster to sort."""
     shift = rows.size.bit_length()
     if int(rows.max()).bit_length() + shift > 63:

@@ -18,7 +18,7 @@ from torch import Tensor
 from gsplit.array_types import Array
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.features.cache import parse_bytes
+from gsplit.files.byte_sizes import parse_bytes
 from gsplit.graph.ownership import Ownership
 from gsplit.graph.types import EdgeType
 from gsplit.minibatch.local_graph import (

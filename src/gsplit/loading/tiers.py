@@ -2,8 +2,9 @@
 
 The tiers are
 
-    concatenation <- int8 to float32 <- cache <- memory map, file or user-defined source
+    concatenation <- int8 to float32 <- cache <- memory map, file, object storage or user-defined source
 
+Of a store on object storage whose features are not fetched, the hottest rows are in a second cache, on disk.
 A cache holds rows in their stored type, so that it holds as many as possible. A device keeps its hottest rows. It reads
 the others from registered host memory, or the host reads them for it; rows of one int8 array are int8 there too, and
 the device keeps the scales of all of them, 4 bytes per row. Tiers do not change the values of rows.
@@ -31,17 +32,19 @@ from gsplit.features.cache import (
     fill_in_order,
     hotness_of,
     hottest_prefixes,
-    parse_bytes,
     typed_orders,
 )
 from gsplit.features.device import DeviceRows, RegisteredRows, StagedRows
 from gsplit.features.disk import DiskRows
 from gsplit.features.protocol import HostSource, RowSource
+from gsplit.features.remote import RemoteRows, cache_on_disk
 from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, UserRows, stored_form, torch_dtype
+from gsplit.files.byte_sizes import parse_bytes
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
+from gsplit.store.remote import RowBlocks
 
 __all__ = ["can_read_foreign_rows", "open_device_rows", "open_features", "open_typed_features"]
 
@@ -69,7 +72,7 @@ def open_features(
     num_bytes = parse_bytes(cache)
     names = [name for name in features if isinstance(name, str)]
     for name in names:
-        store.stored_array(f"features/{name}")  # refuses names that are not stored
+        store.shape(f"features/{name}")  # refuses names that are not stored
     if on_disk and not names:
         got = "only user-defined sources" if features else "features=None"
         raise InputError(explain("features_on_disk", "stored features", got, "leave features_on_disk out"))
@@ -126,7 +129,10 @@ def _open_array(
     full = f"features/{name}"
     first = local.first_row(vertex_type)
     source: HostSource
-    if on_disk:
+    blocks = store.open_blocks(full) if isinstance(store, Store) else None
+    if blocks is not None:
+        source = _open_remote(local, name, blocks, vertex_type)
+    elif on_disk:
         source = _open_file(store, full, first)
     else:
         source = MappedRows(full, store.stored_array(full), torch_dtype(store.dtype(full)), first)
@@ -134,7 +140,7 @@ def _open_array(
         source = CachedRows(source, order)
     if store.dtype(full) != "int8":
         return source
-    if not on_disk:
+    if not on_disk or blocks is not None:
         return ScaledRows(full, source, store.stored_array(f"scales/{name}"), first)
     assert isinstance(store, Store)
     low, high = local.first, local.stop
@@ -146,14 +152,31 @@ def _open_array(
     return ScaledRows(full, source, scales, low)
 
 
+def _open_remote(local: LocalGraph, name: str, blocks: RowBlocks, vertex_type: str | None) -> HostSource:
+    """The rows of an array on object storage, with the rank's hottest ones on disk."""
+    store = local.store
+    assert isinstance(store, Store) and store.mirror is not None and store.mirror.cache_bytes is not None
+    full = f"features/{name}"
+    rows = RemoteRows(blocks, store.shape(full)[1:], torch_dtype(store.dtype(full)), local.first_row(vertex_type))
+    if not store.mirror.cache_bytes:
+        return rows
+    if vertex_type is None:
+        order = cached_order(store, local.first, local.stop, [name], store.mirror.cache_bytes)
+    else:
+        order = typed_orders(store, local.first, local.stop, {vertex_type: [name]}, store.mirror.cache_bytes)[
+            vertex_type
+        ]
+    return cache_on_disk(rows, order, store.mirror.folder / "hot", full)
+
+
 def _open_file(store: GraphStore, name: str, first_id: int) -> DiskRows:
     if not isinstance(store, Store):
         fix = "write it with gsplit.from_pyg(data, path), or leave features_on_disk out"
         raise InputError(explain("features_on_disk", "a store on disk", "a graph in memory", fix))
-    shape = store.stored_array(name).shape
+    shape = store.shape(name)
     descriptor, offset = store.open_file(name).detach()
     return DiskRows(
-        str(store.path / f"{name}.npy"),
+        f"{store.where}/{name}.npy",
         descriptor,
         offset=offset,
         num_rows=shape[0],

@@ -125,7 +125,7 @@ def _list_typed_features(store: GraphStore, features: Features) -> dict[str, lis
         store.types.number(vertex_type)  # refuses unknown types
         found[vertex_type] = [f"{vertex_type}/{name}" for name in ([names] if isinstance(names, str) else names)]
         for name in found[vertex_type]:
-            store.stored_array(f"features/{name}")  # refuses names that are not stored
+            store.shape(f"features/{name}")  # refuses names that are not stored
     return {vertex_type: found[vertex_type] for vertex_type in store.types.vertex_types if found.get(vertex_type)}
 
 

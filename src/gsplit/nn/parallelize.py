@@ -183,7 +183,7 @@ def _example_of(
             raise InputError(explain("num_features", "one number, without types", dict(num_features), fix))
         return example_input(model, num_features or (store.num_features if store is not None else 0) or None, edges)
     shapes = {
-        name: tuple(store.stored_array(f"features/{name}/x").shape[1:])
+        name: tuple(store.shape(f"features/{name}/x")[1:])
         for name in store.types.vertex_types
         if f"features/{name}/x" in store.names
     }

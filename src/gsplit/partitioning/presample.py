@@ -158,7 +158,7 @@ class Workload:
         In a heterogeneous graph a vertex type names all its vertices, and a layer may have a number per relation.
         """
         if store.vertex_range != (0, store.num_vertices):
-            raise InputError(explain(store.path, "a whole store", "a host's shard", "use the one it was cut from"))
+            raise InputError(explain(store.where, "a whole store", "a host's shard", "use the one it was cut from"))
         renumbered = "original_ids" in store.names
         original = np.asarray(store.original_ids()) if renumbered else np.empty(0, np.int64)
         of_pairs = None if pairs is None else _read_pairs(store, pairs)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.features.cache import parse_bytes
+from gsplit.files.byte_sizes import parse_bytes
 from gsplit.minibatch.strategy_names import all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.calibration import cache_file, device_file, known_machine, measure_sampling

@@ -38,6 +38,7 @@ from gsplit.distributed.comm.mesh import Mesh, init
 from gsplit.distributed.launch.launcher import launch
 from gsplit.errors import InputError
 from gsplit.features.sources import MappedRows
+from gsplit.files.cache_folder import cache_folder
 from gsplit.files.untrusted import Expected, read_document
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph
@@ -100,17 +101,12 @@ _NO_IDS = np.empty(0, np.int64)
 
 def cache_file() -> Path:
     """The file with the constants of this machine."""
-    return _cache_folder() / "hardware.json"
+    return cache_folder() / "hardware.json"
 
 
 def device_file() -> Path:
     """The file for a report of ``gsplit doctor --device cuda`` on this machine, for ``strategy="auto"``."""
-    return _cache_folder() / "device.json"
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "gsplit"
+    return cache_folder() / "device.json"
 
 
 def this_machine(*, again: bool = False, path: Path | None = None, progress: Progress = silent) -> Hardware:

@@ -274,7 +274,7 @@ def planned_types(store: Store, features: Sequence[str]) -> PlannedTypes | None:
     if store.types is None:
         return None
     widths = [
-        sum(prod(store.stored_array(f"features/{found}").shape[1:]) for found in names)
+        sum(prod(store.shape(f"features/{found}")[1:]) for found in names)
         for names in rows_by_type(store.types, features).values()
     ]
     ends = [(int(src), int(dst)) for src, dst in store.types.ends().T]

@@ -88,7 +88,7 @@ def typed_widths(settings: TrainSettings, store: Store) -> dict[str, int]:
     features = array_names(settings, store)["features"]
     assert isinstance(features, dict)
     widths = {
-        name: sum(prod(store.stored_array(f"features/{name}/{each}").shape[1:]) for each in names)
+        name: sum(prod(store.shape(f"features/{name}/{each}")[1:]) for each in names)
         for name, names in features.items()
     }
     ends = {end for src, _, dst in store.types.edge_types for end in (src, dst)}

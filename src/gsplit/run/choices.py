@@ -15,7 +15,7 @@ from gsplit.array_types import Array
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, StoreError, explain
-from gsplit.features.cache import parse_bytes
+from gsplit.files.byte_sizes import parse_bytes
 from gsplit.graph.graph import Graph
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
 from gsplit.inference.metrics import DEFAULT_METRICS, Metric
@@ -382,7 +382,7 @@ def hint_at_partitioning(store: Store, settings: TrainSettings, mesh: Mesh, view
     options += " --layer-dependency" if settings.layer_dependency else ""
     view.note(
         "hint: this store is not partitioned, so ranks exchange more than they need to; before training:\n"
-        f"  gsplit partition {store.path} {made} {options}"
+        f"  gsplit partition {store.where} {made} {options}"
     )
 
 

@@ -26,6 +26,7 @@ from gsplit.partitioning.forecast import links_into_run
 from gsplit.partitioning.weights import work_scale
 from gsplit.planner.memory import HELD_BATCHES, batch_bytes, hidden_bytes
 from gsplit.planner.placement import GraphSize
+from gsplit.store.files import storage_dtype
 from gsplit.store.manifest import PartStatistics
 from gsplit.store.reader import Store
 
@@ -57,7 +58,7 @@ def _recorded_partition(store: Store) -> _RecordedPartition | None:
         key = ".".join(["provenance", "settings", *(str(part) for part in first["loc"])])
         got = str(first["input"])[:80]
         fix = "partition the store again"
-        raise StoreError(explain(f"{store.path}: manifest.json: {key}", first["msg"], got, fix)) from None
+        raise StoreError(explain(f"{store.where}: manifest.json: {key}", first["msg"], got, fix)) from None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def forecast_memory(store: Store, plan: MemoryPlan) -> list[RankMemory]:
     if store.manifest.shard is not None:
         first, stop = store.vertex_range
         got = f"a shard of vertices {first}..{stop - 1}"
-        raise InputError(explain(store.path, "a whole store", got, "inspect the store it was cut from"))
+        raise InputError(explain(store.where, "a whole store", got, "inspect the store it was cut from"))
     ownership = own_parts(store.part_boundaries, plan.ranks, store.part_loads)
     program = _anonymous_now()
     return [_forecast_rank(store, plan, ownership, rank, program) for rank in range(plan.ranks)]
@@ -138,8 +139,8 @@ def _forecast_rank(store: Store, plan: MemoryPlan, ownership: Ownership, rank: i
     order = cached_order(store, first, stop, plan.features, plan.cache_bytes) if plan.cache_bytes else None
     size = _batch_size(store, plan, ownership, rank)
     scaled = [name for name in names if store.dtype(name) == "int8"]
-    width = sum(prod(store.stored_array(name).shape[1:]) for name in names)
-    item_bytes = max(4 if name in scaled else store.stored_array(name).itemsize for name in names)
+    width = sum(prod(store.shape(name)[1:]) for name in names)
+    item_bytes = max(4 if name in scaled else storage_dtype(store.dtype(name)).itemsize for name in names)
     row_bytes = width * item_bytes
     input_rows = size.local + size.received
     batch = batch_bytes(

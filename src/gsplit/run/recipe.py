@@ -78,7 +78,7 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
 
 
 def _num_columns(store: Store, settings: TrainSettings) -> int:
-    return sum(store.stored_array(f"features/{name}").shape[1] for name in settings.feature_names)
+    return sum(store.shape(f"features/{name}")[1] for name in settings.feature_names)
 
 
 def _columns(store: Store, settings: TrainSettings) -> tuple[str, ...]:
@@ -93,21 +93,21 @@ def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) 
         edge_types = () if store.types is None else store.types.edge_types
         widths = {} if store.types is None else typed_widths(settings, store)
         if widths != trained.widths:
-            raise InputError(explain(store.path, f"features by type {dict(trained.widths)}", widths, fix))
+            raise InputError(explain(store.where, f"features by type {dict(trained.widths)}", widths, fix))
         if edge_types != trained.edge_types:
-            raise InputError(explain(store.path, f"edge types {trained.edge_types}", edge_types, fix))
+            raise InputError(explain(store.where, f"edge types {trained.edge_types}", edge_types, fix))
         return
     width = _num_columns(store, settings)
     columns = _columns(store, settings)
     if width != trained.num_features:
-        raise InputError(explain(store.path, f"{trained.num_features} features", width, fix))
+        raise InputError(explain(store.where, f"{trained.num_features} features", width, fix))
     if columns and trained.feature_columns and columns != trained.feature_columns:
         place = next(i for i in range(width) if columns[i] != trained.feature_columns[i])
         expected = f"{trained.feature_columns[place]} as column {place} of the features, as in training"
         fix = (
             "import with --feature-column for each of them, in the order that gsplit inspect --json shows of that store"
         )
-        raise InputError(explain(store.path, expected, columns[place], fix))
+        raise InputError(explain(store.where, expected, columns[place], fix))
 
 
 class PairOptions(TypedDict, total=False):

@@ -364,7 +364,7 @@ def _make_schedule(run: _Run) -> EvaluationSchedule:
     if (settings.evaluate_every or settings.patience) and run.val not in names:
         key = "evaluate_every" if settings.evaluate_every else "patience"
         what = "pairs" if settings.of_pairs else "targets"
-        got = f"{run.store.path} with {', '.join(names) or 'neither val nor test'} {what}"
+        got = f"{run.store.where} with {', '.join(names) or 'neither val nor test'} {what}"
         fix = f"import the store with val {what}, or leave the option out"
         raise InputError(explain(key, f"val {what} to evaluate on", got, fix))
     every = settings.evaluate_every if run.val in names else 0

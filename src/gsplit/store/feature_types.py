@@ -45,7 +45,7 @@ def write_with_features(
         raise InputError(explain("features", expected, repr(dtype), "choose one of these types"))
     if not names:
         got = f"the arrays {', '.join(store.names)}"
-        raise InputError(explain(store.path, "features to convert", got, "import the graph with features"))
+        raise InputError(explain(store.where, "features to convert", got, "import the graph with features"))
     with StoreWriter(Path(path), overwrite=overwrite) as writer:
         verify_store(store, progress)  # damage would get new checksums
         for name in store.names:
@@ -69,7 +69,7 @@ def write_with_internal_ids(
         has_them = "a store that has them" if "internal_ids" in store.names else "a store that is not partitioned"
         fix = "give the whole store that gsplit partition wrote" if is_shard else "use the store as it is"
         got = "a shard" if is_shard else has_them
-        raise InputError(explain(store.path, "a whole partitioned store without internal_ids", got, fix))
+        raise InputError(explain(store.where, "a whole partitioned store without internal_ids", got, fix))
     pieces = iter([store.internal_ids])
     return _write_with(store, path, "internal_ids", index_type(store.num_vertices), pieces, overwrite, progress)
 
@@ -80,7 +80,7 @@ def write_with_time_order(
     """Write a store with the order of its edges by the times ``edges/NAME``, and open the result."""
     if f"time_order/{name}" in store.names or store.types is not None:
         got = "a graph with vertex types" if store.types is not None else f"one that has time_order/{name}"
-        raise InputError(explain(store.path, f"a store without time_order/{name}", got, "use the store as it is"))
+        raise InputError(explain(store.where, f"a store without time_order/{name}", got, "use the store as it is"))
     times = stored_times(store, name)
     pieces = (order for _, order in orders_by_time(store.graph, times))
     return _write_with(store, path, f"time_order/{name}", "int32", pieces, overwrite, progress)

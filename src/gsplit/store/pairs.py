@@ -12,7 +12,7 @@ from gsplit.errors import InputError, explain
 from gsplit.store.manifest import new_step, role_of
 from gsplit.store.reader import Store, open_store
 from gsplit.store.source import PairList, check_edge_index, dtype_name
-from gsplit.store.writer import StoreWriter
+from gsplit.store.writer import StoreWriter, check_output
 
 __all__ = ["add_pairs", "check_pairs", "pair_list"]
 
@@ -62,10 +62,11 @@ def add_pairs(
     """
     found = pair_list(name, pairs, labels, negatives)
     check_pairs(name, found, store.num_vertices)
+    check_output(store.path, overwrite=True)
     manifest = open_store(store.path).manifest  # with lists that were added after ``store`` was opened
     if name in manifest.names("pairs") and not replace:
         fix = "choose another name, or pass replace=True"
-        raise InputError(explain(store.path, f"other pairs than {', '.join(manifest.names('pairs'))}", name, fix))
+        raise InputError(explain(store.where, f"other pairs than {', '.join(manifest.names('pairs'))}", name, fix))
     replaced = [f"{folder}/{name}" for folder in _SHAPES]
     kept = {full: entry for full, entry in manifest.arrays.items() if full not in replaced}
     with StoreWriter(store.path, overwrite=True) as writer:

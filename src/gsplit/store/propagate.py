@@ -76,15 +76,15 @@ def _check(store: Store, full: str, added: list[str], edge_weight: str | None) -
     if store.types is not None or store.manifest.shard is not None:
         got = "a shard" if store.types is None else f"one with the types {', '.join(store.types.vertex_types)}"
         fix = "give the whole store of a graph without types"
-        raise InputError(explain(store.path, "a whole store of a graph without types", got, fix))
+        raise InputError(explain(store.where, "a whole store of a graph without types", got, fix))
     rows = store.stored_array(full)
     taken = [name for name in added if name in store.names]
     if store.dtype(full) not in ("float32", "float64"):
         fix = "run gsplit convert --features float32 first"
-        raise InputError(explain(f"{store.path}: {full}", "float32 or float64", store.dtype(full), fix))
+        raise InputError(explain(f"{store.where}: {full}", "float32 or float64", store.dtype(full), fix))
     if taken:
         got = f"one with {', '.join(taken)}"
-        raise InputError(explain(store.path, f"a store without {added[0]} and later hops", got, "use it as it is"))
+        raise InputError(explain(store.where, f"a store without {added[0]} and later hops", got, "use it as it is"))
     if edge_weight is None:
         return rows, None
     weights = store.stored_array(f"edges/{edge_weight}")

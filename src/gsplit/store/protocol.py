@@ -89,6 +89,9 @@ class GraphStore(Protocol):
     def stored_array(self, name: str) -> Array:
         """One array by name, rows in internal order."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array, which is not read for it."""
+
     def dtype(self, name: str) -> str:
         """Element type of an array. bfloat16 is stored as uint16."""
 
@@ -150,7 +153,7 @@ class ArrayStore(ABC):
     @property
     def num_features(self) -> int:
         """Number of columns of the feature array ``x``; 0 without one."""
-        return int(self.arrays["features/x"].shape[1]) if "features/x" in self.arrays else 0
+        return self.shape("features/x")[1] if "features/x" in self.arrays else 0
 
     @property
     def names(self) -> list[str]:
@@ -199,6 +202,10 @@ class ArrayStore(ABC):
         if name not in self.arrays:
             raise missing_array(self.where, name, self.names)
         return self.arrays[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array, by the name that ``stored_array`` takes."""
+        return self.stored_array(name).shape
 
     def original_ids(self, first: int | None = None, stop: int | None = None) -> Array:
         """The ids that the vertices held (all, or a range of them) had when imported."""

@@ -4,22 +4,28 @@ Opening checks the manifest for consistency, every file against the manifest (he
 and the contents at a bounded sample of places. It does not read whole arrays; ``store.verify`` does. Damage that
 opening does not detect must still be harmless, so code that indexes by stored values checks them first
 (``kernels.jit``).
+
+Of a store on object storage, opening reads the manifest. Arrays are fetched, checked and mapped when they are first
+used (``remote``).
 """
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from gsplit.array_types import Array
-from gsplit.errors import StoreError, explain
+from gsplit.errors import InputError, StoreError, explain
+from gsplit.files.objects import as_url
 from gsplit.graph.graph import Graph
 from gsplit.graph.types import GraphTypes
 from gsplit.store.files import ArrayFile, read_inside
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, Manifest, file_of, graph_fingerprint, parse_manifest, role_of
-from gsplit.store.protocol import ArrayStore
+from gsplit.store.protocol import ArrayStore, missing_array
+from gsplit.store.remote import Mirror, RowBlocks, open_mirror
 
 __all__ = ["Store", "open_store"]
 
@@ -33,14 +39,18 @@ class Store(ArrayStore):
     ``gsplit.infer``. Members called ``stored_...`` use the internal order of the files, which partitioning changes.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, arrays: dict[str, Array]) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, arrays: Mapping[str, Array], mirror: Mirror | None = None
+    ) -> None:
+        """``mirror``: the files that this host has fetched, for a store on object storage."""
         self.path = path
         self.manifest = manifest
         self.arrays = arrays
+        self.mirror = mirror
 
     @property
-    def where(self) -> Path:
-        return self.path
+    def where(self) -> str:
+        return str(self.path) if self.mirror is None else self.mirror.objects.url
 
     @cached_property
     def types(self) -> GraphTypes | None:  # type: ignore[override]
@@ -90,7 +100,7 @@ class Store(ArrayStore):
     def open_file(self, name: str) -> ArrayFile:
         """Open the file of an array once more, to read instead of map it. The caller closes it."""
         self.stored_array(name)
-        root = _open_directory(self.path)
+        root = _open_directory(self.path if self.mirror is None else self.mirror.folder)
         try:
             entry = _read_manifest(root).arrays.get(name)
             opened = self.manifest.arrays[name]
@@ -100,9 +110,14 @@ class Store(ArrayStore):
                 raise StoreError(explain(file_of(name), expected, got, "open the store again"))
             return ArrayFile(root, file_of(name), opened.dtype, opened.shape)
         except StoreError as error:
-            raise StoreError(f"{self.path}: {error}") from None
+            raise StoreError(f"{self.where}: {error}") from None
         finally:
             os.close(root)
+
+    def open_blocks(self, name: str) -> RowBlocks | None:
+        """The rows of a feature array that stays on object storage; None if ``stored_array`` is to be used."""
+        self.shape(name)
+        return None if self.mirror is None else self.mirror.open_blocks(name)
 
     @property
     def part_boundaries(self) -> list[int]:
@@ -115,9 +130,15 @@ class Store(ArrayStore):
         found = self.manifest.part_statistics
         return None if found is None else found.loads
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array, which is not read for it."""
+        if name not in self.arrays:
+            raise missing_array(self.where, name, self.names)
+        return self.manifest.arrays[name].shape
+
     def dtype(self, name: str) -> str:
         """Element type of an array. bfloat16 is stored as uint16."""
-        self.stored_array(name)
+        self.shape(name)
         return self.manifest.arrays[name].dtype
 
     def stored_targets(self, name: str) -> tuple[Array, Array | None, int]:
@@ -128,24 +149,87 @@ class Store(ArrayStore):
         return targets, self.stored_array(f"target_positions/{name}"), self.manifest.shard.num_targets[name]
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r}, {self.num_vertices} vertices, {self.num_edges} edges)"
+        return f"Store({self.where!r}, {self.num_vertices} vertices, {self.num_edges} edges)"
 
 
-def open_store(path: str | Path) -> Store:
-    """Open a store and check it as far as that takes milliseconds."""
+class FetchedArrays(Mapping[str, Array]):
+    """The arrays of a store on object storage; each is fetched when it is first used."""
+
+    def __init__(self, mirror: Mirror, manifest: Manifest) -> None:
+        self._mirror = mirror
+        self._manifest = manifest
+        self._mapped: dict[str, Array] = {}
+        self._fetching = threading.Lock()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._manifest.arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._manifest.arrays)
+
+    def __len__(self) -> int:
+        return len(self._manifest.arrays)
+
+    def __getitem__(self, name: str) -> Array:
+        with self._fetching:
+            if name not in self._mapped:
+                self._mapped[name] = self._open(name)
+            return self._mapped[name]
+
+    def _open(self, name: str) -> Array:
+        self._manifest.arrays[name]  # a KeyError, as of any mapping
+        names = [name, *(["indices"] if name == "edge_type" else [])]  # what a sample of it is compared with
+        if name.startswith("name_offsets"):
+            names.append(name.replace("name_offsets", "name_bytes"))
+        for each in names:
+            self._mirror.fetch(each)
+        folder = self._mirror.folder
+        root = _open_directory(folder)
+        try:
+            return _map_files(root, folder, self._manifest, names)[name]
+        except StoreError as error:
+            raise StoreError(f"{folder}: {error}") from None
+        finally:
+            os.close(root)
+
+
+def open_store(path: str | Path, *, cache_dir: str | Path | None = None, cache_bytes: int | str | None = None) -> Store:
+    """Open a store and check it as far as that takes milliseconds.
+
+    ``path`` is a folder, or the URL of a store on object storage such as ``s3://BUCKET/NAME.gsplit``. Its arrays are
+    fetched into ``cache_dir`` when they are first used (default: GSPLIT_CACHE_DIR, or a folder of the user's cache).
+    With ``cache_bytes``, such as "20GB", features are not fetched: each rank keeps its hottest rows on disk, in so many
+    bytes, and reads others by ranges (default: GSPLIT_CACHE_BYTES; without it, features are fetched whole).
+    """
+    url = as_url(path)
+    if url is not None:
+        mirror, manifest = open_mirror(url, cache_dir, cache_bytes)
+        return Store(Path(path), manifest, FetchedArrays(mirror, manifest), mirror)
+    if cache_dir is not None or cache_bytes is not None:
+        got = f"{path}, on this host"
+        fix = "leave cache_dir and cache_bytes out"
+        raise InputError(explain("cache_dir, cache_bytes", "the URL of a store on object storage", got, fix))
     path = Path(path)
     root = _open_directory(path)
-    files: dict[str, ArrayFile] = {}
     try:
         manifest = _read_manifest(root)
-        for name, entry in manifest.arrays.items():
-            files[name] = ArrayFile(root, file_of(name), entry.dtype, entry.shape)
-        _check_samples(manifest, files)
-        return Store(path, manifest, {name: file.map(path) for name, file in files.items()})
+        return Store(path, manifest, _map_files(root, path, manifest, manifest.arrays))
     except StoreError as error:
         raise StoreError(f"{path}: {error}") from None
     finally:
         os.close(root)
+
+
+def _map_files(root: int, path: Path, manifest: Manifest, names: Iterable[str]) -> dict[str, Array]:
+    """Check and map the files of some arrays in the directory ``path``, whose descriptor is ``root``."""
+    files: dict[str, ArrayFile] = {}
+    try:
+        for name in names:
+            entry = manifest.arrays[name]
+            files[name] = ArrayFile(root, file_of(name), entry.dtype, entry.shape)
+        _check_samples(manifest, files)
+        return {name: file.map(path) for name, file in files.items()}
+    finally:
         for file in files.values():
             file.close()
 

@@ -35,11 +35,11 @@ def write_shard(
     if store.manifest.shard is not None:
         low, high = store.vertex_range
         got = f"a shard with vertices {low}..{high - 1}"
-        raise InputError(explain(store.path, "a whole store", got, "cut shards from the whole"))
+        raise InputError(explain(store.where, "a whole store", got, "cut shards from the whole"))
     if store.types is not None:
         got = f"one with the vertex types {', '.join(store.types.vertex_types)}"
         fix = "train from the whole store on a file system that all hosts see"
-        raise InputError(explain(store.path, "a homogeneous graph: shards of others are not built", got, fix))
+        raise InputError(explain(store.where, "a homogeneous graph: shards of others are not built", got, fix))
     graph = store.graph.restrict(first, stop)
     edges = slice(int(graph.indptr[0]), int(graph.indptr[-1]))
     original = store.original_ids(first, stop) if store.is_renumbered else np.empty(0, np.int64)

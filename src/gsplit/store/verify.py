@@ -44,7 +44,7 @@ def verify_store(store: Store, progress: Progress = silent) -> None:
         _verify_statistics(store, statistics)
         _verify_listing(store)
     except StoreError as error:
-        raise StoreError(f"{store.path}: {error}") from None
+        raise StoreError(f"{store.where}: {error}") from None
 
 
 def _fail(name: str, expected: str, got: object) -> StoreError:

@@ -20,6 +20,7 @@ from gsplit.array_types import Array
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.atomic import fsync_folder, locked, replace_folder, try_lock
 from gsplit.files.mapped_files import create_mapped, flush
+from gsplit.files.objects import as_url
 from gsplit.files.untrusted import Expected, read_document
 from gsplit.progress import Progress
 from gsplit.store.files import npy_header, raw_bytes, storage_dtype, write_bytes
@@ -202,6 +203,9 @@ def is_store(path: Path) -> bool:
 
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Refuse a name that cannot become a store, before any work is done."""
+    if (url := as_url(path)) is not None:
+        fix = "write it to a disk, then copy it there with gsplit upload"
+        raise StoreError(explain(url, "a folder of this host: stores are not written to object storage", "a URL", fix))
     if path.suffix != ".gsplit" or path.name == ".gsplit":
         raise StoreError(explain(path, "NAME.gsplit", path.name, "give the store a name that ends in .gsplit"))
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

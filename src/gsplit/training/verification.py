@@ -98,9 +98,7 @@ def _widths(graph: GraphStore, arrays: ArrayNames) -> dict[str, int] | None:
     """The widths of the rows of every vertex type; None for the features ``x``, which ``parallelize`` reads."""
     if all(names == [f"{of}/x"] for of, names in arrays.of_types.items()):
         return None
-    shapes = {
-        of: [graph.stored_array(f"features/{name}").shape for name in names] for of, names in arrays.of_types.items()
-    }
+    shapes = {of: [graph.shape(f"features/{name}") for name in names] for of, names in arrays.of_types.items()}
     return {of: sum(shape[1] for shape in found) for of, found in shapes.items()}
 
 

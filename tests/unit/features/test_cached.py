@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from row_sources import DTYPES, as_tensor, stored_array, wanted_rows
 
 from gsplit.errors import InputError
-from gsplit.features.cache import CachedRows, HotOrder, expected_hit_rate, hottest_prefixes, parse_bytes
+from gsplit.features.cache import CachedRows, HotOrder, expected_hit_rate, hottest_prefixes
 from gsplit.features.sources import ConcatRows, MappedRows, ScaledRows, torch_dtype
+from gsplit.files.byte_sizes import parse_bytes
 
 
 @st.composite

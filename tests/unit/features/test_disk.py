@@ -63,8 +63,8 @@ def test_rows_go_to_their_places_in_some_columns(tmp_path_factory: pytest.TempPa
 
 def test_numbers_too_large_to_pack_are_sorted_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = np.array([1 << 61, 5, 1 << 61, 0])
-    assert [part.tolist() for part in disk._sort(rows)] == [[0, 5, 1 << 61, 1 << 61], [3, 1, 0, 2]]
-    assert [part.tolist() for part in disk._sort(rows[1::2])] == [[0, 5], [1, 0]]
+    assert [part.tolist() for part in disk.sort_rows(rows)] == [[0, 5, 1 << 61, 1 << 61], [3, 1, 0, 2]]
+    assert [part.tolist() for part in disk.sort_rows(rows[1::2])] == [[0, 5], [1, 0]]
 
 
 def test_many_threads_read_at_once(tmp_path: Path) -> None:

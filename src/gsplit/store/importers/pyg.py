@@ -400,7 +400,7 @@ def to_pyg(store: Store) -> Data | HeteroData:
     """
     if store.vertex_range != (0, store.num_vertices):
         got = f"a shard, {store.vertex_range}"
-        raise InputError(explain(store.path, "all vertices", got, "open the whole store"))
+        raise InputError(explain(store.where, "all vertices", got, "open the whole store"))
     verify_store(store)  # ids are used as indices below
     original = torch.from_numpy(np.array(store.original_ids()))
     graph = store.graph

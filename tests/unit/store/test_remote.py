@@ -1,0 +1,257 @@
+"""Stores on object storage, against a real S3 server on this host and a proxy that fails requests."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gsplit
+from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.errors import InputError, StoreError
+from gsplit.features.remote import RemoteRows
+from gsplit.files import objects
+from gsplit.files.objects import ObjectFolder
+from gsplit.loading.tiers import open_features
+from gsplit.minibatch.local_graph import LocalGraph, make_ownership
+from gsplit.store.build import build_store
+from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
+from gsplit.store.reader import Store
+from gsplit.store.shard import write_shard
+from gsplit.store.upload import upload_store
+from gsplit.store.verify import verify_store
+from gsplit_bench.s3_server import BUCKET, FaultyProxy, s3_environment, start_s3_server
+
+URL = f"s3://{BUCKET}/p.gsplit"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    with start_s3_server() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Five parts; features of 2 MB, which are 8 blocks."""
+    folder = tmp_path_factory.mktemp("remote")
+    graph = PlantedGraph(4000, 20000, num_communities=10, num_features=128, num_classes=4)
+    plain = build_store(synthetic_source(graph), folder / "g.gsplit")
+    return gsplit.partition(plain, folder / "p.gsplit", 5, [4, 4], batch_size=200, epochs=2)
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy without faults, which the environment points to."""
+    with FaultyProxy(server).serve() as proxy:
+        for name, value in s3_environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def on_server(server: int, parted: Store) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_environment(server).items():
+            patch.setenv(name, value)
+        upload_store(parted, URL)
+    return URL
+
+
+@pytest.fixture
+def uploaded(on_server: str, proxy: FaultyProxy) -> str:
+    """The store, which tests do not change, to be read through the proxy."""
+    return on_server
+
+
+def _same_arrays(store: Store, want: Store) -> None:
+    assert store.names == want.names
+    for name in want.names:
+        np.testing.assert_array_equal(store.stored_array(name), want.stored_array(name))
+
+
+def test_a_store_is_fetched_as_it_is_used_and_once(
+    uploaded: str, proxy: FaultyProxy, parted: Store, tmp_path: Path
+) -> None:
+    before = proxy.num_bytes
+    store = gsplit.open(uploaded, cache_dir=tmp_path)
+    assert store.num_vertices == 4000 and store.num_features == 128
+    assert proxy.num_bytes - before < 20_000  # the manifest
+    _same_arrays(store, parted)
+    verify_store(store)
+    assert store.fingerprint == parted.fingerprint
+    assert repr(store) == f"Store('{uploaded}', 4000 vertices, {parted.num_edges} edges)"
+    before = proxy.num_bytes
+    again = gsplit.open(Path(uploaded), cache_dir=tmp_path)
+    _same_arrays(again, parted)
+    assert proxy.num_bytes - before < 20_000
+
+
+def test_threads_and_processes_fetch_a_file_once(uploaded: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    stores = [gsplit.open(uploaded, cache_dir=tmp_path) for _ in range(4)]
+    before = proxy.num_bytes
+    threads = [threading.Thread(target=store.stored_array, args=("indices",)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    num_bytes = stores[0].stored_array("indices").nbytes
+    assert num_bytes < proxy.num_bytes - before < num_bytes + 10_000
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 200_000, "1GB"])
+def test_rows_are_read_by_ranges_and_the_hottest_from_disk(
+    cache_bytes: int | str, uploaded: str, proxy: FaultyProxy, parted: Store, tmp_path: Path
+) -> None:
+    mesh = solo_mesh()
+    store = gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=cache_bytes)
+    local = LocalGraph(store, mesh, make_ownership(store, mesh, None))
+    rows = open_features(local, ["x"])
+    ids = torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:700]
+    out = torch.zeros(700, 128)
+    before = proxy.num_bytes
+    read = rows.read(ids, out)
+    np.testing.assert_array_equal(out.numpy(), parted.stored_array("features/x")[ids.numpy()])
+    hot = {0: 0, "1GB": 700}.get(cache_bytes)
+    assert read.hits == hot if hot is not None else 0 < read.hits < 700
+    assert (proxy.num_bytes > before) == (read.hits < 700)
+    assert not (store.mirror.folder / "features" / "x.npy").exists()  # type: ignore[union-attr]
+    before = proxy.num_bytes
+    again = open_features(local, ["x"])  # another rank of the host: the file of the hottest rows is there
+    assert proxy.num_bytes - before < 10_000
+    assert again.read(ids, out).hits == read.hits
+
+
+def test_adjacent_blocks_are_one_request(uploaded: str, tmp_path: Path, parted: Store) -> None:
+    store = gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=0)
+    blocks = store.open_blocks("features/x")
+    assert blocks is not None and blocks.block_rows == 512
+    rows = RemoteRows(blocks, (128,), torch.float32, first_id=0)
+    traffic = store.mirror.objects.traffic  # type: ignore[union-attr]
+    before = traffic.requests
+    out = torch.zeros(4, 128)
+    rows.place(np.array([3999, 513, 3, 1]), np.array([2, 0, 3, 1]), out)
+    assert traffic.requests - before == 2  # blocks 0 and 1, and block 7
+    np.testing.assert_array_equal(out.numpy(), parted.stored_array("features/x")[[513, 1, 3999, 3]])
+    with pytest.raises(InputError, match="expected ids in 0..3999, which are held here"):
+        rows.place(np.array([4000]), None, out[:1])
+
+
+FAULTS = {"slow down": 0.15, "error": 0.1, "cut": 0.1}
+
+
+def test_faults_are_survived(uploaded: str, proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+    proxy.shares = FAULTS
+    store = gsplit.open(uploaded, cache_dir=tmp_path)
+    _same_arrays(store, parted)
+    remote = gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=0).open_blocks("features/x")
+    assert remote is not None
+    for block in range(8):
+        remote.read(block, block + 1)
+    assert set(proxy.counts) == set(FAULTS)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_server_that_stays_down_is_named_within_bounds(
+    uploaded: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "PATIENCE_S", 1.0)
+    store = gsplit.open(uploaded, cache_dir=tmp_path)
+    proxy.shares = {"slow down": 1.0}
+    with pytest.raises(InputError, match=rf"{uploaded}/y.npy: expected an answer .* attempts in \d+ s"):
+        store.stored_array("y")
+    proxy.shares = {}
+    assert store.stored_array("y").size == 4000
+
+
+def test_refusals_are_told_at_once(
+    uploaded: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "ATTEMPTS", 1)  # a retry would fail this test
+    with pytest.raises(StoreError, match="no-such-bucket/p.gsplit/manifest.json: expected the manifest of a store"):
+        gsplit.open("s3://no-such-bucket/p.gsplit", cache_dir=tmp_path)
+    with pytest.raises(StoreError, match="expected the manifest of a store .got no such object"):
+        gsplit.open(f"s3://{BUCKET}/other.gsplit", cache_dir=tmp_path)
+    proxy.shares = {"denied": 1.0}
+    with pytest.raises(StoreError, match="expected an object that may be used .*check the bucket, the credentials"):
+        gsplit.open(uploaded, cache_dir=tmp_path)
+    with pytest.raises(InputError, match="without credentials") as caught:
+        gsplit.open("s3://key:secret@bucket/p.gsplit")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(InputError, match="ftp://host/p.gsplit: expected object storage that can be used"):
+        gsplit.open("ftp://host/p.gsplit", cache_dir=tmp_path)
+    with pytest.raises(InputError, match="expected the URL of a store on object storage"):
+        gsplit.open("p.gsplit", cache_bytes=3)
+
+
+def test_a_changed_object_is_noticed(proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/changed.gsplit"
+    upload_store(parted, url)
+    store = gsplit.open(url, cache_dir=tmp_path, cache_bytes=0)
+    blocks = store.open_blocks("features/x")
+    assert blocks is not None
+    folder = ObjectFolder(url)
+    for name in ("features/x", "y"):
+        data = bytearray((parted.path / f"{name}.npy").read_bytes())
+        data[-1] ^= 1
+        folder.write(f"{name}.npy", [bytes(data)])
+    blocks.read(0, 7)
+    with pytest.raises(StoreError, match=r"features/x.npy: expected the bytes that were uploaded, in block 7"):
+        blocks.read(7, 8)
+    with pytest.raises(StoreError, match=r"y.npy: expected int64 \[4000\] with SHA-256 .* replaced"):
+        store.stored_array("y")
+    assert not (store.mirror.folder / "y.npy").exists()  # type: ignore[union-attr]
+    folder.write("y.npy", [b"short"])
+    with pytest.raises(StoreError, match=r"y.npy: expected 32128 bytes .*got 5 bytes"):
+        store.stored_array("y")
+    folder.remove("y.npy")
+    with pytest.raises(StoreError, match=r"y.npy: expected 32128 bytes .*got no such object"):
+        store.stored_array("y")
+    folder.write("features/x.blocks", [bytes(32 * 9)])
+    with pytest.raises(StoreError, match="features/x.blocks: expected checksums of float32"):
+        store.open_blocks("features/x")
+    folder.remove("features/x.blocks")
+    with pytest.raises(StoreError, match="x.blocks: expected checksums to read rows by .got no such object"):
+        store.open_blocks("features/x")
+
+
+def test_what_is_not_built_is_refused_by_name(uploaded: str, parted: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"{uploaded}: expected no store at this URL .*--overwrite"):
+        upload_store(parted, uploaded)
+    with pytest.raises(InputError, match="URL: expected s3://BUCKET/NAME.gsplit"):
+        upload_store(parted, "p.gsplit")
+    with pytest.raises(StoreError, match="stores are not written to object storage .*gsplit upload"):
+        write_shard(parted, f"s3://{BUCKET}/q.gsplit", 0, 10)
+    store = gsplit.open(uploaded, cache_dir=tmp_path)
+    with pytest.raises(StoreError, match="stores are not written to object storage"):
+        gsplit.add_pairs(store, "train", np.array([[0], [1]]))
+
+
+def test_a_damaged_store_is_not_uploaded(proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+    shutil.copytree(parted.path, tmp_path / "d.gsplit")
+    with (tmp_path / "d.gsplit" / "y.npy").open("rb+") as stream:
+        stream.seek(-8, os.SEEK_END)
+        stream.write(b"\x01")
+    url = f"s3://{BUCKET}/d.gsplit"
+    with pytest.raises(StoreError, match="y.npy: expected int64"):
+        upload_store(gsplit.open(tmp_path / "d.gsplit"), url)
+    with pytest.raises(StoreError, match="expected the manifest of a store"):
+        gsplit.open(url, cache_dir=tmp_path)
+
+
+def test_a_full_disk_is_named(uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = gsplit.open(uploaded, cache_dir=tmp_path)
+    monkeypatch.setattr("gsplit.store.remote.open_atomic", _no_room)
+    with pytest.raises(StoreError, match="y.npy: expected room for 32128 bytes .got No space left"):
+        store.stored_array("y")
+    monkeypatch.setattr("gsplit.store.remote.write_atomic", _no_room)
+    with pytest.raises(StoreError, match="expected a folder to fetch to .got No space left"):
+        gsplit.open(uploaded, cache_dir=tmp_path / "other")
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
