@@ -2,12 +2,14 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from gsplit_bench.ranks import IMPORTED_BEFORE
+from gsplit_bench.s3_server import FaultyProxy, s3_environment, start_s3_server
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]}
 settings.register_profile("dev", max_examples=50, **_COMMON)  # type: ignore[arg-type]
@@ -43,3 +45,19 @@ def data_folder() -> Path:
     if not (folder / "cora.npz").is_file():
         pytest.skip(f"no real graphs in {folder}; set GSPLIT_TEST_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[int]:
+    """The port of an S3 server on this host, with an empty bucket."""
+    with start_s3_server() as port:
+        yield port
+
+
+@pytest.fixture
+def s3_proxy(s3_server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before the server, which the environment points to. It has no faults until a test sets them."""
+    with FaultyProxy(s3_server).serve() as proxy:
+        for name, value in s3_environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        yield proxy

@@ -565,6 +565,7 @@ _SCRIPTS = {
     "layer-cost": ("layer_cost:main", "Measure what a vertex and an edge cost a layer."),
     "loading-record": ("loading:record", "Put documents of the command loading together as one record."),
     "many-ranks": ("many_ranks:main", "Split steps of up to a thousand ranks in one process, and count them."),
+    "objects": ("objects:main", "Train from a store on an S3 server with injected faults, against the local store."),
     "partition-studies": ("partition_studies:main", "Measure presampling, seeds, merged parts and memory of solvers."),
     "pipeline": ("pipeline:main", "Measure what prefetching hides."),
     "planner-check": ("planner_check:main", "Compare the planner's predictions with records of the command train."),

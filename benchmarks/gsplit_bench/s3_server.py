@@ -45,6 +45,13 @@ def start_s3_server() -> Iterator[int]:
             process.kill()
 
 
+class _QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has ended, or that gave up the request, is not an error of the proxy."""
+
+
 @dataclass
 class FaultyProxy:
     """Passes requests on to a server, but fails some of them. ``shares``: probability of each kind of fault.
@@ -125,8 +132,7 @@ class FaultyProxy:
                 if cut:
                     self.close_connection = True
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
+        server = _QuietServer(("127.0.0.1", 0), Handler)
         self.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

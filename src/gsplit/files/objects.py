@@ -10,6 +10,7 @@ are refused in URLs, so that they are in no message, log or run folder.
 """
 
 import errno
+import io
 import os
 import random
 import re
@@ -23,7 +24,7 @@ from urllib.parse import parse_qsl
 
 from gsplit.errors import InputError, MissingDependencyError, explain
 
-__all__ = ["ObjectFolder", "Traffic", "as_url"]
+__all__ = ["ObjectFile", "ObjectFolder", "Traffic", "as_url"]
 
 ATTEMPTS = 8
 PATIENCE_S = 60.0
@@ -92,8 +93,23 @@ class ObjectFolder:
 
     def size(self, name: str) -> int | None:
         """The bytes of an object; None if it does not exist."""
+        found = self.stat(name)
+        return None if found is None else found[0]
+
+    def stat(self, name: str) -> tuple[int, float] | None:
+        """The bytes of an object and the time of its last change in seconds; None if it does not exist."""
         info = self._persist(name, lambda: self._fs.get_file_info(f"{self._root}/{name}"))
-        return int(info.size) if info.is_file else None
+        return (int(info.size), (info.mtime_ns or 0) / 1e9) if info.is_file else None
+
+    def list_below(self) -> dict[str, tuple[int, float]]:
+        """``stat`` of all objects below the folder, by name."""
+        selector = self._selector(self._root, allow_not_found=True, recursive=True)
+        found = self._persist("", lambda: self._fs.get_file_info(selector))
+        return {
+            info.path.removeprefix(f"{self._root}/"): (info.size, (info.mtime_ns or 0) / 1e9)
+            for info in found
+            if info.is_file
+        }
 
     def list(self) -> list[str]:
         """The names of the objects directly in the folder."""
@@ -149,6 +165,10 @@ class ObjectFolder:
         self._opened.pop(name, None)
         self._persist(name, write)
 
+    def rename(self, name: str, new: str) -> None:
+        """Give an object another name: it is copied by the server, then removed."""
+        self._persist(name, lambda: self._fs.move(f"{self._root}/{name}", f"{self._root}/{new}"))
+
     def remove(self, name: str) -> None:
         """Remove an object, if it exists."""
         if self.size(name) is not None:
@@ -185,6 +205,40 @@ class ObjectFolder:
         got = f"{text}; {attempts} attempts in {elapsed:.0f} s"
         fix = "check the endpoint and the network, or try again later: nothing was changed"
         return InputError(explain(self.where(name), "an answer of object storage", got, fix))
+
+
+class ObjectFile(io.RawIOBase):
+    """An object as a file that can be read and searched, for libraries that take one."""
+
+    def __init__(self, folder: ObjectFolder, name: str) -> None:
+        super().__init__()
+        size = folder.size(name)
+        if size is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", folder.where(name))
+        self._folder = folder
+        self._name = name
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        target = memoryview(buffer).cast("B")
+        num_bytes = max(0, min(target.nbytes, self._size - self._at))
+        target[:num_bytes] = self._folder.read_range(self._name, self._at, num_bytes)
+        self._at += num_bytes
+        return num_bytes
 
 
 def _connect(arrow_fs: Any, url: str) -> tuple[Any, str]:

@@ -1,9 +1,11 @@
 """``gsplit.infer`` and ``gsplit.write_predictions``: exact outputs of a model for all vertices, in original order.
 
 Outputs go to memory, or to a .npy file that all ranks map and write to. The file has a temporary name, NAME.partial,
-until it is complete; rank 0 then renames it, or writes a Parquet or CSV table of it.
+until it is complete; rank 0 then renames it, or writes a Parquet or CSV table of it. For a table on object storage,
+that file is in the workspace.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -22,7 +24,9 @@ from gsplit.distributed.comm.comm import Call, run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import open_lock, try_lock
+from gsplit.files.cache_folder import cache_folder
 from gsplit.files.mapped_files import fill_mapped
+from gsplit.files.objects import as_url
 from gsplit.graph.ownership import Ownership
 from gsplit.inference.closure import all_vertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, inference_ownership
@@ -69,6 +73,7 @@ def infer(
     if path.suffix != ".npy":
         fix = "name it .npy, or use gsplit.write_predictions for .parquet and .csv"
         raise InputError(explain(path, "a .npy file", path.suffix or "no suffix", fix))
+    check_request(path, None, None)
     _write_file(model, store, path, vertex_type=vertex_type, **options)
     return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
 
@@ -212,7 +217,7 @@ def _write_file(
     The file at ``path`` is complete, or is not there.
     """
     mesh = mesh_of(model)
-    partial = path.with_name(f"{path.name}.partial")
+    partial = _partial_of(path, options.get("workspace"))
 
     def finish() -> None:
         if make_table is None:
@@ -306,9 +311,18 @@ def _open_result(path: Path) -> npt.NDArray[Any]:
     return np.load(path, mmap_mode="r+", allow_pickle=False)  # type: ignore[no-any-return]
 
 
+def _partial_of(path: Path, workspace: str | Path | None) -> Path:
+    """The file for the rows until they are complete: beside ``path``, or on this host if that is on object storage."""
+    if as_url(path) is None:
+        return path.with_name(f"{path.name}.partial")
+    folder = cache_folder() / "predictions" if workspace is None else Path(workspace)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.partial"
+
+
 def _lock_partial(path: Path, partial: Path, held: ExitStack) -> None:
     """Make an empty partial file and lock it until ``held`` ends, which removes it; a locked one is refused."""
-    if not path.parent.is_dir() or path.is_dir():
+    if not partial.parent.is_dir() or path.is_dir():
         got = "a folder" if path.is_dir() else "a folder that does not exist"
         raise InputError(explain(path, "a file in a folder that exists", got, "choose another path"))
     if partial.is_symlink():

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gsplit.errors import InputError, explain
-from gsplit.files.atomic import open_atomic
+from gsplit.files.objects import as_url
+from gsplit.files.places import open_whole
 from gsplit.store.importers.arrow import load_arrow
 from gsplit.store.protocol import OriginalOrder
 
@@ -53,6 +54,8 @@ def check_request(path: Path, what: str | None, only: str | None) -> None:
         got = path.suffix or "a name without a suffix"
         fix = "choose one of these: a table joins with yours by id"
         raise InputError(explain(path, "a name that ends in .parquet, .csv or .npy", got, fix))
+    if path.suffix == ".npy" and (url := as_url(path)) is not None:
+        raise InputError(explain(url, "a .parquet or .csv table on object storage", "a .npy array", "write a table"))
     if what is not None and what not in get_args(What):
         raise InputError(explain("what", f"one of {', '.join(get_args(What))}", what, "choose one"))
     if path.suffix in TABLES:
@@ -99,7 +102,7 @@ class PredictionTable:
         first = next(chunks)
         kind = arrow.csv.CSVWriter if path.suffix == ".csv" else arrow.parquet.ParquetWriter
         try:
-            with open_atomic(path) as stream, kind(stream, first.schema) as writer:
+            with open_whole(path) as stream, kind(stream, first.schema) as writer:
                 for chunk in chain([first], chunks):
                     writer.write(chunk)
         except OSError as error:

@@ -33,6 +33,7 @@ from torch.nn import Module
 
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_atomic
+from gsplit.files.objects import as_url
 from gsplit.files.untrusted import Expected, open_regular, read_bounded, read_document
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape, history_as_dict
@@ -158,6 +159,9 @@ def check_new_run(run: Path, *, overwrite: bool) -> None:
 
     A training that was killed before its first checkpoint counts as nothing.
     """
+    if (url := as_url(run)) is not None:
+        fix = "choose a folder of this host; from Python, Trainer(save_to=URL) puts checkpoints on object storage"
+        raise InputError(explain(url, "a run folder on a disk: those on object storage are not built", "a URL", fix))
     if not run.exists():
         return
     fix = "choose another --out"

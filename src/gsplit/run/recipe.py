@@ -15,6 +15,7 @@ from torch.nn import Module
 from gsplit.distributed.comm.comm import run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.files.places import is_file
 from gsplit.inference.infer import write_predictions
 from gsplit.inference.prediction_table import What, default_what
 from gsplit.loading.batch_loader import BatchLoader
@@ -244,9 +245,9 @@ def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Refuse an existing file unless it may be overwritten."""
-    if path.exists() and not overwrite:
+    if (is_file(path) or path.exists()) and not overwrite:
         fix = "choose another --out, or pass --overwrite"
-        raise InputError(explain(path, "a new file", f"a file of {path.stat().st_size} bytes", fix))
+        raise InputError(explain(path, "a new file", "a file", fix))
 
 
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:

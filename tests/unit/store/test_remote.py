@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +23,9 @@ from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
 from gsplit.store.upload import upload_store
 from gsplit.store.verify import verify_store
-from gsplit_bench.s3_server import BUCKET, FaultyProxy, s3_environment, start_s3_server
+from gsplit_bench.s3_server import BUCKET, FaultyProxy, s3_environment
 
 URL = f"s3://{BUCKET}/p.gsplit"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[int]:
-    with start_s3_server() as port:
-        yield port
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +37,18 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return gsplit.partition(plain, folder / "p.gsplit", 5, [4, 4], batch_size=200, epochs=2)
 
 
-@pytest.fixture
-def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy without faults, which the environment points to."""
-    with FaultyProxy(server).serve() as proxy:
-        for name, value in s3_environment(proxy.port).items():
-            monkeypatch.setenv(name, value)
-        yield proxy
-
-
 @pytest.fixture(scope="module")
-def on_server(server: int, parted: Store) -> str:
+def on_server(s3_server: int, parted: Store) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_environment(server).items():
+        for name, value in s3_environment(s3_server).items():
             patch.setenv(name, value)
         upload_store(parted, URL)
     return URL
 
 
 @pytest.fixture
-def uploaded(on_server: str, proxy: FaultyProxy) -> str:
-    """The store, which tests do not change, to be read through the proxy."""
+def uploaded(on_server: str, s3_proxy: FaultyProxy) -> str:
+    """The store, which tests do not change, to be read through the s3_proxy."""
     return on_server
 
 
@@ -75,37 +59,37 @@ def _same_arrays(store: Store, want: Store) -> None:
 
 
 def test_a_store_is_fetched_as_it_is_used_and_once(
-    uploaded: str, proxy: FaultyProxy, parted: Store, tmp_path: Path
+    uploaded: str, s3_proxy: FaultyProxy, parted: Store, tmp_path: Path
 ) -> None:
-    before = proxy.num_bytes
+    before = s3_proxy.num_bytes
     store = gsplit.open(uploaded, cache_dir=tmp_path)
     assert store.num_vertices == 4000 and store.num_features == 128
-    assert proxy.num_bytes - before < 20_000  # the manifest
+    assert s3_proxy.num_bytes - before < 20_000  # the manifest
     _same_arrays(store, parted)
     verify_store(store)
     assert store.fingerprint == parted.fingerprint
     assert repr(store) == f"Store('{uploaded}', 4000 vertices, {parted.num_edges} edges)"
-    before = proxy.num_bytes
+    before = s3_proxy.num_bytes
     again = gsplit.open(Path(uploaded), cache_dir=tmp_path)
     _same_arrays(again, parted)
-    assert proxy.num_bytes - before < 20_000
+    assert s3_proxy.num_bytes - before < 20_000
 
 
-def test_threads_and_processes_fetch_a_file_once(uploaded: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_threads_and_processes_fetch_a_file_once(uploaded: str, s3_proxy: FaultyProxy, tmp_path: Path) -> None:
     stores = [gsplit.open(uploaded, cache_dir=tmp_path) for _ in range(4)]
-    before = proxy.num_bytes
+    before = s3_proxy.num_bytes
     threads = [threading.Thread(target=store.stored_array, args=("indices",)) for store in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     num_bytes = stores[0].stored_array("indices").nbytes
-    assert num_bytes < proxy.num_bytes - before < num_bytes + 10_000
+    assert num_bytes < s3_proxy.num_bytes - before < num_bytes + 10_000
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 200_000, "1GB"])
 def test_rows_are_read_by_ranges_and_the_hottest_from_disk(
-    cache_bytes: int | str, uploaded: str, proxy: FaultyProxy, parted: Store, tmp_path: Path
+    cache_bytes: int | str, uploaded: str, s3_proxy: FaultyProxy, parted: Store, tmp_path: Path
 ) -> None:
     mesh = solo_mesh()
     store = gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=cache_bytes)
@@ -113,16 +97,16 @@ def test_rows_are_read_by_ranges_and_the_hottest_from_disk(
     rows = open_features(local, ["x"])
     ids = torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:700]
     out = torch.zeros(700, 128)
-    before = proxy.num_bytes
+    before = s3_proxy.num_bytes
     read = rows.read(ids, out)
     np.testing.assert_array_equal(out.numpy(), parted.stored_array("features/x")[ids.numpy()])
     hot = {0: 0, "1GB": 700}.get(cache_bytes)
     assert read.hits == hot if hot is not None else 0 < read.hits < 700
-    assert (proxy.num_bytes > before) == (read.hits < 700)
+    assert (s3_proxy.num_bytes > before) == (read.hits < 700)
     assert not (store.mirror.folder / "features" / "x.npy").exists()  # type: ignore[union-attr]
-    before = proxy.num_bytes
+    before = s3_proxy.num_bytes
     again = open_features(local, ["x"])  # another rank of the host: the file of the hottest rows is there
-    assert proxy.num_bytes - before < 10_000
+    assert s3_proxy.num_bytes - before < 10_000
     assert again.read(ids, out).hits == read.hits
 
 
@@ -144,39 +128,39 @@ def test_adjacent_blocks_are_one_request(uploaded: str, tmp_path: Path, parted: 
 FAULTS = {"slow down": 0.15, "error": 0.1, "cut": 0.1}
 
 
-def test_faults_are_survived(uploaded: str, proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
-    proxy.shares = FAULTS
+def test_faults_are_survived(uploaded: str, s3_proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+    s3_proxy.shares = FAULTS
     store = gsplit.open(uploaded, cache_dir=tmp_path)
     _same_arrays(store, parted)
     remote = gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=0).open_blocks("features/x")
     assert remote is not None
     for block in range(8):
         remote.read(block, block + 1)
-    assert set(proxy.counts) == set(FAULTS)
+    assert set(s3_proxy.counts) == set(FAULTS)
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_server_that_stays_down_is_named_within_bounds(
-    uploaded: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uploaded: str, s3_proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "PATIENCE_S", 1.0)
     store = gsplit.open(uploaded, cache_dir=tmp_path)
-    proxy.shares = {"slow down": 1.0}
+    s3_proxy.shares = {"slow down": 1.0}
     with pytest.raises(InputError, match=rf"{uploaded}/y.npy: expected an answer .* attempts in \d+ s"):
         store.stored_array("y")
-    proxy.shares = {}
+    s3_proxy.shares = {}
     assert store.stored_array("y").size == 4000
 
 
 def test_refusals_are_told_at_once(
-    uploaded: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uploaded: str, s3_proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "ATTEMPTS", 1)  # a retry would fail this test
     with pytest.raises(StoreError, match="no-such-bucket/p.gsplit/manifest.json: expected the manifest of a store"):
         gsplit.open("s3://no-such-bucket/p.gsplit", cache_dir=tmp_path)
     with pytest.raises(StoreError, match="expected the manifest of a store .got no such object"):
         gsplit.open(f"s3://{BUCKET}/other.gsplit", cache_dir=tmp_path)
-    proxy.shares = {"denied": 1.0}
+    s3_proxy.shares = {"denied": 1.0}
     with pytest.raises(StoreError, match="expected an object that may be used .*check the bucket, the credentials"):
         gsplit.open(uploaded, cache_dir=tmp_path)
     with pytest.raises(InputError, match="without credentials") as caught:
@@ -188,7 +172,7 @@ def test_refusals_are_told_at_once(
         gsplit.open("p.gsplit", cache_bytes=3)
 
 
-def test_a_changed_object_is_noticed(proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+def test_a_changed_object_is_noticed(s3_proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/changed.gsplit"
     upload_store(parted, url)
     store = gsplit.open(url, cache_dir=tmp_path, cache_bytes=0)
@@ -231,7 +215,7 @@ def test_what_is_not_built_is_refused_by_name(uploaded: str, parted: Store, tmp_
         gsplit.add_pairs(store, "train", np.array([[0], [1]]))
 
 
-def test_a_damaged_store_is_not_uploaded(proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+def test_a_damaged_store_is_not_uploaded(s3_proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
     shutil.copytree(parted.path, tmp_path / "d.gsplit")
     with (tmp_path / "d.gsplit" / "y.npy").open("rb+") as stream:
         stream.seek(-8, os.SEEK_END)

@@ -21,6 +21,7 @@ import numpy as np
 
 from gsplit.array_types import Array
 from gsplit.errors import InputError, MissingDependencyError, explain
+from gsplit.files.objects import ObjectFile, ObjectFolder, as_url
 from gsplit.store.source import CHUNK_EDGES
 
 __all__ = [
@@ -145,10 +146,30 @@ def explained(where: object, fix: str, columns: Sequence[str] = ()) -> Iterator[
         raise InputError(explain(where, "a readable table", text, fix)) from None
 
 
-def _first_line(file: Path) -> str:
-    """The first line of a CSV file, gzipped or not."""
-    with explained(file, _TABLE_FIX), load_arrow().input_stream(file, compression="detect") as stream:
-        return str(stream.read(_LINE_BYTES).split(b"\n")[0].decode("utf-8", "replace")).strip("\ufeff\r")
+class _TablesOnObjects:
+    """A table on object storage: one object, or all below a URL but marker files."""
+
+    def __init__(self, url: str) -> None:
+        self._root = Path(url).parent
+        self._folder = ObjectFolder(url.rpartition("/")[0])
+        single = self._folder.stat(Path(url).name)
+        found = {} if single is None else {Path(url).name: single}
+        if single is None:
+            self._root = Path(url)
+            self._folder = ObjectFolder(url)
+            found = self._folder.list_below()
+        shown = {name for name in found if not name.rpartition("/")[2].startswith((".", "_"))}
+        self.stats = {self._root / name: found[name] for name in sorted(shown)}
+        self.files = list(self.stats)
+
+    def open(self, file: Path) -> ObjectFile:
+        """An object as a file."""
+        return ObjectFile(self._folder, file.relative_to(self._root).as_posix())
+
+
+def _packing(file: Path) -> dict[str, str | None]:
+    """How an object is packed, by its name; pyarrow detects it for paths only."""
+    return {"compression": "gzip" if file.name.endswith(".gz") else None}
 
 
 @dataclass(frozen=True)
@@ -187,15 +208,18 @@ class TableFile:
     ) -> None:
         """In CSV, ``text_columns`` are read as text and ``number_columns`` as floats, whatever the first rows hold."""
         self.path = Path(path)
+        self._objects = None if (url := as_url(path)) is None else _TablesOnObjects(url)
         files = [self.path]
-        if self.path.is_dir():  # as Spark and others write them, with marker files beside the data
+        if self._objects is not None:
+            files = self._objects.files
+        elif self.path.is_dir():  # as Spark and others write them, with marker files beside the data
             files = sorted(p for p in self.path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
             outside = [p for p in files if not p.resolve().is_relative_to(self.path.resolve())]
             if outside:
                 got = f"{outside[0].name}, a link that leads out of it"
                 raise InputError(explain(self.path, "a folder of tables", got, "put the file itself there"))
         self._files = files
-        if not self._files or not self._files[0].is_file():
+        if not self._files or not (self._objects or self._files[0].is_file()):
             got = "a folder without files" if self.path.is_dir() else "no such file"
             raise InputError(explain(self.path, "a table, or a folder of them", got, "check the path"))
         first = self._files[0]
@@ -204,7 +228,7 @@ class TableFile:
             raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", first.name, "convert it"))
         if delimiter is not None and len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
-        line = _first_line(first) if self.is_csv else ""
+        line = self._first_line(first) if self.is_csv else ""
         self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of several equally frequent ones
         arrow = load_arrow()
         self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
@@ -216,14 +240,31 @@ class TableFile:
             raise InputError(explain(first, "every column name once", names, "rename the columns"))
         self._types = {field.name: field.type for field in self.schema}  # every file is read as the first one
 
+    def _opened(self, file: Path) -> Any:
+        """What pyarrow reads a file from: its path, or an object."""
+        return file if self._objects is None else self._objects.open(file)
+
+    def _stat(self, file: Path) -> tuple[int, float]:
+        """Bytes and time of the last change."""
+        if self._objects is not None:
+            return self._objects.stats[file]
+        found = file.stat()
+        return found.st_size, found.st_mtime
+
+    def _first_line(self, file: Path) -> str:
+        """The first line of a CSV file, gzipped or not."""
+        with explained(file, _TABLE_FIX), load_arrow().input_stream(self._opened(file), **_packing(file)) as stream:
+            return str(stream.read(_LINE_BYTES).split(b"\n")[0].decode("utf-8", "replace")).strip("\ufeff\r")
+
     def _parquet(self, file: Path) -> Any:
         # a buffer instead of whole column chunks: a row group may be as large as the file
-        return load_arrow().parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+        return load_arrow().parquet.ParquetFile(self._opened(file), buffer_size=1 << 20, pre_buffer=False)
 
     def _csv(self, file: Path, columns: Sequence[str] | None = None) -> Any:
         csv = load_arrow().csv
+        source = self._opened(file)
         return csv.open_csv(
-            file,
+            source if source is file else load_arrow().input_stream(source, **_packing(file)),
             read_options=csv.ReadOptions(block_size=4 << 20),
             parse_options=csv.ParseOptions(delimiter=self._delimiter),
             convert_options=csv.ConvertOptions(column_types=self._types, include_columns=columns),
@@ -231,18 +272,19 @@ class TableFile:
 
     def identity(self) -> str:
         """A checksum of the names and sizes of the files."""
-        folder = self.path if self.path.is_dir() else self.path.parent
-        lines = [f"{file.relative_to(folder)} {file.stat().st_size}" for file in self._files]
+        is_file = self._files == [self.path]
+        folder = self.path.parent if is_file else self.path
+        lines = [f"{file.relative_to(folder)} {self._stat(file)[0]}" for file in self._files]
         return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
     def modified(self) -> float:
         """Time of the last change of a file, in seconds as in ``stat``."""
-        return max(file.stat().st_mtime for file in self._files)
+        return max(self._stat(file)[1] for file in self._files)
 
     def forecast_rows(self) -> int:
         """Number of rows: exact for Parquet, estimated from the size for CSV."""
         if self.is_csv:
-            return sum(file.stat().st_size for file in self._files) // _CSV_ROW_BYTES
+            return sum(self._stat(file)[0] for file in self._files) // _CSV_ROW_BYTES
         return sum(num_rows for _, num_rows in self._sizes)
 
     def require(self, columns: Mapping[str, str]) -> None:

@@ -4,7 +4,8 @@
 
 A file has that name only when it is complete (``files.atomic``), so nothing has to point at the latest one. The
 temporary file of a process that was killed is removed by the next one that saves. Newer files that could not be read
-are renamed to ``.unused`` when training continues from an older one.
+are renamed to ``.unused`` when training continues from an older one. FOLDER may be on object storage
+(``files.places``): an object exists only when all of it was uploaded.
 
 Each file contains a state and a manifest: the settings that must be equal to continue from it. These are the graph, the
 targets, the batch size, the fanouts, the seed, the model and the optimizer. The number of ranks, the strategy, the
@@ -12,7 +13,6 @@ replicas and prefetching do not change the steps; they are recorded for informat
 """
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.files.atomic import TEMPORARY_SUFFIX
+from gsplit.files.places import is_file, list_names, prepare_folder, remove, rename
 from gsplit.files.untrusted import Expected
 from gsplit.training.checkpoints.state_tree import Snapshot, rebuild_state, take_snapshot
 from gsplit.training.checkpoints.tensor_file import (
@@ -101,10 +101,7 @@ def checkpoint_path(folder: Path, num_steps: int) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first; empty if the folder does not exist."""
-    try:
-        names = [entry.name for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    names = [name for name in list_names(folder) if _NAME.fullmatch(name)]
     return [folder / name for name in sorted(names, key=_num_steps, reverse=True)]
 
 
@@ -151,7 +148,7 @@ def find_readable(place: Path) -> tuple[Path, bytes, tuple[str, ...]]:
     A file that cannot be opened for a reason outside it ends the search: it may be intact and should not be skipped.
     """
     damaged: list[str] = []
-    is_named = place.is_file()  # by the user, who may name a link
+    is_named = is_file(place)  # by the user, who may name a link
     for path in [place] if is_named else list_checkpoints(place):
         try:
             data = read_tensor_bytes(path, follow=is_named)
@@ -178,7 +175,7 @@ def set_newer_aside(folder: Path, num_steps: int) -> None:
     """Rename the checkpoints after the step that training continues from: unreadable, or no longer part of it."""
     for path in list_checkpoints(folder):
         if _num_steps(path.name) > num_steps:
-            path.replace(path.with_name(path.name + _UNUSED_SUFFIX))
+            rename(path, path.name + _UNUSED_SUFFIX)
 
 
 def remove_unused(folder: Path) -> None:
@@ -199,10 +196,7 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
             raise InputError(explain("keep", "at least 1 checkpoint", keep, "choose 2, or save nothing"))
-        folder.mkdir(parents=True, exist_ok=True)
-        for entry in os.scandir(folder):  # temporary files of a process that was killed
-            if entry.name.endswith(TEMPORARY_SUFFIX) and _NAME.fullmatch(entry.name.removesuffix(TEMPORARY_SUFFIX)):
-                Path(entry.path).unlink()
+        prepare_folder(folder, _NAME)
         self._folder = folder
         self._keep = keep
         self._thread: threading.Thread | None = None
@@ -260,4 +254,4 @@ class CheckpointWriter:
         paths = [path for path in list_checkpoints(self._folder) if _num_steps(path.name) <= last]
         for path in paths[self._keep :]:
             if path != best:
-                path.unlink(missing_ok=True)
+                remove(path)

@@ -27,8 +27,8 @@ from safetensors.torch import load
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
-from gsplit.files.atomic import write_atomic
 from gsplit.files.free_memory import free_bytes
+from gsplit.files.places import find_object, write_whole
 from gsplit.files.untrusted import Expected, open_regular
 
 __all__ = [
@@ -96,7 +96,7 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[
     if len(head) > MAX_HEADER_BYTES:
         fix = "keep less beside tensors in the state"
         raise InputError(explain(path, f"at most {MAX_HEADER_BYTES} bytes beside the tensors", len(head), fix))
-    write_atomic(path, [len(head).to_bytes(8, "little"), head, *pieces])
+    write_whole(path, [len(head).to_bytes(8, "little"), head, *pieces])
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -113,6 +113,12 @@ def read_tensor_bytes(path: Path, *, follow: bool = True) -> bytes:
 
     Without ``follow``, a symbolic link is refused: for files that the user did not name.
     """
+    found = find_object(path)
+    if found is not None:
+        objects, name = found
+        size = objects.size(name)
+        _check_memory(objects.where(name), size or 0)
+        return objects.read(name, size or 0)
     try:
         descriptor = open_regular(path, follow=follow)
     except OSError as error:
@@ -122,13 +128,15 @@ def read_tensor_bytes(path: Path, *, follow: bool = True) -> bytes:
         raise InputError(explain(path, "a regular file", error.strerror, "check the path")) from None
     with os.fdopen(descriptor, "rb") as stream:
         size = os.fstat(descriptor).st_size
-        free = max(free_bytes(), _ALWAYS_READ_BYTES)
-        if 2 * size > free:
-            fix = "free memory, or use another file"
-            raise InputError(
-                explain(path, f"a file to read in {free} bytes of memory", f"one that takes {2 * size}", fix)
-            )
+        _check_memory(path, size)
         return stream.read(size)
+
+
+def _check_memory(path: object, size: int) -> None:
+    free = max(free_bytes(), _ALWAYS_READ_BYTES)
+    if 2 * size > free:
+        fix = "free memory, or use another file"
+        raise InputError(explain(path, f"a file to read in {free} bytes of memory", f"one that takes {2 * size}", fix))
 
 
 def parse_tensor_file(data: bytes, path: Path) -> TensorFile:
