@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -34,12 +35,17 @@ FAULTS = {"slow down": 0.05, "error": 0.05, "cut": 0.05}
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank has computed, loaded and asked of object storage. ``weights`` is a checksum."""
+    """What a rank has computed, loaded and asked of object storage. ``weights`` is a checksum.
+
+    ``open_s``: to fetch the graph and the hottest rows. ``step_s``: the median of the steps. ``seconds``: of everything.
+    """
 
     losses: list[float]
     weights: str
     rows: int
     hits: int
+    open_s: float
+    step_s: float
     seconds: float
     cpu_s: float
     requests: int
@@ -61,6 +67,7 @@ def train_from(
     options = {} if cache_dir is None else {"cache_dir": cache_dir, "cache_bytes": cache_bytes}
     store = gsplit.open(place, **options)  # type: ignore[arg-type]
     loader = gsplit.NeighborLoader(store, fanout, "train", batch_size=batch_size, mesh=mesh, seed=5)
+    open_s = time.perf_counter() - start
     torch.manual_seed(0)
     model = gsplit.parallelize(GraphSAGE(store.num_features, 32, len(fanout), store.num_classes, dropout=0.3), mesh)
     trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
@@ -75,6 +82,8 @@ def train_from(
         weights=digest.hexdigest(),
         rows=sum(count["rows_loaded"] for count in counts),
         hits=sum(count["cache_hits"] for count in counts),
+        open_s=open_s,
+        step_s=median(trainer.state.history.step_seconds),
         seconds=time.perf_counter() - start,
         cpu_s=time.process_time() - start_cpu,
         requests=traffic.requests if traffic else 0,
@@ -136,7 +145,8 @@ def main(arguments: Sequence[str]) -> int:
 def _show(name: str, ranks: list[RankResult], proxy: FaultyProxy) -> None:
     rows = max(1, sum(rank.rows for rank in ranks))  # none are counted where ranks read in place
     print(
-        f"{name}: {max(rank.seconds for rank in ranks):.1f} s, CPU {sum(rank.cpu_s for rank in ranks):.1f} s, "
+        f"{name}: {max(rank.seconds for rank in ranks):.1f} s, opened in {max(rank.open_s for rank in ranks):.1f} s, "
+        f"a step {max(rank.step_s for rank in ranks):.2f} s, CPU {sum(rank.cpu_s for rank in ranks):.1f} s, "
         f"{rows} rows, {sum(rank.hits for rank in ranks) / rows:.1%} from the cache, "
         f"{sum(rank.requests for rank in ranks)} requests, {sum(rank.num_bytes for rank in ranks) / 1e6:.1f} MB, "
         f"{sum(rank.failures for rank in ranks)} failed attempts, injected {proxy.counts}",

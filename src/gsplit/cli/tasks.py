@@ -17,6 +17,7 @@ from gsplit.cli.console import emit_json, progress_bars
 from gsplit.cli.store_view import describe, show_partition
 from gsplit.cli.training_view import TrainingView, announce_training, describe_predictions, show_result
 from gsplit.errors import InputError, explain
+from gsplit.files.objects import shown_place
 from gsplit.inference.prediction_table import What
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.run.config import TrainSettings
@@ -230,7 +231,7 @@ class InferTask(TaskBase):
     )
 
     def announce(self, num_ranks: int) -> None:
-        _print_start(f"infer with {self.weights} on {self.store}, {num_ranks} rank(s); starting ...")
+        _print_start(f"infer with {self.weights} on {shown_place(self.store)}, {num_ranks} rank(s); starting ...")
 
     def check(self, nproc: int) -> None:
         """Check that the run can be read and the result can be written."""
@@ -277,7 +278,9 @@ class VerifyTask(_SettingsTask):
     steps: int
 
     def announce(self, num_ranks: int) -> None:
-        _print_start(f"verify {self.settings.model} on {self.store}, {num_ranks} rank(s) against one; starting ...")
+        _print_start(
+            f"verify {self.settings.model} on {shown_place(self.store)}, {num_ranks} rank(s) against one; starting ..."
+        )
 
     def check(self, nproc: int) -> None:
         """Check that the model can be built and wrapped."""

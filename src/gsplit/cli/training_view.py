@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from gsplit.cli.console import human
+from gsplit.files.objects import shown_place
 from gsplit.inference.prediction_table import TABLES
 from gsplit.run.config import TrainSettings
 from gsplit.run.results import RunView
@@ -119,7 +120,7 @@ def show_result(result: "TrainResult", store: Path, console: Console) -> None:
     """The table at the end of a run, or how to continue it."""
     if not result.finished:
         steps = len(result.history.losses)
-        text = f"stopped after {steps} steps, all kept; to continue: gsplit train {store} --resume {result.out}"
+        text = f"stopped after {steps} steps, all kept; to continue: gsplit train {shown_place(store)} --resume {result.out}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -154,10 +155,10 @@ def _describe_file(made: "Predictions", store: Store) -> str:
     if len(columns) > _MOST_COLUMNS:
         columns = [*columns[: _MOST_COLUMNS - 1], "...", columns[-1]]
     if made.path.suffix in TABLES:
-        text = f"{made.path}: {made.num_rows:,} rows, columns id, {', '.join(columns)}"
+        text = f"{shown_place(made.path)}: {made.num_rows:,} rows, columns id, {', '.join(columns)}"
         return text + ("; outputs too: --what both" if made.what == "classes" else "")
     shape = f"{made.num_rows:,} x {len(made.columns):,}" if made.what == "outputs" else f"{made.num_rows:,}"
-    text = f"{made.path}: {shape}, {made.what}; row v is original vertex v"
+    text = f"{shown_place(made.path)}: {shape}, {made.what}; row v is original vertex v"
     named = {"name_offsets": "strings", "vertex_ids": "mapped numbers"}
     found = [kind for array, kind in named.items() if array in store.names]
     return f"{text}; ids are {found[0]}: a .parquet or .csv table holds them" if found else text

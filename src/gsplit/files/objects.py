@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 
 from gsplit.errors import InputError, MissingDependencyError, explain
 
-__all__ = ["ObjectFile", "ObjectFolder", "Traffic", "as_url"]
+__all__ = ["ObjectFile", "ObjectFolder", "Traffic", "as_url", "shown_place"]
 
 ATTEMPTS = 8
 PATIENCE_S = 60.0
@@ -58,6 +58,11 @@ def as_url(place: str | Path) -> str | None:
         fix = "set them in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise InputError(explain(f"{scheme}://...", "a URL without credentials", "a URL with some", fix))
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}"
+
+
+def shown_place(place: Path) -> str:
+    """A path or URL for messages: ``Path`` itself shows one slash of a URL."""
+    return as_url(place) or str(place)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch.nn import Module
 from gsplit.distributed.comm.comm import run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
+from gsplit.files.objects import shown_place
 from gsplit.files.places import is_file
 from gsplit.inference.infer import write_predictions
 from gsplit.inference.prediction_table import What, default_what
@@ -247,7 +248,7 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Refuse an existing file unless it may be overwritten."""
     if (is_file(path) or path.exists()) and not overwrite:
         fix = "choose another --out, or pass --overwrite"
-        raise InputError(explain(path, "a new file", "a file", fix))
+        raise InputError(explain(shown_place(path), "a new file", "a file", fix))
 
 
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:
