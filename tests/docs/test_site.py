@@ -416,3 +416,20 @@ def test_figures_of_pairs_and_types_are_those_of_the_records() -> None:
     assert f"making the batch {ratios[0]}, whole step {ratios[1]}; the model takes {one['bare_ratio']:.2f}" in measured
     low, high = sorted(round(row["step_ratio"], 1) for row in (one, two))
     assert f"a step took {low} to {high} times" in page
+
+
+def test_the_table_of_object_storage_is_the_record() -> None:
+    record = _record("2026-11-18-objects")
+    assert record["bit_identical"] and len(record["cases"]) == 3
+    said = (DOCS / "object-storage.md").read_text()
+    for case in record["cases"]:
+
+        def total(name: str, ranks: Any = case["ranks"]) -> Any:
+            return sum(rank[name] for rank in ranks)
+
+        slowest = {name: max(rank[name] for rank in case["ranks"]) for name in ("open_s", "step_s")}
+        hits = f"{total('hits') / total('rows'):.0%}" if total("rows") else "-"
+        counts = f"{total('requests')} | {total('failures')} | {total('num_bytes') / 1e6:.0f} | {hits}"
+        seconds = f"{slowest['open_s']:.1f} | {slowest['step_s']:.2f} | {total('cpu_s'):.0f}"
+        assert f"| {case['case']} | {counts} | {seconds} |" in said, case["case"]
+    assert sum(record["cases"][2]["injected"].values()) > 10

@@ -259,7 +259,7 @@ def upload(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a store to object storage.
+    """Write a copy of a store to object storage.
 
     Commands open it there by its URL. Its manifest is written last: until then there is no store at the URL.
     """

@@ -120,7 +120,8 @@ def show_result(result: "TrainResult", store: Path, console: Console) -> None:
     """The table at the end of a run, or how to continue it."""
     if not result.finished:
         steps = len(result.history.losses)
-        text = f"stopped after {steps} steps, all kept; to continue: gsplit train {shown_place(store)} --resume {result.out}"
+        again = f"gsplit train {shown_place(store)} --resume {result.out}"
+        text = f"stopped after {steps} steps, all kept; to continue: {again}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
