@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -11,13 +13,14 @@ import torch
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
-from gsplit.errors import InputError, StoreError
+from gsplit.errors import InputError, MissingDependencyError, StoreError
 from gsplit.features.remote import RemoteRows
 from gsplit.files import objects
 from gsplit.files.objects import ObjectFolder
 from gsplit.loading.tiers import open_features
 from gsplit.minibatch.local_graph import LocalGraph, make_ownership
 from gsplit.store.build import build_store
+from gsplit.store.feature_types import write_with_features
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
 from gsplit.store.shard import write_shard
@@ -239,3 +242,50 @@ def test_a_full_disk_is_named(uploaded: str, tmp_path: Path, monkeypatch: pytest
 
 def _no_room(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_silent_server_does_not_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "ATTEMPTS", 2)
+    monkeypatch.setattr(objects, "_SILENCE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections stay in its queue
+        for name, value in s3_environment(silent.getsockname()[1]).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(StoreError, match=r"expected an answer of object storage .* 2 attempts in \d s"):
+            gsplit.open(URL, cache_dir=tmp_path)
+
+
+def test_rows_of_int8_are_read_with_their_scales(s3_proxy: FaultyProxy, parted: Store, tmp_path: Path) -> None:
+    small = write_with_features(parted, tmp_path / "i.gsplit", "int8")
+    url = f"s3://{BUCKET}/i.gsplit"
+    upload_store(small, url)
+    mesh = solo_mesh()
+    ids = torch.arange(0, 4000, 7)
+    found = []
+    for store in (small, gsplit.open(url, cache_dir=tmp_path, cache_bytes=50_000)):
+        out = torch.zeros(ids.numel(), 128)
+        local = LocalGraph(store, mesh, make_ownership(store, mesh, None))
+        open_features(local, ["x"], on_disk=True).read(ids, out)
+        found.append(out)
+    assert torch.equal(*found)
+
+
+def test_a_full_disk_for_the_hottest_rows_is_named(
+    uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = solo_mesh()
+    store = gsplit.open(uploaded, cache_dir=tmp_path, cache_bytes=50_000)
+    local = LocalGraph(store, mesh, make_ownership(store, mesh, None))
+    monkeypatch.setattr("gsplit.features.remote.create_mapped", _no_room)
+    with pytest.raises(InputError, match="expected room for the hottest rows .got No space left"):
+        open_features(local, ["x"])
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_manifest_of_any_length_and_a_missing_package_are_refused(
+    uploaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="manifest.json: expected at most 10 bytes"):
+        ObjectFolder(uploaded).read("manifest.json", 10)
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
+    with pytest.raises(MissingDependencyError, match="object storage: expected pyarrow"):
+        gsplit.open(uploaded, cache_dir=tmp_path)

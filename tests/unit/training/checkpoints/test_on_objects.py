@@ -3,10 +3,14 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch_geometric.nn import GraphSAGE
 
+from gsplit import NeighborLoader, Trainer, parallelize
+from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.errors import InputError
 from gsplit.files import objects
 from gsplit.files.places import is_file, list_names, open_whole
@@ -20,6 +24,7 @@ from gsplit.training.checkpoints.files import (
     read_checkpoint,
     read_latest,
 )
+from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 from gsplit_bench.s3_server import BUCKET, FaultyProxy
 
 MANIFEST = CheckpointManifest({"seed": "0"})
@@ -79,6 +84,30 @@ def test_an_upload_that_fails_leaves_nothing(s3_proxy: FaultyProxy, monkeypatch:
     with suppress(ZeroDivisionError), open_whole(folder / "table.csv") as stream:
         stream.write(b"half" + bytes(1 // 0))
     assert not is_file(folder / "table.csv")
+
+
+def test_a_trainer_saves_and_continues_there(s3_proxy: FaultyProxy) -> None:
+    url = f"s3://{BUCKET}/trained"
+    s3_proxy.shares = FAULTS
+    trainer = _trainer(save_to=url, save_every=2)
+    trainer.train_epoch()
+    trainer.save()
+    fresh = _trainer()
+    fresh.load(f"{url}/step-00000004.safetensors")
+    fresh.train_epoch()
+    assert fresh.state.history.losses == trainer.state.history.losses
+    again = _trainer()
+    again.load(url)
+    assert again.state.num_steps == trainer.state.num_steps
+    with pytest.raises(InputError, match="expected a checkpoint that can be read .got no file step"):
+        again.load(f"s3://{BUCKET}/no-checkpoints")
+
+
+def _trainer(**options: Any) -> Trainer:
+    loader = NeighborLoader(small_store("random", 1)[0], [3, 3], "train", batch_size=12)
+    torch.manual_seed(0)
+    model = parallelize(GraphSAGE(WIDTH, 8, 2, CLASSES).double(), solo_mesh())
+    return Trainer(model, torch.optim.Adam(model.parameters(), lr=0.05), loader, **options)
 
 
 def test_what_is_not_built_is_refused_by_name() -> None:
