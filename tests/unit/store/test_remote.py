@@ -6,10 +6,12 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typed_graphs import academic
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
@@ -17,7 +19,7 @@ from gsplit.errors import InputError, MissingDependencyError, StoreError
 from gsplit.features.remote import RemoteRows
 from gsplit.files import objects
 from gsplit.files.objects import ObjectFolder
-from gsplit.loading.tiers import open_features
+from gsplit.loading.tiers import open_features, open_typed_features
 from gsplit.minibatch.local_graph import LocalGraph, make_ownership
 from gsplit.store.build import build_store
 from gsplit.store.feature_types import write_with_features
@@ -267,6 +269,28 @@ def test_rows_of_int8_are_read_with_their_scales(s3_proxy: FaultyProxy, parted: 
         open_features(local, ["x"], on_disk=True).read(ids, out)
         found.append(out)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 200])
+def test_rows_of_vertex_types_are_read_by_ranges(cache_bytes: int, s3_proxy: FaultyProxy, tmp_path: Path) -> None:
+    plain = academic(edges=900).build(tmp_path / "g.gsplit")
+    options: dict[str, Any] = {"batch_size": 12, "solver": "random", "objective": "random", "epochs": 2}
+    typed = gsplit.partition(plain, tmp_path / "t.gsplit", 4, [3, 2], "paper/train", **options)
+    url = f"s3://{BUCKET}/typed-{cache_bytes}.gsplit"
+    upload_store(typed, url)
+    mesh = solo_mesh()
+    remote = gsplit.open(url, cache_dir=tmp_path, cache_bytes=cache_bytes)
+    assert remote.types == typed.types and remote.graph.num_edges == typed.graph.num_edges
+    names = {name.split("/")[0]: [name] for name in typed.manifest.names("features")}
+    assert names
+    for vertex_type, rows in open_typed_features(
+        LocalGraph(remote, mesh, make_ownership(remote, mesh, None)), names
+    ).items():
+        want = typed.stored_array(f"features/{names[vertex_type][0]}")
+        out = torch.zeros(want.shape, dtype=rows.dtype)
+        read = rows.read(torch.arange(want.shape[0]), out)
+        np.testing.assert_array_equal(out.numpy(), want)
+        assert (read.hits > 0) == (cache_bytes > 0)
 
 
 def test_a_full_disk_for_the_hottest_rows_is_named(
