@@ -4,6 +4,7 @@
     python -m gsplit_bench partition-studies seeds WORK      # the objectives with seven seeds of METIS each
     python -m gsplit_bench partition-studies merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python -m gsplit_bench partition-studies memory WORK     # solvers' memory against the estimate, at three sizes
+    python -m gsplit_bench partition-studies solvers WORK    # all solvers at 4 to 1,024 parts and equal balance, for every WORK/*.gsplit
     python -m gsplit_bench partition-studies weights WORK    # choices of c_v : c_e
     python -m gsplit_bench partition-studies cost WORK       # seconds and bytes of every stage, real graphs and WORK/concentrated.gsplit
     python -m gsplit_bench partition-studies train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
@@ -19,21 +20,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
 
+from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import lightest_runs
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition
 from gsplit.partitioning.plan import PartitionPlan, find_parts
 from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
 from gsplit.partitioning.quality import expect, measure
-from gsplit.partitioning.settings import C_E, C_V, PartitionSettings
-from gsplit.partitioning.solvers.run import anonymous_bytes
-from gsplit.partitioning.weights import vertex_work
+from gsplit.partitioning.quotient import count_links
+from gsplit.partitioning.settings import C_E, C_V, TOLERANCE, PartitionSettings
+from gsplit.partitioning.solvers.run import anonymous_bytes, run_solver, solver_module
+from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
+from gsplit.partitioning.weights import vertex_work, weigh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import open_store
@@ -50,6 +55,12 @@ STORES = {
     "random": "concentrated-random.gsplit",
 }
 TRAIN_REPEATS = 3
+
+PARTS = (4, 8, 64, 1024)
+SOLVERS = {"kaminpar": 1.01, "restream": 1.01, "metis": TOLERANCE, "mtkahypar": 1.01}
+"""Tolerances at which solvers reach about the same balance."""
+MOST_BYTES = 4 << 30
+"""Solvers that would need more are left out, with their estimate."""
 
 
 def _workload(name: str, work: Path) -> Workload:
@@ -150,6 +161,51 @@ def memory(work: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def solvers(work: Path) -> list[dict[str, Any]]:
+    """Every store of the folder; METIS lands at a balance of 1.00, so the others get a tolerance of 1.01.
+
+    Weighted graphs (WORK/weighted) and rows (WORK/solvers.jsonl) are made once: a run that was stopped goes on.
+    """
+    path = work / "solvers.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(row["graph"], row["parts"], row["solver"]) for row in rows}
+    for store in sorted(work.glob("*.gsplit"), key=lambda store: open_store(store).graph.num_edges):
+        graph = _weighted(store, work / "weighted" / store.stem)
+        for parts, (solver, tolerance) in product(PARTS, SOLVERS.items()):
+            if (store.stem, parts, solver) not in done:
+                label = {"graph": store.stem, "parts": parts, "solver": solver, "tolerance": tolerance}
+                rows.append(label | _solve_weighted(solver, graph, work / "weighted" / store.stem, parts, tolerance))
+                with path.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    return rows
+
+
+def _weighted(store: Path, folder: Path) -> WeightedGraph:
+    """The weights of 10 presampled epochs."""
+    if not folder.exists():
+        workload = Workload.of_store(open_store(store), "train", [15, 15, 15], 1024)
+        with TemporaryDirectory(dir=folder.parent) as unfinished:
+            weigh("gsplit", workload.graph, presample(workload), workload.targets, Path(unfinished), C_V, C_E)
+            Path(unfinished).rename(folder)
+            Path(unfinished).mkdir()
+    return open_weighted(folder)
+
+
+def _solve_weighted(solver: str, graph: WeightedGraph, folder: Path, parts: int, tolerance: float) -> dict[str, Any]:
+    estimate = solver_module(solver).estimate_bytes(graph.num_vertices, graph.adjncy.size, 1)
+    if estimate > MOST_BYTES:
+        return {"skipped": f"estimated {estimate / 1e9:.1f} GB of memory"}
+    found = run_solver(solver, graph, folder, parts, tolerance, seed=0)
+    links = count_links(Graph(graph.xadj, graph.adjncy, graph.num_vertices), graph.edge_weights, found.parts, parts)
+    return {
+        "cross_edge_share": float(1 - links.trace() / links.sum()),
+        "work_imbalance": float(imbalance(np.bincount(found.parts, graph.vertex_weights[:, 0], parts))),
+        "cpu_seconds": found.cpu_seconds,
+        "peak_bytes": found.peak_bytes,
+        "estimated_bytes": estimate,
+    }
+
+
 def cost(work: Path) -> list[dict[str, Any]]:
     """``gsplit partition`` into 8 parts, whole: seconds of its stages, anonymous memory of it and of its solver."""
     rows = []
@@ -230,9 +286,21 @@ def _records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()][2:]
 
 
+STUDIES = {
+    "epochs": epochs,
+    "seeds": seeds,
+    "merge": merge,
+    "memory": memory,
+    "solvers": solvers,
+    "weights": weights,
+    "cost": cost,
+    "train": train,
+}
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["epochs", "seeds", "merge", "memory", "weights", "cost", "train", "figure"])
+    parser.add_argument("what", choices=[*STUDIES, "figure"])
     parser.add_argument("where", type=Path)
     parser.add_argument("results", nargs="*")
     given = parser.parse_args(arguments)
@@ -242,13 +310,4 @@ def main(arguments: Sequence[str]) -> None:
         return
     work: Path = given.where
     work.mkdir(parents=True, exist_ok=True)
-    run = {
-        "epochs": epochs,
-        "seeds": seeds,
-        "merge": merge,
-        "memory": memory,
-        "weights": weights,
-        "cost": cost,
-        "train": train,
-    }[given.what]
-    json.dump(run(work), sys.stdout, indent=1)
+    json.dump(STUDIES[given.what](work), sys.stdout, indent=1)

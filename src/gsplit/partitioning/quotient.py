@@ -20,7 +20,7 @@ Matrix = npt.NDArray[np.int64]
 _TRIES = 8
 
 
-def count_links(graph: Graph, edge_counts: npt.NDArray[np.uint32], parts: npt.NDArray[Any], num_parts: int) -> Matrix:
+def count_links(graph: Graph, edge_counts: npt.NDArray[Any], parts: npt.NDArray[Any], num_parts: int) -> Matrix:
     """``links[p, q]``: how often an edge from part q into part p was drawn, of the in-edges that a graph holds.
 
     ``parts`` are those of all vertices.

@@ -16,7 +16,7 @@ from graphs import csc_of
 
 from gsplit.errors import InputError, MissingDependencyError
 from gsplit.partitioning.presample import Counts
-from gsplit.partitioning.solvers import metis, run
+from gsplit.partitioning.solvers import kaminpar, metis, run
 from gsplit.partitioning.solvers.run import SOLVERS, run_solver
 from gsplit.partitioning.weighted_graph import WeightedGraph
 from gsplit.partitioning.weights import weigh
@@ -113,8 +113,10 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="metis: expected a partition .got exit code 1"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
     monkeypatch.setattr(run, "free_bytes", lambda: 1000)
-    with pytest.raises(InputError, match="metis: expected about .* of memory .*use --solver restream"):
+    with pytest.raises(InputError, match="metis: expected about .* of memory .*use --solver kaminpar or restream"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
+    with pytest.raises(InputError, match="kaminpar: expected about .* of memory .*use --solver restream"):
+        run_solver("kaminpar", graph, tmp_path, 4, 1.05, 0)
 
 
 def test_a_solver_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +169,33 @@ def test_metis_options_are_set_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(pymetis, "OptionKey", SimpleNamespace(NCUTS=11, SEED=12, NUMBERING=13))
     metis.solve(graph, 4, 1.05, 6)
     assert passed == {11: 4, 12: 7, 13: 0}
+
+
+@pytest.mark.parametrize("factor", [1, 1 << 31], ids=["32 bits", "64 bits"])
+def test_kaminpar_reads_the_graph_that_was_written(factor: int, tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path)
+    graph.edge_weights[...] *= factor
+    path = tmp_path / "g.parhip"
+    with path.open("wb") as file:
+        kaminpar._write_parhip(graph, file)
+    entry_bytes = 4 + (4 if factor == 1 else 8)
+    assert path.stat().st_size == 24 + 8 * (2 * graph.num_vertices + 1) + entry_bytes * graph.adjncy.size
+    package = kaminpar._package()
+    loaded = package.load_graph(str(path), package.GraphFileFormat.PARHIP, compress=True)
+    parts = np.arange(graph.num_vertices) % 3
+    rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.xadj))
+    both_ways = graph.edge_weights[parts[rows] != parts[graph.adjncy]].sum()
+    assert 2 * package.edge_cut(loaded, parts.tolist()) == both_ways
+    assert [loaded.node_weight(v) for v in range(loaded.n())] == graph.vertex_weights[:, 0].tolist()
+
+
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "mtkahypar", "restream"])
+def test_memory_is_not_underestimated(solver: str, tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path, communities=20, size=200)
+    found = run_solver(solver, graph, tmp_path, 300, 1.05, 0)  # numbers above 256 are objects of their own in Python
+    idle = run_solver("random", graph, tmp_path, 300, 1.05, 0).peak_bytes  # of Python and NumPy
+    assert found.peak_bytes - idle < found.estimated_bytes
+    assert found.cpu_seconds > 0
 
 
 def test_mt_kahypar_takes_weights_that_its_integers_do_not_hold(tmp_path: Path) -> None:

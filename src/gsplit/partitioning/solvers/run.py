@@ -7,6 +7,7 @@ into the same folder. The memory that a solver will take is estimated first and 
 import ctypes
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -48,6 +49,7 @@ class Solution:
     parts: npt.NDArray[np.int32]
     ordered: bool
     seconds: float
+    cpu_seconds: float
     peak_bytes: int
     estimated_bytes: int
 
@@ -88,15 +90,23 @@ def run_solver(
     free = free_bytes()
     if estimate > free:
         got = f"{free / 1e9:.1f} GB free"
-        fix = "use --solver restream, which needs little, or a larger machine"
+        smaller = "restream" if solver == "kaminpar" else "kaminpar or restream"
+        fix = f"use --solver {smaller}, which needs less, or a larger machine"
         raise InputError(explain(solver, f"about {estimate / 1e9:.1f} GB of memory", got, fix))
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), _cpu_seconds_of_children()
     arguments = [solver, str(folder), str(parts), str(tolerance), str(seed), str(threads)]
     code, peak = _run_watched(arguments, folder / _ERRORS)
     if code != 0:
         raise InputError(_explain_failure(solver, code, (folder / _ERRORS).read_text(errors="replace"), estimate))
     result = np.load(folder / _PARTS, allow_pickle=False)
-    return Solution(result, bool(module.ORDERED), time.perf_counter() - started, peak, estimate)
+    seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds_of_children() - started_cpu
+    return Solution(result, bool(module.ORDERED), seconds, cpu_seconds, peak, estimate)
+
+
+def _cpu_seconds_of_children() -> float:
+    """Of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _run_watched(arguments: list[str], errors: Path) -> tuple[int, int]:
