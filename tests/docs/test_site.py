@@ -385,6 +385,22 @@ def test_presampling_is_that_of_the_record() -> None:
     assert f"of {total:.0f} CPU seconds for 120 million edges, {serial:.2f} are not spread" in page
 
 
+def test_the_solvers_are_those_of_the_record() -> None:
+    page = (DOCS / "partition.md").read_text()
+    rows = {(row["graph"], row["parts"], row["solver"]): row for row in _record("2026-11-18-solvers")["rows"]}
+    shown = [key[:2] for key in rows if key[2] == "metis" and (*key[:2], "kaminpar") in rows]
+    for graph, parts in shown:
+        sides = [rows[graph, parts, solver] for solver in ("metis", "kaminpar")]
+        cuts = " | ".join(f"{side['cross_edge_share']:.4f}" for side in sides)
+        seconds = ", ".join(f"{side['cpu_seconds']:.1f}" for side in sides)
+        peaks = ", ".join(f"{side['peak_bytes'] / 1e6:.0f}" for side in sides)
+        assert f"| {graph}, {parts:,} | {cuts} | {seconds} | {peaks} |" in page
+    metis, kaminpar = (rows["planted1m", 8, solver] for solver in ("metis", "kaminpar"))
+    ratios = [f"{kaminpar[key] / metis[key]:.2f}" for key in ("cpu_seconds", "peak_bytes")]
+    assert f"it took {ratios[0]} of the time and {ratios[1]} of the memory" in page
+    assert len(shown) >= 13
+
+
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
     page = (DOCS / "samplers.md").read_text()
     rows = _record("2026-11-17-quality")["samplers"]

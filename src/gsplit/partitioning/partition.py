@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gsplit.partitioning.plan import check_plan, find_parts
+from gsplit.partitioning.plan import check_plan, choose_solver, find_parts
 from gsplit.partitioning.presample import Workload, presample
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
@@ -60,8 +60,9 @@ def partition(
     result. ``input_nodes``: the name of stored targets, such as "train" or, of a vertex type, "paper/train"; None for
     every vertex. In a heterogeneous graph, ``num_neighbors`` count for each edge type. ``objective``: "gsplit"
     (expected work balanced, expected traffic cut), or the baselines "node", "edge", "random". ``solver``: "metis" (the
-    default), "kaminpar", "mtkahypar", "restream" (for graphs that no other can hold) or "random" (with the objective of
-    that name); ``threads``: of kaminpar and mtkahypar, whose parts repeat bit for bit with one only.
+    default up to 10 million edges), "kaminpar" (above), "mtkahypar", "restream" (for graphs that no other can hold) or
+    "random" (with the objective of that name); ``threads``: of kaminpar and mtkahypar, whose parts repeat bit for bit
+    with one only.
     A part's work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times
     the mean.
     ``pairs``: the name of stored pairs, in place of ``input_nodes``, for link prediction, with the mode and the amount
@@ -118,7 +119,7 @@ def partition_store(
     graph: Store, path: Path, settings: PartitionSettings, *, overwrite: bool = False, progress: Progress = silent
 ) -> None:
     """Partition an opened store; see ``partition``."""
-    settings = settings.with_solver()
+    settings = choose_solver(graph.graph, settings)
     workload = Workload.of_store(
         graph,
         settings.targets,

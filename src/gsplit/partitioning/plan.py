@@ -1,6 +1,7 @@
 """From counts to parts: weigh, solve, and put the parts in an order in which neighbours are close."""
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 from gsplit.distributed.comm.comm import Call, Comm, SoloComm
 from gsplit.errors import InputError, explain
+from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import PartitionSettings
@@ -20,6 +22,7 @@ __all__ = [
     "PartitionPlan",
     "check_plan",
     "check_settings",
+    "choose_solver",
     "find_parts",
     "renumber_parts",
     "spread_unreached",
@@ -29,6 +32,8 @@ MAX_PARTS = 16_384
 _MOST_TO_ORDER = 1024
 """Parts of a solver that numbers them in any order: ordering them takes the cube of their number."""
 _LARGEST_TOLERANCE = 2.0
+_MOST_EDGES_OF_METIS = 10_000_000
+"""Stored edges up to which METIS is the default: it takes seconds there, and cuts as little as any at equal balance."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,14 @@ class PartitionPlan:
     solution: Solution
 
 
+def choose_solver(graph: Graph, settings: PartitionSettings) -> PartitionSettings:
+    """The settings with a solver. The default for large graphs is KaMinPar, if it is installed and can do it."""
+    is_large = graph.num_edges > _MOST_EDGES_OF_METIS and find_spec("kaminpar") is not None
+    return settings.with_solver("kaminpar" if is_large and settings.objective != "edge" else "metis")
+
+
 def check_plan(workload: Workload, settings: PartitionSettings) -> None:
-    """Refuse what cannot be solved, before anything long begins."""
-    settings = settings.with_solver()
+    """Refuse what cannot be solved, before anything long begins. ``settings`` have a solver."""
     check_settings(settings, workload.graph.num_vertices, is_renumbered=workload.original_ids.size > 0)
 
 
@@ -77,8 +87,8 @@ def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbe
 
 def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, folder: Path) -> PartitionPlan:
     """Weigh the graph into ``folder``, run the solver there, order the parts."""
+    settings = choose_solver(workload.graph, settings)
     check_plan(workload, settings)
-    settings = settings.with_solver()
     assert settings.solver is not None
     graph = workload.graph
     drawn = counts

@@ -48,7 +48,7 @@ class PartitionSettings:
     fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
     batch_size: Annotated[int, Field(ge=1, description="GLOBAL batch size of training, divided by its replicas")] = 1024
     objective: Annotated[str, Field(description="gsplit, or a baseline: node, edge or random")] = "gsplit"
-    solver: Annotated[str | None, Field(description="metis, kaminpar, mtkahypar or restream [default: metis]")] = None
+    solver: Annotated[str | None, Field(description="metis, kaminpar, mtkahypar or restream [default: by size]")] = None
     threads: Annotated[
         int, Field(ge=1, description="of kaminpar and mtkahypar; parts repeat bit for bit with one only")
     ] = 1
@@ -62,7 +62,7 @@ class PartitionSettings:
     replace: Annotated[bool, Field(description="draw neighbours with replacement, as in training")] = False
     layer_dependency: Annotated[bool, Field(description="same random numbers at every layer, as in training")] = False
 
-    def with_solver(self, default: str = "metis") -> Self:
+    def with_solver(self, default: str) -> Self:
         """The settings with a solver: the one that was chosen, that of random parts, or ``default``."""
         return replace(self, solver=self.solver or ("random" if self.objective == "random" else default))
 

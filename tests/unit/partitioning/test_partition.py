@@ -18,6 +18,7 @@ from networkx.algorithms.community import kernighan_lin_bisection
 import gsplit
 from gsplit.graph.ownership import lightest_runs, own_parts
 from gsplit.partitioning import partition as partition_module
+from gsplit.partitioning import plan
 from gsplit.partitioning.forecast import forecast, forecasts, imbalance
 from gsplit.partitioning.plan import find_parts
 from gsplit.partitioning.presample import Workload, presample
@@ -232,6 +233,18 @@ def test_a_ring_that_was_partitioned_is_not_partitioned_again(tmp_path: Path) ->
     made = gsplit.partition(ring, tmp_path / "p.gsplit", 4, [2], batch_size=8, epochs=1)
     with pytest.raises(gsplit.InputError, match="the store: expected one that has not been renumbered"):
         gsplit.partition(made, tmp_path / "q.gsplit", 4, [2], batch_size=8, epochs=1)
+
+
+def test_the_default_solver_depends_on_the_size(planted: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(**options: Any) -> str | None:
+        return plan.choose_solver(planted.graph, PartitionSettings(4, **options)).solver
+
+    assert chosen() == "metis"
+    monkeypatch.setattr(plan, "_MOST_EDGES_OF_METIS", planted.num_edges - 1)
+    assert [chosen(), chosen(objective="node"), chosen(objective="edge")] == ["kaminpar", "kaminpar", "metis"]
+    assert [chosen(solver="restream"), chosen(objective="random")] == ["restream", "random"]
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    assert chosen() == "metis"
 
 
 @pytest.mark.parametrize("solver", ["metis", "kaminpar", "restream", "mtkahypar"])
