@@ -15,14 +15,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from gsplit.distributed.comm import shared_memory
 from gsplit.distributed.comm.mesh import init
 from gsplit.distributed.launch.launched_rank import STORE
 from gsplit.errors import CommError, RankFaultError
@@ -44,6 +46,7 @@ def _run(
     args: tuple[Any, ...],
     environment: dict[str, str],
     options: dict[str, Any],
+    host: int | None,
     pipe: Connection,
 ) -> None:
     import torch
@@ -51,6 +54,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    if host is not None:
+        shared_memory.describe_host = lambda: f"host {host}"
     stack = ExitStack()  # the device stays on until the process ends
     try:
         if options["device"].startswith("sim"):
@@ -93,10 +98,12 @@ def run_ranks(
     shared_memory: bool = True,
     device: str = "cpu",
     sample_device: str | None = None,
+    hosts: Sequence[int] = (),
 ) -> list[Any]:
     """Run ``program(mesh, *args)`` on every rank; the results in rank order.
 
     ``program`` is a function of a module that can be imported. Its result and arguments are sent between processes.
+    ``hosts``: how many ranks believe to be on each of several hosts.
     """
     context = fork_context()
     options = {
@@ -114,8 +121,9 @@ def run_ranks(
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            host = sum(rank >= stop for stop in accumulate(hosts)) if hosts else None
             process: BaseProcess = context.Process(
-                target=_run, args=(program, args, environment, options, theirs), daemon=True
+                target=_run, args=(program, args, environment, options, host, theirs), daemon=True
             )
             process.start()
             theirs.close()

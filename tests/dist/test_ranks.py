@@ -49,13 +49,17 @@ def _cases(world_size: int) -> list[Case]:
     return [_case(100 * world_size + i, world_size, kind) for i, kind in enumerate(kinds)]
 
 
-@pytest.fixture(scope="module", params=[(2, True), (3, True), (4, True), (2, False)], ids=lambda p: f"{p[0]} {p[1]}")
+HOSTS = [(2,), (3,), (4,), (1, 1), (2, 2), (2, 1), (2, 2, 2)]
+
+
+@pytest.fixture(scope="module", params=HOSTS, ids=lambda p: f"{'+'.join(map(str, p))} ranks")
 def ran(request: pytest.FixtureRequest) -> tuple[list[Case], list[Any]]:
-    """Every program on this many ranks, through shared memory or over the process group alone."""
-    world_size, shared_memory = request.param
-    cases = _cases(world_size)
-    ranks = run_ranks(everything, world_size, cases, shared_memory=shared_memory)
-    assert {rank["comm"] for rank in ranks} == {"SharedComm" if shared_memory else "GroupComm"}
+    """Every program on these ranks of each host: through shared memory, from rank to rank or in two levels."""
+    hosts = request.param
+    cases = _cases(sum(hosts))
+    ranks = run_ranks(everything, sum(hosts), cases, hosts=hosts)
+    in_levels = len(hosts) > 1 and set(hosts) == {2}
+    assert {rank["comm"] for rank in ranks} == {("SharedComm" if len(hosts) == 1 else "GroupComm", in_levels)}
     return cases, ranks
 
 
@@ -109,7 +113,8 @@ def test_a_step_has_one_exchange_per_layer_and_purpose(ran: tuple[list[Case], li
 
     One more for input rows, unless the ranks know that they are on one host, where they read rows in place.
     """
-    shares_memory = ran[1][0]["comm"] == "SharedComm"
+    comm, in_levels = ran[1][0]["comm"]
+    shares_memory = comm == "SharedComm"
     want = {
         "loading": [
             *(f"{name} ids of step 0, layer {layer}" for layer in (2, 1, 0) for name in ("count", "exchange")),
@@ -123,7 +128,11 @@ def test_a_step_has_one_exchange_per_layer_and_purpose(ran: tuple[list[Case], li
         ],
         "world": ["sum of step 0"],
     }
-    assert all(rank["exchanges"] == want for rank in ran[1])
+    if in_levels:  # both exchange everything that belongs to a mini-batch
+        want |= {group: sorted(2 * want[group]) for group in ("loading", "shuffles")}
+    for rank in ran[1]:
+        got = rank["exchanges"]
+        assert got == want if not in_levels else {group: sorted(calls) for group, calls in got.items()} == want
 
 
 def test_different_settings_are_refused_on_every_rank(ran: tuple[list[Case], list[Any]]) -> None:

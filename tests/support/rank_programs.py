@@ -244,7 +244,7 @@ def everything(mesh: Mesh, cases: list[Case]) -> dict[str, Any]:
         "disagreement": disagree(mesh),
         "lists": {what: different_lists(mesh, cases[0], what) for what in ("nodes", "parts")},
         "rank": mesh.rank,
-        "comm": type(mesh.shuffles).__name__,
+        "comm": (type(mesh.shuffles).__name__, mesh.shuffles.levels is not None),
     }
 
 
@@ -282,7 +282,7 @@ def refuse_sharing(mesh: Mesh) -> str:
     """Rank 1 offers a segment that does not exist: all ranks stay with the process group."""
     groups = [comm._group for comm in (mesh.shuffles, mesh.loading)]  # type: ignore[attr-defined]
     if mesh.rank == 1:
-        shared_memory._boot = lambda: "another host"
+        shared_memory.describe_host = lambda: "another host"
     return type(shared_memory.share_memory(groups)[0]).__name__
 
 

@@ -10,10 +10,12 @@ __all__ = ["record_calls"]
 def record_calls(comm: Comm) -> list[Call]:
     """A list to which every collective of a group is added from now on, in order."""
     calls: list[Call] = []
-    inner: Any = getattr(comm, "_group", None)  # shared memory leaves some collectives to its process group
-    for each in (comm, inner):
-        if hasattr(each, "check_open"):
-            _record(each, calls)
+    levels = getattr(comm, "levels", None)
+    for each in (comm,) if levels is None else (comm, levels.near, levels.far):
+        inner: Any = getattr(each, "_group", None)  # shared memory leaves some collectives to its process group
+        for found in (each, inner):
+            if hasattr(found, "check_open"):
+                _record(found, calls)
     return calls
 
 

@@ -12,7 +12,7 @@ def connect_peers(num_ranks: int = 2) -> list[Peers]:
     infos = [rank.describe_self() for rank in ranks]
     for rank in ranks:
         rank.connect(infos)
-        rank.group_sizes.append(num_ranks)
+        rank.groups.append((num_ranks, 1))
     return ranks
 
 

@@ -84,7 +84,9 @@ class TypedStepLoader(StepLoader):
         local = step_rows.frontiers[0]
         if ids is not sampled.frontiers[0].ids:  # data_cached: owners read what other ranks compute
             local = RowTypes.of(self._types.of(ids), self._types.num_types)
-        routes = None if sampled.input_route is None else cut_route(sampled.input_route, local, step_rows.mixed[0])
+        routes = None
+        if sampled.input_route is not None:
+            routes = cut_route(sampled.input_route, local, step_rows.mixed[0], self._types)
         return [(ids[rows], None if routes is None else routes[number]) for number, rows in enumerate(local.rows())]
 
     def _read_types(self, sampled: SampledStep, inputs: list[tuple[Tensor, Route | None]]) -> dict[str, Tensor]:

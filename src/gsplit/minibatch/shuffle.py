@@ -34,6 +34,7 @@ from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.kernels.buffers import BufferPool
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.rows import copy_and_gather, gather, merge_gradient
+from gsplit.minibatch.relay import relay_gradients, relay_rows
 from gsplit.minibatch.route import Route, count_exchange
 from gsplit.telemetry import StepTelemetry
 
@@ -86,12 +87,47 @@ def merge_gradients(
     return g
 
 
+def _send(sent: Tensor, received: Tensor, route: Route, comm: Comm, call: Call) -> None:
+    """Send rows along a route, and receive into ``received``, grouped by owner. A collective."""
+    if route.relay is None:
+        comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+        return
+    pieces = _send_views(sent, route, comm, call)
+    for target, piece in zip(received.detach().split(route.recv_counts), pieces, strict=True):
+        target.copy_(piece)
+    torch.autograd.graph.increment_version(received)
+
+
+def _send_views(sent: Tensor, route: Route, comm: Comm, call: Call) -> tuple[Tensor, ...]:
+    """The same; the received rows are left where they arrived, a piece per owner, until the next exchange."""
+    if route.relay is None:
+        return comm.all_to_all_views(call, sent, route.recv_counts, route.send_counts)
+    assert comm.levels is not None
+    return relay_rows(comm.levels, call, sent, route.relay, route.recv_counts, route.send_counts)
+
+
+def _return(g: Tensor, returned: Tensor, route: Route, comm: Comm, call: Call) -> None:
+    """Return the gradients of received rows to their owners, and receive those of the rows sent. A collective."""
+    if route.relay is None:
+        comm.all_to_all(call, returned, g, route.send_counts, route.recv_counts).wait()
+    else:
+        torch.cat(_return_views(g, route, comm, call), out=returned)
+
+
+def _return_views(g: Tensor, route: Route, comm: Comm, call: Call) -> tuple[Tensor, ...]:
+    """The same; what returns is left where it arrived, a piece per receiver, until the next exchange."""
+    if route.relay is None:
+        return comm.all_to_all_views(call, g, route.send_counts, route.recv_counts)
+    assert comm.levels is not None
+    return relay_gradients(comm.levels, call, g, route.relay, route.recv_counts, route.send_counts)
+
+
 def _send_back(g: Tensor, route: Route, comm: Comm, call: Call, pool: BufferPool) -> tuple[Tensor, ...]:
     """Return the gradients of received rows to their owners. The result may be views of shared memory. A collective."""
     if kernel_for("move rows", g.device, g.dtype) == "numba":
-        return comm.all_to_all_views(call, g, route.send_counts, route.recv_counts)
+        return _return_views(g, route, comm, call)
     returned = pool.empty((route.num_sent, *g.shape[1:]), g.dtype)
-    comm.all_to_all(call, returned, g, route.send_counts, route.recv_counts).wait()
+    _return(g, returned, route, comm, call)
     return (returned,)
 
 
@@ -123,7 +159,7 @@ class _Exchange(torch.autograd.Function):
             h_mixed = fill_mixed(h, route, sent, pool)
             received = h_mixed[route.num_local :]
             count_exchange(route, h, telemetry)
-            comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+            _send(sent, received, route, comm, call)
         else:
             h_mixed = exchange_stored(h.detach(), route, comm, call, pool, telemetry)
         return h_mixed, h_mixed.detach()[: route.num_dst]
@@ -165,7 +201,7 @@ def _return_from_places(
     sent = comm.send_buffer((route.num_received, *width), dtype)
     torch.index_select(g_mixed, 0, route.recv_places, out=sent)
     returned = pool.empty((route.num_sent, *width), dtype)
-    comm.all_to_all(call, returned, sent, route.send_counts, route.recv_counts).wait()
+    _return(sent, returned, route, comm, call)
     g = pool.empty((route.num_local, *width), dtype)
     torch.index_select(g_mixed, 0, route.own_places, out=g[: route.num_own])
     g[route.num_own :] = 0  # read by other ranks only
@@ -207,7 +243,7 @@ class RowExchange:
             sent = self.comm.send_buffer((route.num_sent, h.size(1)), h.dtype)
             gather(h, route.send_rows, sent)
             count_exchange(route, h, self.telemetry)
-            return self.comm.all_to_all_views(self.call, sent, route.recv_counts, route.send_counts)
+            return _send_views(sent, route, self.comm, self.call)
 
     def gradient_buffer(self, width: int, dtype: torch.dtype) -> Tensor:
         """Memory for the gradients of received rows, grouped by owner."""
@@ -217,7 +253,7 @@ class RowExchange:
         """Return the gradients of received rows to their owners, and get those of the rows sent. A collective."""
         call = Call(f"{self.call.name} backward", self.call.step, self.call.layer, self.call.detail)
         count_exchange(self.route, g_received, self.telemetry, backward=True)
-        return self.comm.all_to_all_views(call, g_received, self.route.send_counts, self.route.recv_counts)
+        return _return_views(g_received, self.route, self.comm, call)
 
 
 class _KeepPrefix(torch.autograd.Function):
@@ -280,7 +316,7 @@ def exchange_stored(
     sent = comm.send_buffer((route.num_sent, *width), dtype)
     torch.index_select(buffer[: route.num_local], 0, route.send_rows, out=sent)
     received = buffer[route.num_local :] if route.appends else pool.empty((route.num_received, *width), dtype)
-    comm.all_to_all(call, received, sent, route.recv_counts, route.send_counts).wait()
+    _send(sent, received, route, comm, call)
     mixed = buffer
     if route.own_places is not None:
         mixed = pool.empty((route.num_mixed, *width), dtype)

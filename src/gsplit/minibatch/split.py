@@ -60,11 +60,13 @@ from torch import Tensor
 
 from gsplit.array_types import Ids
 from gsplit.device.devices import copy_to_device
+from gsplit.device.packing import map_tensors
 from gsplit.distributed.comm.comm import Call, Comm
 from gsplit.graph.blocks import Block
 from gsplit.graph.ownership import Ownership
 from gsplit.kernels.jit import kernel
-from gsplit.minibatch.route import Route
+from gsplit.minibatch.relay import relay_requests
+from gsplit.minibatch.route import Relay, Route
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.protocol import Fanout, Frontier, LayerSampler, SampledLayer
 from gsplit.telemetry import StepTelemetry
@@ -146,12 +148,16 @@ def _count_and_place(ids: Ids, boundaries: Ids, counts: Ids, grouped: Ids, place
 
 
 def add_requested(
-    frontier: Frontier, request: Request, requested_ids: Tensor, requested_counts: tuple[int, ...]
+    frontier: Frontier,
+    request: Request,
+    requested_ids: Tensor,
+    requested_counts: tuple[int, ...],
+    relay: Relay | None = None,
 ) -> LayerSplit:
     """Append the requested vertices to the local frontier, then compute the rows of the layer's edges and its route.
 
     ``requested_ids`` are vertices of this rank, grouped by the rank that needs them, ``requested_counts[p]`` of them
-    for rank p.
+    for rank p; with a ``relay``, by the ranks of this host that need them, then by the hosts.
     """
     drawn = request.drawn
     send_rows = frontier.locate(requested_ids)  # appends those that are not in the frontier yet
@@ -163,6 +169,7 @@ def add_requested(
         recv_counts=request.counts,
         num_local=num_local,
         num_dst=drawn.num_dst,
+        relay=map_tensors(lambda tensor: copy_to_device(tensor, send_rows.device), relay),
     )
     block = Block(drawn.indptr, src_rows, num_src=route.num_mixed, edge_ids=drawn.edge_ids)
     return LayerSplit(block=block, route=route, foreign_ids=request.ids)
@@ -200,9 +207,9 @@ def split_below(
         with telemetry.span("split"):
             request = group_by_owner(drawn, ownership)
         with telemetry.span("exchange_ids"):  # all ranks: every layer of every step, empty or not
-            requested_ids, requested_counts = exchange_ids(comm, key, layer, request.ids, request.counts)
+            requested = exchange_ids(comm, key, layer, request.ids, request.counts)
         with telemetry.span("split"):
-            layers.insert(0, add_requested(frontier, request, requested_ids, requested_counts))
+            layers.insert(0, add_requested(frontier, request, *requested))
     return Split(layers=tuple(layers), input_ids=frontier.ids(frontier.num_rows), num_targets=num_targets)
 
 
@@ -234,7 +241,7 @@ def request_from_owners(
         recv_places = torch.empty_like(others)
         recv_places[places] = others
     with telemetry.span("exchange_ids"):  # all ranks: once per step, empty or not
-        requested_ids, requested_counts = exchange_ids(comm, key, layer, foreign, counts)
+        requested_ids, requested_counts, relay = exchange_ids(comm, key, layer, foreign, counts)
     with telemetry.span("split"):
         frontier = sampler.start(ids[own_places])
         send_rows = frontier.locate(requested_ids)
@@ -246,19 +253,27 @@ def request_from_owners(
         num_dst=num_dst,
         own_places=copy_to_device(own_places, send_rows.device),
         recv_places=copy_to_device(recv_places, send_rows.device),
+        relay=map_tensors(lambda tensor: copy_to_device(tensor, send_rows.device), relay),
     )
     return frontier, route
 
 
 def exchange_ids(
     comm: Comm, key: StepKey, layer: int, ids: Tensor, counts: tuple[int, ...]
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Send ids to their owners, ``counts[p]`` of them to rank p. Returns the ids and counts received. A collective."""
+) -> tuple[Tensor, tuple[int, ...], Relay | None]:
+    """Send ids to their owners, ``counts[p]`` of them to rank p. Returns the ids and counts received. A collective.
+
+    Between hosts also what this rank passes on to the ranks of its host.
+    """
     detail = f"epoch {key.epoch}, seed {key.seed}"
-    requested_counts = comm.all_to_all_counts(Call("count ids", key.step, layer, detail), counts)
+    counting = Call("count ids", key.step, layer, detail)
+    sending = Call("exchange ids", key.step, layer, detail)
+    if comm.levels is not None:
+        return relay_requests(comm.levels, counting, sending, ids, counts)
+    requested_counts = comm.all_to_all_counts(counting, counts)
     requested_ids = ids.new_empty(sum(requested_counts))
-    comm.all_to_all(Call("exchange ids", key.step, layer, detail), requested_ids, ids, requested_counts, counts).wait()
-    return requested_ids, requested_counts
+    comm.all_to_all(sending, requested_ids, ids, requested_counts, counts).wait()
+    return requested_ids, requested_counts, None
 
 
 def split_in_one_process(

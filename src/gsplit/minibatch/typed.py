@@ -26,7 +26,7 @@ from gsplit.graph.types import GraphTypes
 from gsplit.kernels.csr import destination_rows
 from gsplit.kernels.dispatch import kernel_for
 from gsplit.kernels.jit import kernel
-from gsplit.minibatch.route import Route, count_kept
+from gsplit.minibatch.route import Relay, Route, count_kept
 
 __all__ = ["RowTypes", "StepRows", "cut_block", "cut_route"]
 
@@ -142,7 +142,7 @@ def _order_rows(types: Ids, places: Ids, firsts: Ids, order: Ids) -> None:
         order[firsts[types[i]] + places[i]] = i
 
 
-def cut_route(route: Route, local: RowTypes, mixed: RowTypes) -> tuple[Route, ...]:
+def cut_route(route: Route, local: RowTypes, mixed: RowTypes, types: GraphTypes) -> tuple[Route, ...]:
     """The routes of the rows of every type. ``local`` has the types of the local rows, or of more.
 
     Destinations are counted among the mixed rows: at a boundary these are other vertices than the local rows.
@@ -151,6 +151,10 @@ def cut_route(route: Route, local: RowTypes, mixed: RowTypes) -> tuple[Route, ..
     sent = local.types[route.send_rows]
     num_local = local.counts(route.num_local)
     num_dst = mixed.counts(route.num_dst)
+    relays: list[Relay | None] = [None] * mixed.num_types
+    if route.relay is not None:
+        relayed = types.of(route.relay.ids)
+        relays = [route.relay.keep(relayed == number) for number in range(mixed.num_types)]
     return tuple(
         Route(
             send_rows=local.places[route.send_rows[sent == number]],
@@ -160,6 +164,7 @@ def cut_route(route: Route, local: RowTypes, mixed: RowTypes) -> tuple[Route, ..
             num_dst=num_dst[number],
             own_places=_cut_places(route.own_places, mixed, number),
             recv_places=_cut_places(route.recv_places, mixed, number),
+            relay=relays[number],
         )
         for number in range(mixed.num_types)
     )

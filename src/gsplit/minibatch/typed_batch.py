@@ -216,7 +216,7 @@ def cut_batch(
     mixed = rows.mixed
     of_level = {found.level: of_rows for found, of_rows in zip(fused.frontiers, frontiers, strict=True)}
     layers_of = [
-        _rows_of_types(layer, of_level[fused.frontier(number).level], of_rows)
+        _rows_of_types(layer, of_level[fused.frontier(number).level], of_rows, types)
         for number, (layer, of_rows) in enumerate(zip(fused.layers, mixed, strict=True))
     ]
     kept = [of_rows.rows() for of_rows in frontiers]
@@ -269,7 +269,7 @@ def _cut_pairs(
     mine = ends.rows()
     routes: Sequence[Route | None] = [None] * types.num_types
     if pairs.route is not None:
-        routes = cut_route(pairs.route, frontier.prefix(fused.num_targets), ends)
+        routes = cut_route(pairs.route, frontier.prefix(fused.num_targets), ends, types)
     counted = replace(pairs, index=ends.places[pairs.index], negatives=ends.places[pairs.negatives])
     return counted, [replace(counted, n_id=pairs.n_id[mine[t]], route=routes[t]) for t in range(types.num_types)]
 
@@ -281,12 +281,12 @@ def _with_edges(layer: BatchLayer, block: Block, stored: BatchLayer, mine: Tenso
     return replace(layer, block=block, edge_attr=attr, edge_weight=weight)
 
 
-def _rows_of_types(layer: BatchLayer, local: RowTypes, mixed: RowTypes) -> list[BatchLayer]:
+def _rows_of_types(layer: BatchLayer, local: RowTypes, mixed: RowTypes, types: GraphTypes) -> list[BatchLayer]:
     """A layer with the rows of one type and no edges, for every type."""
     num_mixed = mixed.counts()
     num_dst = mixed.counts(layer.block.num_dst)
     nothing = layer.block.src_rows[:0]
-    routes = [None] * mixed.num_types if layer.route is None else cut_route(layer.route, local, mixed)
+    routes = [None] * mixed.num_types if layer.route is None else cut_route(layer.route, local, mixed, types)
     return [
         BatchLayer(block=Block(nothing.new_zeros(num_dst[number] + 1), nothing, num_mixed[number]), route=route)
         for number, route in enumerate(routes)

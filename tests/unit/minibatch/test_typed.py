@@ -12,7 +12,7 @@ from gsplit.errors import StoreError
 from gsplit.graph.blocks import Block
 from gsplit.graph.types import GraphTypes
 from gsplit.minibatch import typed
-from gsplit.minibatch.route import Route
+from gsplit.minibatch.route import Relay, Route
 from gsplit.minibatch.typed import RowTypes, cut_block, cut_route
 
 RELATIONS = (("a", "to", "b"), ("b", "to", "b"), ("b", "of", "a"), ("c", "in", "a"))
@@ -96,8 +96,13 @@ def test_rows_along_the_cut_routes_are_those_of_the_fused_route(seed: int, bound
     mixed_types[torch.arange(num_own, num_own + 5) if recv_places is None else recv_places] = received
     mixed = RowTypes.of(mixed_types, 3)
     num_dst = int(rng.integers(0, num_own + 1))
-    route = Route(send_rows, num_sent, recv_counts, num_local, num_dst, own_places, recv_places)
-    for number, cut in enumerate(cut_route(route, local, mixed)):
+    relay = Relay(torch.tensor([0, 2, 5]), torch.tensor([2, 0, 1, 2]), far_counts=(0, 3), near_counts=(1, 3))
+    route = Route(send_rows, num_sent, recv_counts, num_local, num_dst, own_places, recv_places, relay=relay)
+    for number, cut in enumerate(cut_route(route, local, mixed, TYPES)):
+        assert cut.relay is not None and cut.relay.ids.tolist() == [[0, 2], [5], []][number]
+        assert cut.relay.rows.tolist() == [[0, 1], [0, 0], []][number]
+        assert cut.relay.far_counts == [(0, 2), (0, 1), (0, 0)][number]
+        assert cut.relay.near_counts == [(0, 2), (1, 1), (0, 0)][number]
         rows = local.rows()[number]
         assert cut.num_local == rows.numel()
         assert cut.num_mixed == mixed.rows()[number].numel()

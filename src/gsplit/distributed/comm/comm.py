@@ -22,6 +22,7 @@ __all__ = [
     "Call",
     "Comm",
     "CompletedWork",
+    "Levels",
     "Work",
     "SoloComm",
     "assert_same_on_all_ranks",
@@ -58,11 +59,15 @@ class Work(Protocol):
 
 
 class Comm(Protocol):
-    """The ranks of one group, seen from one of them. Tensors that are sent and received lie on ``device``."""
+    """The ranks of one group, seen from one of them. Tensors that are sent and received lie on ``device``.
+
+    ``levels``: the two groups over which mini-batches are exchanged, if the ranks are on several hosts.
+    """
 
     rank: int
     size: int
     device: torch.device
+    levels: "Levels | None"
 
     @property
     def waited_s(self) -> float:
@@ -105,6 +110,17 @@ class Comm(Protocol):
         """Refuse every later collective. No communication: no peer is waited for."""
 
 
+@dataclass(frozen=True)
+class Levels:
+    """The ranks of a group that is on several hosts, with as many on each: rank ``h * near.size + i`` is i of host h.
+
+    ``near``: the ranks of this host. ``far``: the ranks with the same place in all hosts.
+    """
+
+    near: Comm
+    far: Comm
+
+
 class CompletedWork:
     """A collective that is over when it returns."""
 
@@ -119,6 +135,7 @@ class SoloComm:
         self.rank, self.size, self.device = 0, 1, torch.device(device)
         self.closed = False
         self.waited_s = 0.0
+        self.levels: Levels | None = None
 
     def check_open(self, call: Call) -> None:
         if self.closed:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gsplit.device.devices import StreamEvent
-from gsplit.distributed.comm.comm import Call, Work, explain_closed
+from gsplit.distributed.comm.comm import Call, Levels, Work, explain_closed
 from gsplit.distributed.watch.collective_watch import Collective, CollectiveWatch
 from gsplit.distributed.watch.hang_watch import HangWatch
 from gsplit.errors import CommError, InputError
@@ -69,6 +69,7 @@ class GroupComm:
         self._group, self.device, self.calls = group, device, calls
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.watch: HangWatch | None = None
+        self.levels: Levels | None = None
         self._pool = BufferPool(device)
 
     def send_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -76,7 +77,8 @@ class GroupComm:
 
     @property
     def waited_s(self) -> float:
-        return self.calls.waited_s
+        own_s = self.calls.waited_s
+        return own_s if self.levels is None else own_s + self.levels.near.waited_s + self.levels.far.waited_s
 
     @contextmanager
     def explained(self, collective: Collective) -> Iterator[None]:
@@ -154,3 +156,6 @@ class GroupComm:
     def close(self) -> None:
         """See ``Comm``. The process group itself goes with the one of all ranks."""
         self._group = None
+        if self.levels is not None:
+            self.levels.near.close()
+            self.levels.far.close()

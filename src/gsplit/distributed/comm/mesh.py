@@ -12,17 +12,17 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 
 import torch
 
 from gsplit.device.devices import resolve_device
-from gsplit.distributed.comm.comm import Call, Comm, SoloComm
+from gsplit.distributed.comm.comm import Call, Comm, Levels, SoloComm
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.comm.process_groups import Connection, connect, is_connected, num_connected_ranks
-from gsplit.distributed.comm.shared_memory import SharedComm, share_memory
+from gsplit.distributed.comm.shared_memory import SharedComm, gather_hosts, share_memory
 from gsplit.distributed.launch.allocator import tune_allocator
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
 from gsplit.distributed.watch.status_page import in_loader_thread
@@ -45,13 +45,13 @@ class _LoadingPool:
 
     def __init__(self) -> None:
         self.comms: list[Comm] = []
-        self._watches: list[CollectiveWatch | None] = []
+        self._watches: list[tuple[CollectiveWatch, ...]] = []
         self._returned: list[int] = []  # finalizers, which may run at any moment and in any thread, append to it
 
-    def add(self, comm: Comm, watch: CollectiveWatch | None) -> int:
+    def add(self, comm: Comm, watches: tuple[CollectiveWatch, ...]) -> int:
         """Add a group that was made and return its number."""
         self.comms.append(comm)
-        self._watches.append(watch)
+        self._watches.append(watches)
         return len(self.comms) - 1
 
     def free(self) -> dict[str, int]:
@@ -59,11 +59,11 @@ class _LoadingPool:
 
         A group in which a collective has failed or is still under way is not free.
         """
-        watches = {str(number): self._watches[number] for number in self._returned}
+        returned = {str(number): self._watches[number] for number in self._returned}
         return {
-            number: 0 if watch is None else watch.num_begun
-            for number, watch in watches.items()
-            if watch is None or watch.is_idle
+            number: sum(watch.num_begun for watch in watches)
+            for number, watches in returned.items()
+            if all(watch.is_idle for watch in watches)
         }
 
     def lend(self, number: int, owner: object) -> Comm:
@@ -197,9 +197,12 @@ class Mesh:
     def _add_loading_group(self) -> int:
         """Make one more group for loaders and return its number. A collective."""
         if self.connection is None:
-            return self.loading_pool.add(SoloComm(), None)
-        group = self.connection.new_comm(_HOST, self.num_replicas)
-        return self.loading_pool.add(self._share(group), group.calls)
+            return self.loading_pool.add(SoloComm(), ())
+        group = self.connection.new_comm(_HOST, self.num_splits)
+        if self.loading.levels is None:
+            return self.loading_pool.add(self._share(group), (group.calls,))
+        near, far = _connect_levels(self.connection, group, self.loading.levels.near.size)
+        return self.loading_pool.add(group, (group.calls, near.calls, far.calls))
 
     def _share(self, group: GroupComm) -> Comm:
         """The group, with shared memory where the ranks of this mesh exchange through it."""
@@ -213,7 +216,7 @@ class Mesh:
             if self.connection is None:
                 self.world_loading.append(SoloComm())
             else:
-                self.world_loading.append(self._share(self.connection.new_comm(_HOST, 1)))
+                self.world_loading.append(self._share(self.connection.new_comm(_HOST)))
         return self.world_loading[0]
 
     @property
@@ -305,6 +308,28 @@ def _resolve_timeout_s(timeout_s: float | None) -> float:
     return found
 
 
+def _count_per_host(hosts: Sequence[str], num_splits: int) -> int | None:
+    """How many consecutive ranks every host has, if these are several ranks, and replicas are on several hosts.
+
+    >>> _count_per_host(["a", "a", "b", "b"], 4), _count_per_host(["a", "a", "b", "b"], 2)
+    (2, None)
+    >>> _count_per_host(["a", "a", "b"], 3), _count_per_host(["a", "b", "a", "b"], 4)
+    (None, None)
+    """
+    runs = [(host, len(list(ranks))) for host, ranks in groupby(hosts)]
+    per_host = runs[0][1]
+    is_even = len(set(runs)) == len(runs) and all(count == per_host for _, count in runs)
+    return per_host if is_even and 1 < per_host < num_splits and num_splits % per_host == 0 else None
+
+
+def _connect_levels(connection: Connection, group: GroupComm, per_host: int) -> tuple[GroupComm, GroupComm]:
+    """Make the two groups over which mini-batches of a group on several hosts are exchanged. A collective."""
+    near = connection.new_comm(group.device, per_host)
+    far = connection.new_comm(group.device, group.size // per_host, stride=per_host)
+    group.levels = Levels(near=share_memory([near])[0], far=far)
+    return near, far
+
+
 def init(
     device: torch.device | str | None = None,
     sample_device: torch.device | str | None = None,
@@ -354,7 +379,12 @@ def init(
     shuffles: Comm = groups.shuffles
     loading: Comm = groups.loading
     if shared_memory:
-        shuffles, loading = share_memory([groups.shuffles, groups.loading])
+        per_host = _count_per_host(gather_hosts(groups.control), groups.shuffles.size)
+        if per_host is None:
+            shuffles, loading = share_memory([groups.shuffles, groups.loading])
+        else:
+            for group in dict.fromkeys((groups.shuffles, groups.loading, groups.inputs)):
+                _connect_levels(groups.connection, group, per_host)
     inputs: Comm = loading if groups.inputs is groups.loading else groups.inputs
     return Mesh(
         device,

@@ -46,19 +46,24 @@ class Connection:
         self._watch: HangWatch | None = None
         atexit.register(self._end)
 
-    def new_comm(self, device: torch.device, num_replicas: int = 1) -> GroupComm:
-        """A new process group of all ranks, or of the ranks of this one's replica. A collective of all ranks."""
-        size, own = dist.get_world_size() // num_replicas, None
-        for first in range(0, dist.get_world_size(), size):  # all ranks make all groups, in one order
-            ranks = list(range(first, first + size))
-            backend = _backend(device)
-            timeout_s = self._timeout_s if backend == "nccl" else _long(self._timeout_s)
-            group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend=backend)
-            own = group if dist.get_rank() in ranks else own
+    def new_comm(self, device: torch.device, size: int | None = None, stride: int = 1) -> GroupComm:
+        """A new process group of all ranks, or of ``size`` ranks, ``stride`` apart. A collective of all ranks."""
+        size = dist.get_world_size() if size is None else size
         slot = len(self._groups)  # the same on every rank: all make all groups
+        self.peers.groups.append((size, stride))
+        own = None
+        backend = _backend(device)
+        timeout_s = self._timeout_s if backend == "nccl" else _long(self._timeout_s)
+        for first in range(dist.get_world_size()):  # all ranks make all groups, in one order
+            ranks = self.peers.members(slot, first)
+            if ranks[0] == first:
+                group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
+                own = group if dist.get_rank() in ranks else own
         self._groups.append(own)
-        self.peers.group_sizes.append(size)
-        return GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
+        comm = GroupComm(own, device, CollectiveWatch(self.peers, slot, self._timeout_s, _long(self._timeout_s)))
+        if device.type != "cpu":
+            comm.watch = self._watch
+        return comm
 
     def watch(self, comms: list[GroupComm], timeout_s: float) -> None:
         """Report collectives on devices that never end before torch ends the process."""
@@ -170,13 +175,14 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
     if num_replicas < 1 or size % num_replicas:
         fix = "choose a number of replicas that divides the ranks"
         raise InputError(explain("replicas", f"a divisor of {size} ranks", num_replicas, fix))
-    shuffles, loading = (connection.new_comm(place, num_replicas) for place in (device, torch.device("cpu")))
-    inputs = loading if device.type == "cpu" else connection.new_comm(device, num_replicas)
+    num_splits = size // num_replicas
+    shuffles, loading = (connection.new_comm(place, num_splits) for place in (device, torch.device("cpu")))
+    inputs = loading if device.type == "cpu" else connection.new_comm(device, num_splits)
     gradients, world = connection.new_comm(device), connection.new_comm(device)
     comms = (shuffles, loading, inputs, gradients, world)
     connection.watch([comm for comm in dict.fromkeys(comms) if comm.device.type != "cpu"], timeout_s)
     set_status(Status.JOINED)
-    return Groups(dist.get_rank() // (size // num_replicas), num_replicas, *comms, control, connection)
+    return Groups(dist.get_rank() // num_splits, num_replicas, *comms, control, connection)
 
 
 def _join(timeout: timedelta) -> None:

@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import secrets
+import socket
 import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,13 +27,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm.comm import Call, Comm, CompletedWork, Work, explain_closed
+from gsplit.distributed.comm.comm import Call, Comm, CompletedWork, Levels, Work, explain_closed
 from gsplit.distributed.comm.group_comm import GroupComm
 from gsplit.distributed.comm.pipes import Inbox, Pipes, open_inbox, open_outbox
 from gsplit.distributed.watch.collective_watch import DO_THE_SAME, describe_call
 from gsplit.errors import CommError, InputError, RankFaultError, explain
 
-__all__ = ["SharedComm", "share_memory"]
+__all__ = ["SharedComm", "describe_host", "gather_hosts", "share_memory"]
 
 _SLACK = 1.25
 _LEAST_BYTES = 1 << 20
@@ -87,6 +88,7 @@ class SharedComm:
     def __init__(self, group: GroupComm, pipes: Pipes) -> None:
         self._group, self._pipes = group, pipes
         self.rank, self.size, self.device = group.rank, group.size, group.device
+        self.levels: Levels | None = None
         self._slots: list[_Segment | None] = [None, None]
         self._turn = 0
         self._peers: dict[tuple[int, int], tuple[tuple[int, ...], Tensor]] = {}
@@ -209,10 +211,18 @@ class SharedComm:
         return held[1][begin : begin + length]
 
 
-def _boot() -> str:
+def describe_host() -> str:
     """The host: its start, and its network, so that namespaces that imitate hosts are told apart."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def gather_hosts(control: GroupComm) -> list[str]:
+    """The host of every rank. A collective."""
+    return control.gather_text(Call("describe hosts"), describe_host())
 
 
 def share_memory(groups: list[GroupComm]) -> list[Comm]:
@@ -270,7 +280,7 @@ def _describe_memory(group: GroupComm, inboxes: dict[int, Inbox], during: ExitSt
         if peer != group.rank:
             inboxes[peer] = open_inbox()
     ends = [inboxes[peer].writing if peer in inboxes else -1 for peer in range(group.size)]
-    return _MemoryInfo(_boot(), os.getpid(), probe.descriptor, token.hex(), ends)
+    return _MemoryInfo(describe_host(), os.getpid(), probe.descriptor, token.hex(), ends)
 
 
 def _open_outboxes(group: GroupComm, ours: _MemoryInfo, infos: list[_MemoryInfo], outboxes: dict[int, int]) -> None:

@@ -35,12 +35,15 @@ class PeerInfo:
 
 
 class Peers:
-    """All ranks, seen from one. ``group_sizes``: of every group that is written down, ranks being grouped in runs."""
+    """All ranks, seen from one.
+
+    ``groups``: the size and the stride of the ranks of every group that is written down.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.page, self._descriptor = new_page()
-        self.group_sizes: list[int] = []
+        self.groups: list[tuple[int, int]] = []
         self._stacks = StackFile()
         self._remote: RemoteStatus | None = None
         self._pages: dict[int, StatusPage] = {rank: self.page}
@@ -70,12 +73,13 @@ class Peers:
     def follow_remote(self, open_store: Callable[[], KeyValueStore], num_ranks: int) -> None:
         """Publish this rank's state through the store if some ranks are on other hosts."""
         if len(self._pages) < num_ranks:
-            self._remote = RemoteStatus(open_store(), self.rank, self.page, self.group_sizes)
+            self._remote = RemoteStatus(open_store(), self.rank, self.page, self.groups)
 
     def members(self, group: int, rank: int) -> range:
         """The ranks of a rank's group."""
-        size = self.group_sizes[group]
-        return range(rank // size * size, rank // size * size + size)
+        size, stride = self.groups[group]
+        first = rank // (size * stride) * (size * stride) + rank % stride
+        return range(first, first + size * stride, stride)
 
     def differences(self, group: int, number: int) -> dict[int, str]:
         """What a collective is at the ranks that have begun it, if that is not the same everywhere."""

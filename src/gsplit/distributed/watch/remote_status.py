@@ -45,8 +45,8 @@ class RemoteRank:
 class RemoteStatus:
     """Publishes this rank's state until it is closed, and reads that of the others."""
 
-    def __init__(self, store: KeyValueStore, rank: int, page: StatusPage, group_sizes: Sequence[int]) -> None:
-        self._store, self._rank, self._page, self._group_sizes = store, rank, page, group_sizes
+    def __init__(self, store: KeyValueStore, rank: int, page: StatusPage, groups: Sequence[object]) -> None:
+        self._store, self._rank, self._page, self._groups = store, rank, page, groups
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._publish, name="gsplit-status", daemon=True)
         self._thread.start()
@@ -55,7 +55,7 @@ class RemoteStatus:
         beat = 0
         while not self._stop.wait(_BEAT_S if beat else 0.0):
             beat += 1
-            begun = {group: self._page.begun(group) for group in range(len(self._group_sizes))}
+            begun = {group: self._page.begun(group) for group in range(len(self._groups))}
             last = {group: self._page.description(group, number) or "" for group, number in begun.items()}
             state = {"beat": beat, "stage": self._page.line("stage")[0], "begun": begun, "last": last}
             try:

@@ -68,7 +68,7 @@ def test_the_missing_rank_is_the_one_at_the_end_of_the_waits() -> None:
     """Rank 0 waits for rank 1, which waits in another group for rank 2, which computes; and for rank 2 itself."""
     ranks = connect_peers(3)
     for rank in ranks:
-        rank.group_sizes.append(3)
+        rank.groups.append((3, 1))
     shuffles, gradients = ([CollectiveWatch(rank, slot, 1.0, 1.0) for rank in ranks] for slot in range(2))
     shuffle = shuffles[0].begin(Call("shuffle", 5, 1), "")
     with gradients[1].begin(MEAN, ""):
@@ -184,7 +184,7 @@ class _Store:
 def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gsplit.distributed.watch.remote_status._BEAT_S", 0.1)
     store, here = _Store(), Peers(0)
-    here.group_sizes.append(3)
+    here.groups.append((3, 1))
     here.follow_remote(lambda: store, 3)
     page = new_page()[0]
     page.write_line("stage", "forward of epoch 0, step 7")
