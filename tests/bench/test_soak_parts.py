@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from gsplit.errors import InputError
+from gsplit_bench.host_network import HostNetwork
 from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS, Run
 from gsplit_bench.soak_watch import Usage, find_ranks, fit_slope, lives, slopes_of, usage_of
-from gsplit_bench.two_hosts import TwoHosts
 
 SLEEPER = """
 import os, subprocess, sys, time
@@ -67,7 +67,7 @@ def test_starting_and_ending_are_no_growth() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_two_hosts_reach_each_other_until_the_cable_is_pulled() -> None:
-    with TwoHosts(rate="100mbit") as hosts:
+    with HostNetwork(rate="100mbit") as hosts:
         server = "import socket; s = socket.create_server(('0.0.0.0', 4000)); print('up', flush=True); s.accept()"
         listening = subprocess.Popen(hosts.command(0, [sys.executable, "-c", server]), stdout=subprocess.PIPE)
         assert listening.stdout is not None
@@ -88,5 +88,5 @@ def test_two_hosts_reach_each_other_until_the_cable_is_pulled() -> None:
 
 def test_two_hosts_are_refused_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(InputError, match="two hosts: expected root, ip and tc"):
-        TwoHosts()
+    with pytest.raises(InputError, match="hosts: expected root, ip and tc"):
+        HostNetwork()

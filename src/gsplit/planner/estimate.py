@@ -73,10 +73,17 @@ def estimate_step(
     *,
     threads: int | None = None,
     hosts: int = 1,
+    share_between: float | None = None,
 ) -> StepEstimate:
-    """Estimate one step. ``threads``: of each rank; by default what the launcher sets. ``hosts``: with equal ranks."""
+    """Estimate one step. ``threads``: of each rank; by default what the launcher sets. ``hosts``: with equal ranks.
+
+    ``share_between``: the share of the rows exchanged in a replica that go to other hosts; by default, all peers are
+    sent as many.
+    """
     num_ranks = len(counts.ranks)
-    machine = _Machine(hardware, num_ranks, threads, _share_between(num_ranks, counts.replicas, hosts), hosts)
+    if share_between is None:
+        share_between = _share_between(num_ranks, counts.replicas, hosts)
+    machine = _Machine(hardware, num_ranks, threads, share_between, hosts)
     levels = counts.exchanged_levels
     ranks = tuple(_estimate_rank(rank, counts, shape, machine, placement) for rank in counts.ranks)
     waits = _latencies(levels, shape, hardware.latency(num_ranks), exchanges_inputs=counts.exchanges_inputs)

@@ -12,6 +12,7 @@ from math import prod
 from gsplit.errors import InputError, explain
 from gsplit.graph.ownership import Ownership, own_equally, own_parts
 from gsplit.minibatch.strategy_names import all_strategies
+from gsplit.partitioning.forecast import forecast
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import StrategyCounts, count_strategies
 from gsplit.planner.disk import count_reads
@@ -173,7 +174,15 @@ def make_plan(
         near = ownership.num_ranks <= num_ranks // hosts  # the ranks of a replica are on one host
         if near and rows.read_in_place(hardware, loading):
             counts = counts.in_place()
-        step = estimate_step(counts, shape, hardware, placement, threads=threads, hosts=1 if alone else hosts)
+        step = estimate_step(
+            counts,
+            shape,
+            hardware,
+            placement,
+            threads=threads,
+            hosts=1 if alone else hosts,
+            share_between=_share_between(store, ownership.num_ranks, num_ranks // hosts),
+        )
         memory = rank_bytes(counts, shape, size, ownership, placement)
         candidates.append(_candidate(counts, step, memory, hardware, 1 if alone else hosts))
     ranked = sorted(candidates, key=lambda candidate: (not candidate.fits, candidate.step.wall_s))
@@ -309,6 +318,21 @@ def _count_all(
     alone = own_equally(store.num_vertices, 1)
     found += [(count_strategies(workload, alone, ["split"], steps=steps, featured=rows.featured)[0], alone)]
     return found
+
+
+def _share_between(store: Store, num_splits: int, per_host: int) -> float | None:
+    """The share of the edges between the ranks of a replica that are between hosts; None if it was not counted.
+
+    Ranks own consecutive parts, ordered so that those of a host have more edges between each other.
+    """
+    statistics = store.manifest.part_statistics
+    if statistics is None or num_splits <= per_host or num_splits % per_host:
+        return None
+    ranks, hosts = (
+        forecast(statistics, store.part_boundaries, number).cross_edge_share
+        for number in (num_splits, num_splits // per_host)
+    )
+    return min(1.0, hosts / ranks) if ranks else 0.0
 
 
 def _candidate(

@@ -8,6 +8,7 @@ import pytest
 
 import gsplit
 from gsplit.errors import InputError
+from gsplit.partitioning.forecast import forecast
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.hardware import PRESETS
 from gsplit.planner.placement import Loading
@@ -173,6 +174,33 @@ def test_ranks_of_one_host_read_rows_in_place(store: Store, workload: Workload, 
     assert not any(each.step.counts.exchanges_inputs for each in best.candidates)
     on_devices = make_plan(store, workload, SHAPE, QUICK, 4)
     assert all(each.step.counts.exchanges_inputs for each in on_devices.candidates)
+
+
+def test_a_slow_network_makes_replicas_and_a_fast_one_splits_over_hosts(store: Store, workload: Workload) -> None:
+    """Two hosts with two ranks each, of a machine on which input rows are dear to read twice."""
+    ranks_per_host = 2
+    host = replace(QUICK, cores=2, load_bytes_per_s=2e8, exchange_bytes_per_s=5e9, reduce_bytes_per_s=5e9)
+
+    def best(gigabits: float) -> Plan:
+        network = replace(host, between_bytes_per_s=gigabits * 1e9 / 8 / ranks_per_host)
+        return make_plan(store, workload, SHAPE, network, 4, hosts=2, strategies=("split",))
+
+    assert best(1).best.setup.name == "split x 2"
+    assert best(25).best.setup.name == "split"
+    steps = {candidate.setup.name: candidate.step for candidate in best(1).candidates}
+    assert steps["split"].stages.shuffle > 10 * steps["split x 2"].stages.shuffle
+
+
+def test_rows_between_hosts_are_those_that_the_partition_counted(store: Store, workload: Workload) -> None:
+    slow = replace(QUICK, between_bytes_per_s=1e3)
+    plan = make_plan(store, workload, SHAPE, slow, 4, hosts=2, strategies=("split",), replicas=1)
+    split = next(candidate.step for candidate in plan.candidates if candidate.setup.name == "split")
+    assert store.manifest.part_statistics is not None
+    shares = [forecast(store.manifest.part_statistics, store.part_boundaries, n).cross_edge_share for n in (2, 4)]
+    rank = split.counts.ranks[0]
+    ids = 8 * (rank.ids_sent + rank.ids_received) / 2
+    assert 0 < shares[0] < shares[1]
+    assert split.ranks[0].exchange_ids == pytest.approx(shares[0] / shares[1] * ids / 1e3)
 
 
 def test_layers_and_fanouts_must_agree(store: Store, workload: Workload) -> None:
