@@ -555,10 +555,12 @@ def _show(report: "SoakReport", console: Console) -> None:
 _SCRIPTS = {
     "attention": ("attention:main", "Measure GAT, GATv2 and Transformer: our kernels, PyG's layers and DGL's."),
     "bare-loop": ("bare_loop:main", "Measure a step of one process against a bare loop over the same blocks."),
+    "between-hosts": ("between_hosts:main", "Count the rows between hosts, and those that cross once."),
     "bf16": ("bf16:main", "Measure training under autocast against float32."),
     "compare-versions": ("compare_versions:main", "Measure a step before and after a change, in turn."),
     "disk-reads": ("disk_reads:main", "Measure reads of random rows out of a file, by several methods."),
     "faults": ("faults:main", "Try every kind of fault at every place of a run."),
+    "host-steps": ("host_steps:main", "Measure steps on several imitated hosts: bytes on their cables, and seconds."),
     "import-speed": ("import_speed:main", "Measure imports of Parquet: speed and memory by size."),
     "inference": ("inference:main", "Compare exact inference with a full-graph forward of PyG."),
     "kernel-matrix": ("kernel_matrix:main", "Compile every Triton kernel for every architecture."),

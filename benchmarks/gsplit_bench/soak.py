@@ -17,14 +17,13 @@ from gsplit.errors import CommError, InputError, explain
 from gsplit.progress import Progress, silent
 from gsplit.run.folder import latest_checkpoint
 from gsplit_bench.faults import OF_OTHERS
+from gsplit_bench.host_network import HostNetwork
 from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS, Fault, Run
 from gsplit_bench.soak_watch import Slope, Usage, find_ranks, lives, processes_of, slopes_of, usage_of
-from gsplit_bench.two_hosts import TwoHosts
 
 __all__ = ["Life", "SoakPlan", "SoakReport", "Trial", "run_soak", "start"]
 
 _WATCH_S = 2.0
-_PORT = "29500"  # in a namespace of its own: nothing else listens there
 _TELLING = ("rror", "rank", "expected", "resume")  # parts of lines that say why a run ended
 
 
@@ -111,14 +110,16 @@ class Life:
             process.wait()
 
 
-def start(train: Sequence[str], num_ranks: int, folder: Path, network: TwoHosts | None) -> Life:
+def start(train: Sequence[str], num_ranks: int, folder: Path, network: HostNetwork | None) -> Life:
     """``train``: the arguments of ``gsplit train``."""
     (folder / "tmp").mkdir(parents=True)
     if network is None:
         commands = [[sys.executable, "-m", "gsplit", "train", *train, "--nproc", str(num_ranks)]]
         environments: list[dict[str, str]] = [{}]
     else:
-        commands = [network.command(host, _torchrun(host, num_ranks // 2, network, train)) for host in (0, 1)]
+        program = ["gsplit", "train", *train]
+        per_host = num_ranks // len(network.names)
+        commands = [network.torchrun(host, per_host, program) for host in range(len(network.names))]
         environments = [{"GLOO_SOCKET_IFNAME": name, "OMP_NUM_THREADS": "1"} for name in network.interfaces]
     processes = []
     for place, (command, more) in enumerate(zip(commands, environments, strict=True)):
@@ -128,14 +129,6 @@ def start(train: Sequence[str], num_ranks: int, folder: Path, network: TwoHosts 
                 subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment)
             )
     return Life(processes, folder, num_ranks)
-
-
-def _torchrun(host: int, per_host: int, network: TwoHosts, train: Sequence[str]) -> list[str]:
-    """One host's launcher; the first host's address is where all meet."""
-    meeting = ["--master-addr", network.addresses[0], "--master-port", _PORT]
-    place = ["--nnodes", "2", "--node-rank", str(host), "--nproc-per-node", str(per_host)]
-    program = [sys.executable, "-m", "torch.distributed.run", *place, *meeting]
-    return [*program, "--module", "gsplit", "train", *train]
 
 
 _LIFE_S = 4 * 3600.0  # longer than any life is meant to take
@@ -162,11 +155,11 @@ class SoakPlan:
     delay_ms: float = 0.0
     loss_percent: float = 0.0
 
-    def network(self) -> AbstractContextManager[TwoHosts | None]:
+    def network(self) -> AbstractContextManager[HostNetwork | None]:
         """The hosts' network, new; None for one host."""
         if self.hosts == 1:
             return nullcontext()
-        return TwoHosts(rate=self.rate, delay_ms=self.delay_ms, loss_percent=self.loss_percent)
+        return HostNetwork(rate=self.rate, delay_ms=self.delay_ms, loss_percent=self.loss_percent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +236,7 @@ class _Soak:
     def __init__(self, plan: SoakPlan, folder: Path, rng: random.Random) -> None:
         self._plan, self._folder, self._rng = plan, folder, rng
         self._run = folder / "run"
-        self._life: tuple[Life, TwoHosts | None] | None = None
+        self._life: tuple[Life, HostNetwork | None] | None = None
         self._open = ExitStack()
         self.trials: list[Trial] = []
         self.lives = 0
@@ -283,7 +276,7 @@ class _Soak:
             self._bury()
         return life
 
-    def _living(self) -> tuple[Life, TwoHosts | None]:
+    def _living(self) -> tuple[Life, HostNetwork | None]:
         """The life at hand, or a new one that goes on where the last one ended."""
         if self._life is None:
             plan, going_on = self._plan, latest_checkpoint(self._run) is not None

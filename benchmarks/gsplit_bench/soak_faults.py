@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gsplit_bench.host_network import HostNetwork
 from gsplit_bench.soak_watch import find_ranks
-from gsplit_bench.two_hosts import TwoHosts
 
 __all__ = ["FAULTS", "HOST_FAULTS", "Fault", "Run"]
 
@@ -25,7 +25,7 @@ class Run:
     """What a fault can reach: the launchers' process ids, one per host, and the hosts' network if there are two."""
 
     launchers: list[int]
-    network: TwoHosts | None = None
+    network: HostNetwork | None = None
 
     def any_rank(self, rng: random.Random) -> tuple[int, int]:
         """A rank and its process id."""

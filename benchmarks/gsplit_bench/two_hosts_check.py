@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gsplit_bench.host_network import HostNetwork
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
 from gsplit_bench.soak import Life, start
 from gsplit_bench.soak_watch import lives
-from gsplit_bench.two_hosts import TwoHosts
 
 __all__ = ["main"]
 
 PATIENCE_S = 200.0
 
 
-def train(store: Path, options: list[str], ranks: int, folder: Path, network: TwoHosts | None) -> list[float]:
+def train(store: Path, options: list[str], ranks: int, folder: Path, network: HostNetwork | None) -> list[float]:
     """Losses of a run that is left alone."""
     life = start([str(store), *options, "--json"], ranks, folder, network)
     life.watch(1800)
@@ -35,7 +35,7 @@ def train(store: Path, options: list[str], ranks: int, folder: Path, network: Tw
     return [float(loss) for loss in losses]
 
 
-def cut(store: Path, options: list[str], ranks: int, folder: Path, network: TwoHosts) -> tuple[float | None, Life]:
+def cut(store: Path, options: list[str], ranks: int, folder: Path, network: HostNetwork) -> tuple[float | None, Life]:
     """Seconds from pulling the cable until nothing lives; None if something still does."""
     life = start([str(store), *options, "--steps", "100000", "--epochs", "100000"], ranks, folder, network)
     life.wait_for_ranks(120)
@@ -58,9 +58,9 @@ def measure(store: Path, ranks: int, replicas: int, rate: str, steps: int) -> di
     with tempfile.TemporaryDirectory(prefix="gsplit-hosts-") as name:
         folder = Path(name)
         alone = train(store, some, 1, folder / "alone", None)
-        with TwoHosts(rate=rate) as network:
+        with HostNetwork(rate=rate) as network:
             both = train(store, [*some, *grouped], ranks, folder / "both", network)
-        with TwoHosts(rate=rate) as network:
+        with HostNetwork(rate=rate) as network:
             seconds, life = cut(store, [*options, *grouped], ranks, folder / "cut", network)
         said = [(life.folder / f"err-{host}").read_text() for host in (0, 1)]
     return {
