@@ -138,11 +138,18 @@ def test_no_step_waits_for_the_device(num_ranks: int) -> None:
         assert counts["step"].launches > 100  # it does count
 
 
-@pytest.mark.parametrize("unused_on", [None, 1])
-def test_collectives_come_in_one_order_on_all_ranks_and_nothing_races(unused_on: int | None) -> None:
-    (zero, gradients, launches), (one, others, _) = run_ranks(checked_training, 2, unused_on, True, device="sim:0")
-    assert zero == one and sum("average gradients" in entry for entry in zero) == 2  # one bucket per backward
-    assert gradients == others and len(gradients[-1]) > 0
+@pytest.mark.parametrize("unused_on, hosts", [(None, (2,)), (1, (2,)), (None, (2, 2))])
+def test_collectives_come_in_one_order_on_all_ranks_and_nothing_races(
+    unused_on: int | None, hosts: tuple[int, ...]
+) -> None:
+    (zero, gradients, launches), *rest = run_ranks(
+        checked_training, sum(hosts), unused_on, True, device="sim:0", hosts=hosts
+    )
+    assert sum("average gradients" in entry for entry in zero) == 2  # one bucket per backward
+    assert any("shuffles far" in entry for entry in zero) == (len(hosts) > 1)
+    for one, others, _ in rest:
+        assert zero == one
+        assert gradients == others and len(gradients[-1]) > 0
     assert launches > 1000
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gsplit.distributed.comm.comm import Call, Comm, CompletedWork, Work
+from gsplit.distributed.comm.comm import Call, Comm, CompletedWork, Levels, Work
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit_bench.simulated.backend import SimTensor
 from gsplit_bench.simulated.execution import host_tensors
@@ -123,6 +123,10 @@ class CheckedComm:
         self._comm, self._group, self.rules = comm, group, rules
         self.rank, self.size, self.device = comm.rank, comm.size, comm.device
         self._on_device = comm.device.type != "cpu"
+        self.levels: Levels | None = None
+        if comm.levels is not None:
+            near, far = comm.levels.near, comm.levels.far
+            self.levels = Levels(CheckedComm(near, f"{group} near", rules), CheckedComm(far, f"{group} far", rules))
 
     @contextmanager
     def _issue(self, kind: str, call: Call, *tensors: Tensor) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """Exchanges between hosts: a row that several ranks of a host need is sent to that host once.
 
-Rank i of a host stands for rank i of every other host there. What its host needs from them, it requests, receives and
-passes on to the ranks of its host, which exchange through shared memory. Of gradients, it adds up what these return for
-a row, rank after rank, and sends the sum to the row's owner. So a rank exchanges with the other ranks of its host and
-with one rank of every other host, not with all ranks, and sums are made in an order that does not depend on time.
+Rank i of a host relays between its host and rank i of every other host. What its host needs from them, it requests,
+receives and passes on to the ranks of its host, which exchange through shared memory. Of gradients, it adds up what
+these return for a row, rank after rank, and sends the sum to the row's owner. So a rank exchanges with the other ranks
+of its host and with one rank of every other host, not with all ranks, and sums are made in a fixed order.
 
-Example: two hosts with two ranks each. Ranks 0 and 1 both need vertex 8 of rank 2, which stands for rank 0 on its host:
+Example: two hosts with two ranks each. Ranks 0 and 1 both need vertex 8 of rank 2, with which rank 0 exchanges:
 
     ids         rank 0 and rank 1 -> rank 0 (each a request for 8), rank 0 -> rank 2 (one request)
     rows        rank 2 -> rank 0 (one row), rank 0 -> rank 0 and rank 1 (one each)
@@ -32,8 +32,8 @@ def _other_hosts(levels: Levels) -> list[int]:
     return [host for host in range(levels.far.size) if host != levels.far.rank]
 
 
-def _owners_by_stand_in(levels: Levels) -> list[int]:
-    """All ranks, by the rank of this host that stands for them; of those, the one of this host first."""
+def _owners_by_relay(levels: Levels) -> list[int]:
+    """All ranks, grouped by the rank of this host that relays their rows, which comes first in its group."""
     hosts = [levels.far.rank, *_other_hosts(levels)]
     return [host * levels.near.size + place for place in range(levels.near.size) for host in hosts]
 
@@ -52,7 +52,7 @@ def relay_requests(
     host. Ids ascend with the ranks that own them.
     """
     near, far = levels.near, levels.far
-    order = _owners_by_stand_in(levels)
+    order = _owners_by_relay(levels)
     grouped = [counts[rank] for rank in order]
     table = torch.tensor(grouped).view(near.size, far.size)
     theirs = torch.empty_like(table)
@@ -102,7 +102,7 @@ def relay_rows(
     for target, own, passed in zip(buffer.split(counts), own_rows, passed_rows, strict=True):
         target[: own.size(0)] = own
         torch.index_select(relayed, 0, passed, out=target[own.size(0) :])
-    order = _owners_by_stand_in(levels)
+    order = _owners_by_relay(levels)
     received = [recv_counts[rank] for rank in order]
     pieces = near.all_to_all_views(call, buffer, _sums(received, far.size), tuple(counts))
     by_rank: list[Tensor] = [sent] * len(order)
@@ -121,7 +121,7 @@ def relay_gradients(
     The pieces may be views of shared memory, valid until this rank's next exchange.
     """
     near, far = levels.near, levels.far
-    order = _owners_by_stand_in(levels)
+    order = _owners_by_relay(levels)
     pieces = g.split(recv_counts)
     buffer = near.send_buffer(tuple(g.shape), g.dtype)
     torch.cat([pieces[rank] for rank in order], out=buffer)
