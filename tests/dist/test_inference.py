@@ -13,8 +13,10 @@ from gsplit_bench.ranks import run_ranks
 KINDS = ["gat", "gcn", "pna"]
 
 
-@pytest.mark.parametrize("replicas, splits", [(1, 2), (1, 3), (2, 2)])
-def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replicas, splits, hosts", [(1, 2, ()), (1, 3, ()), (2, 2, ()), (1, 4, (2, 2))])
+def test_ranks_write_what_one_process_writes(
+    replicas: int, splits: int, hosts: tuple[int, ...], tmp_path: Path
+) -> None:
     n, size = VERTICES, replicas * splits
     boundaries: list[tuple[int, ...] | None] = [
         (0, *[n] * size),
@@ -22,7 +24,7 @@ def test_ranks_write_what_one_process_writes(replicas: int, splits: int, tmp_pat
         (0, *range(7, 7 + size - 1), n),
         None,  # two parts: from three ranks on, or with replicas, fewer than ranks
     ]
-    ranks = run_ranks(infer_all, size, KINDS, boundaries, str(tmp_path), replicas=replicas)
+    ranks = run_ranks(infer_all, size, KINDS, boundaries, str(tmp_path), replicas=replicas, hosts=hosts)
     (tmp_path / "one").mkdir()
     one = infer_all(solo_mesh(), KINDS, boundaries, str(tmp_path / "one"))
     for rank in ranks:

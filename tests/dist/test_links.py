@@ -201,10 +201,10 @@ def test_a_training_of_pairs_continues_on_other_ranks(tmp_path: Path) -> None:
     assert again == losses and all(np.array_equal(a, b) for a, b in zip(same, weights, strict=True))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_rankings_are_those_of_one_process(ranks: int) -> None:
+@pytest.mark.parametrize("hosts", [(2,), (3,), (2, 2)], ids=lambda hosts: f"{len(hosts)} x {hosts[0]}")
+def test_rankings_are_those_of_one_process(hosts: tuple[int, ...]) -> None:
     (wanted,) = evaluate_pairs(solo_mesh(), ["original"])
-    for results in run_ranks(evaluate_pairs, ranks, ["mixed", "first"]):
+    for results in run_ranks(evaluate_pairs, sum(hosts), ["mixed", "first"], hosts=hosts):
         for of_numbering in results:
             for found, want in zip(of_numbering, wanted, strict=True):
                 assert found == pytest.approx(want, abs=BOUND)
