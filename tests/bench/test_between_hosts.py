@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import gsplit
 from gsplit.graph.ownership import Ownership, own_parts
@@ -73,3 +74,20 @@ def test_the_page_has_the_figures_of_the_record() -> None:
     ]
     assert len(ratios) == 8
     assert f"between {100 * min(ratios) - 100:.0f} % and +{100 * max(ratios) - 100:.0f} % as many rows cross" in page
+
+
+def test_the_page_has_the_bytes_that_left_the_hosts() -> None:
+    page = (ROOT / "docs/hosts.md").read_text()
+    runs = json.loads((ROOT / "benchmarks/results/2026-11-18-host-steps.json").read_text())
+    sent = {
+        way: median(
+            row["bytes_between_hosts"] / 1e6
+            for run in runs
+            for row in run["rows"]
+            if (row["way"], row["ranks_per_host"]) == (way, 2)
+        )
+        for way in ("from rank to rank", "in two levels", "replicas")
+    }
+    assert f"{sent['in two levels']:.0f} instead of {sent['from rank to rank']:.0f} MB left the hosts" in page
+    assert f"sent {sent['replicas']:.1f} MB" in page
+    assert all(row["largest_relative_difference"] < 1e-4 for run in runs for row in run["rows"])
