@@ -581,6 +581,7 @@ _SCRIPTS = {
     "sharded-import": ("sharded_import:main", "Compare an import by several processes with one."),
     "sharded-partition": ("sharded_partition:main", "Compare restreaming by ranks with one process."),
     "shuffle-share": ("shuffle_share:main", "Measure the share of a step that goes into shuffles."),
+    "start-ranks": ("start_ranks:main", "Measure the start of up to 64 ranks: seconds, sockets, threads."),
     "step-overhead": ("step_overhead:main", "Count Python calls, launches and waits of a step, before and after."),
     "study": ("study:main", "Make the whole report: stores, partitions, measurements, the page."),
     "two-hosts": ("two_hosts_check:main", "Compare two imitated hosts with one process, and cut the cable."),

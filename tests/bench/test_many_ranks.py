@@ -1,6 +1,8 @@
 """Ranks that are simulated in one process: replayed splits are the real ones, and counts are those of the splits."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,11 @@ def test_the_command_counts_every_number_of_ranks(store: Store, tmp_path: Path) 
     assert runs[2]["rows_sent_per_input_row"] > runs[1]["rows_sent_per_input_row"] > 0
     assert all(run["split_ms"] > 0 and len(run["peers_per_rank_and_layer"]) == 2 for run in runs)
     assert all(peers <= 15 for peers in runs[2]["peers_per_rank_and_layer"])
+
+
+def test_ranks_are_started_and_their_sockets_counted(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "gsplit_bench", "start-ranks", "--ranks", "2,3", "--out", str(tmp_path / "start")]
+    subprocess.run(words, check=True, timeout=300)
+    two, three = json.loads((tmp_path / "start.json").read_text())["runs"]
+    assert (two["ranks"], three["ranks"]) == (2, 3)
+    assert three["sockets"] > two["sockets"] > 2 and two["init_cpu_s"] > 0

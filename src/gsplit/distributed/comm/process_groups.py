@@ -8,6 +8,7 @@ network.
 import atexit
 import ctypes
 import os
+import resource
 import socket
 import sys
 import time
@@ -29,6 +30,10 @@ from gsplit.distributed.watch.peers import Peers
 from gsplit.errors import InputError, explain
 
 __all__ = ["Connection", "Groups", "available_backends", "connect", "is_connected", "num_connected_ranks"]
+
+_SOCKETS_PER_PEER = 12
+"""Seven were counted after ``gsplit.init`` on the CPU (``gsplit_bench start-ranks``); loaders may add groups."""
+_OTHER_FILES = 512
 
 
 class Connection:
@@ -155,6 +160,18 @@ def _backend(device: torch.device) -> str:
     return backends[device.type]
 
 
+def _allow_sockets(num_ranks: int) -> None:
+    """Raise the limit of open files to what the groups of this many ranks need: gloo connects all ranks of a group."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OTHER_FILES + _SOCKETS_PER_PEER * num_ranks
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        fix = "raise it: ulimit -Hn as root, LimitNOFILE= of systemd, --ulimit nofile= of Docker"
+        raise InputError(explain("open files", f"a limit of at least {needed} for {num_ranks} ranks", hard, fix))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def connect(device: torch.device, sample_device: torch.device, num_replicas: int, timeout_s: float) -> Groups:
     """Join the process group that the environment describes and make this rank's groups.
 
@@ -168,6 +185,7 @@ def connect(device: torch.device, sample_device: torch.device, num_replicas: int
         _join(timedelta(seconds=_long(timeout_s)))
     connection = Connection(joined_here, timeout_s)
     size = dist.get_world_size()
+    _allow_sockets(size)
     control = connection.new_comm(torch.device("cpu"))
     connection.peers.connect(control.gather_text(Call("connect"), connection.peers.describe_self()))
     connection.peers.follow_remote(_open_store, size)
