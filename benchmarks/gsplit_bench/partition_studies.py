@@ -5,6 +5,7 @@
     python -m gsplit_bench partition-studies merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python -m gsplit_bench partition-studies memory WORK     # solvers' memory against the estimate, at three sizes
     python -m gsplit_bench partition-studies solvers WORK    # all solvers at 4 to 1,024 parts and equal balance, for every WORK/*.gsplit
+    python -m gsplit_bench partition-studies held-out WORK   # 1 to 10 presampled epochs: expected and held-out cut, for every WORK/*.gsplit
     python -m gsplit_bench partition-studies weights WORK    # choices of c_v : c_e
     python -m gsplit_bench partition-studies cost WORK       # seconds and bytes of every stage, real graphs and WORK/concentrated.gsplit
     python -m gsplit_bench partition-studies train WORK      # four ranks on the concentrated planted graph, WORK/concentrated.gsplit
@@ -32,10 +33,10 @@ from gsplit.graph.ownership import lightest_runs
 from gsplit.partitioning.forecast import imbalance
 from gsplit.partitioning.partition import partition
 from gsplit.partitioning.plan import PartitionPlan, find_parts
-from gsplit.partitioning.presample import Counts, Workload, draw_epochs, presample
-from gsplit.partitioning.quality import expect, measure
+from gsplit.partitioning.presample import Counts, PresampleCounter, Workload, draw_epochs, presample
+from gsplit.partitioning.quality import Quality, expect, measure
 from gsplit.partitioning.quotient import count_links
-from gsplit.partitioning.settings import C_E, C_V, TOLERANCE, PartitionSettings
+from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
 from gsplit.partitioning.solvers.run import anonymous_bytes, run_solver, solver_module
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 from gsplit.partitioning.weights import vertex_work, weigh
@@ -56,6 +57,7 @@ STORES = {
 }
 TRAIN_REPEATS = 3
 
+FEWER_EPOCHS = (1, 2, 3, 5, EPOCHS)
 PARTS = (4, 8, 64, 1024)
 SOLVERS = {"kaminpar": 1.01, "restream": 1.01, "metis": TOLERANCE, "mtkahypar": 1.01}
 """Tolerances at which solvers reach about the same balance."""
@@ -206,6 +208,51 @@ def _solve_weighted(solver: str, graph: WeightedGraph, folder: Path, parts: int,
     }
 
 
+def held_out(work: Path) -> list[dict[str, Any]]:
+    """Every store of the folder in 8 parts, by the weights of 1 to 10 epochs; held out is the epoch after the tenth.
+
+    ``drawn_once`` is the share of edges drawn once among all draws: by Good and Turing, the share of the next draws that
+    are of edges which were never drawn.
+    """
+    rows = []
+    for store in sorted(work.glob("*.gsplit")):
+        workload = Workload.of_store(open_store(store), "train", [15, 15, 15], 1024)
+        counter = PresampleCounter(workload.graph)
+        found, partitions, cpu_s = [], [], 0.0
+        for epoch in range(EPOCHS):
+            started = time.process_time()
+            for drawn in draw_epochs(workload, range(epoch, epoch + 1), threads=1):
+                counter.add(drawn)
+            cpu_s += time.process_time() - started
+            if epoch + 1 not in FEWER_EPOCHS:
+                continue
+            counts = counter.counts((epoch + 1) * workload.steps_per_epoch)
+            drawn_once = np.count_nonzero(counts.edges == 1) / int(counts.edges.sum(dtype=np.int64))
+            for solver, seed in product(("metis", "kaminpar"), range(3)):
+                plan = _plan(workload, counts, PartitionSettings(8, solver=solver, seed=seed), work)
+                expected = expect(workload.graph, counts, plan.parts, 8, C_V, C_E)
+                label = {"graph": store.stem, "solver": solver, "seed": seed, "epochs": epoch + 1}
+                fitted = {"cross_edge_share": expected.cross_edge_share, "most_work": float(imbalance(expected.loads))}
+                found.append(label | {"presample_cpu_s": cpu_s, "drawn_once": drawn_once, "fitted": fitted})
+                partitions.append((plan.parts, 8))
+        batches = draw_epochs(workload, range(EPOCHS, EPOCHS + 1), threads=1)
+        rows += [
+            row | {"held_out": _held_out(quality)}
+            for row, quality in zip(found, measure(workload.graph, batches, partitions, C_V, C_E), strict=True)
+        ]
+    return rows
+
+
+def _held_out(quality: Quality) -> dict[str, Any]:
+    edges, crossing = quality.totals[:, :, :2].sum(axis=1).T
+    return {
+        "num_batches": edges.size,
+        "cross_edge_share": quality.cross_edge_share(),
+        "cross_edge_share_deviation": float((crossing / edges).std(ddof=1)),
+        "most_work": float(imbalance(quality.mean_loads()[0])),
+    }
+
+
 def cost(work: Path) -> list[dict[str, Any]]:
     """``gsplit partition`` into 8 parts, whole: seconds of its stages, anonymous memory of it and of its solver."""
     rows = []
@@ -292,6 +339,7 @@ STUDIES = {
     "merge": merge,
     "memory": memory,
     "solvers": solvers,
+    "held-out": held_out,
     "weights": weights,
     "cost": cost,
     "train": train,

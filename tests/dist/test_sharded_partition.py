@@ -24,7 +24,7 @@ from sharded_programs import (
 from gsplit.distributed.comm.comm import SoloComm
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.partitioning.plan import spread_unreached
-from gsplit.partitioning.presample import Counts, Workload, presample
+from gsplit.partitioning.presample import Counts, Workload, held_out_epochs, presample
 from gsplit.partitioning.quotient import count_links
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.solvers import restream
@@ -71,7 +71,7 @@ def _manifest(path: Path) -> Any:
     return document
 
 
-def _check_shards(made: list[Store], store: Store, hotness: Any, folder: Path) -> None:
+def _check_shards(made: list[Store], store: Store, hotness: Any, held_out: Counts, folder: Path) -> None:
     """Against one process that renumbers the whole store by the same parts, and cuts that."""
     for shard in made:
         verify_store(shard)
@@ -80,6 +80,9 @@ def _check_shards(made: list[Store], store: Store, hotness: Any, folder: Path) -
     order = np.concatenate([shard.stored_array("original_ids") for shard in made])
     parts = np.empty(order.size, np.int32)
     parts[order] = np.repeat(np.arange(PARTS), np.diff(manifest.part_boundaries))
+    assert manifest.part_statistics.num_batches == held_out.num_batches
+    assert manifest.part_statistics.links == count_links(store.graph, held_out.edges, parts, PARTS).tolist()
+    assert manifest.part_statistics.loads == np.bincount(parts, vertex_work(held_out, 8.0, 1.0), PARTS).tolist()
     step = manifest.provenance[-2]
     for number, shard in enumerate(made):
         with StoreWriter(folder / f"w{number}.gsplit") as writer:
@@ -117,5 +120,6 @@ def test_ranks_do_what_one_process_does(num_ranks: int, tmp_path: Path) -> None:
     alone = spread_unreached(*idle_vertices(600), PARTS, TOLERANCE, SoloComm())
     assert np.array_equal(np.concatenate([one.spread for one in found]), alone)
     made = [open_store(tmp_path / f"out-{rank}-of-{num_ranks}.gsplit") for rank in range(num_ranks)]
-    _check_shards(made, store, want.loaded, tmp_path)
+    held_out = presample(workload, epochs=held_out_epochs(workload.steps_per_epoch), first_epoch=EPOCHS)
+    _check_shards(made, store, want.loaded, held_out, tmp_path)
     assert not list(tmp_path.glob(".out*"))

@@ -1,6 +1,7 @@
 """Expected imbalance of work and of vertices, and cross edges, of a partitioned store for a number of ranks.
 
-Parts are merged into runs of consecutive ones, one per rank; the counts of presampling add up (``PartStatistics``).
+Parts are merged into runs of consecutive ones, one per rank; the counts of held-out mini-batches add up
+(``PartStatistics``).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The whole offline path: presample, weigh, solve, renumber; one store in, one store out, or nothing."""
+"""The whole offline path: presample, weigh, solve, forecast, renumber; one store in, one store out, or nothing."""
 
 import tempfile
 import time
@@ -7,18 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gsplit.partitioning.plan import check_plan, choose_solver, find_parts
-from gsplit.partitioning.presample import Workload, presample
+from gsplit.distributed.comm.comm import SoloComm
+from gsplit.partitioning.plan import check_plan, choose_solver, count_parts, find_parts
+from gsplit.partitioning.presample import Workload, held_out_epochs, presample
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
-from gsplit.partitioning.weights import vertex_work
 from gsplit.progress import Progress, silent
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
 from gsplit.sampling.pairs import StoredPairs
-from gsplit.store.manifest import PartStatistics, new_step
+from gsplit.store.manifest import new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.verify import verify_store
 from gsplit.store.writer import StoreWriter
@@ -139,18 +137,26 @@ def partition_store(
         progress(f"solve ({settings.solver})", 0, None)
         plan = find_parts(workload, counts, settings, writer.spill_directory)
         solved = time.perf_counter()
+        hotness, presampled = counts.loaded, counts.num_batches
+        del counts  # 4 bytes per edge, which the held-out mini-batches need now
+        held_out = presample(
+            workload,
+            epochs=held_out_epochs(workload.steps_per_epoch),
+            first_epoch=settings.epochs,
+            progress=progress,
+        )
+        statistics = count_parts(workload.graph, held_out, plan.parts, settings, SoloComm())
+        forecast = time.perf_counter()
         step = new_step(
             "partition",
             settings.as_dict() | {"num_neighbors": workload.num_neighbors},
             {
-                "mini_batches": counts.num_batches,
+                "mini_batches": presampled,
                 "verify_ms": round(1000 * (start - begun)),
                 "presample_ms": round(1000 * (counted - start)),
                 "solve_ms": round(1000 * (solved - counted)),
+                "held_out_ms": round(1000 * (forecast - solved)),
                 "solver_peak_bytes": plan.solution.peak_bytes,
             },
         )
-        loads = np.zeros(settings.parts, np.int64)
-        np.add.at(loads, plan.parts, vertex_work(counts, settings.c_v, settings.c_e))
-        statistics = PartStatistics(num_batches=counts.num_batches, loads=loads.tolist(), links=plan.links.tolist())
-        write_renumbered(writer, graph, plan.parts, counts.loaded, statistics, step, progress)
+        write_renumbered(writer, graph, plan.parts, hotness, statistics, step, progress)

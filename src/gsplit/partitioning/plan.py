@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,17 @@ from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import PartitionSettings
-from gsplit.partitioning.sharded.held_shard import send_to_all
+from gsplit.partitioning.sharded.held_shard import add_up, send_to_all
 from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
-from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, sort_columns, weigh
-from gsplit.store.manifest import part_group_size
+from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, sort_columns, vertex_work, weigh
+from gsplit.store.manifest import PartStatistics, part_group_size
 
 __all__ = [
     "PartitionPlan",
     "check_plan",
     "check_settings",
     "choose_solver",
+    "count_parts",
     "find_parts",
     "renumber_parts",
     "spread_unreached",
@@ -38,13 +40,9 @@ _MOST_EDGES_OF_METIS = 10_000_000
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """The part of every vertex, neighbouring parts close; how often edges between parts were drawn; the solver's cost.
-
-    ``links[g, h]`` counts draws of edges from group h into group g of ``part_group_size`` consecutive parts.
-    """
+    """The part of every vertex, neighbouring parts close; the solver's cost."""
 
     parts: npt.NDArray[np.int32]
-    links: npt.NDArray[np.int64]
     solution: Solution
 
 
@@ -106,24 +104,40 @@ def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, 
         settings.threads,
     )
     parts = spread_unreached(solution.parts, counts.loaded == 0, settings.parts, settings.tolerance, SoloComm())
-    size = part_group_size(settings.parts)
-    links = count_links(workload.graph, counts.edges, parts // size, -(-settings.parts // size))
     if not solution.ordered:
-        parts, links = renumber_parts(parts, links, bisection_order(links, settings.seed))
-    return PartitionPlan(parts, links, solution)
+        links = count_links(workload.graph, counts.edges, parts, settings.parts)
+        parts = renumber_parts(parts, bisection_order(links, settings.seed))
+    return PartitionPlan(parts, solution)
 
 
-def renumber_parts(
-    parts: npt.NDArray[np.int32], links: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Parts and links with the parts in another order.
+def renumber_parts(parts: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """The part of every vertex with the parts in another order.
 
-    >>> renumber_parts(np.array([0, 1, 1], np.int32), np.array([[1, 2], [3, 4]]), np.array([1, 0]))[0].tolist()
+    >>> renumber_parts(np.array([0, 1, 1], np.int32), np.array([1, 0])).tolist()
     [1, 0, 0]
     """
     number = np.empty_like(order)
     number[order] = np.arange(order.size)
-    return number.astype(np.int32)[parts], links[np.ix_(order, order)]
+    return number.astype(np.int32)[parts]
+
+
+def count_parts(
+    graph: Graph, counts: Counts, parts: npt.NDArray[Any], settings: PartitionSettings, comm: Comm
+) -> PartStatistics:
+    """Work of the parts and edges between them in the mini-batches counted. A collective.
+
+    ``parts`` are those of all vertices; ``graph`` and ``counts`` are of the vertices held.
+    """
+    size = part_group_size(settings.parts)
+    links = count_links(graph, counts.edges, parts // size, -(-settings.parts // size))
+    held = parts[graph.first_vertex : graph.first_vertex + counts.computed.size]
+    loads = np.zeros(settings.parts, np.int64)
+    np.add.at(loads, held, vertex_work(counts, settings.c_v, settings.c_e))
+    return PartStatistics(
+        num_batches=counts.num_batches,
+        loads=add_up(comm, Call("loads"), loads).tolist(),
+        links=add_up(comm, Call("links"), links).tolist(),
+    )
 
 
 def spread_unreached(

@@ -56,11 +56,14 @@ __all__ = [
     "check_epochs",
     "draw_epochs",
     "drawn_by",
+    "held_out_epochs",
     "presample",
 ]
 
 T = TypeVar("T")
 _HELD_PER_THREAD = 2
+_LEAST_HELD_OUT = 16
+"""Mini-batches: the cross edges of one differ from the mean by some 3 % (docs/decisions/0005)."""
 
 
 def check_batches(num_neighbors: list[int], batch_size: int, seed: int, num_targets: int) -> None:
@@ -383,15 +386,30 @@ def check_epochs(epochs: int) -> None:
         raise InputError(explain("epochs", "a positive number", epochs, f"presample {EPOCHS}, as the paper does"))
 
 
+def held_out_epochs(steps_per_epoch: int) -> int:
+    """Epochs after the presampled ones that a forecast is counted on: one, or more if it has few mini-batches.
+
+    >>> held_out_epochs(89), held_out_epochs(6)
+    (1, 3)
+    """
+    return -(-_LEAST_HELD_OUT // steps_per_epoch)
+
+
 def presample(
-    workload: Workload, *, epochs: int = EPOCHS, threads: int | None = None, progress: Progress = silent
+    workload: Workload,
+    *,
+    epochs: int = EPOCHS,
+    first_epoch: int = 0,
+    threads: int | None = None,
+    progress: Progress = silent,
 ) -> Counts:
-    """Count over the mini-batches of ``epochs`` epochs, those that training with this seed would begin with."""
+    """Count over the mini-batches of ``epochs`` epochs, by default those that training with this seed begins with."""
     check_epochs(epochs)
     threads = _num_threads(threads)
     counter = PresampleCounter(workload.graph, threads)
     total = epochs * workload.steps_per_epoch
-    for number, _ in enumerate(_map_epochs(workload, range(epochs), counter.add, threads)):
+    drawn = _map_epochs(workload, range(first_epoch, first_epoch + epochs), counter.add, threads)
+    for number, _ in enumerate(drawn):
         progress("presample", number + 1, total)
     return counter.counts(total)
 

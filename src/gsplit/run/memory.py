@@ -36,7 +36,10 @@ _Cost = Annotated[float, Field(ge=0.0, le=1e30)]
 
 
 class _RecordedPartition(BaseModel):
-    """Settings of ``gsplit partition`` from a store's provenance: its mini-batches, the costs of vertices and edges."""
+    """``gsplit partition`` from a store's provenance: its mini-batches, the costs of vertices and edges.
+
+    ``mini_batches`` is the number of those presampled.
+    """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -44,18 +47,19 @@ class _RecordedPartition(BaseModel):
     batch_size: Annotated[int, Field(ge=1, le=1 << 40)]
     c_v: _Cost
     c_e: _Cost
+    mini_batches: Annotated[int, Field(ge=1)]
 
 
 def _recorded_partition(store: Store) -> _RecordedPartition | None:
-    """The settings of the last ``gsplit partition``; None if the store was never partitioned."""
-    steps = [step.settings for step in store.manifest.provenance if step.step == "partition"]
+    """The last ``gsplit partition``; None if the store was never partitioned."""
+    steps = [step.settings | step.counts for step in store.manifest.provenance if step.step == "partition"]
     if not steps:
         return None
     try:
         return _RecordedPartition.model_validate(steps[-1])
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(["provenance", "settings", *(str(part) for part in first["loc"])])
+        key = ".".join(["provenance", *(str(part) for part in first["loc"])])
         got = str(first["input"])[:80]
         fix = "partition the store again"
         raise StoreError(explain(f"{store.where}: manifest.json: {key}", first["msg"], got, fix)) from None
@@ -191,7 +195,7 @@ def _batch_size(store: Store, plan: MemoryPlan, ownership: Ownership, rank: int)
 def _counted(
     store: Store, statistics: PartStatistics, found: _RecordedPartition, ownership: Ownership, rank: int
 ) -> _BatchSize:
-    """The mean of the mini-batches that presampling counted."""
+    """The mean of the mini-batches that ``gsplit partition`` counted: held-out ones by part, presampled by vertex."""
     first, stop = ownership.range_of(rank)
     num_batches = statistics.num_batches
     parts = list(pairwise(store.part_boundaries))
@@ -200,8 +204,8 @@ def _counted(
     into = links_into_run(statistics, starts, rank) / num_batches
     edges = float(into.sum())
     foreign = edges - float(into[rank])
-    local = float(hotness_of(store, first, stop).sum()) / num_batches
-    elsewhere = float(hotness_of(store, 0, store.num_vertices).sum()) / num_batches - local
+    local = float(hotness_of(store, first, stop).sum()) / found.mini_batches
+    elsewhere = float(hotness_of(store, 0, store.num_vertices).sum()) / found.mini_batches - local
     received = elsewhere * -math.expm1(-foreign / elsewhere) if elsewhere > 0 else 0.0
     work = sum(statistics.loads[part] for part in own) / num_batches / work_scale(found.c_v, found.c_e)
     computed = (work - found.c_e * edges) / found.c_v if found.c_v else local

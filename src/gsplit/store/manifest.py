@@ -221,8 +221,10 @@ def part_group_size(num_parts: int) -> int:
 
 
 class PartStatistics(_Strict):
-    """Counts of presampling per part over ``num_batches`` mini-batches, from which any number of ranks is predicted.
+    """Counts per part over ``num_batches`` mini-batches, from which any number of ranks is predicted.
 
+    The mini-batches are of the epochs after the presampled ones, so that the parts were not fitted to them. Stores that
+    GSplit partitioned before it did so have those of the presampled ones.
     ``loads[p]`` is the work of part p, ``links[g][h]`` how often an edge from group h into group g was drawn. A group
     is ``part_group_size`` consecutive parts: one, up to 1,024 parts.
     """

@@ -126,7 +126,7 @@ class Store(ArrayStore):
 
     @property
     def part_loads(self) -> list[int] | None:
-        """Work of every part as counted by presampling; None unless the store was partitioned."""
+        """Work of every part as counted on held-out mini-batches; None unless the store was partitioned."""
         found = self.manifest.part_statistics
         return None if found is None else found.loads
 

@@ -21,8 +21,8 @@ from gsplit.partitioning import partition as partition_module
 from gsplit.partitioning import plan
 from gsplit.partitioning.forecast import forecast, forecasts, imbalance
 from gsplit.partitioning.plan import find_parts
-from gsplit.partitioning.presample import Workload, presample
-from gsplit.partitioning.quality import expect
+from gsplit.partitioning.presample import Workload, draw_epochs, held_out_epochs, presample
+from gsplit.partitioning.quality import expect, measure
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import C_E, C_V, PartitionSettings
 from gsplit.store.build import build_store
@@ -118,7 +118,7 @@ def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) ->
     statistics = made.manifest.part_statistics
     assert statistics is not None
     workload = Workload.of_store(made, "train", [5, 5], 256)
-    counts = presample(workload, epochs=2)
+    counts = presample(workload, epochs=held_out_epochs(workload.steps_per_epoch), first_epoch=2)
     work = 8 * counts.computed.astype(float) + counts.edges_drawn
     for ranks in range(2, 9):
         cuts = own_parts(made.part_boundaries, ranks, made.part_loads).boundaries
@@ -131,6 +131,29 @@ def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) ->
     eight, two = (forecast(statistics, made.part_boundaries, ranks) for ranks in (8, 2))
     assert two.cross_edge_share < 0.75 * eight.cross_edge_share  # at random the half of it would be 0.57 of it
     assert [line.ranks for line in forecasts(statistics, made.part_boundaries)] == [2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("batch_size, held_out", [(16, range(2, 4)), (4, range(2, 3))])
+def test_the_forecast_is_of_mini_batches_that_parts_were_not_fitted_to(
+    batch_size: int, held_out: range, tmp_path: Path
+) -> None:
+    """The whole epochs after the presampled ones: one, or more until there are 16 mini-batches. Counts are exact."""
+    store = _store(tmp_path / "g.gsplit", 400, *RNG.integers(0, 400, (2, 4000)))
+    made = gsplit.partition(store, tmp_path / "p.gsplit", 8, [5, 5], batch_size=batch_size, epochs=2, c_v=3)
+    statistics = made.manifest.part_statistics
+    assert statistics is not None
+    workload = Workload.of_store(made, "train", [5, 5], batch_size)
+    batches = list(draw_epochs(workload, held_out, threads=1))
+    assert statistics.num_batches == len(batches) >= 16
+    parts = np.repeat(np.arange(8, dtype=np.int32), np.diff(made.part_boundaries))
+    (quality,) = measure(made.graph, batches, [(parts, 8)], c_v=3, c_e=1)
+    vertices, edges = (table.sum(axis=(0, 1)) for table in (quality.vertices, quality.edges))
+    links = np.array(statistics.links)
+    assert statistics.loads == (3 * vertices + edges).tolist()
+    assert links.sum(axis=1).tolist() == edges.tolist()
+    assert links.sum() - links.trace() == quality.totals[:, :, 1].sum()
+    fitted = expect(made.graph, presample(workload, epochs=2), parts, 8, c_v=3, c_e=1)
+    assert forecast(statistics, made.part_boundaries, 8).cross_edge_share > 1.05 * fitted.cross_edge_share
 
 
 def test_a_bad_order_of_parts_is_mended() -> None:
@@ -314,7 +337,8 @@ def test_ranks_that_do_not_divide_many_small_parts_have_equal_work(planted: Stor
     made = gsplit.partition(planted, tmp_path / "p.gsplit", 1500, [5, 5], batch_size=256, epochs=2, solver="kaminpar")
     statistics = made.manifest.part_statistics
     assert statistics is not None and len(statistics.loads) == 1500 and len(statistics.links) == 750
-    counts = presample(Workload.of_store(made, "train", [5, 5], 256), epochs=2)
+    workload = Workload.of_store(made, "train", [5, 5], 256)
+    counts = presample(workload, epochs=held_out_epochs(workload.steps_per_epoch), first_epoch=2)
     for ranks in (2, 7, 60, 750):
         ownership = own_parts(made.part_boundaries, ranks, made.part_loads)
         owners = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(ownership.boundaries))

@@ -139,6 +139,8 @@ def test_threads_and_progress_do_not_change_the_counts() -> None:
     for name in ("computed", "edges_drawn", "loaded", "edges"):
         for found in (serial.counts(21), *several):
             assert np.array_equal(getattr(one, name), getattr(found, name))
+    first, rest = (presample(workload, epochs=n, first_epoch=m, threads=n) for m, n in ((0, 1), (1, 2)))
+    assert np.array_equal(one.edges, first.edges + rest.edges)
     assert seen[-1] == ("presample", 21, 21)
     assert one.edges.dtype == np.uint32  # four bytes per edge
 

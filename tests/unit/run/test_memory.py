@@ -33,7 +33,7 @@ def _measured(store: Store) -> tuple[float, float, float]:
 def test_mini_batches_are_those_that_were_counted(parted: Store) -> None:
     (found,) = forecast_memory(parted, MemoryPlan(hidden=100))
     rows, edges, computed = _measured(parted)
-    assert found.basis == "counted over 24 mini-batches by gsplit partition"
+    assert found.basis == "counted over 16 mini-batches by gsplit partition"
     assert found.input_rows == pytest.approx(rows, rel=0.02)
     assert found.edges == pytest.approx(edges, rel=0.02)
     assert found.anonymous["hidden rows"] == pytest.approx(6 * 400 * computed, rel=0.02)

@@ -19,11 +19,13 @@ from gsplit.errors import InputError, explain
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.local_graph import LocalGraph
+from gsplit.progress import Progress, silent
 from gsplit.sampling.targets import LocalTargets
 from gsplit.store.manifest import role_of
 from gsplit.store.reader import Store
+from gsplit.store.source import row_slices
 
-__all__ = ["HeldShard", "add_up", "largest_of", "owners_of", "send_rows", "send_to_all"]
+__all__ = ["HeldShard", "add_up", "gather_all", "largest_of", "owners_of", "send_rows", "send_to_all"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,22 @@ def send_rows(comm: Comm, call: Call, rows: Array, owners: Ids) -> list[Array]:
 def send_to_all(comm: Comm, call: Call, rows: Array, theirs: tuple[int, ...]) -> list[Array]:
     """Send the same rows to every rank; return what arrived from each: ``theirs[p]`` rows of rank p."""
     return _exchange(comm, call, np.concatenate([rows] * comm.size), (rows.shape[0],) * comm.size, theirs)
+
+
+def gather_all(held: HeldShard, what: str, mine: Array, placed: Array, progress: Progress = silent) -> None:
+    """Fill ``placed`` with a value of every vertex; ``mine`` are those of the vertices held. A collective.
+
+    All ranks know the ranges, so they cut them into pieces alike; a rank without more pieces sends none.
+    """
+    ranges = [held.ownership.range_of(rank) for rank in range(held.comm.size)]
+    pieces = [list(row_slices(stop - first, held.comm.size * mine.itemsize)) for first, stop in ranges]
+    for turn in range(max(map(len, pieces))):
+        turns = [cut[turn] if turn < len(cut) else slice(0, 0) for cut in pieces]
+        sizes = tuple(piece.stop - piece.start for piece in turns)
+        found = send_to_all(held.comm, Call(f"gather {what}", turn), mine[turns[held.comm.rank]], sizes)
+        for (first, _), piece, values in zip(ranges, turns, found, strict=True):
+            placed[first + piece.start : first + piece.stop] = values
+        progress(f"gather {what}", turn, len(pieces[held.comm.rank]))
 
 
 def largest_of(comm: Comm, call: Call, number: int) -> int:

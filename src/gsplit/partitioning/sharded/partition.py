@@ -1,10 +1,14 @@
-"""The whole offline path by ranks: presample, weigh, restream, renumber; shards in, as many shards out, or nothing."""
+"""The whole offline path by ranks: presample, weigh, restream, forecast, renumber; shards in and out, or nothing."""
 
 import time
 from pathlib import Path
 
+import numpy as np
+
 from gsplit.distributed.comm.comm import assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
+from gsplit.partitioning.plan import count_parts
+from gsplit.partitioning.presample import held_out_epochs
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.plan import ShardWorkload, check_shard_plan, find_parts_by_ranks, presample_shard
@@ -54,18 +58,30 @@ def partition_shards(
         start = time.perf_counter()
         counts = presample_shard(workload, epochs=settings.epochs, progress=progress)
         counted = time.perf_counter()
-        plan = find_parts_by_ranks(workload, counts, settings, writer.spill_directory, progress)
+        parts = find_parts_by_ranks(workload, counts, settings, writer.spill_directory, progress)
         solved = time.perf_counter()
+        hotness, presampled = counts.loaded, counts.num_batches
+        del counts  # 4 bytes per edge, which the held-out mini-batches need now
+        held_out = presample_shard(
+            workload,
+            epochs=held_out_epochs(workload.steps_per_epoch),
+            first_epoch=settings.epochs,
+            progress=progress,
+        )
+        statistics = count_parts(held.graph, held_out, parts, settings, held.comm)
+        forecast = time.perf_counter()
         step = new_step(
             "partition",
             {**record, "ranks": mesh.size},
             {
-                "mini_batches": counts.num_batches,
+                "mini_batches": presampled,
                 "verify_ms": round(1000 * (start - began)),
                 "presample_ms": round(1000 * (counted - start)),
                 "solve_ms": round(1000 * (solved - counted)),
+                "held_out_ms": round(1000 * (forecast - solved)),
             },
         )
-        order = find_new_order(held, plan.parts, counts.loaded, plan.statistics.loads)
-        write_new_shard(writer, order, plan.statistics, step, progress)
+        mine = parts[held.first : held.first + held.num_held].astype(np.int32)
+        order = find_new_order(held, mine, hotness, statistics.loads)
+        write_new_shard(writer, order, statistics, step, progress)
     return open_store(shard_paths(path, mesh.size)[mesh.rank])

@@ -29,7 +29,7 @@ from gsplit.partitioning.plan import check_settings, renumber_parts, spread_unre
 from gsplit.partitioning.presample import Counts, PresampleCounter, check_batches, check_epochs, drawn_by
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import EPOCHS, PartitionSettings
-from gsplit.partitioning.sharded.held_shard import HeldShard, add_up, send_to_all
+from gsplit.partitioning.sharded.held_shard import HeldShard, add_up, gather_all, send_to_all
 from gsplit.partitioning.sharded.weigh import weigh_shard
 from gsplit.partitioning.solvers.restream import LAST_PASSES, PASSES, find_caps, order_blocks, stream_blocks
 from gsplit.partitioning.weighted_graph import WeightedGraph
@@ -39,11 +39,9 @@ from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.sampling.targets import LocalTargets
-from gsplit.store.manifest import PartStatistics
 from gsplit.telemetry import StepTelemetry
 
 __all__ = [
-    "ShardPlan",
     "ShardWorkload",
     "check_shard_plan",
     "find_parts_by_ranks",
@@ -92,21 +90,23 @@ class ShardWorkload:
         return -(-self.targets.num_targets // self.batch_size)
 
 
-def presample_shard(workload: ShardWorkload, *, epochs: int = EPOCHS, progress: Progress = silent) -> Counts:
+def presample_shard(
+    workload: ShardWorkload, *, epochs: int = EPOCHS, first_epoch: int = 0, progress: Progress = silent
+) -> Counts:
     """Count for the vertices held and their in-edges over the mini-batches of ``epochs`` epochs. A collective."""
     check_epochs(epochs)
     held, size, seed = workload.held, workload.batch_size, workload.seed
     sampler = HostNeighborSampler(held.graph, held.store.original_ids()[:0], edge_ids=True, draw=workload.draw)
     counter = PresampleCounter(held.graph)
     steps = workload.steps_per_epoch
-    for epoch in range(epochs):
+    for epoch in range(first_epoch, first_epoch + epochs):
         for step in range(steps):
             targets = workload.targets.for_step(seed, epoch, step, size, shuffle=True)
             key = StepKey(seed, epoch, step, workload.draw.options.layer_dependency)
             telemetry = StepTelemetry(epoch, step)
             split = split_minibatch(sampler, targets, workload.num_neighbors, key, held.ownership, held.comm, telemetry)
             counter.add(drawn_by([layer.block for layer in split.layers], split.input_ids.numpy()))
-            progress("presample", epoch * steps + step + 1, epochs * steps)
+            progress("presample", (epoch - first_epoch) * steps + step + 1, epochs * steps)
     return counter.counts(epochs * steps)
 
 
@@ -166,14 +166,6 @@ def _exchange_placed(held: HeldShard, call: Call, blocks: list[slice], result: P
     return total.reshape(changed.shape)
 
 
-@dataclass(frozen=True)
-class ShardPlan:
-    """The part of every vertex that a rank holds, and what was counted of the parts of all ranks."""
-
-    parts: npt.NDArray[np.int32]
-    statistics: PartStatistics
-
-
 def check_shard_plan(held: HeldShard, settings: PartitionSettings) -> None:
     """Refuse what ranks cannot solve together, before anything long begins."""
     settings = settings.with_solver("restream")
@@ -195,8 +187,8 @@ def find_parts_by_ranks(
     settings: PartitionSettings,
     folder: Path,
     progress: Progress = silent,
-) -> ShardPlan:
-    """Weigh the vertices held into ``folder``, restream and order the parts. A collective."""
+) -> Parts:
+    """Weigh the vertices held into ``folder``, restream and order the parts; return those of all. A collective."""
     held, parts = workload.held, settings.parts
     check_shard_plan(held, settings)
     c_v, c_e = settings.c_v, settings.c_e
@@ -208,8 +200,6 @@ def find_parts_by_ranks(
     links = add_up(held.comm, Call("links"), count_links(held.graph, counts.edges, everywhere, parts))
     mine = everywhere[held.first : held.first + held.num_held].astype(np.int32)
     mine = spread_unreached(mine, counts.loaded == 0, parts, settings.tolerance, held.comm)
-    mine, links = renumber_parts(mine, links, bisection_order(links, settings.seed))  # the same on all ranks
-    loads = np.zeros(parts, np.int64)
-    np.add.at(loads, mine, work)
-    loads = add_up(held.comm, Call("loads"), loads)
-    return ShardPlan(mine, PartStatistics(num_batches=counts.num_batches, loads=loads.tolist(), links=links.tolist()))
+    mine = renumber_parts(mine, bisection_order(links, settings.seed))  # the same on all ranks
+    gather_all(held, "parts", mine.astype(np.int16), everywhere, progress)
+    return everywhere

@@ -33,7 +33,7 @@ from gsplit.files.atomic import write_atomic
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, lightest_runs, own_parts
 from gsplit.partitioning.relabel import order_vertices, places_of, run_pieces
-from gsplit.partitioning.sharded.held_shard import HeldShard, add_up, largest_of, owners_of, send_rows, send_to_all
+from gsplit.partitioning.sharded.held_shard import HeldShard, add_up, gather_all, largest_of, owners_of, send_rows
 from gsplit.progress import Progress, silent
 from gsplit.store.manifest import Manifest, PartStatistics, ProvenanceStep, Shard, index_type, new_step, role_of
 from gsplit.store.reader import open_store
@@ -124,28 +124,10 @@ def _move_arrays(writer: StoreWriter, order: NewOrder, progress: Progress = sile
     for name in store.manifest.names("targets"):
         _move_targets(writer, order, name)
     writer.write("original_ids", "int64", order.old_ids)
-    _gather_new_ids(writer, order, progress)
+    new_ids = writer.place("internal_ids", index_type(store.num_vertices), (store.num_vertices,))
+    gather_all(order.held, "internal_ids", order.new_ids, new_ids, progress)
     writer.write("hotness", "int64", order.hotness)
     return Graph(indptr, indices, store.num_vertices, order.first)
-
-
-def _gather_new_ids(writer: StoreWriter, order: NewOrder, progress: Progress) -> None:
-    """Write the new id of every vertex of the graph: each rank sends those that it holds to all. A collective.
-
-    All ranks know the ranges, so they cut them into pieces alike; a rank without more pieces sends none.
-    """
-    held = order.held
-    num_vertices = held.store.num_vertices
-    placed = writer.place("internal_ids", index_type(num_vertices), (num_vertices,))
-    ranges = [held.ownership.range_of(rank) for rank in range(held.comm.size)]
-    pieces = [list(row_slices(stop - first, held.comm.size * _PLACE_BYTES)) for first, stop in ranges]
-    for turn in range(max(map(len, pieces))):
-        turns = [mine[turn] if turn < len(mine) else slice(0, 0) for mine in pieces]
-        sizes = tuple(piece.stop - piece.start for piece in turns)
-        found = send_to_all(held.comm, Call("internal ids", turn), order.new_ids[turns[held.comm.rank]], sizes)
-        for (first, _), piece, ids in zip(ranges, turns, found, strict=True):
-            placed[first + piece.start : first + piece.stop] = ids
-        progress("gather internal_ids", turn, len(pieces[held.comm.rank]))
 
 
 def _move_rows(writer: StoreWriter, order: NewOrder, name: str, progress: Progress) -> None:
