@@ -385,6 +385,20 @@ def test_presampling_is_that_of_the_record() -> None:
     assert f"of {total:.0f} CPU seconds for 120 million edges, {serial:.2f} are not spread" in page
 
 
+def test_fitted_and_held_out_cuts_are_those_of_the_record() -> None:
+    page = (DOCS / "partition.md").read_text()
+    rows = _record("2026-11-18-held-out")["rows"]
+    for graph, solver in {(row["graph"], row["solver"]) for row in rows}:
+        cells = [f"{graph}, {solver}"]
+        seconds: list[str] = []
+        for epochs in (10, 1):
+            seeds = [row for row in rows if (row["graph"], row["solver"], row["epochs"]) == (graph, solver, epochs)]
+            assert len(seeds) == 3
+            cells += [f"{mean(row[side]['cross_edge_share'] for row in seeds):.4f}" for side in ("fitted", "held_out")]
+            seconds.insert(0, f"{seeds[0]['presample_cpu_s']:.1f}")
+        assert f"| {' | '.join([*cells, ', '.join(seconds)])} |" in page
+
+
 def test_the_solvers_are_those_of_the_record() -> None:
     page = (DOCS / "partition.md").read_text()
     rows = {(row["graph"], row["parts"], row["solver"]): row for row in _record("2026-11-18-solvers")["rows"]}

@@ -63,7 +63,7 @@ __all__ = [
 T = TypeVar("T")
 _HELD_PER_THREAD = 2
 _LEAST_HELD_OUT = 16
-"""Mini-batches: the cross edges of one differ from the mean by some 3 % (docs/decisions/0005)."""
+"""Mini-batches: the share of cross edges of one deviates by 2 %, that of 16 by half a percent (docs/decisions/0005)."""
 
 
 def check_batches(num_neighbors: list[int], batch_size: int, seed: int, num_targets: int) -> None:
