@@ -35,11 +35,8 @@ __all__ = ["MemoryPlan", "RankMemory", "forecast_memory"]
 _Cost = Annotated[float, Field(ge=0.0, le=1e30)]
 
 
-class _RecordedPartition(BaseModel):
-    """``gsplit partition`` from a store's provenance: its mini-batches, the costs of vertices and edges.
-
-    ``mini_batches`` is the number of those presampled.
-    """
+class _PartitionSettings(BaseModel):
+    """Of ``gsplit partition``, from a store's provenance: its mini-batches, the costs of vertices and edges."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -47,12 +44,26 @@ class _RecordedPartition(BaseModel):
     batch_size: Annotated[int, Field(ge=1, le=1 << 40)]
     c_v: _Cost
     c_e: _Cost
+
+
+class _PartitionCounts(BaseModel):
+    """The number of presampled mini-batches."""
+
+    model_config = ConfigDict(frozen=True)
+
     mini_batches: Annotated[int, Field(ge=1)]
+
+
+class _RecordedPartition(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    settings: _PartitionSettings
+    counts: _PartitionCounts
 
 
 def _recorded_partition(store: Store) -> _RecordedPartition | None:
     """The last ``gsplit partition``; None if the store was never partitioned."""
-    steps = [step.settings | step.counts for step in store.manifest.provenance if step.step == "partition"]
+    steps = [step for step in store.manifest.provenance if step.step == "partition"]
     if not steps:
         return None
     try:
@@ -183,7 +194,7 @@ def _own_targets(store: Store, name: str, first: int, stop: int) -> int:
 def _batch_size(store: Store, plan: MemoryPlan, ownership: Ownership, rank: int) -> _BatchSize:
     statistics = store.manifest.part_statistics
     found = _recorded_partition(store)
-    usual = ([15, 15, 15], 1024) if found is None else (found.num_neighbors, found.batch_size)
+    usual = ([15, 15, 15], 1024) if found is None else (found.settings.num_neighbors, found.settings.batch_size)
     fanouts = usual[0] if plan.num_neighbors is None else list(plan.num_neighbors)
     batch_size = usual[1] if plan.batch_size is None else plan.batch_size
     whole_parts = set(ownership.boundaries) <= set(store.part_boundaries)
@@ -204,11 +215,13 @@ def _counted(
     into = links_into_run(statistics, starts, rank) / num_batches
     edges = float(into.sum())
     foreign = edges - float(into[rank])
-    local = float(hotness_of(store, first, stop).sum()) / found.mini_batches
-    elsewhere = float(hotness_of(store, 0, store.num_vertices).sum()) / found.mini_batches - local
+    presampled = found.counts.mini_batches
+    local = float(hotness_of(store, first, stop).sum()) / presampled
+    elsewhere = float(hotness_of(store, 0, store.num_vertices).sum()) / presampled - local
     received = elsewhere * -math.expm1(-foreign / elsewhere) if elsewhere > 0 else 0.0
-    work = sum(statistics.loads[part] for part in own) / num_batches / work_scale(found.c_v, found.c_e)
-    computed = (work - found.c_e * edges) / found.c_v if found.c_v else local
+    c_v, c_e = found.settings.c_v, found.settings.c_e
+    work = sum(statistics.loads[part] for part in own) / num_batches / work_scale(c_v, c_e)
+    computed = (work - c_e * edges) / c_v if c_v else local
     basis = f"counted over {num_batches} mini-batches by gsplit partition"
     return _BatchSize(local=local, received=received, edges=edges, computed=computed, basis=basis)
 

@@ -150,16 +150,18 @@ def test_original_ids_out_of_range_or_twice(partitioned: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda settings: settings.update(c_v="much"), "settings.c_v: expected"),
-        (lambda settings: settings.update(c_e=-1.0), "settings.c_e: expected"),
-        (lambda settings: settings.pop("batch_size"), "settings.batch_size: expected Field required"),
-        (lambda settings: settings.update(num_neighbors=[[1]]), "settings.num_neighbors.0: expected"),
-        (lambda settings: settings.update(num_neighbors=[]), "settings.num_neighbors: expected"),
+        (lambda step: step.settings.update(c_v="much"), "settings.c_v: expected"),
+        (lambda step: step.settings.update(c_e=-1.0), "settings.c_e: expected"),
+        (lambda step: step.settings.pop("batch_size"), "settings.batch_size: expected Field required"),
+        (lambda step: step.settings.update(num_neighbors=[[1]]), "settings.num_neighbors.0: expected"),
+        (lambda step: step.settings.update(num_neighbors=[]), "settings.num_neighbors: expected"),
+        (lambda step: step.counts.update(mini_batches=0), "counts.mini_batches: expected"),
+        (lambda step: step.counts.pop("mini_batches"), "counts.mini_batches: expected Field required"),
     ],
 )
 def test_broken_records_of_a_partition(partitioned: Path, change: Callable[[Any], None], message: str) -> None:
     store = open_store(partitioned)
-    change(store.manifest.provenance[-1].settings)
+    change(store.manifest.provenance[-1])
     with pytest.raises(StoreError, match=message):
         forecast_memory(store, MemoryPlan(ranks=2))
 
