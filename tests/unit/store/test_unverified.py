@@ -172,7 +172,7 @@ def test_broken_records_of_a_partition(partitioned: Path, change: Callable[[Any]
         (lambda found: found["statistics"].update(max_in_degree=1 << 80), "statistics.max_in_degree"),
         (lambda found: found["statistics"].update(in_degree_histogram=[10**400]), "in_degree_histogram"),
         (lambda found: found["part_statistics"].update(num_batches=1 << 70), "part_statistics.num_batches"),
-        (lambda found: found["part_statistics"]["loads"].pop(), "loads and links must be those of 2 parts"),
+        (lambda found: found["part_statistics"]["loads"].pop(), "loads must be those of 2 parts, links of 2 groups"),
         (lambda found: found["provenance"][0]["settings"].update(a=float("inf")), "settings hold inf in a"),
         (lambda found: found["provenance"][0]["settings"].update(a=10**30), "settings hold a number beyond 64 bits"),
         (lambda found: found["provenance"][0].update(step="x" * 2000), "at most 1000 characters"),
