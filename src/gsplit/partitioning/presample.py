@@ -58,6 +58,7 @@ __all__ = [
     "drawn_by",
     "held_out_epochs",
     "presample",
+    "stage_of",
 ]
 
 T = TypeVar("T")
@@ -395,6 +396,11 @@ def held_out_epochs(steps_per_epoch: int) -> int:
     return -(-_LEAST_HELD_OUT // steps_per_epoch)
 
 
+def stage_of(first_epoch: int) -> str:
+    """What progress shows: mini-batches that parts are fitted to, or later ones."""
+    return "count held-out batches" if first_epoch else "presample"
+
+
 def presample(
     workload: Workload,
     *,
@@ -410,7 +416,7 @@ def presample(
     total = epochs * workload.steps_per_epoch
     drawn = _map_epochs(workload, range(first_epoch, first_epoch + epochs), counter.add, threads)
     for number, _ in enumerate(drawn):
-        progress("presample", number + 1, total)
+        progress(stage_of(first_epoch), number + 1, total)
     return counter.counts(total)
 
 

@@ -26,7 +26,7 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.errors import InputError, explain
 from gsplit.minibatch.split import split_minibatch
 from gsplit.partitioning.plan import check_settings, renumber_parts, spread_unreached
-from gsplit.partitioning.presample import Counts, PresampleCounter, check_batches, check_epochs, drawn_by
+from gsplit.partitioning.presample import Counts, PresampleCounter, check_batches, check_epochs, drawn_by, stage_of
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import EPOCHS, PartitionSettings
 from gsplit.partitioning.sharded.held_shard import HeldShard, add_up, gather_all, send_to_all
@@ -106,7 +106,7 @@ def presample_shard(
             telemetry = StepTelemetry(epoch, step)
             split = split_minibatch(sampler, targets, workload.num_neighbors, key, held.ownership, held.comm, telemetry)
             counter.add(drawn_by([layer.block for layer in split.layers], split.input_ids.numpy()))
-            progress("presample", (epoch - first_epoch) * steps + step + 1, epochs * steps)
+            progress(stage_of(first_epoch), (epoch - first_epoch) * steps + step + 1, epochs * steps)
     return counter.counts(epochs * steps)
 
 
