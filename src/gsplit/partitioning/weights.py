@@ -15,6 +15,7 @@ also how a solver in another process reads them: except for the counts, 4 bytes 
 edges is held in anonymous memory.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ _FRACTIONS = 1024
 _LEAST = 0.01
 _MOST = 1_000_000
 _LARGEST_SUM = 1 << 62
+_WINDOW_EDGES = 1 << 27
 
 
 def work_scale(c_v: float, c_e: float) -> int:
@@ -121,8 +123,22 @@ def _write_undirected(
     _count_sources(graph.indptr, graph.indices, starts)
     ids = place_array(folder, "out_ids", (graph.num_edges,), id_type)
     weights = place_array(folder, "out_weights", (edge_counts.size,), np.uint32)
-    _scatter(graph.indptr, graph.indices, edge_counts, starts.copy(), ids, weights)  # out-edges, a counting sort
+    cursor = starts.copy()
+    for first, stop in _windows(starts):  # out-edges, a counting sort
+        _scatter(graph.indptr, graph.indices, edge_counts, first, stop, cursor, ids, weights)
     return merge_directions(graph, edge_counts, starts, ids, weights, folder)
+
+
+def _windows(starts: Array) -> Iterator[tuple[int, int]]:
+    """Ranges of vertices whose out-edges stay in memory while they are written in random order.
+
+    A wider range is written to the disk over and over: the system flushes every page that was changed some time ago.
+    """
+    stop = 0
+    while stop < starts.size - 1:
+        first = stop
+        stop = max(first + 1, int(np.searchsorted(starts, starts[first] + _WINDOW_EDGES, side="right")) - 1)
+        yield first, stop
 
 
 def merge_directions(
@@ -154,14 +170,19 @@ def _count_sources(indptr: Array, indices: Array, starts: Array) -> None:
 
 
 @kernel
-def _scatter(indptr: Array, indices: Array, counts: Array, cursor: Array, ids: Array, weights: Array) -> None:
+def _scatter(
+    indptr: Array, indices: Array, counts: Array, first: int, stop: int, cursor: Array, ids: Array, weights: Array
+) -> None:
+    """Write the out-edges of the vertices from ``first`` to ``stop - 1``, each at the cursor of its source."""
     for vertex in range(indptr.size - 1):
         for edge in range(indptr[vertex], indptr[vertex + 1]):
-            place = cursor[indices[edge]]
-            cursor[indices[edge]] += 1
-            ids[place] = vertex
-            if counts.size:
-                weights[place] = counts[edge]
+            source = indices[edge]
+            if first <= source < stop:
+                place = cursor[source]
+                cursor[source] += 1
+                ids[place] = vertex
+                if counts.size:
+                    weights[place] = counts[edge]
 
 
 def sort_columns(

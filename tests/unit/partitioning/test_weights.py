@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 
 from gsplit.errors import InputError, StoreError
 from gsplit.graph.graph import Graph
+from gsplit.partitioning import weights
 from gsplit.partitioning.presample import Counts
 from gsplit.partitioning.weighted_graph import open_weighted
 from gsplit.partitioning.weights import vertex_work, weigh
 
 
-@given(edge_lists(), st.sampled_from(["gsplit", "node", "edge"]), st.integers(0, 5))
-def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], objective: str, seed: int) -> None:
+@given(edge_lists(), st.sampled_from(["gsplit", "node", "edge"]), st.integers(0, 5), st.sampled_from([1, 3, 1 << 27]))
+def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], objective: str, seed: int, window: int) -> None:
+    """Whatever the number of out-edges that are written in one pass over the graph."""
     n, (graph, src, dst) = graph_of[0], csc_of(*graph_of)
     rng = np.random.default_rng(seed)
     draws = [rng.integers(0, 4, k).astype(np.uint32) for k in (n, n, n, src.size)]
@@ -31,7 +34,7 @@ def test_it_is_the_undirected_graph(graph_of: tuple[int, Any, Any], objective: s
             want[s, d] += k
             want[d, s] += k
     kept = {pair: weight for pair, weight in want.items() if weight > 0 or objective != "gsplit"}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, patch.object(weights, "_WINDOW_EDGES", window):
         weigh(objective, graph, counts, targets, Path(folder), 2, 1)
         got = open_weighted(Path(folder))
         pairs = [(v, int(u)) for v in range(n) for u in got.adjncy[got.xadj[v] : got.xadj[v + 1]]]
