@@ -59,7 +59,7 @@ TRAIN_REPEATS = 3
 
 FEWER_EPOCHS = (1, 2, 3, 5, EPOCHS)
 PARTS = (4, 8, 64, 1024)
-SOLVERS = {"kaminpar": 1.01, "restream": 1.01, "metis": TOLERANCE, "mtkahypar": 1.01}
+SOLVERS = {"kaminpar": 1.01, "cluster": 1.01, "restream": 1.01, "metis": TOLERANCE, "mtkahypar": 1.01}
 """Tolerances at which solvers reach about the same balance."""
 MOST_BYTES = 4 << 30
 """Solvers that would need more are left out, with their estimate."""

@@ -58,9 +58,9 @@ def partition(
     result. ``input_nodes``: the name of stored targets, such as "train" or, of a vertex type, "paper/train"; None for
     every vertex. In a heterogeneous graph, ``num_neighbors`` count for each edge type. ``objective``: "gsplit"
     (expected work balanced, expected traffic cut), or the baselines "node", "edge", "random". ``solver``: "metis" (the
-    default up to 10 million edges), "kaminpar" (above), "mtkahypar", "restream" (for graphs that no other can hold) or
-    "random" (with the objective of that name); ``threads``: of kaminpar and mtkahypar, whose parts repeat bit for bit
-    with one only.
+    default up to 10 million edges), "kaminpar" (above), "cluster" (if memory is not enough for kaminpar), "mtkahypar",
+    "restream" (the least memory) or "random" (with the objective of that name); ``threads``: of kaminpar, cluster and
+    mtkahypar; parts repeat bit for bit with one only, and never with mtkahypar.
     A part's work is c_v times vertices computed plus c_e times edges; solvers aim at no more than ``tolerance`` times
     the mean.
     ``pairs``: the name of stored pairs, in place of ``input_nodes``, for link prediction, with the mode and the amount
@@ -117,7 +117,6 @@ def partition_store(
     graph: Store, path: Path, settings: PartitionSettings, *, overwrite: bool = False, progress: Progress = silent
 ) -> None:
     """Partition an opened store; see ``partition``."""
-    settings = choose_solver(graph.graph, settings)
     workload = Workload.of_store(
         graph,
         settings.targets,
@@ -127,15 +126,14 @@ def partition_store(
         DrawOptions(**settings.sampler_options),
         _stored_pairs(settings),
     )
-    check_plan(workload, settings)
+    check_plan(workload, choose_solver(workload.graph, settings))
     with StoreWriter(path, overwrite=overwrite) as writer:
         begun = time.perf_counter()
         verify_store(graph, progress)  # damage would get new checksums
         start = time.perf_counter()
         counts = presample(workload, epochs=settings.epochs, progress=progress)
         counted = time.perf_counter()
-        progress(f"solve ({settings.solver})", 0, None)
-        plan = find_parts(workload, counts, settings, writer.spill_directory)
+        plan = find_parts(workload, counts, settings, writer.spill_directory, progress)
         solved = time.perf_counter()
         hotness, presampled = counts.loaded, counts.num_batches
         del counts  # 4 bytes per edge, which the held-out mini-batches need now
@@ -149,7 +147,7 @@ def partition_store(
         forecast = time.perf_counter()
         step = new_step(
             "partition",
-            settings.as_dict() | {"num_neighbors": workload.num_neighbors},
+            settings.with_solver(plan.solution.solver).as_dict() | {"num_neighbors": workload.num_neighbors},
             {
                 "mini_batches": presampled,
                 "verify_ms": round(1000 * (start - begun)),

@@ -10,13 +10,15 @@ import numpy.typing as npt
 
 from gsplit.distributed.comm.comm import Call, Comm, SoloComm
 from gsplit.errors import InputError, explain
+from gsplit.files.free_memory import free_bytes
 from gsplit.graph.graph import Graph
 from gsplit.partitioning.presample import Counts, Workload
 from gsplit.partitioning.quotient import bisection_order, count_links
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.sharded.held_shard import add_up, send_to_all
-from gsplit.partitioning.solvers.run import Solution, run_solver, solver_module
+from gsplit.partitioning.solvers.run import Solution, estimate_memory, run_solver, solver_module
 from gsplit.partitioning.weights import NUM_CONSTRAINTS, check_costs, check_objective, sort_columns, vertex_work, weigh
+from gsplit.progress import Progress, silent
 from gsplit.store.manifest import PartStatistics, part_group_size
 
 __all__ = [
@@ -83,19 +85,29 @@ def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbe
         raise InputError(explain("the store", "one that has not been renumbered", "a partitioned one", fix))
 
 
-def find_parts(workload: Workload, counts: Counts, settings: PartitionSettings, folder: Path) -> PartitionPlan:
-    """Weigh the graph into ``folder``, run the solver there, order the parts."""
-    settings = choose_solver(workload.graph, settings)
-    check_plan(workload, settings)
-    assert settings.solver is not None
+def find_parts(
+    workload: Workload, counts: Counts, settings: PartitionSettings, folder: Path, progress: Progress = silent
+) -> PartitionPlan:
+    """Weigh the graph into ``folder``, run the solver there, order the parts.
+
+    If ``settings`` have no solver and KaMinPar would be the default, but cannot hold the graph, it is "cluster".
+    """
+    chosen = choose_solver(workload.graph, settings)
+    check_plan(workload, chosen)
+    solver = chosen.solver
+    assert solver is not None
+    progress("weigh", 0, None)
     graph = workload.graph
     drawn = counts
     if workload.types is not None:  # columns are ordered by relation first
         graph, edge_counts = sort_columns(graph, counts.edges, folder)
         drawn = replace(counts, edges=edge_counts)
     weighted = weigh(settings.objective, graph, drawn, workload.targets, folder, settings.c_v, settings.c_e)
+    if settings.solver is None and solver == "kaminpar" and estimate_memory(solver, weighted) > free_bytes():
+        solver = "cluster"
+    progress(f"solve ({solver})", 0, None)
     solution = run_solver(
-        settings.solver,
+        solver,
         weighted,
         folder,
         settings.parts,

@@ -48,9 +48,11 @@ class PartitionSettings:
     fanout: Annotated[tuple[int, ...], Field(description="neighbours per hop, as in training")] = (15, 15, 15)
     batch_size: Annotated[int, Field(ge=1, description="GLOBAL batch size of training, divided by its replicas")] = 1024
     objective: Annotated[str, Field(description="gsplit, or a baseline: node, edge or random")] = "gsplit"
-    solver: Annotated[str | None, Field(description="metis, kaminpar, mtkahypar or restream [default: by size]")] = None
+    solver: Annotated[
+        str | None, Field(description="metis, kaminpar, mtkahypar, cluster or restream [default: by size]")
+    ] = None
     threads: Annotated[
-        int, Field(ge=1, description="of kaminpar and mtkahypar; parts repeat bit for bit with one only")
+        int, Field(ge=1, description="of kaminpar, mtkahypar and cluster; parts repeat bit for bit with one only")
     ] = 1
     tolerance: Annotated[float, Field(description="largest allowed work of a part, over the mean")] = TOLERANCE
     c_v: Annotated[float, Field(description="work per sampled vertex")] = C_V

@@ -111,7 +111,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return build_store(synthetic_source(graph), folder / "g.gsplit")
 
 
-@pytest.mark.parametrize("solver", ["metis", "kaminpar", "restream", "mtkahypar"])
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "cluster", "restream", "mtkahypar"])
 def test_parts_serve_fewer_ranks(planted: Store, solver: str, tmp_path: Path) -> None:
     """What is foreseen for W ranks is what a count over their vertices finds, and runs of parts stay good parts."""
     made = gsplit.partition(planted, tmp_path / "p.gsplit", 8, [5, 5], batch_size=256, epochs=2, solver=solver)
@@ -226,7 +226,7 @@ def test_a_metis_killed_in_mid_run_leaves_an_error_and_nothing_else(
         return process
 
     monkeypatch.setattr(subprocess, "Popen", kill_in_mid_run)
-    with pytest.raises(gsplit.InputError, match="metis: expected a partition .got signal SIGKILL.*restream"):
+    with pytest.raises(gsplit.InputError, match="metis: expected a partition .got signal SIGKILL.*cluster"):
         gsplit.partition(store, tmp_path / "p.gsplit", 4, [5, 5], batch_size=4096, epochs=1)
     assert [path.name for path in tmp_path.iterdir()] == ["g.gsplit"]
 
@@ -270,7 +270,33 @@ def test_the_default_solver_depends_on_the_size(planted: Store, monkeypatch: pyt
     assert chosen() == "metis"
 
 
-@pytest.mark.parametrize("solver", ["metis", "kaminpar", "restream", "mtkahypar"])
+def test_a_graph_that_kaminpar_cannot_hold_is_clustered(
+    planted: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest and the progress name the solver that ran; one that the user chose is not replaced."""
+    monkeypatch.setattr(plan, "_MOST_EDGES_OF_METIS", 0)
+    stages: list[str] = []
+
+    def partition(name: str, **options: Any) -> Any:
+        made = gsplit.partition(
+            planted,
+            tmp_path / name,
+            4,
+            [5],
+            batch_size=256,
+            epochs=1,
+            progress=lambda stage, done, total: stages.append(stage),
+            **options,
+        )
+        return made.manifest.provenance[-1].settings["solver"]
+
+    assert partition("fits.gsplit") == "kaminpar" and "solve (kaminpar)" in stages
+    monkeypatch.setattr(plan, "free_bytes", lambda: 1000)
+    assert partition("large.gsplit") == "cluster" and "solve (cluster)" in stages
+    assert partition("chosen.gsplit", solver="kaminpar") == "kaminpar"
+
+
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "cluster", "restream", "mtkahypar"])
 def test_vertices_that_no_mini_batch_reaches_are_spread(solver: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     source = source_of(

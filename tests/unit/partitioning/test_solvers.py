@@ -16,7 +16,7 @@ from graphs import csc_of
 
 from gsplit.errors import InputError, MissingDependencyError
 from gsplit.partitioning.presample import Counts
-from gsplit.partitioning.solvers import kaminpar, metis, run
+from gsplit.partitioning.solvers import cluster, kaminpar, metis, run
 from gsplit.partitioning.solvers.run import SOLVERS, run_solver
 from gsplit.partitioning.weighted_graph import WeightedGraph
 from gsplit.partitioning.weights import weigh
@@ -48,7 +48,7 @@ def _balance(graph: WeightedGraph, parts: Any, num_parts: int) -> float:
     return float(loads.max() / loads.mean())
 
 
-@pytest.mark.parametrize("solver", ["metis", "kaminpar", "mtkahypar", "restream"])
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "mtkahypar", "cluster", "restream"])
 def test_communities_are_found_and_loads_balanced(solver: str, tmp_path: Path) -> None:
     graph, *_ = _planted(tmp_path)
     found = run_solver(solver, graph, tmp_path, 4, 1.05, 0)
@@ -84,7 +84,7 @@ def _tiny(n: int, edges: list[tuple[int, int]], weights: int) -> WeightedGraph:
     return WeightedGraph(xadj, adjncy, np.ones(adjncy.size, np.int64), np.full((n, 1), weights, np.int64))
 
 
-@pytest.mark.parametrize("solver", ["metis", "kaminpar", "restream", "random"])
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "cluster", "restream", "random"])
 @pytest.mark.parametrize(
     "graph",
     [
@@ -106,17 +106,21 @@ def test_graphs_that_are_no_fun(solver: str, graph: WeightedGraph) -> None:
 
 def test_what_cannot_be_done_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, *_ = _planted(tmp_path)
-    with pytest.raises(InputError, match="solver: expected one of metis, kaminpar, mtkahypar, restream, random"):
+    with pytest.raises(
+        InputError, match="solver: expected one of metis, kaminpar, mtkahypar, cluster, restream, random"
+    ):
         run_solver("scotch", graph, tmp_path, 4, 1.05, 0)
-    assert set(SOLVERS) == {"metis", "kaminpar", "mtkahypar", "restream", "random"}
+    assert set(SOLVERS) == {"metis", "kaminpar", "mtkahypar", "cluster", "restream", "random"}
     (tmp_path / "xadj.npy").write_bytes(b"damaged")
     with pytest.raises(InputError, match="metis: expected a partition .got exit code 1"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
     monkeypatch.setattr(run, "free_bytes", lambda: 1000)
-    with pytest.raises(InputError, match="metis: expected about .* of memory .*use --solver kaminpar or restream"):
+    with pytest.raises(InputError, match="metis: expected about .* of memory .*use --solver kaminpar or cluster"):
         run_solver("metis", graph, tmp_path, 4, 1.05, 0)
-    with pytest.raises(InputError, match="kaminpar: expected about .* of memory .*use --solver restream"):
+    with pytest.raises(InputError, match="kaminpar: expected about .* of memory .*use --solver cluster"):
         run_solver("kaminpar", graph, tmp_path, 4, 1.05, 0)
+    with pytest.raises(InputError, match="cluster: expected about .* of memory .*use --solver restream"):
+        run_solver("cluster", graph, tmp_path, 4, 1.05, 0)
 
 
 def test_a_solver_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +193,59 @@ def test_kaminpar_reads_the_graph_that_was_written(factor: int, tmp_path: Path) 
     assert [loaded.node_weight(v) for v in range(loaded.n())] == graph.vertex_weights[:, 0].tolist()
 
 
-@pytest.mark.parametrize("solver", ["metis", "kaminpar", "mtkahypar", "restream"])
+@pytest.mark.parametrize("solver", ["metis", "kaminpar", "mtkahypar", "cluster", "restream"])
 def test_memory_is_not_underestimated(solver: str, tmp_path: Path) -> None:
     graph, *_ = _planted(tmp_path, communities=20, size=200)
     found = run_solver(solver, graph, tmp_path, 300, 1.05, 0)  # numbers above 256 are objects of their own in Python
     idle = run_solver("random", graph, tmp_path, 300, 1.05, 0).peak_bytes  # of Python and NumPy
     assert found.peak_bytes - idle < found.estimated_bytes
     assert found.cpu_seconds > 0
+
+
+def test_a_contracted_graph_has_the_weights_between_and_in_clusters(tmp_path: Path) -> None:
+    graph, *_ = _planted(tmp_path / "graph")
+    largest = int(graph.vertex_weights.max()) + 10
+    clusters = cluster._find_clusters(graph, largest, seed=0)
+    contracted = cluster._contract(graph, clusters, tmp_path)
+    n = contracted.num_vertices
+    assert n == len(np.unique(clusters)) == clusters.max() + 1 < 0.5 * graph.num_vertices
+    rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.xadj))
+    want = np.zeros((n, n), np.int64)
+    np.add.at(want, (clusters[rows], clusters[graph.adjncy]), graph.edge_weights)
+    np.fill_diagonal(want, 0)
+    found = np.zeros((n, n), np.int64)
+    found_rows = np.repeat(np.arange(n), np.diff(contracted.xadj))
+    found[found_rows, contracted.adjncy] = contracted.edge_weights
+    assert np.array_equal(found, want) and contracted.edge_weights.all()
+    places = found_rows * n + contracted.adjncy
+    assert (np.diff(places) > 0).all()  # neighbours ascend, each once
+    loads = np.bincount(clusters, graph.vertex_weights[:, 0])
+    assert np.array_equal(contracted.vertex_weights[:, 0], loads) and loads.max() <= largest
+
+
+def test_vertices_without_neighbours_join_each_other_up_to_the_limit() -> None:
+    clusters = cluster._find_clusters(_tiny(30, [(0, 1)], 2), largest=20, seed=0)
+    assert np.bincount(clusters).tolist() == [2, 10, 10, 8]
+
+
+def test_what_is_still_large_is_clustered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, *_ = _planted(tmp_path, communities=20, size=200)
+    sizes: list[int] = []
+    solve = kaminpar.solve
+
+    def noted(contracted: WeightedGraph, *args: Any) -> Any:
+        sizes.append(contracted.num_vertices)
+        return solve(contracted, *args)
+
+    monkeypatch.setattr(kaminpar, "solve", noted)
+    for most in (cluster._MOST_ENTRIES, 0):
+        monkeypatch.setattr(cluster, "_MOST_ENTRIES", most)
+        parts = cluster.solve(graph, 4, 1.05, 0)
+        assert _cut(graph, parts) < 0.25 and _balance(graph, parts, 4) < 1.06
+    assert sizes[1] < sizes[0] < 0.5 * graph.num_vertices
+    monkeypatch.setattr(cluster, "free_bytes", lambda: 1000)
+    with pytest.raises(InputError, match="cluster: expected about .* that hardly contracts .*use --solver restream"):
+        cluster.solve(graph, 4, 1.05, 0)
 
 
 def test_mt_kahypar_takes_weights_that_its_integers_do_not_hold(tmp_path: Path) -> None:

@@ -1,3 +1,3 @@
-"""Partitioners behind one interface, each in a process of its own: METIS, KaMinPar, Mt-KaHyPar, restreaming, random."""
+"""Partitioners behind one interface, each in a process of its own."""
 
 __all__: list[str] = []

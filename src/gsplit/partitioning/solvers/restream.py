@@ -16,6 +16,7 @@ from gsplit.keys.kernels_numba import permute
 from gsplit.partitioning.weighted_graph import WeightedGraph
 
 __all__ = [
+    "BLOCK_SIZE",
     "LAST_PASSES",
     "ORDERED",
     "PASSES",
@@ -26,6 +27,7 @@ __all__ = [
     "order_blocks",
     "solve",
     "stream_blocks",
+    "stream_passes",
 ]
 
 Weights = npt.NDArray[np.int64]
@@ -34,7 +36,7 @@ ORDERED = False
 THREADED = False
 PASSES = 10
 LAST_PASSES = 10
-_BLOCK = 1 << 10
+BLOCK_SIZE = 1 << 10
 
 
 def check(num_constraints: int) -> None:
@@ -47,17 +49,29 @@ def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) ->
 
 
 def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
-    """The part of every vertex, by passes over the graph in blocks of vertices that are in random order."""
+    """The part of every vertex."""
+    result = np.full(graph.num_vertices, -1, np.int32)
+    stream_passes(graph, result, parts, tolerance, seed, range(PASSES + LAST_PASSES))
+    return result
+
+
+def stream_passes(
+    graph: WeightedGraph, result: npt.NDArray[np.int32], parts: int, tolerance: float, seed: int, passes: range
+) -> None:
+    """Some passes over the graph, in blocks of vertices that are in random order; ``result`` changes.
+
+    Those from ``PASSES`` on place a vertex where its neighbours are.
+    """
     n = graph.num_vertices
-    result = np.full(n, -1, np.int32)
     weights = np.asarray(graph.vertex_weights)
     caps = find_caps(weights.sum(axis=0), weights.max(axis=0, initial=0), parts, tolerance)
     loads = np.zeros((parts, caps.size), np.int64)
+    placed = result >= 0
+    np.add.at(loads, result[placed], weights[placed])
     limits = np.tile(caps, (parts, 1))
-    for number in range(PASSES + LAST_PASSES):
-        order = order_blocks(-(-n // _BLOCK), seed + number)
-        stream_blocks(graph, order, _BLOCK, 0, caps, limits, loads, result, strict=number >= PASSES)
-    return result
+    for number in passes:
+        order = order_blocks(-(-n // BLOCK_SIZE), seed + number)
+        stream_blocks(graph, order, BLOCK_SIZE, 0, caps, limits, loads, result, strict=number >= PASSES)
 
 
 def find_caps(totals: Weights, largest: Weights, parts: int, tolerance: float) -> Weights:

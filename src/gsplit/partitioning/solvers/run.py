@@ -25,12 +25,13 @@ from gsplit.errors import GSplitError, InputError, explain
 from gsplit.files.free_memory import free_bytes
 from gsplit.partitioning.weighted_graph import WeightedGraph, open_weighted
 
-__all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "run_solver", "solver_module"]
+__all__ = ["SOLVERS", "Solution", "Solver", "anonymous_bytes", "estimate_memory", "run_solver", "solver_module"]
 
 SOLVERS = {
     "metis": "metis",
     "kaminpar": "kaminpar",
     "mtkahypar": "mt_kahypar",
+    "cluster": "cluster",
     "restream": "restream",
     "random": "random_parts",
 }
@@ -46,6 +47,7 @@ _EXPLAINED = 3  # exit code of a solver whose standard error is the whole messag
 class Solution:
     """The part of every vertex, whether parts are in bisection order, and what finding them took."""
 
+    solver: str
     parts: npt.NDArray[np.int32]
     ordered: bool
     seconds: float
@@ -86,11 +88,11 @@ def run_solver(
 ) -> Solution:
     """Solve the problem that lies in ``folder``; ``graph`` is the same, opened."""
     module = solver_module(solver)
-    estimate = int(module.estimate_bytes(graph.num_vertices, graph.adjncy.size, graph.vertex_weights.shape[1]))
+    estimate = estimate_memory(solver, graph)
     free = free_bytes()
     if estimate > free:
         got = f"{free / 1e9:.1f} GB free"
-        smaller = "restream" if solver == "kaminpar" else "kaminpar or restream"
+        smaller = {"kaminpar": "cluster", "cluster": "restream"}.get(solver, "kaminpar or cluster")
         fix = f"use --solver {smaller}, which needs less, or a larger machine"
         raise InputError(explain(solver, f"about {estimate / 1e9:.1f} GB of memory", got, fix))
     started, started_cpu = time.perf_counter(), _cpu_seconds_of_children()
@@ -100,7 +102,13 @@ def run_solver(
         raise InputError(_explain_failure(solver, code, (folder / _ERRORS).read_text(errors="replace"), estimate))
     result = np.load(folder / _PARTS, allow_pickle=False)
     seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds_of_children() - started_cpu
-    return Solution(result, bool(module.ORDERED), seconds, cpu_seconds, peak, estimate)
+    return Solution(solver, result, bool(module.ORDERED), seconds, cpu_seconds, peak, estimate)
+
+
+def estimate_memory(solver: str, graph: WeightedGraph) -> int:
+    """Bytes of anonymous memory that a solver will take for a graph."""
+    module = solver_module(solver)
+    return int(module.estimate_bytes(graph.num_vertices, graph.adjncy.size, graph.vertex_weights.shape[1]))
 
 
 def _cpu_seconds_of_children() -> float:
@@ -144,7 +152,7 @@ def _explain_failure(solver: str, code: int, stderr: str, estimate: int) -> str:
     got = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}: {last}"
     fix = "use another solver"
     if code == -signal.SIGKILL:
-        fix = f"it may have run out of memory (about {estimate / 1e9:.1f} GB were expected): use --solver restream"
+        fix = f"it may have run out of memory (about {estimate / 1e9:.1f} GB were expected): use --solver cluster"
     return explain(solver, "a partition", got, fix)
 
 
