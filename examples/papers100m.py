@@ -4,7 +4,7 @@ Features stay on disk, each rank caches its hottest rows in memory and prefetche
 checkpoints: start the same command again to continue.
 
 gsplit import ogb dataset/ogbn_papers100M papers.gsplit --symmetrise
-gsplit partition papers.gsplit papers8.gsplit --parts 8 --fanout 12,12,12 --solver restream    # METIS: 320 GB
+gsplit partition papers.gsplit papers8.gsplit --parts 8 --fanout 12,12,12 --solver cluster     # METIS: 320 GB
 gsplit inspect papers8.gsplit --memory --ranks 8 --cache 4GB --hidden 256                      # memory of a rank
 torchrun --nproc-per-node 8 examples/papers100m.py papers8.gsplit run --cache 4GB
 
