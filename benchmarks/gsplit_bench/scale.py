@@ -38,9 +38,14 @@ def constants_table() -> str:
             "2026-11-15-partition, 100 M entries",
         ],
         [
+            "KaMinPar, one core",
+            f"{1e9 * known.kaminpar_s_per_entry:.0f} ns per entry; {model.KAMINPAR_BYTES_PER_ENTRY} bytes (estimate)",
+            "2026-11-18-solvers, planted5m, 100 M entries, busy machine",
+        ],
+        [
             "a training step, 128 features, GraphSAGE-256, one core",
             f"{1e9 * known.train_s_per_edge:.0f} ns per edge drawn",
-            "2026-11-16-training-main, planted1m",
+            "2026-11-17-host-sage-1m and -1m-4, planted1m",
         ],
         [
             "rows sent per row loaded, W ranks",
@@ -118,13 +123,21 @@ def checks_table() -> str:
             "rows",
             2,
         ),
-        _check("collectives of loading and forward", "3 L, L = 3", 3 * model.LAYERS, known.counted_collectives, "", 0),
+        _check(
+            "peak memory of KaMinPar, planted5m",
+            "its estimate",
+            (model.KAMINPAR_BYTES_PER_ENTRY * model.PLANTED_ENTRIES + 100 * 5e6) / 1e9,
+            model.solved("planted5m", "kaminpar")["peak_bytes"] / 1e9,
+            "GB",
+        ),
+        _check("collectives of a step, without the loss", "4 L", 4 * model.LAYERS, known.counted_collectives, "", 0),
     ]
     for run in model.trained_steps():
         if run["graph"] in ("arxiv", "debian", "ego"):
             what = f"CPU of a step, {run['graph']}, {run['ranks']} ranks"
             predicted = known.train_s_per_edge * run["edges"]
             rows.append(_check(what, "planted1m", predicted, run["cpu_s"]["median"], "s", 2))
+    for run in model.copied_batches():
         if run["graph"] in ("arxiv", "planted1m"):
             ranks, bytes_of_rank = run["ranks"], max(run["batch_bytes_per_rank"])
             received = run["rows_sent"] * (1 - known.hidden_share)
@@ -145,7 +158,8 @@ def graphs_table() -> str:
     known, rows = model.constants(), []
     for graph in model.GRAPHS:
         found = model.forecast(graph, known)
-        alone = f"{_hours(found.presample_h)} + {_hours(found.restream_h)}, {found.partition_bytes / 1e9:.0f} GB"
+        solving = f"{_hours(found.solve_h)} {found.solver}"
+        alone = f"{_hours(found.presample_h)} + {solving}, {found.partition_bytes / 1e9:.0f} GB"
         if not found.partitions_today:
             alone = f"not today: {found.partition_bytes / 1e9:,.0f} GB on one host"
         rows.append(
@@ -167,7 +181,7 @@ def graphs_table() -> str:
             ]
         )
     head = (
-        "graph | vertices | edges | features | store | hosts x ranks | import | presample + restream, one host"
+        "graph | vertices | edges | features | store | hosts x ranks | import | presample + partition, one host"
         " | a rank: mapped + own | batch | sent per rank and step | step | epoch | import, partition, 10 epochs"
     )
     return table(head, rows)

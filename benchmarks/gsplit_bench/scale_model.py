@@ -23,6 +23,7 @@ __all__ = [
     "sent_points",
     "cpu_of_all",
     "trained_steps",
+    "copied_batches",
     "presample_points",
     "restream_points",
     "restream_seconds",
@@ -31,10 +32,10 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parents[1] / "results"
-LAYERS, HIDDEN, EPOCHS = 3, 256, 10
+LAYERS, HIDDEN, EPOCHS = 3, 256, 11
 CORES_PER_HOST, RANKS_PER_HOST, HOST_BYTES, HOST_DOLLARS_PER_H = 64, 32, 256e9, 32 * 0.0816
 NETWORK_BYTES_PER_S, DISK_BYTES_PER_S, MESSAGE_S, SHA256_BYTES_PER_S = 30e9 / 8, 1e9, 20e-6, 1.4e9
-PROGRAM_BYTES, PLANTED_ENTRIES = 270e6, 100.4e6
+PROGRAM_BYTES, PLANTED_ENTRIES, KAMINPAR_BYTES_PER_ENTRY = 270e6, 100.4e6, 32
 
 
 def record(name: str) -> Any:
@@ -75,7 +76,8 @@ class Measured:
     sent_per_loaded: Line  # rows, by log2 of the ranks
     hidden_share: float  # of the rows sent
     imbalance: float  # largest over mean work of 64 ranks
-    counted_collectives: float  # of loading and forward, which the record counts
+    counted_collectives: float  # all but that of the loss
+    kaminpar_s_per_entry: float
 
 
 def import_points() -> list[tuple[float, float, float, float]]:
@@ -118,6 +120,13 @@ def cpu_of_all(order: str, hosts: int) -> float:
 
 def trained_steps() -> list[dict[str, Any]]:
     """Measured steps of GraphSAGE under split, 1024 targets, 2 and 4 ranks."""
+    names = ("2026-11-17-host-sage", "2026-11-17-host-sage-1m", "2026-11-17-host-sage-1m-4")
+    runs = [run for name in names for run in record(name)["records"]]
+    return [run for run in runs if (run["system"], run["model"]) == ("split", "sage") and run["ranks"] > 1]
+
+
+def copied_batches() -> list[dict[str, Any]]:
+    """Steps of an older record, whose mini-batches have copies of their input rows; later ones read them in place."""
     runs = record("2026-11-16-training-main")["records"]
     return [run for run in runs if (run["system"], run["model"]) == ("split", "sage")]
 
@@ -164,7 +173,14 @@ def constants() -> Measured:
         hidden_share=(per_row - input_bytes) / (hidden_bytes - input_bytes),
         imbalance=mean(count["imbalance"] for count in last),
         counted_collectives=steps[0]["collectives"],
+        kaminpar_s_per_entry=solved("planted5m", "kaminpar")["cpu_seconds"] / PLANTED_ENTRIES,
     )
+
+
+def solved(graph: str, solver: str) -> dict[str, Any]:
+    """A graph in 8 parts by a solver: CPU seconds and peak memory of its process."""
+    rows = record("2026-11-18-solvers")["rows"]
+    return next(row for row in rows if (row["graph"], row["solver"], row["parts"]) == (graph, solver, 8))
 
 
 def collectives(num_layers: int) -> int:
@@ -218,7 +234,8 @@ class Forecast:
     batch_size: int
     import_h: float
     presample_h: float
-    restream_h: float
+    solver: str
+    solve_h: float
     partition_bytes: float
     rank_bytes: float
     mapped_bytes: float
@@ -233,13 +250,13 @@ class Forecast:
 
     @property
     def partitions_today(self) -> bool:
-        """Whether one host can hold what presampling and renumbering need."""
+        """Whether one host can hold what presampling, the solver and renumbering need."""
         return self.partition_bytes <= HOST_BYTES
 
     @property
     def dollars(self) -> float:
-        """Import on all hosts, presampling and restreaming on one if it can, ten epochs on all."""
-        alone = self.presample_h + self.restream_h if self.partitions_today else 0.0
+        """Import on all hosts, presampling and solving on one if it can, ten epochs on all."""
+        alone = self.presample_h + self.solve_h if self.partitions_today else 0.0
         return HOST_DOLLARS_PER_H * (self.hosts * (self.import_h + 10 * self.epoch_h) + alone)
 
 
@@ -266,7 +283,13 @@ def forecast(graph: GraphSize, known: Measured) -> Forecast:
     bottom = edges[0] / sum(edges)
     cpu_s = known.train_s_per_edge * drawn * (bottom * graph.features / 128 + 1 - bottom)
     network_s = sent_bytes * RANKS_PER_HOST / NETWORK_BYTES_PER_S if hosts > 1 else 0.0
-    step_s = cpu_s * known.imbalance / ranks + network_s + collectives(LAYERS) * (ranks - 1) * MESSAGE_S
+    messages = collectives(LAYERS) * (
+        RANKS_PER_HOST - 1 if hosts == 1 else 2 * hosts - 1
+    )  # two levels; one of them far
+    step_s = cpu_s * known.imbalance / ranks + network_s + messages * MESSAGE_S
+    counts_bytes = 4 * graph.edges + 16 * graph.vertices
+    kaminpar_bytes = counts_bytes + KAMINPAR_BYTES_PER_ENTRY * 2 * graph.edges + 100 * graph.vertices
+    fits = kaminpar_bytes <= HOST_BYTES
     own, received = loaded / ranks, sent / ranks
     return Forecast(
         graph=graph,
@@ -274,8 +297,9 @@ def forecast(graph: GraphSize, known: Measured) -> Forecast:
         batch_size=batch,
         import_h=import_s / 3600,
         presample_h=presample_s / 3600,
-        restream_h=known.restream_s_per_entry * 2 * graph.edges / 3600,
-        partition_bytes=4 * graph.edges + (16 + 40 + 4 * CORES_PER_HOST) * graph.vertices,
+        solver="KaMinPar" if fits else "restreaming",
+        solve_h=(known.kaminpar_s_per_entry if fits else known.restream_s_per_entry) * 2 * graph.edges / 3600,
+        partition_bytes=kaminpar_bytes if fits else counts_bytes + (40 + 4 * CORES_PER_HOST) * graph.vertices,
         rank_bytes=PROGRAM_BYTES
         + 4 * graph.vertices / ranks
         + 32 * graph.targets / ranks
