@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 MAX_PARTS = 16_384
-_MOST_OF_OTHERS = 1024
-"""Parts of solvers other than METIS: ordering takes the cube of their number, and KaMinPar may not end with more."""
+_MOST_UNORDERED = 1024
+"""Parts of a solver that does not order them: ordering takes the cube of their number."""
 _LARGEST_TOLERANCE = 2.0
 _MOST_EDGES_OF_METIS = 10_000_000
 """Stored edges up to which METIS is the default: it takes seconds there, and cuts as little as any at equal balance."""
@@ -71,7 +71,7 @@ def check_settings(settings: PartitionSettings, num_vertices: int, *, is_renumbe
     if settings.threads > 1 and not solver.THREADED:
         fix = "leave --threads out, or use --solver kaminpar"
         raise InputError(explain("threads", f"1, all that {settings.solver} uses", settings.threads, fix))
-    supported = MAX_PARTS if settings.solver in ("metis", "random") else _MOST_OF_OTHERS
+    supported = MAX_PARTS if solver.ORDERED else _MOST_UNORDERED
     most = min(num_vertices, supported)
     if not isinstance(settings.parts, int) or not 1 <= settings.parts <= most:
         limit = "the number of vertices" if most < supported else f"the most that {settings.solver} supports"

@@ -22,8 +22,10 @@ from gsplit.partitioning.weighted_graph import WeightedGraph
 from gsplit.partitioning.weights import weigh
 
 
-def _planted(folder: Path, communities: int = 8, size: int = 60, seed: int = 0) -> tuple[WeightedGraph, Any, Any, Any]:
-    """Communities in random order, edges mostly inside; weights follow a power law."""
+def _planted(
+    folder: Path, communities: int = 8, size: int = 60, seed: int = 0, idle: slice = slice(0)
+) -> tuple[WeightedGraph, Any, Any, Any]:
+    """Communities in random order, edges mostly inside; weights follow a power law, those of ``idle`` are 0."""
     rng = np.random.default_rng(seed)
     n = communities * size
     label = rng.permutation(np.repeat(np.arange(communities), size))
@@ -33,6 +35,7 @@ def _planted(folder: Path, communities: int = 8, size: int = 60, seed: int = 0) 
     dst = np.where(rng.random(src.size) < 0.9, inside, rng.integers(0, n, src.size))
     csc, src, dst = csc_of(n, src, dst)
     k = (rng.pareto(2.0, n) * 20 + 1).astype(np.uint32)
+    k[idle] = 0
     counts = Counts(k, k.astype(np.uint64), k, rng.integers(0, 9, src.size).astype(np.uint32), 10)
     graph = weigh("gsplit", csc, counts, np.arange(n), folder, 1, 0)
     return graph, src, dst, label
@@ -175,6 +178,21 @@ def test_metis_options_are_set_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert passed == {11: 4, 12: 7, 13: 0}
 
 
+@pytest.mark.parametrize("seed", [3, 4, 6])
+def test_kaminpar_ends_if_some_vertices_weigh_nothing(seed: int, tmp_path: Path) -> None:
+    """Its balancing ran forever with these seeds when vertices were given to it with weight 0.
+
+    One vertex is heavier than a part should be: the balance is as good as that allows.
+    """
+    graph, *_ = _planted(tmp_path, idle=slice(None, None, 2))
+    assert (graph.vertex_weights == 0).mean() == 0.5
+    command = [sys.executable, "-P", "-m", "gsplit.partitioning.solvers.run", "kaminpar", str(tmp_path)]
+    subprocess.run([*command, "8", "1.05", str(seed), "1"], check=True, timeout=60)
+    weights = graph.vertex_weights[:, 0]
+    assert weights.max() > 1.05 * weights.sum() / 8
+    assert np.bincount(np.load(tmp_path / "parts.npy"), weights).max() == weights.max()
+
+
 @pytest.mark.parametrize("factor", [1, 1 << 31], ids=["32 bits", "64 bits"])
 def test_kaminpar_reads_the_graph_that_was_written(factor: int, tmp_path: Path) -> None:
     graph, *_ = _planted(tmp_path)
@@ -190,7 +208,8 @@ def test_kaminpar_reads_the_graph_that_was_written(factor: int, tmp_path: Path) 
     rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.xadj))
     both_ways = graph.edge_weights[parts[rows] != parts[graph.adjncy]].sum()
     assert 2 * package.edge_cut(loaded, parts.tolist()) == both_ways
-    assert [loaded.node_weight(v) for v in range(loaded.n())] == graph.vertex_weights[:, 0].tolist()
+    weights = 1024 * graph.vertex_weights[:, 0] + 1
+    assert [loaded.node_weight(v) for v in range(loaded.n())] == weights.tolist()
 
 
 @pytest.mark.parametrize("solver", ["metis", "kaminpar", "mtkahypar", "cluster", "restream"])

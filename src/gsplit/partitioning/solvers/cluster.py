@@ -17,7 +17,7 @@ from gsplit.errors import InputError, explain
 from gsplit.files.free_memory import free_bytes
 from gsplit.kernels.jit import kernel
 from gsplit.partitioning.solvers import kaminpar
-from gsplit.partitioning.solvers.restream import BLOCK_SIZE, PASSES, order_blocks, stream_passes
+from gsplit.partitioning.solvers.restream import BLOCK_SIZE, order_blocks, refine
 from gsplit.partitioning.weighted_graph import WeightedGraph, place_array
 
 __all__ = ["ORDERED", "THREADED", "check", "estimate_bytes", "solve"]
@@ -25,7 +25,6 @@ __all__ = ["ORDERED", "THREADED", "check", "estimate_bytes", "solve"]
 ORDERED = True
 THREADED = True
 _JOIN_PASSES = 5
-_REFINE_PASSES = 5
 _LARGEST_CLUSTER = 0.03
 """Of the mean weight of a part."""
 _MOST_ENTRIES = 1 << 26
@@ -58,7 +57,7 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads
             found = kaminpar.solve(contracted, parts, tolerance, seed, threads)
     result = found[clusters]
     del clusters
-    stream_passes(graph, result, parts, tolerance, seed, range(PASSES, PASSES + _REFINE_PASSES))
+    refine(graph, result, parts, tolerance, seed)
     return result
 
 

@@ -25,9 +25,9 @@ __all__ = [
     "estimate_bytes",
     "find_caps",
     "order_blocks",
+    "refine",
     "solve",
     "stream_blocks",
-    "stream_passes",
 ]
 
 Weights = npt.NDArray[np.int64]
@@ -36,6 +36,7 @@ ORDERED = False
 THREADED = False
 PASSES = 10
 LAST_PASSES = 10
+_REFINE_PASSES = 5
 BLOCK_SIZE = 1 << 10
 
 
@@ -51,11 +52,16 @@ def estimate_bytes(num_vertices: int, num_entries: int, num_constraints: int) ->
 def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads: int = 1) -> npt.NDArray[np.int32]:
     """The part of every vertex."""
     result = np.full(graph.num_vertices, -1, np.int32)
-    stream_passes(graph, result, parts, tolerance, seed, range(PASSES + LAST_PASSES))
+    _stream_passes(graph, result, parts, tolerance, seed, range(PASSES + LAST_PASSES))
     return result
 
 
-def stream_passes(
+def refine(graph: WeightedGraph, result: npt.NDArray[np.int32], parts: int, tolerance: float, seed: int) -> None:
+    """Some more of the last passes, for the parts of another solver: cut less, and balance what is not."""
+    _stream_passes(graph, result, parts, tolerance, seed, range(PASSES, PASSES + _REFINE_PASSES))
+
+
+def _stream_passes(
     graph: WeightedGraph, result: npt.NDArray[np.int32], parts: int, tolerance: float, seed: int, passes: range
 ) -> None:
     """Some passes over the graph, in blocks of vertices that are in random order; ``result`` changes.
@@ -132,36 +138,58 @@ def _place(
     result: npt.NDArray[Any],
     strict: bool,
 ) -> None:
-    n, (parts, constraints) = xadj.size - 1, loads.shape
-    gains = np.zeros(parts, np.float64)
+    """The part of a vertex and those of its neighbours are tried first; all others only if none of these will do."""
+    n, parts = xadj.size - 1, loads.shape[0]
+    gains, no_gains = np.zeros(parts, np.float64), np.zeros(parts, np.float64)
+    tried, all_parts = np.empty(parts, np.int32), np.arange(parts, dtype=np.int32)
+    last_tried = np.full(parts, -1, np.int64)
     for block in order:
         for vertex in range(block * block_size, min(n, (block + 1) * block_size)):
-            gains[:] = 0.0
+            own, work, num_tried = result[first + vertex], vertex_weights[vertex], 0
+            if own >= 0:
+                for c in range(caps.size):
+                    loads[own, c] -= work[c]
+                last_tried[own], gains[own], tried[0], num_tried = vertex, 0.0, own, 1
             for entry in range(xadj[vertex], xadj[vertex + 1]):
                 part = result[adjncy[entry]]
-                if part >= 0:
-                    gains[part] += edge_weights[entry] if edge_weights.size else 1.0
-            own = result[first + vertex]
-            if own >= 0:
-                for c in range(constraints):
-                    loads[own, c] -= vertex_weights[vertex, c]
-            best, best_score, best_room = -1, -1.0, -1.0
-            for part in range(parts):
-                room = 1.0
-                for c in range(constraints):
-                    left = limits[part, c] - loads[part, c] - vertex_weights[vertex, c]
-                    room = min(room, left / caps[c])
-                if room < 0.0:
+                if part < 0:
                     continue
-                score = gains[part] if strict else gains[part] * (room + 1e-9)
-                stays = strict and part == own
-                if score > best_score or (score == best_score and (stays or (room > best_room and best != own))):
-                    best, best_score, best_room = part, score, room
+                if last_tried[part] != vertex:
+                    last_tried[part], gains[part], tried[num_tried] = vertex, 0.0, part
+                    num_tried += 1
+                gains[part] += edge_weights[entry] if edge_weights.size else 1.0
+            best, score = _choose(tried[:num_tried], gains, own, work, caps, limits, loads, strict)
+            if score <= 0.0 and not (strict and best >= 0):
+                best, score = _choose(all_parts, no_gains, own, work, caps, limits, loads, strict)
             if best < 0:  # no part has room: the least loaded of the first constraint
-                best = 0
-                for part in range(1, parts):
-                    if loads[part, 0] < loads[best, 0]:
-                        best = part
+                best = int(np.argmin(loads[:, 0]))
             result[first + vertex] = best
-            for c in range(constraints):
-                loads[best, c] += vertex_weights[vertex, c]
+            for c in range(caps.size):
+                loads[best, c] += work[c]
+
+
+@kernel
+def _choose(
+    candidates: npt.NDArray[Any],
+    gains: npt.NDArray[Any],
+    own: int,
+    work: npt.NDArray[Any],
+    caps: npt.NDArray[Any],
+    limits: npt.NDArray[Any],
+    loads: npt.NDArray[Any],
+    strict: bool,
+) -> tuple[int, float]:
+    """The candidate with the best score of those with room, and its score; -1 if none has room."""
+    best, best_score, best_room = -1, -1.0, -1.0
+    for part in candidates:
+        room = 1.0
+        for c in range(caps.size):
+            left = limits[part, c] - loads[part, c] - work[c]
+            room = min(room, left / caps[c])
+        if room < 0.0:
+            continue
+        score = gains[part] if strict else gains[part] * (room + 1e-9)
+        stays = strict and part == own
+        if score > best_score or (score == best_score and (stays or (room > best_room and best != own))):
+            best, best_score, best_room = int(part), score, room
+    return best, best_score
