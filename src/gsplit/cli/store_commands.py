@@ -261,7 +261,8 @@ def upload(
 ) -> None:
     """Write a copy of a store to object storage.
 
-    Commands open it there by its URL. Its manifest is written last: until then there is no store at the URL.
+    Commands open it there by its URL. The manifest is written last, so a store that was not copied completely cannot
+    be opened.
     """
     with command(as_json):
         from gsplit.store.upload import upload_store

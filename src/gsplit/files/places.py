@@ -16,9 +16,25 @@ from gsplit.errors import InputError, explain
 from gsplit.files.atomic import TEMPORARY_SUFFIX, open_atomic, write_atomic
 from gsplit.files.objects import ObjectFolder, as_url
 
-__all__ = ["find_object", "is_file", "list_names", "open_whole", "prepare_folder", "remove", "rename", "write_whole"]
+__all__ = [
+    "cache_folder",
+    "find_object",
+    "is_file",
+    "list_names",
+    "open_whole",
+    "prepare_folder",
+    "remove",
+    "rename",
+    "write_whole",
+]
 
 _COPIED_BYTES = 8 << 20
+
+
+def cache_folder() -> Path:
+    """For files of this user and host that can be made again: ``$XDG_CACHE_HOME/gsplit``, or ``~/.cache/gsplit``."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "gsplit"
 
 
 def _as_folder(path: Path) -> ObjectFolder | None:

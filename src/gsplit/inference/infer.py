@@ -24,9 +24,9 @@ from gsplit.distributed.comm.comm import Call, run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import open_lock, try_lock
-from gsplit.files.cache_folder import cache_folder
 from gsplit.files.mapped_files import fill_mapped
 from gsplit.files.objects import as_url
+from gsplit.files.places import cache_folder
 from gsplit.graph.ownership import Ownership
 from gsplit.inference.closure import all_vertices, targets_closure
 from gsplit.inference.layerwise import InferenceOptions, evaluating, flat_mesh, inference_ownership

@@ -38,7 +38,7 @@ from gsplit.distributed.comm.mesh import Mesh, init
 from gsplit.distributed.launch.launcher import launch
 from gsplit.errors import InputError
 from gsplit.features.sources import MappedRows
-from gsplit.files.cache_folder import cache_folder
+from gsplit.files.places import cache_folder
 from gsplit.files.untrusted import Expected, read_document
 from gsplit.graph.blocks import Block
 from gsplit.graph.graph import Graph

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.atomic import locked, open_atomic, write_atomic
 from gsplit.files.byte_sizes import parse_bytes
-from gsplit.files.cache_folder import cache_folder
 from gsplit.files.objects import ObjectFolder
+from gsplit.files.places import cache_folder
 from gsplit.store.files import expected_bytes, npy_header, storage_dtype
 from gsplit.store.manifest import MAX_MANIFEST_BYTES, ArrayEntry, Manifest, file_of, parse_manifest
 

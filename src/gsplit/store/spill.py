@@ -11,7 +11,7 @@ from gsplit.array_types import Array
 from gsplit.store.files import read_exactly, storage_dtype, write_all
 from gsplit.store.source import ValueType
 
-__all__ = ["Columns", "Spill"]
+__all__ = ["Spill"]
 
 Columns = Mapping[str, Array]
 

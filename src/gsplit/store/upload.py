@@ -1,7 +1,7 @@
 """Copy a store to object storage, with the checksums that its rows are read by.
 
-The manifest is written last: until then there is no store at the URL. To replace a store, its manifest is removed
-first. Arrays are compared with their checksums before they are copied.
+The manifest is written last, so a store that was not copied completely cannot be opened. To replace a store, its
+manifest is removed first.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from gsplit.store.files import npy_header, raw_bytes
 from gsplit.store.manifest import ArrayEntry, file_of
 from gsplit.store.reader import Store
 from gsplit.store.remote import blocks_of, rows_per_block
-from gsplit.store.source import row_slices
+from gsplit.store.verify import verify_checksums
 
 __all__ = ["upload_store"]
 
@@ -26,28 +26,20 @@ def upload_store(store: Store, url: str, *, overwrite: bool = False, progress: P
     if place is None or not place.partition("?")[0].endswith(".gsplit"):
         raise InputError(explain("URL", "s3://BUCKET/NAME.gsplit, or of another object storage", url, "give a URL"))
     objects = ObjectFolder(place)
-    if objects.size("manifest.json") is not None:
-        if not overwrite:
-            fix = "choose another name, or pass --overwrite"
-            raise StoreError(explain(objects.url, "no store at this URL", "a store", fix))
+    is_there = objects.size("manifest.json") is not None
+    if is_there and not overwrite:
+        fix = "choose another name, or pass --overwrite"
+        raise StoreError(explain(objects.url, "no store at this URL", "a store", fix))
+    verify_checksums(store, progress)
+    if is_there:
         objects.remove("manifest.json")
     for done, (name, entry) in enumerate(sorted(store.manifest.arrays.items()), 1):
         array = store.stored_array(name)
-        _check(store, name, array, entry)
         objects.write(file_of(name), [npy_header(entry.dtype, entry.shape), raw_bytes(array)])
         if name.startswith("features/"):
             objects.write(blocks_of(name), [_digests(array, entry)])
         progress("upload", done, len(store.manifest.arrays))
     objects.write("manifest.json", [store.manifest.as_json().encode()])
-
-
-def _check(store: Store, name: str, array: Array, entry: ArrayEntry) -> None:
-    digest = hashlib.sha256()
-    for piece in row_slices(array.shape[0], array[:1].nbytes):
-        digest.update(raw_bytes(array[piece]))
-    if digest.hexdigest() != entry.sha256:
-        fix = "restore the file from a copy, or import the graph again"
-        raise StoreError(explain(f"{store.where}: {file_of(name)}", entry.describe(), digest.hexdigest()[:16], fix))
 
 
 def _digests(array: Array, entry: ArrayEntry) -> bytes:

@@ -23,7 +23,7 @@ from gsplit.store.source import row_slices
 from gsplit.store.statistics import Statistics, count_classes, degree_histogram, without_empty_tail
 from gsplit.store.time_order import orders_by_time, stored_times
 
-__all__ = ["scan_edges", "verify_store"]
+__all__ = ["scan_edges", "verify_checksums", "verify_store"]
 
 _FIX = "the file is damaged: restore it from a copy, or import the graph again"
 _COLUMNS_AT_ONCE = 1 << 20
@@ -31,8 +31,8 @@ _COLUMNS_AT_ONCE = 1 << 20
 
 def verify_store(store: Store, progress: Progress = silent) -> None:
     """Read the whole store; raise ``StoreError`` naming the first file that is wrong."""
+    verify_checksums(store, progress)
     try:
-        _verify_checksums(store, progress)
         _verify_offsets(store)
         statistics = scan_edges(store.graph, _original_ids(store), progress, edge_type=store.arrays.get("edge_type"))
         _verify_ids(store)
@@ -51,7 +51,8 @@ def _fail(name: str, expected: str, got: object) -> StoreError:
     return StoreError(explain(file_of(name), expected, got, _FIX))
 
 
-def _verify_checksums(store: Store, progress: Progress) -> None:
+def verify_checksums(store: Store, progress: Progress = silent) -> None:
+    """Compare every array with its checksum; raise ``StoreError`` naming the first file that differs."""
     total = sum(store.stored_array(name).nbytes for name in store.names)
     done = 0
     for name in store.names:
@@ -63,7 +64,8 @@ def _verify_checksums(store: Store, progress: Progress) -> None:
             progress("verify checksums", done, total)
         if digest.hexdigest() != store.manifest.arrays[name].sha256:
             expected = f"contents with SHA-256 {store.manifest.arrays[name].sha256[:16]}..., as in the manifest"
-            raise _fail(name, expected, f"{digest.hexdigest()[:16]}...")
+            where = f"{store.where}: {file_of(name)}"
+            raise StoreError(explain(where, expected, f"{digest.hexdigest()[:16]}...", _FIX))
 
 
 def _pieces(array: Array, overlap: int = 0) -> Iterator[tuple[int, Array]]:

@@ -226,7 +226,7 @@ def test_a_damaged_store_is_not_uploaded(s3_proxy: FaultyProxy, parted: Store, t
         stream.seek(-8, os.SEEK_END)
         stream.write(b"\x01")
     url = f"s3://{BUCKET}/d.gsplit"
-    with pytest.raises(StoreError, match="y.npy: expected int64"):
+    with pytest.raises(StoreError, match="y.npy: expected contents with SHA-256"):
         upload_store(gsplit.open(tmp_path / "d.gsplit"), url)
     with pytest.raises(StoreError, match="expected the manifest of a store"):
         gsplit.open(url, cache_dir=tmp_path)
