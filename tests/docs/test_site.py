@@ -426,6 +426,20 @@ def test_the_solvers_are_those_of_the_record() -> None:
     )
 
 
+def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:
+    record, page = _record("2026-11-18-billion-edges"), (DOCS / "scale.md").read_text()
+    for stage in record["stages"]:
+        minutes, memory = (
+            "-" if stage[name] is None else f"{stage[name] / unit:.1f}"
+            for name, unit in (("wall_s", 60), ("anonymous_gb", 1))
+        )
+        cells = [stage["stage"], minutes, f"{stage['cpu_s']:,}", memory, f"{stage['disk_gb']:.1f}"]
+        assert f"| {' | '.join(cells)} |" in page
+    assert f"whose process held {record['solver_peak_gb']:.2f} GB" in page
+    assert f"have {record['cross_edge_share']['8']:.1%}".replace("%", " %") in page
+    assert f"A step took {record['train']['seconds_per_step']} s" in page
+
+
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
     page = (DOCS / "samplers.md").read_text()
     rows = _record("2026-11-17-quality")["samplers"]
