@@ -426,6 +426,28 @@ def test_the_solvers_are_those_of_the_record() -> None:
     )
 
 
+def test_rows_loaded_and_partitions_compared_are_those_of_the_records() -> None:
+    loaded = {
+        document["graph"]: ranks["rows_data_to_mini"]
+        for document in _record("2026-11-15-loading")["documents"]
+        for ranks in document.get("redundancy", ())
+        if (document["batch_size"], ranks["ranks"]) == (1024, 4)
+    }
+    largest = loaded.pop("planted 5 M")
+    said = f"data parallelism {min(loaded.values()):.2f} to {max(loaded.values()):.2f}, {largest:.2f} on 5 M vertices"
+    runs = _record("2026-11-15-partition")["train"]
+    steps = {
+        name: f"{median(run['cpu_seconds_per_step'] for run in runs if run['strategy'] == name):.2f}"
+        for name in ("gsplit", "edge", "random")
+    }
+    for page in (ROOT / "README.md", DOCS / "measured.md"):
+        text = page.read_text()
+        assert said in text and f"{len(loaded) + 1} graphs" in text
+        assert f"{steps['gsplit']} instead of {steps['random']}" in text and steps["edge"] in text
+    for page in (DOCS / "faq.md", DOCS / "performance.md"):
+        assert all(seconds in page.read_text() for seconds in steps.values())
+
+
 def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:
     record, page = _record("2026-11-18-billion-edges"), (DOCS / "scale.md").read_text()
     for stage in record["stages"]:
