@@ -33,9 +33,9 @@ def constants_table() -> str:
             "2026-11-15-partition, median of 6",
         ],
         [
-            "weighing and restreaming, one core",
-            f"{1e9 * known.restream_s_per_entry:.0f} ns per entry, 20 passes",
-            "2026-11-15-partition, 100 M entries",
+            "weighing and `cluster`, one core",
+            f"{1e9 * known.cluster_s_per_entry:.0f} ns per entry",
+            "2026-11-18-billion-edges, 1.9 B entries, busy machine",
         ],
         [
             "KaMinPar, one core",
@@ -95,7 +95,7 @@ def checks_table() -> str:
     drawn = {name: edges / time for name, edges, time in model.presample_points()}
     sent = model.fit(model.sent_points((8, 16, 32)))
     last = model.sent_points((64,))
-    known = model.constants()
+    known, largest = model.constants(), model.billion_edges()
     rows = [
         _check("import, 100 M edges", "10 M and 30 M", seconds.at(large[0]), large[2], "s"),
         _check(
@@ -128,6 +128,13 @@ def checks_table() -> str:
             "its estimate",
             (model.KAMINPAR_BYTES_PER_ENTRY * model.PLANTED_ENTRIES + 100 * 5e6) / 1e9,
             model.solved("planted5m", "kaminpar")["peak_bytes"] / 1e9,
+            "GB",
+        ),
+        _check(
+            "memory of `gsplit partition`, 967 M edges, 50 M vertices",
+            "4 E + 64 V (2 cores)",
+            model.partition_bytes(largest["graph"]["edges"], largest["graph"]["vertices"], 2) / 1e9,
+            max(stage["anonymous_gb"] for stage in largest["stages"] if stage["anonymous_gb"]),
             "GB",
         ),
         _check("collectives of a step, without the loss", "4 L", 4 * model.LAYERS, known.counted_collectives, "", 0),

@@ -25,6 +25,8 @@ __all__ = [
     "trained_steps",
     "copied_batches",
     "presample_points",
+    "billion_edges",
+    "partition_bytes",
     "restream_points",
     "restream_seconds",
     "constants",
@@ -71,7 +73,7 @@ class Measured:
     import_s_per_edge: float
     shared_import_s_per_edge: float
     presample_edges_per_s: float
-    restream_s_per_entry: float
+    cluster_s_per_entry: float
     train_s_per_edge: float
     sent_per_loaded: Line  # rows, by log2 of the ranks
     hidden_share: float  # of the rows sent
@@ -142,6 +144,22 @@ def presample_points() -> list[tuple[str, float, float]]:
     ]
 
 
+def billion_edges() -> dict[str, Any]:
+    """The stages of the largest graph that was partitioned."""
+    found: dict[str, Any] = record("2026-11-18-billion-edges")
+    return found
+
+
+def _cluster_seconds() -> float:
+    stages = billion_edges()["stages"]
+    return float(sum(stage["cpu_s"] for stage in stages if stage["stage"].startswith(("weigh", "solve"))))
+
+
+def partition_bytes(edges: float, vertices: float, cores: int) -> float:
+    """Counts of presampling and its threads, and renumbering; the solver needs less, unless it is KaMinPar."""
+    return 4 * edges + (16 + 40 + 4 * cores) * vertices
+
+
 def restream_points() -> list[tuple[float, float]]:
     """Entries of the weighted graph, and seconds of weighing and restreaming, on small planted graphs."""
     runs = record("2026-11-15-partition")["memory"]
@@ -167,7 +185,7 @@ def constants() -> Measured:
         import_s_per_edge=seconds / edges,
         shared_import_s_per_edge=cpu_of_all("sorted", shared["hosts"]) / shared["num_edges"],
         presample_edges_per_s=median(drawn / seconds for _, drawn, seconds in presample_points()),
-        restream_s_per_entry=restream_seconds() / PLANTED_ENTRIES,
+        cluster_s_per_entry=_cluster_seconds() / (2 * billion_edges()["graph"]["edges"]),
         train_s_per_edge=mean(run["cpu_s"]["median"] / run["edges"] for run in steps),
         sent_per_loaded=fit(sent_points((8, 16, 32, 64))),
         hidden_share=(per_row - input_bytes) / (hidden_bytes - input_bytes),
@@ -297,9 +315,9 @@ def forecast(graph: GraphSize, known: Measured) -> Forecast:
         batch_size=batch,
         import_h=import_s / 3600,
         presample_h=presample_s / 3600,
-        solver="KaMinPar" if fits else "restreaming",
-        solve_h=(known.kaminpar_s_per_entry if fits else known.restream_s_per_entry) * 2 * graph.edges / 3600,
-        partition_bytes=kaminpar_bytes if fits else counts_bytes + (40 + 4 * CORES_PER_HOST) * graph.vertices,
+        solver="KaMinPar" if fits else "cluster",
+        solve_h=(known.kaminpar_s_per_entry if fits else known.cluster_s_per_entry) * 2 * graph.edges / 3600,
+        partition_bytes=kaminpar_bytes if fits else partition_bytes(graph.edges, graph.vertices, CORES_PER_HOST),
         rank_bytes=PROGRAM_BYTES
         + 4 * graph.vertices / ranks
         + 32 * graph.targets / ranks

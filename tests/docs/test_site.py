@@ -426,6 +426,22 @@ def test_the_solvers_are_those_of_the_record() -> None:
     )
 
 
+def test_a_thousand_ranks_are_those_of_the_records() -> None:
+    page = (DOCS / "scale.md").read_text()
+    for run in _record("2026-11-18-many-ranks")["runs"]:
+        work, expected = run["imbalance_of_work"], run["expected_imbalance_of_work"]
+        sent, peers = (
+            ", ".join(f"{number:.0f}" for number in run[f"{name}_per_rank_and_layer"]) for name in ("kb_sent", "peers")
+        )
+        row = (
+            f"{run['ranks']:,} | {work:.2f} ({expected:.2f}) | {run['rows_sent_per_input_row']:.2f} | {sent} | {peers}"
+        )
+        assert f"| {row} | {run['split_ms']:.1f} ({run['split_ms_of_an_idle_rank']:.1f}) |" in page
+    for start in _record("2026-11-18-start-ranks")["runs"]:
+        seconds = f"{start['init_cpu_s']:.2f} | {1e3 * start['compare_cpu_s']:.1f}"
+        assert f"| {start['ranks']} | {seconds} | {start['sockets']} |" in page
+
+
 def test_rows_loaded_and_partitions_compared_are_those_of_the_records() -> None:
     loaded = {
         document["graph"]: ranks["rows_data_to_mini"]
