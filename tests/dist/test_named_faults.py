@@ -1,5 +1,7 @@
 """What goes wrong between real ranks is named: who is missing and what it does, who does something else and what."""
 
+import re
+
 import pytest
 from fault_programs import HANGS, LATE, MISMATCHES, hang, mismatch
 
@@ -50,6 +52,8 @@ def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(device: 
         "eval": ("model: training", "model: evaluating"),
         LATE: ("rank 0: training", "rank 1: evaluating"),
         "loader": ("epoch 0 of loader 0", "epoch 0 of loader 1"),
+        "weights": ("the weights before backward 0: expected the same on every rank", "rank 0: ", "rank 1: "),
+        "learning rate": ("the weights before backward 16: expected the same on every rank", "the same learning rate"),
         "order": ("rank 0: count (all-reduce of torch.float32 [3])", "rank 1: count (all-reduce of torch.float32 [5])"),
         "kind": ("rank 0: count (all-reduce of", "rank 1: count (broadcast of"),
     }
@@ -57,7 +61,7 @@ def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(device: 
         if name not in names:
             continue
         for told in (rank[name] for rank in ranks):
-            assert told.startswith("RankFaultError: rank ")
+            assert told.startswith(("RankFaultError: rank ", "RankFaultError: the weights "))
             assert all(part in told for part in expected), told
     for rank, other in ((0, 5), (1, 4)) if "epoch" in names else ():
         assert f"(epoch {other}, seed 0)" in ranks[rank]["epoch"] or f"; epoch {other}, seed 0)" in ranks[rank]["epoch"]
@@ -66,7 +70,8 @@ def test_ranks_that_do_not_do_the_same_are_named_and_nothing_is_aborted(device: 
 
 
 def test_the_odd_one_of_three_is_named() -> None:
-    for told in run_ranks(mismatch, 3, ["order", "mean against sum"], True):
+    for told in run_ranks(mismatch, 3, ["order", "mean against sum", "weights"], True):
+        assert re.search(r"sums of absolute values: rank 2: [\d.]+; the others: [\d.]+\)", told["weights"])
         assert "(got rank 2: count (all-reduce of torch.float32 [5]); the others: count (all-reduce of" in told["order"]
         assert "(got rank 2: sum of step 0 (" in told["mean against sum"]
         assert "; the others: mean of step 0 (" in told["mean against sum"]

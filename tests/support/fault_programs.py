@@ -185,6 +185,27 @@ def _other_loader(mesh: Mesh) -> object:
     return _train(mesh, model, two if _is_odd(mesh) else one)
 
 
+def _other_weights(mesh: Mesh) -> object:
+    """Weights that are changed on one rank after ``parallelize``."""
+    model = _model(mesh)
+    if _is_odd(mesh):
+        torch.nn.init.ones_(next(model.parameters()))
+    return _train(mesh, model, _loader(mesh))
+
+
+def _other_learning_rate(mesh: Mesh) -> object:
+    model = _model(mesh)
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3 if _is_odd(mesh) else 1e-3)
+    for epoch in range(5):  # of 5 steps
+        loader = _loader(mesh)
+        loader.set_epoch(epoch)
+        for batch in loader:
+            optimizer.zero_grad()
+            batch.mean(F.cross_entropy(model(batch.x, batch.edge_index), batch.y, reduction="none")).backward()
+            optimizer.step()
+    return None
+
+
 def _other_order(mesh: Mesh) -> object:
     one, two = torch.ones(3, device=mesh.device), torch.ones(5, device=mesh.device)
     for tensor in (two, one) if _is_odd(mesh) else (one, two):
@@ -228,6 +249,8 @@ MISMATCHES: dict[str, Case] = {
     LATE: _evaluating("batch_norm"),
     "epoch": _other_epoch,
     "loader": _other_loader,
+    "weights": _other_weights,
+    "learning rate": _other_learning_rate,
     "order": _other_order,
     "kind": _other_kind,
     "two threads": _two_threads,

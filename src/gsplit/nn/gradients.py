@@ -11,8 +11,14 @@ few MB. The host waits for the device only on a rank where a parameter has no gr
 
 The average is of this backward's gradient, never of the accumulated ``.grad``, which is set aside while backward runs
 and added afterwards.
+
+Averaged gradients keep weights equal only if every rank starts from the same weights and changes them alike: with the
+same learning rate, and with a state that was loaded on all ranks. At every ``COMPARE_EVERY``-th backward each bucket
+also carries the sum of the absolute weights of every rank, and ranks whose sums differ are named. Sums are compared
+with a tolerance, because the CPUs of two hosts may round an optimizer's step differently.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +28,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm.comm import Call, Comm, Work
-from gsplit.errors import CommError, InputError, explain
+from gsplit.distributed.watch.peers import join_differences
+from gsplit.errors import CommError, InputError, RankFaultError, explain
 from gsplit.minibatch.route import count_reduction
 from gsplit.telemetry import StepTelemetry
 
@@ -33,13 +40,18 @@ _NUM_TAGS = 1 << 10
 _TAGS_PER_MODEL = 37
 BUCKET_BYTES = 1 << 20
 """Small enough that a model of a few MB, which is large for a GNN, has several buckets."""
+COMPARE_EVERY = 16
+"""Backwards between comparisons of the weights: summing them takes about as long as averaging their gradients."""
+_ROUNDING = 64
+"""Units of the last digit by which sums of the same weights may differ."""
+_CHECKED = (torch.float32, torch.float64)  # other types do not hold a tag or a sum exactly enough
 
 
 class _Bucket:
     """Parameters whose gradients are reduced together.
 
-    The buffer holds the gradients, a flag per parameter (whether it has a gradient), and the bucket's tag, a number
-    that must be the same on all ranks.
+    The buffer holds the gradients, a flag per parameter (whether it has a gradient), the bucket's tag, a number that
+    must be the same on all ranks, and sometimes the sum of absolute weights of every rank, each added by that rank.
     """
 
     def __init__(self, tag: int, parameters: list[Parameter]) -> None:
@@ -54,12 +66,22 @@ class _Bucket:
     def complete(self) -> bool:
         return len(self.grads) == len(self.parameters)
 
-    def start(self, comm: Comm, call: Call) -> None:
+    def start(self, comm: Comm, call: Call, *, with_weights: bool) -> None:
         pieces = [
             self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
         ]
-        self.flat = torch.cat([*pieces, self._flags_and_tag()])
+        pieces.append(self._flags_and_tag())
+        if with_weights and pieces[0].dtype in _CHECKED:
+            pieces.append(self._sums_of_weights(comm))
+        self.flat = torch.cat(pieces)
         self.work = comm.all_reduce(call, self.flat)
+
+    def _sums_of_weights(self, comm: Comm) -> Tensor:
+        """The sum of this rank's absolute weights at its place, and 0 at those of the others."""
+        found = [torch.linalg.vector_norm(p.detach(), 1, dtype=torch.float64) for p in self.parameters]
+        sums = torch.stack(found).new_zeros(comm.size)
+        sums[comm.rank] = torch.stack(found).sum()
+        return sums.to(self.parameters[0].dtype)
 
     def _flags_and_tag(self) -> Tensor:
         if self.complete and self._tail is not None and self._tail.device == self.parameters[0].device:
@@ -70,13 +92,14 @@ class _Bucket:
             self._tail = tail
         return tail
 
-    def finish(self, size: int, checks: DeferredChecks) -> list[tuple[Parameter, Tensor]]:
-        """The averaged gradients of all parameters that had one on any rank."""
+    def finish(self, size: int, checks: DeferredChecks, backward: int) -> list[tuple[Parameter, Tensor]]:
+        """The averaged gradients of all parameters that had one on any rank. ``backward``: its number."""
         assert self.work is not None and self.flat is not None
         self.work.wait()
-        *pieces, flags, tag_sum = self.flat.split([*(p.numel() for p in self.parameters), len(self.parameters), 1])
-        if self.flat.dtype in (torch.float32, torch.float64):
-            checks.add(tag_sum, lambda tag_sum: self._check_tag(float(tag_sum), size))
+        sizes = [*(p.numel() for p in self.parameters), len(self.parameters)]
+        *pieces, flags, checked = self.flat.split([*sizes, self.flat.numel() - sum(sizes)])
+        if self.flat.dtype in _CHECKED:
+            checks.add(checked, partial(self._check, size=size, backward=backward))
         # flags are read, and a device waited for, only on a rank where a gradient is missing
         present = [True] * len(pieces) if self.complete else [count > 0 for count in flags.tolist()]
         self.flat = None
@@ -88,11 +111,18 @@ class _Bucket:
             if is_present
         ]
 
-    def _check_tag(self, tag_sum: float, size: int) -> None:
+    def _check(self, checked: Tensor, size: int, backward: int) -> None:
+        tag_sum, *weights = checked.tolist()
         if tag_sum != size * self.tag:
             fix = "use the same parameters on every rank, or call backward for one wrapped model at a time"
             got = f"bucket numbers with a mean of {tag_sum / size:g}"
             raise CommError(explain("averaged gradients", f"bucket {self.tag} on every rank", got, fix))
+        differing = _differing(weights, _ROUNDING * torch.finfo(checked.dtype).eps)
+        if differing:
+            where = f"the weights before backward {backward}"
+            got = f"sums of absolute values: {join_differences(differing)}"
+            fix = "load weights on all ranks or on none, and train with the same learning rate on every rank"
+            raise RankFaultError(explain(where, "the same on every rank", got, fix))
 
 
 class GradientAverage:
@@ -184,7 +214,8 @@ class GradientAverage:
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._started]
-        bucket.start(self._comm, Call(f"average gradients, bucket {self._started}", self._backwards))
+        call = Call(f"average gradients, bucket {self._started}", self._backwards)
+        bucket.start(self._comm, call, with_weights=self._backwards % COMPARE_EVERY == 0)
         assert bucket.flat is not None
         count_reduction(bucket.flat.nbytes, self._comm.size, self.telemetry)
         self._started += 1
@@ -202,7 +233,7 @@ class GradientAverage:
             while self._started < len(self._buckets):
                 self._start_next()
             for bucket in self._buckets:
-                for parameter, average in bucket.finish(self._comm.size, self._checks):
+                for parameter, average in bucket.finish(self._comm.size, self._checks, self._backwards):
                     before = aside.pop(id(parameter), parameter.grad)
                     parameter.grad = average if before is None else before.add_(average)
         finally:
@@ -227,3 +258,18 @@ def _fill_buckets(parameters: list[Parameter], most_bytes: int | None) -> list[l
         bucket.append(parameter)
         fill[kind] = (bucket, size + parameter.nbytes)
     return buckets
+
+
+def _differing(sums: list[float], tolerance: float) -> dict[int, str]:
+    """The sums of all ranks as texts, the same for sums within a relative tolerance; empty if all are.
+
+    >>> _differing([2.0, 2.0000001, 2.5], 1e-6)
+    {0: '2', 1: '2', 2: '2.5'}
+    >>> _differing([2.0, 2.0000001], 1e-6), _differing([float("nan")] * 2, 1e-6)
+    ({}, {})
+    """
+    texts: dict[int, str] = {}
+    for rank, value in enumerate(sums):
+        same = (texts[other] for other in texts if abs(value - sums[other]) <= tolerance * abs(value))
+        texts[rank] = next(same, f"{value:.9g}")
+    return texts if len(set(texts.values())) > 1 else {}

@@ -10,7 +10,7 @@ from torch.nn import Linear, Parameter
 
 from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm.comm import Call, SoloComm, Work
-from gsplit.errors import CommError, InputError
+from gsplit.errors import CommError, InputError, RankFaultError
 from gsplit.nn import gradients
 from gsplit.nn.gradients import GradientAverage
 
@@ -24,6 +24,8 @@ class TwinComm(SoloComm):
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
         tensor *= 2
+        if call.step % gradients.COMPARE_EVERY == 0:  # each rank has written one of the last two numbers
+            tensor[-2:] = tensor[-2] / 2
         return super().all_reduce(call, tensor)
 
 
@@ -146,7 +148,7 @@ class LostComm(TwinComm):
     """The other rank is at another bucket."""
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        tensor[-1] += 1
+        tensor[-3] += 1
         return super().all_reduce(call, tensor)
 
 
@@ -181,3 +183,55 @@ def test_averages_that_follow_each_other_have_other_tags() -> None:
         GradientAverage([Parameter(torch.ones(1))], TwinComm(), DeferredChecks(), number) for number in range(20)
     ]
     assert len({average._buckets[0].tag for average in averages}) == 20
+
+
+class DriftingComm(TwinComm):
+    """The absolute weights of the other rank sum to ``other``, from its third backward on."""
+
+    other: float
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
+        work = super().all_reduce(call, tensor)
+        if call.step >= 2 and call.step % gradients.COMPARE_EVERY == 0:
+            tensor[-1] = self.other
+        return work
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 7.6e-6), (torch.float64, 1.4e-14)])
+def test_weights_that_differ_are_named_within_a_few_backwards(dtype: torch.dtype, tolerance: float) -> None:
+    model = Linear(3, 2).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(-0.5)  # sum of absolute values: 4
+    comm = DriftingComm()
+    GradientAverage(list(model.parameters()), comm, DeferredChecks())
+    comm.other = 4 * (1 + tolerance / 2)
+    for _ in range(2 * gradients.COMPARE_EVERY):
+        model(torch.ones(1, 3, dtype=dtype)).sum().backward()
+    comm.other = 5.0
+    want = "before backward 32: expected the same on every rank .got sums of absolute values: rank 0: 4; rank 1: 5"
+    with pytest.raises(RankFaultError, match=want):
+        model(torch.ones(1, 3, dtype=dtype)).sum().backward()
+
+
+class SizesComm(SoloComm):
+    """One rank, and the size of every buffer that it reduces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def all_reduce(self, call: Call, tensor: Tensor) -> Work:
+        self.sizes.append(tensor.numel())
+        return super().all_reduce(call, tensor)
+
+
+@pytest.mark.parametrize("dtype, more", [(torch.float32, 1), (torch.bfloat16, 0)])
+def test_sums_of_weights_travel_with_every_sixteenth_backward(dtype: torch.dtype, more: int) -> None:
+    model = Linear(3, 2).to(dtype)
+    comm = SizesComm()
+    GradientAverage(list(model.parameters()), comm, DeferredChecks())
+    for _ in range(18):
+        model(torch.ones(1, 3, dtype=dtype)).sum().backward()
+    usual = 8 + 2 + 1  # gradients, flags, tag
+    assert comm.sizes == [usual + more, *[usual] * 15, usual + more, usual]
