@@ -208,6 +208,8 @@ def _join(timeout: timedelta) -> None:
     end_with_launcher()
     set_status(Status.JOINING)
     if STORE not in os.environ:
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):  # torchrun with all ranks on this host
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         # torchrun's static rendezvous keeps one store over all restarts, with the addresses of ranks that have ended
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

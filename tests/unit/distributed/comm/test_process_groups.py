@@ -1,10 +1,14 @@
-"""Limits that many ranks run into before they exchange anything."""
+"""What is arranged before ranks exchange anything: limits that many ranks run into, and where gloo listens."""
 
+import os
 import resource
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from gsplit.distributed.comm import process_groups
+from gsplit.distributed.launch.launched_rank import STORE
 from gsplit.errors import InputError
 
 NONE = resource.RLIM_INFINITY
@@ -33,3 +37,26 @@ def test_too_few_open_files_are_refused_before_gloo_fails(monkeypatch: pytest.Mo
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     with pytest.raises(InputError, match="open files: expected a limit of at least 12512 for 1000 ranks .got 4096"):
         process_groups._allow_sockets(1000)
+
+
+@pytest.mark.parametrize(
+    "local, world, given, used",
+    [("2", "2", None, "lo"), ("2", "2", "eth7", "eth7"), ("2", "4", None, None), (None, "2", None, None)],
+    ids=["one host", "as asked", "two hosts", "started by hand"],
+)
+def test_ranks_of_torchrun_on_one_host_use_the_loopback_interface(
+    local: str | None, world: str, given: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless another one was asked for; otherwise gloo would listen where the name of the host leads."""
+    variables = {"LOCAL_WORLD_SIZE": local, "WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": given, STORE: None}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    seen: list[str | None] = []
+    monkeypatch.setattr(dist, "rendezvous", lambda *args, **options: iter([(None, 0, 2)]))
+    monkeypatch.setattr(dist, "PrefixStore", lambda prefix, store: store)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *args, **options: seen.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+    )
+    process_groups._join(timedelta(seconds=1))
+    assert seen == [used]
