@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -228,7 +228,7 @@ class BatchLoader(ABC, Generic[B]):
             len(self),
         )
         if self._graph.store.unused:
-            _LOG.warning("not in the mini-batches: %s", ", ".join(self._graph.store.unused))
+            _note_unused(self._graph.store.unused)
         if equal_ranges and self._graph.store.types is not None and self.mesh.num_splits > 1:
             _LOG.warning(
                 "the graph is not partitioned: ranks own equal ranges of ids, which are ordered by type, so that ranks "
@@ -430,3 +430,8 @@ def _launch_ahead(pipeline: "Pipeline[tuple[B, Any]]", num_steps: int, side: Sid
         batch = batch.exchange_rows()
         ahead = launch() if step + 1 < num_steps else None
         yield batch
+
+
+@cache  # once: a program makes several loaders of the same data
+def _note_unused(names: tuple[str, ...]) -> None:
+    _LOG.warning("not in the mini-batches: %s", ", ".join(names))
