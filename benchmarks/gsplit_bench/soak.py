@@ -68,12 +68,17 @@ class Life:
             time.sleep(0.1)
         return self.is_over()
 
-    def wait_for_ranks(self, seconds: float = 60.0) -> None:
-        """Until every rank has been started."""
+    def wait_for_ranks(self, seconds: float = 600.0) -> None:
+        """Until every rank has been started, which takes minutes on a busy machine, or the run has finished."""
         end = time.monotonic() + seconds
-        while len(self.ranks()) < self.num_ranks:
-            if time.monotonic() > end or self.is_over():
-                raise CommError(explain("soak", f"{self.num_ranks} ranks", self.message(), "see what the run printed"))
+        while (count := len(self.ranks())) < self.num_ranks:
+            is_over = self.is_over()
+            if is_over and not any(self.exit_codes):
+                return
+            if is_over or time.monotonic() > end:
+                state = f"exit codes {self.exit_codes}" if is_over else f"{count} after {seconds:g} s"
+                got = f"{state}; it printed {self.message() or 'nothing'}"
+                raise CommError(explain("soak", f"{self.num_ranks} ranks", got, "see what the run printed"))
             time.sleep(0.1)
 
     def document(self) -> dict[str, object]:

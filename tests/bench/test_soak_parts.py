@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from gsplit.errors import InputError
+from gsplit.errors import CommError, InputError
 from gsplit_bench.host_network import HostNetwork
+from gsplit_bench.soak import Life
 from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS, Run
 from gsplit_bench.soak_watch import Usage, find_ranks, fit_slope, lives, slopes_of, usage_of
 
@@ -90,3 +92,34 @@ def test_two_hosts_are_refused_without_root(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InputError, match="hosts: expected root, ip and tc"):
         HostNetwork()
+
+
+def _life(code: str, folder: Path) -> Life:
+    for name in ("out-0", "err-0"):
+        (folder / name).touch()
+    with (folder / "err-0").open("wb") as err:
+        return Life([subprocess.Popen([sys.executable, "-c", code], stderr=err)], folder, num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    "code, message",
+    [
+        ("import time; time.sleep(600)", "expected 2 ranks .got 0 after 0.2 s; it printed nothing"),
+        ("import sys; sys.exit('error: no')", r"expected 2 ranks .got exit codes \(1,\); it printed error: no"),
+    ],
+)
+def test_ranks_that_do_not_start_are_described(code: str, message: str, tmp_path: Path) -> None:
+    life = _life(code, tmp_path)
+    try:
+        if "exit" in code:
+            life.processes[0].wait()
+        with pytest.raises(CommError, match=message):
+            life.wait_for_ranks(0.2)
+    finally:
+        life.end([])
+
+
+def test_a_run_that_has_finished_is_not_waited_for(tmp_path: Path) -> None:
+    life = _life("", tmp_path)
+    life.wait_for_ranks()
+    assert life.is_over() and life.exit_codes == (0,)
