@@ -37,13 +37,8 @@ from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.run.folder import finished_folder, latest_checkpoint, training_folder
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.training.checkpoints.files import (
-    CheckpointManifest,
-    CheckpointWriter,
-    latest_file,
-    read_checkpoint,
-    read_latest,
-)
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_checkpoint, read_latest
+from gsplit.training.checkpoints.names import latest_file
 from gsplit_bench.ranks import IMPORTED_BEFORE, run_ranks
 
 __all__ = ["main"]

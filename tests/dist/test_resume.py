@@ -15,7 +15,8 @@ from resume_programs import Piece, Trained, save_to_full_disk, train_piece, trai
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit.training.checkpoints.files import latest_file, read_checkpoint
+from gsplit.training.checkpoints.files import read_checkpoint
+from gsplit.training.checkpoints.names import latest_file
 from gsplit_bench.ranks import run_ranks
 
 STEPS = 9  # of five in an epoch

@@ -17,7 +17,7 @@ from gsplit.report.page import (
     timeline_section,
     write_files,
 )
-from gsplit.run.recipe import check_new_file
+from gsplit.run.preflight import check_new_file
 from gsplit_bench.partition import draw_partitions
 from gsplit_bench.report.comparison import compare_with_peers, find_redundancy, split_against
 from gsplit_bench.report.documents import Count, Material, TrainRecord, read_material

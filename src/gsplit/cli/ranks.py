@@ -47,12 +47,14 @@ def run_task(task: Task, nproc: int, *, max_restarts: int = 0, min_ranks: int | 
         raise InputError(explain("--max-restarts", "ranks that this command starts", f"rank {rank} of a launcher", fix))
     if rank is not None and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         task = task.restarted()
+    numbers = _rank_numbers(task, nproc, min_ranks)
+    if rank is None:
+        task.check_settings(nproc)
     if not task.as_json and not rank:
         task.announce(int(os.environ["WORLD_SIZE"]) if rank == 0 else nproc)
     if rank is not None or (nproc == 1 and not restarts):
         _run_here(task, nproc if rank is not None else 1)
         return
-    numbers = _rank_numbers(task, nproc, min_ranks)
     stay_with_one_thread()
     task.check(nproc)
     code = _launch(task, numbers, max_restarts)
@@ -93,8 +95,6 @@ def _run_here(task: Task, nproc: int) -> None:
     from gsplit.distributed.comm.comm import assert_same_on_all_ranks
     from gsplit.distributed.comm.mesh import init
 
-    if nproc == 1 and rank_of_environment() is None:
-        task.check(nproc)
     mesh = init(task.device, task.sample_device, replicas=task.replicas, tuned_allocator=True)
     if nproc not in (1, mesh.size):
         raise InputError(explain("--nproc", f"the launcher's {mesh.size}", nproc, "leave it out under torchrun"))

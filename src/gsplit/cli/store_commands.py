@@ -14,6 +14,7 @@ from gsplit.cli.store_view import describe, describe_memory, show, show_memory, 
 from gsplit.cli.tasks import PartitionTask
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.settings import PartitionSettings
+from gsplit.partitioning.solvers.run import solver_module
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store, open_store
 from gsplit.store.writer import check_output
@@ -201,10 +202,12 @@ def partition(
             )
             run_task(task, nproc)
             return
-        from gsplit.partitioning.partition import partition_store
-
         check_output(output, overwrite=overwrite)
         opened = open_store(store)
+        if settings.solver is not None:
+            solver_module(settings.solver)
+        from gsplit.partitioning.partition import partition_store  # torch and numba, only when used
+
         start = time.perf_counter()
         with progress_bars(as_json) as progress:
             partition_store(opened, output, settings, overwrite=overwrite, progress=progress)

@@ -1,7 +1,8 @@
 """What ranks do: one frozen document per command, with everything resolved, that is written and read as JSON.
 
-A task prints what is being started (``announce``, before torch is imported), checks what can be checked without ranks
-(``check``) and does its work on every rank (``run``, which returns an exit code).
+A task checks its settings (``check_settings``), prints what is being started (``announce``), both before torch is
+imported, checks what else can be checked without ranks (``check``) and does its work on every rank (``run``, which
+returns an exit code).
 """
 
 import sys
@@ -16,11 +17,21 @@ from rich.console import Console
 from gsplit.cli.console import emit_json, progress_bars
 from gsplit.cli.store_view import describe, show_partition
 from gsplit.cli.training_view import TrainingView, announce_training, describe_predictions, show_result
-from gsplit.errors import InputError, explain
+from gsplit.files.mapped_files import check_workspace
 from gsplit.files.objects import shown_place
 from gsplit.inference.prediction_table import What
+from gsplit.minibatch.strategy_names import AUTO
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.run.config import TrainSettings
+from gsplit.run.folder import check_new_run, latest_checkpoint, load_run
+from gsplit.run.preflight import (
+    check_device,
+    check_features,
+    check_new_file,
+    check_ranks,
+    check_settings,
+    choose_what,
+)
 from gsplit.store.reader import open_store
 from gsplit.store.writer import check_output
 
@@ -49,6 +60,15 @@ class TaskBase(BaseModel):
         if manifest.shard is None:
             values["edges of the store"] = manifest.arrays["indices"].sha256
         return values
+
+    def check_settings(self, num_ranks: int) -> None:
+        """Refuse what is found to be wrong without torch and without ranks."""
+        check_device(self.device)
+        if self.sample_device != AUTO:
+            check_device(self.sample_device)
+
+    def check(self, num_ranks: int) -> None:
+        """Refuse what is found to be wrong with torch, before ranks are started."""
 
     @property
     def replicas(self) -> int:
@@ -93,11 +113,11 @@ class PartitionTask(TaskBase):
     def announce(self, num_ranks: int) -> None:
         _print_start(f"partition {num_ranks} shards of {self.store} into {self.settings.parts} parts; starting ...")
 
-    def check(self, nproc: int) -> None:
+    def check(self, num_ranks: int) -> None:
         """Check that all shards are there and that the new ones can be written."""
         from gsplit.store.sharded_import import shard_paths
 
-        for shard, output in zip(shard_paths(self.store, nproc), shard_paths(self.output, nproc), strict=True):
+        for shard, output in zip(shard_paths(self.store, num_ranks), shard_paths(self.output, num_ranks), strict=True):
             open_store(shard)
             check_output(output, overwrite=self.overwrite)
 
@@ -130,6 +150,16 @@ class PartitionTask(TaskBase):
 class _SettingsTask(TaskBase):
     settings: TrainSettings
 
+    def check_settings(self, num_ranks: int) -> None:
+        super().check_settings(num_ranks)
+        store = open_store(self.store)
+        check_ranks(self.settings, store, num_ranks)
+        check_settings(self.settings, store)
+
+    def check(self, num_ranks: int) -> None:
+        """Check that the model can be built and wrapped."""
+        _check_model(self.settings, self.store, num_ranks)
+
     def agreement(self) -> dict[str, object]:
         return super().agreement() | self.settings.model_dump()
 
@@ -153,8 +183,6 @@ class TrainTask(_SettingsTask):
         return 5.0 if self.out is None else 30.0
 
     def latest(self) -> Path | None:
-        from gsplit.run.folder import latest_checkpoint
-
         return None if self.out is None else latest_checkpoint(self.out)
 
     @property
@@ -172,19 +200,14 @@ class TrainTask(_SettingsTask):
         """See the base class. With --overwrite, a checkpoint may be of the run that is to be replaced."""
         return self if self.overwrite else self.resumed(None)
 
-    def announce(self, num_ranks: int) -> None:
-        announce_training(open_store(self.store), self.settings, num_ranks, Console(stderr=True, soft_wrap=True))
-
-    def check(self, nproc: int) -> None:
-        """Check that the run can be written and that its model can be built and wrapped."""
-        from gsplit.inference.layerwise import check_workspace
-        from gsplit.run.folder import check_new_run
-
+    def check_settings(self, num_ranks: int) -> None:
+        super().check_settings(num_ranks)
+        check_workspace(self.workspace)
         if self.out is not None and not self.resume:
             check_new_run(self.out, overwrite=self.overwrite)
-        check_workspace(self.workspace)
-        if nproc > 1:
-            _check_model(self.settings, self.store, nproc)
+
+    def announce(self, num_ranks: int) -> None:
+        announce_training(open_store(self.store), self.settings, num_ranks, Console(stderr=True, soft_wrap=True))
 
     def run(self, mesh: "Mesh") -> int:
         """Train; rank 0 shows the progress and the result."""
@@ -230,22 +253,20 @@ class InferTask(TaskBase):
         json_schema_extra={"metavar": "FOLDER"},
     )
 
-    def announce(self, num_ranks: int) -> None:
-        _print_start(f"infer with {self.weights} on {shown_place(self.store)}, {num_ranks} rank(s); starting ...")
-
-    def check(self, nproc: int) -> None:
+    def check_settings(self, num_ranks: int) -> None:
         """Check that the run can be read and the result can be written."""
-        from gsplit.inference.layerwise import check_workspace
-        from gsplit.run.folder import load_run
-        from gsplit.run.recipe import check_new_file, choose_what
-
+        super().check_settings(num_ranks)
         check_workspace(self.workspace)
-        settings, _ = load_run(self.weights)
+        settings, shape = load_run(self.weights)
+        store = open_store(self.store)
         choose_what(settings, self.out, self.what)
         check_new_file(self.out, overwrite=self.overwrite)
+        check_features(store, settings, shape)
         if self.only is not None:
-            named = self.only if "/" in self.only else settings.list_named(self.only)
-            open_store(self.store).stored_targets(named)
+            store.stored_targets(self.only if "/" in self.only else settings.list_named(self.only))
+
+    def announce(self, num_ranks: int) -> None:
+        _print_start(f"infer with {self.weights} on {shown_place(self.store)}, {num_ranks} rank(s); starting ...")
 
     def run(self, mesh: "Mesh") -> int:
         """Infer; rank 0 prints where the predictions are."""
@@ -282,11 +303,6 @@ class VerifyTask(_SettingsTask):
             f"verify {self.settings.model} on {shown_place(self.store)}, {num_ranks} rank(s) against one; starting ..."
         )
 
-    def check(self, nproc: int) -> None:
-        """Check that the model can be built and wrapped."""
-        if nproc > 1:
-            _check_model(self.settings, self.store, nproc)
-
     def run(self, mesh: "Mesh") -> int:
         """Compare; rank 0 prints the differences."""
         from gsplit.distributed.launch.launcher import DIFFERS
@@ -321,16 +337,7 @@ def _print_start(text: str) -> None:
 
 def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     from gsplit.distributed.comm.mesh import solo_mesh
-    from gsplit.graph.ownership import own_parts
-    from gsplit.minibatch.strategy_names import parse_strategy
-    from gsplit.planner.auto import AUTO
-    from gsplit.run.choices import (
-        check_labels,
-        choose_for_pairs,
-        fitting_loss,
-        refuse_link_settings,
-        refuse_typed_settings,
-    )
+    from gsplit.run.choices import check_labels, choose_for_pairs, fitting_loss, refuse_typed_settings
     from gsplit.run.recipe import shape_of, wrap_model
     from gsplit.sampling.draws import DrawOptions
 
@@ -338,17 +345,10 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
     DrawOptions(**settings.sampler_options)
     if settings.strategy == AUTO:
         _measure_machine(nproc)
-    else:
-        parse_strategy(settings.strategy, len(settings.fanout))
-    if nproc % settings.replicas:
-        raise InputError(explain("--replicas", f"a divisor of {nproc} ranks", settings.replicas, "change one of them"))
-    own_parts(store.part_boundaries, nproc // settings.replicas, store.part_loads)
     refuse_typed_settings(settings, store)
     if settings.of_pairs:
         settings = choose_for_pairs(settings, store)
     else:
-        refuse_link_settings(settings)
-        store.stored_array(f"targets/{settings.targets}")
         check_labels(store, settings.targets, settings.loss or fitting_loss(store, settings.targets))
     wrap_model(settings, shape_of(store, settings), store, solo_mesh())
 

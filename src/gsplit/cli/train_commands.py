@@ -13,6 +13,7 @@ from gsplit.cli.tasks import InferTask, TrainTask, VerifyTask
 from gsplit.errors import InputError, explain
 from gsplit.inference.prediction_table import check_request
 from gsplit.run.config import TrainSettings, applies_to_verify, load_settings
+from gsplit.run.folder import latest_checkpoint, load_run, training_folder
 from gsplit.store.reader import open_store
 from gsplit.training.scalar_log import check_log_folder
 
@@ -106,18 +107,14 @@ def _with_checked_log(settings: TrainSettings, run: Path | None) -> TrainSetting
 
 
 class _Kept:
-    """The text about a run that was ended: how to resume it, if that is possible.
-
-    Files are found by their names, without ``run.folder``: the signal may have come while torch was being imported,
-    which cannot be done again.
-    """
+    """The text about a run that was ended: how to resume it, if that is possible."""
 
     def __init__(self, run: Path | None) -> None:
         self._run = run
 
     @property
     def _has_checkpoints(self) -> bool:
-        return self._run is not None and any(self._run.glob("*/checkpoints/step-*.safetensors"))
+        return self._run is not None and latest_checkpoint(self._run) is not None
 
     @property
     def exit_code(self) -> int:
@@ -133,8 +130,6 @@ class _Kept:
 
 
 def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
-    from gsplit.run.folder import latest_checkpoint, load_run, training_folder
-
     if out not in (None, run):
         raise InputError(explain("--out", f"{run}, the run that is resumed", out, "leave it out"))
     if latest_checkpoint(run) is None:

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from gsplit.array_types import Array, Ids
-from gsplit.errors import InputError, explain
 from gsplit.features.protocol import HostSource, RowSource, RowsRead
 from gsplit.features.sources import check_ids, kernel_places, read_to_device
 from gsplit.kernels.jit import kernel
@@ -306,10 +305,6 @@ def typed_hotness(store: GraphStore, first: int, stop: int, vertex_type: str) ->
 
 def hotness_of(store: GraphStore, first: int, stop: int) -> Array:
     """How often presampling loaded the vertices ``first .. stop - 1``."""
-    if "hotness" not in store.names:
-        fix = "run gsplit partition, or leave the cache out"
-        got = f"a store with {', '.join(sorted(store.names))}"
-        raise InputError(explain("cache", "a partitioned store, which has the hotness of its rows", got, fix))
     low = store.vertex_range[0]
     return store.stored_array("hotness")[first - low : stop - low]
 

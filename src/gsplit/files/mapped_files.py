@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from gsplit.array_types import Array
-from gsplit.errors import StoreError, explain
+from gsplit.errors import InputError, StoreError, explain
 
 __all__ = [
     "MappedFile",
     "check_files",
+    "check_workspace",
     "create_mapped",
     "files_behind",
     "fill_mapped",
@@ -121,3 +122,10 @@ def _map_new(file: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: in
     num_bytes = offset + prod(shape) * dtype.itemsize
     reserve(file, num_bytes, path)
     return np.frombuffer(map_file(file, num_bytes, path, writable=True), dtype, prod(shape), offset).reshape(shape)
+
+
+def check_workspace(folder: Path | None) -> None:
+    """Refuse a folder for activations that cannot be written to. None is the temporary folder."""
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        got = "a folder without write permission" if folder.is_dir() else "no folder of this name"
+        raise InputError(explain(f"workspace {folder}", "a folder to write in", got, "create it, or choose another"))

@@ -8,13 +8,16 @@ import functools
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from gsplit.errors import InputError, explain
+
+if TYPE_CHECKING:  # the command line checks the number of ranks before it imports torch
+    import torch
+    from torch import Tensor
 
 __all__ = ["Ownership", "lightest_runs", "original_ids_of", "own_equally", "own_parts"]
 
@@ -25,6 +28,7 @@ class Ownership:
 
     Of three ranks, rank 0 owns vertices 0..4, rank 1 owns none and rank 2 owns 5..9:
 
+    >>> import torch
     >>> Ownership((0, 5, 5, 10)).owners(torch.tensor([0, 4, 5, 9])).tolist()
     [0, 0, 2, 2]
     """
@@ -51,14 +55,18 @@ class Ownership:
         """The first vertex of a rank, and one past its last."""
         return self.boundaries[rank], self.boundaries[rank + 1]
 
-    def owners(self, ids: Tensor) -> Tensor:
+    def owners(self, ids: "Tensor") -> "Tensor":
         """The rank that owns each vertex."""
+        import torch
+
         return torch.searchsorted(_inner_boundaries(self.boundaries, ids.dtype, ids.device), ids, right=True)
 
 
 @functools.lru_cache(maxsize=64)
-def _inner_boundaries(boundaries: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _inner_boundaries(boundaries: tuple[int, ...], dtype: "torch.dtype", device: "torch.device") -> "Tensor":
     """The first vertex of every rank but the first, on a device. Cached, so that it is copied once."""
+    import torch
+
     return torch.tensor(boundaries[1:-1], dtype=dtype, device=device)
 
 
@@ -125,12 +133,15 @@ def _count_runs(ends: list[int], heaviest: int) -> int:
     return runs
 
 
-def original_ids_of(ids: Tensor, original_ids: npt.NDArray[np.int64], first_vertex: int) -> Tensor:
+def original_ids_of(ids: "Tensor", original_ids: npt.NDArray[np.int64], first_vertex: int) -> "Tensor":
     """The original ids of some vertices. ``original_ids[i]`` is that of ``first_vertex + i``; empty: ids are original.
 
+    >>> import torch
     >>> original_ids_of(torch.tensor([6, 5]), np.array([40, 50]), first_vertex=5).tolist()
     [50, 40]
     """
     if not original_ids.size:
         return ids
+    import torch
+
     return torch.from_numpy(original_ids[ids.cpu().numpy() - first_vertex]).to(ids.device)

@@ -12,7 +12,6 @@ computed as on the full graph. Memory holds one chunk, the disk every layer's ou
 """
 
 import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.protocol import RowSource, take_rows
 from gsplit.features.sources import MappedRows
-from gsplit.files.mapped_files import temporary_mapped
+from gsplit.files.mapped_files import check_workspace, temporary_mapped
 from gsplit.graph.blocks import Block, FrontierIds
 from gsplit.graph.ownership import Ownership, own_equally
 from gsplit.inference.closure import RequiredVertices, edge_chunks, num_rounds, row_chunks
@@ -63,7 +62,6 @@ __all__ = [
     "LayerwisePass",
     "ReachedEndpoints",
     "ReachedLayer",
-    "check_workspace",
     "evaluating",
     "flat_mesh",
     "inference_ownership",
@@ -359,13 +357,6 @@ def write_rows(target: npt.NDArray[Any], places: Ids, rows: Tensor) -> None:
     """Write rows of any type into a workspace file."""
     rows = rows.detach().cpu()
     target[places] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
-
-
-def check_workspace(folder: Path | None) -> None:
-    """Refuse a folder for activations that cannot be written to. None is the temporary folder."""
-    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        got = "a folder without write permission" if folder.is_dir() else "no folder of this name"
-        raise InputError(explain(f"workspace {folder}", "a folder to write in", got, "create it, or choose another"))
 
 
 def _new_workspace_file(folder: str | Path | None, name: str, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gsplit.errors import InputError, explain
+from gsplit.inference.metric_names import check_metric_names
 
 __all__ = [
-    "DEFAULT_METRICS",
     "METRICS",
     "Metric",
     "Scored",
@@ -164,9 +164,6 @@ METRICS: dict[str, Metric] = {
 }
 """Every metric by its name."""
 
-DEFAULT_METRICS = {"cross_entropy": "accuracy", "bce": "f1_micro", "mse": "rmse", "l1": "mae", "huber": "rmse"}
-"""The default metric of each loss."""
-
 
 def check_metrics(names: Sequence[str], *, of_pairs: bool = False) -> list[Metric]:
     """Look up metrics by name; the first one determines the best evaluation. Those of pairs: mrr and hits@K.
@@ -174,16 +171,7 @@ def check_metrics(names: Sequence[str], *, of_pairs: bool = False) -> list[Metri
     >>> [metric.name for metric in check_metrics(["mrr", "hits@10"], of_pairs=True)]
     ['mrr', 'hits@10']
     """
-    for name in names:
-        number = name[5:] if isinstance(name, str) and name.startswith("hits@") else ""
-        ranks = name == "mrr" or (number.isdecimal() and int(number) > 0)
-        if not (ranks if of_pairs else name in METRICS):
-            expected = "mrr or hits@K for pairs" if of_pairs else f"one of {', '.join(METRICS)}"
-            raise InputError(explain("metric", expected, name, "choose one of these"))
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            explain("metric", "at least one, each once", ", ".join(names) or "an empty list", "name each once")
-        )
+    check_metric_names(names, of_pairs=of_pairs)
     return [Metric(name, True, None, float) if of_pairs else METRICS[name] for name in names]
 
 

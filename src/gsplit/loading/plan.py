@@ -29,8 +29,8 @@ from gsplit.minibatch.local_graph import (
     make_ownership,
     type_of_targets,
 )
-from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
-from gsplit.planner.auto import AUTO, PlannedSteps, resolve_strategy
+from gsplit.minibatch.strategy_names import AUTO, StrategySpec, parse_strategy
+from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
 from gsplit.sampling.pairs import StoredPairs

@@ -25,10 +25,13 @@ from typing import Literal
 
 from gsplit.errors import InputError, explain
 
-__all__ = ["StrategySpec", "TargetPlacement", "all_strategies", "parse_strategy"]
+__all__ = ["AUTO", "StrategySpec", "TargetPlacement", "all_strategies", "parse_strategy"]
 
 TargetPlacement = Literal["owner", "strided"]
 """The rank that takes a target of the mini-batch: its owner, or the ranks in turn."""
+
+AUTO = "auto"
+"""Stands for the strategy that the planner chooses, in place of a name."""
 
 _EXPECTED = "split, data, data_cached or hybrid(k); data(owner), data_cached(strided)"
 

@@ -18,7 +18,7 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import GSplitError, InputError, explain
 from gsplit.files.byte_sizes import parse_bytes
-from gsplit.minibatch.strategy_names import all_strategies
+from gsplit.minibatch.strategy_names import AUTO, all_strategies
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.calibration import cache_file, device_file, known_machine, measure_sampling
 from gsplit.planner.hardware import PRESETS, Hardware, preset_of, read_hardware
@@ -31,9 +31,7 @@ from gsplit.sampling.protocol import Fanout
 from gsplit.store.protocol import GraphStore
 from gsplit.store.reader import Store
 
-__all__ = ["AUTO", "PlannedSteps", "fit_to_graph", "resolve_strategy"]
-
-AUTO = "auto"
+__all__ = ["PlannedSteps", "fit_to_graph", "resolve_strategy"]
 
 
 def fit_to_graph(hardware: Hardware, workload: Workload) -> Hardware:

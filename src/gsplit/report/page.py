@@ -13,7 +13,7 @@ from gsplit.files.atomic import write_atomic
 from gsplit.report.figures import as_png, draw_run, draw_run_loads, draw_timeline, load_figure, typical_window
 from gsplit.report.reading import Run, read_run
 from gsplit.report.trace import write_trace
-from gsplit.run.recipe import check_new_file
+from gsplit.run.preflight import check_new_file
 
 __all__ = [
     "Picture",

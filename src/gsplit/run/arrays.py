@@ -1,60 +1,16 @@
-"""The arrays of a store that a run reads: input features, and the labels of its targets.
+"""The arrays of a store that a run trains from: input features, and values of edges.
 
-The targets of a heterogeneous graph are of one vertex type, named before them ("paper/train"). Labels are those of the
-type. ``--features x,z`` are those of x and z that a type has.
+In a heterogeneous graph, ``--features x,z`` are those of x and z that a vertex type has.
 """
 
-from dataclasses import dataclass
 from math import prod
 from typing import TypedDict
 
-import numpy as np
-import torch
-
-from gsplit.array_types import Array, Ids
 from gsplit.errors import InputError, explain
-from gsplit.minibatch.local_graph import ArrayNames
 from gsplit.run.config import TrainSettings
 from gsplit.store.reader import Store
 
-__all__ = ["ArrayOptions", "TargetLabels", "array_names", "feature_arrays", "labels_of", "typed_widths"]
-
-
-@dataclass(frozen=True)
-class TargetLabels:
-    """The labels of the vertices that targets are of."""
-
-    name: str
-    array: Array
-    dtype: str
-    num_classes: int
-    class_names: tuple[str, ...]
-
-    def rows(self, store: Store, ids: Ids) -> Array:
-        """The labels of vertices by internal id."""
-        places = ids - store.vertex_range[0]
-        if store.types is not None:
-            places = store.types.rows(torch.from_numpy(np.array(ids))).numpy()  # a copy: ids may be a read-only map
-        found: Array = self.array[places]
-        return found
-
-
-def labels_of(store: Store, targets: str) -> TargetLabels:
-    """The labels of some targets; refused if there are none."""
-    vertex_type = targets.rpartition("/")[0] if store.types is not None else ""
-    if store.types is not None:
-        store.stored_array(f"targets/{targets}")  # refuses names without a type, and unknown types
-    name = f"y/{vertex_type}" if vertex_type else "y"
-    if name not in store.names:
-        what = f"labels of {vertex_type} to train on" if vertex_type else "labels to train on"
-        raise InputError(explain("the store", what, ", ".join(sorted(store.names)), "import labels with the graph"))
-    num_classes = store.num_classes
-    class_names = store.class_names
-    if store.types is not None:
-        entry = store.manifest.vertex_types[store.types.number(vertex_type)]
-        num_classes = entry.num_classes
-        class_names = tuple(entry.class_names)
-    return TargetLabels(name, store.stored_array(name), store.dtype(name), num_classes, class_names)
+__all__ = ["ArrayOptions", "array_names", "feature_arrays", "typed_widths"]
 
 
 class ArrayOptions(TypedDict):
@@ -79,6 +35,8 @@ def array_names(settings: TrainSettings, store: Store) -> ArrayOptions:
 
 def feature_arrays(settings: TrainSettings, store: Store) -> list[str]:
     """The features of a run by their names in the store, such as "x" or "paper/x"."""
+    from gsplit.minibatch.local_graph import ArrayNames  # torch, only when used
+
     return ArrayNames(store, array_names(settings, store)["features"], None, None).stored_features
 
 

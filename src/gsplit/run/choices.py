@@ -18,14 +18,17 @@ from gsplit.errors import InputError, StoreError, explain
 from gsplit.files.byte_sizes import parse_bytes
 from gsplit.graph.graph import Graph
 from gsplit.inference.layerwise import flat_mesh, inference_ownership
-from gsplit.inference.metrics import DEFAULT_METRICS, Metric
+from gsplit.inference.metric_names import DEFAULT_METRICS, ERRORS_OF_FLOATS
+from gsplit.inference.metrics import Metric
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
 from gsplit.planner.plan import Choice, planned_types
 from gsplit.planner.shapes import PlannedModel
-from gsplit.run.arrays import TargetLabels, feature_arrays, labels_of
+from gsplit.run.arrays import feature_arrays
 from gsplit.run.config import TYPED_MODELS, TrainSettings
+from gsplit.run.labels import OTHER_LABELS, TargetLabels, labels_of
+from gsplit.run.preflight import refuse_link_settings
 from gsplit.run.results import ModelShape, RunView
 from gsplit.sampling.draws import DrawOptions
 from gsplit.sampling.pairs import StoredPairs
@@ -54,12 +57,10 @@ __all__ = [
     "make_loss",
     "num_outputs",
     "own_labels",
-    "refuse_link_settings",
     "refuse_typed_settings",
 ]
 
 _VERIFY = "run gsplit inspect --verify, then restore the store or import it again"
-_CONVERT = "import the labels in another form, or choose another --loss"
 
 
 def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView | None = None) -> TrainSettings:
@@ -80,15 +81,6 @@ def choose_loss(settings: TrainSettings, store: Store, mesh: Mesh, view: RunView
     held = f"{labels.name} holds {_describe(labels, loss)}"
     (view or RunView()).note(f"loss {loss}, metric {metric}: {held} (--loss, --metric)")
     return settings.model_copy(update={"loss": loss, "metric": metric})
-
-
-def refuse_link_settings(settings: TrainSettings) -> None:
-    """Refuse what only link prediction has in a run on vertices."""
-    given = {"loss": settings.loss == "bpr", "neg_sampling": settings.neg_sampling is not None}
-    for name, is_given in given.items():
-        if is_given:
-            fix = "add --task link, or leave it out"
-            raise InputError(explain(name, "a setting of --task node", getattr(settings, name), fix))
 
 
 def refuse_typed_settings(settings: TrainSettings, store: Store) -> None:
@@ -139,25 +131,25 @@ def choose_for_pairs(settings: TrainSettings, store: Store) -> TrainSettings:
 def fitting_loss(store: Store, targets: str) -> str:
     """The loss that fits the labels of these targets, as far as they are held here."""
     labels = labels_of(store, targets)
-    if _is_classes(labels):
+    if labels.is_classes:
         return "cross_entropy"
-    if _num_columns(labels) > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets, labels)):
+    if labels.num_columns > 1 and all(is_binary(rows).all() for rows in _label_rows(store, targets, labels)):
         return "bce"
-    if not _is_float(labels):
-        raise InputError(explain(labels.name, "classes, columns of 0 and 1, or floats", _form(labels), _CONVERT))
+    if not labels.is_float:
+        raise InputError(explain(labels.name, "classes, columns of 0 and 1, or floats", labels.form, OTHER_LABELS))
     return "mse"
 
 
 def num_outputs(labels: TargetLabels, loss: str) -> int:
     """Columns of the model's output: one per class, or one per column of labels."""
-    _check_form(labels, loss)
-    return labels.num_classes if loss == "cross_entropy" else _num_columns(labels)
+    labels.check_form(loss)
+    return labels.num_classes if loss == "cross_entropy" else labels.num_columns
 
 
 def check_labels(store: Store, targets: str, loss: str) -> None:
     """Refuse targets without a label that the loss takes, as far as they are held here."""
     labels = labels_of(store, targets)
-    _check_form(labels, loss)
+    labels.check_form(loss)
     if store.stored_targets(targets)[2] == 0:
         raise InputError(explain(f"targets/{targets}", "at least one target", "an empty list", "name other targets"))
     unlabelled = 0
@@ -167,44 +159,12 @@ def check_labels(store: Store, targets: str, loss: str) -> None:
             raise StoreError(explain(labels.name, f"classes 0..{labels.num_classes - 1}", int(rows.max()), _VERIFY))
         if loss == "bce" and not is_binary(rows).all():
             other = rows[~is_binary(rows)][0]
-            raise InputError(explain(labels.name, "0, 1 or no label everywhere for --loss bce", other, _CONVERT))
+            raise InputError(explain(labels.name, "0, 1 or no label everywhere for --loss bce", other, OTHER_LABELS))
         if np.isinf(rows).any():
             raise InputError(explain(labels.name, "finite values", rows[np.isinf(rows)][0], "import other labels"))
     if unlabelled:
         fix = "leave unlabelled vertices out of the targets"
         raise InputError(explain(f"targets/{targets}", "a label of every target", f"{unlabelled} without", fix))
-
-
-def _check_form(labels: TargetLabels, loss: str) -> None:
-    has_columns = labels.array.ndim <= 2
-    if loss == "cross_entropy":
-        expected = "one class per vertex, as integers,"
-        fits = _is_classes(labels)
-    elif loss == "bce":
-        expected = "columns of 0 and 1"
-        fits = has_columns and labels.dtype != "bfloat16"
-    else:
-        expected = "columns of floats"
-        fits = has_columns and _is_float(labels)
-    if not fits:
-        raise InputError(explain(labels.name, f"{expected} for --loss {loss}", _form(labels), _CONVERT))
-
-
-def _form(labels: TargetLabels) -> str:
-    return f"{labels.dtype} {list(labels.array.shape)}"
-
-
-def _is_classes(labels: TargetLabels) -> bool:
-    whole = bool(np.issubdtype(labels.array.dtype, np.integer)) and labels.dtype != "bfloat16"
-    return labels.array.ndim == 1 and whole
-
-
-def _is_float(labels: TargetLabels) -> bool:
-    return bool(np.issubdtype(labels.array.dtype, np.floating))
-
-
-def _num_columns(labels: TargetLabels) -> int:
-    return 1 if labels.array.ndim == 1 else int(labels.array.shape[1])
 
 
 def own_labels(store: Store, targets: str, mesh: Mesh) -> Array:
@@ -236,7 +196,7 @@ def is_binary(rows: Array) -> Array:
 def _describe(labels: TargetLabels, loss: str) -> str:
     if loss == "cross_entropy":
         return f"{labels.num_classes} classes"
-    return f"{_num_columns(labels)} column(s) of {'0 and 1' if loss == 'bce' else labels.dtype}"
+    return f"{labels.num_columns} column(s) of {'0 and 1' if loss == 'bce' else labels.dtype}"
 
 
 _BALANCED = "balanced"
@@ -288,17 +248,12 @@ def _count_classes(store: Store, targets: str, mesh: Mesh) -> Tensor:
     return counts
 
 
-_ERRORS = ("rmse", "mae")
-
-
 def check_metric_labels(store: Store, names: Sequence[str], metrics: Sequence[Metric], loss: str, mesh: Mesh) -> None:
     """Refuse metrics that do not fit the labels of these target lists. A collective."""
     labels = labels_of(store, names[0])
     for metric in metrics:
-        if metric.name in _ERRORS and (loss == "cross_entropy" or not _is_float(labels)):
-            fix = "choose accuracy, f1_micro, f1_macro or roc_auc"
-            raise InputError(explain(f"metric {metric.name}", "float labels", labels.dtype, fix))
-    of_classes = [metric.name for metric in metrics if metric.name not in _ERRORS]
+        labels.check_metric(metric.name, loss)
+    of_classes = [metric.name for metric in metrics if metric.name not in ERRORS_OF_FLOATS]
     for place, name in enumerate(names):
         rows = own_labels(store, name, mesh)
         labelled, others = _sum(mesh, [is_labelled(rows).sum(), (~is_binary(rows)).sum()])

@@ -25,11 +25,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
-from torch.nn import Module
 
 from gsplit.errors import InputError, explain
 from gsplit.files.atomic import TEMPORARY_SUFFIX, open_lock, try_lock, write_atomic
@@ -38,9 +36,13 @@ from gsplit.files.untrusted import Expected, open_regular, read_bounded, read_do
 from gsplit.run.config import TrainSettings, check_settings
 from gsplit.run.results import ModelShape, history_as_dict
 from gsplit.store.manifest import MAX_EDGE_TYPES, MAX_VERTEX_TYPES, ClassNames, ColumnNames, Word
-from gsplit.training.checkpoints.files import latest_file, list_checkpoints, remove_unused
-from gsplit.training.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file, write_tensor_file
-from gsplit.training.train_state import History
+from gsplit.training.checkpoints.names import latest_file, list_checkpoints, remove_unused
+
+if TYPE_CHECKING:  # the command line checks a folder before it imports torch
+    from torch import Tensor
+    from torch.nn import Module
+
+    from gsplit.training.train_state import History
 
 __all__ = [
     "begin_run",
@@ -278,9 +280,11 @@ def write_settings(run: Path, settings: TrainSettings, shape: ModelShape) -> Non
 
 
 def finish_run(
-    run: Path, settings: TrainSettings, shape: ModelShape, weights: Mapping[str, Tensor], history: History
+    run: Path, settings: TrainSettings, shape: ModelShape, weights: "Mapping[str, Tensor]", history: "History"
 ) -> None:
     """Write the trained model, make its training the current one atomically, and remove the others."""
+    from gsplit.training.checkpoints.tensor_file import write_tensor_file
+
     training = training_folder(run)
     write_tensor_file(training / _WEIGHTS, weights, {})
     write_atomic(training / _HISTORY, [json.dumps(history_as_dict(history), allow_nan=False).encode()])
@@ -342,13 +346,15 @@ def read_settings(path: Path) -> tuple[TrainSettings, ModelShape]:
     return check_settings(document.settings, lambda key: f"{path}: settings.{key}"), shape
 
 
-def load_weights(run: Path, model: Module) -> None:
+def load_weights(run: Path, model: "Module") -> None:
     """Load the weights of a finished run into its model."""
     read_weights(finished_folder(run) / _WEIGHTS, model)
 
 
-def read_weights(path: Path, model: Module) -> None:
+def read_weights(path: Path, model: "Module") -> None:
     """Load ``weights.safetensors`` into a model."""
+    from gsplit.training.checkpoints.tensor_file import MAX_HEADER_BYTES, parse_tensor_file
+
     wanted = model.state_dict()
     limit = sum(tensor.nbytes for tensor in wanted.values()) + MAX_HEADER_BYTES + 8
     weights = parse_tensor_file(read_bounded(path, limit, _SOME_WEIGHTS, follow=False), path).tensors
@@ -359,8 +365,11 @@ def read_weights(path: Path, model: Module) -> None:
         expected = f"{_describe(tensor)}, as in this model"
         if _describe(weights[name]) != _describe(tensor):
             raise InputError(explain(f"{path}: {name}", expected, _describe(weights[name]), _FIX))
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if weights[name].isnan().any():
+            raise _SOME_WEIGHTS.refuse(path, f"NaN in {name}")
     model.load_state_dict(weights)
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe(tensor: "Tensor") -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -15,20 +15,20 @@ from torch.nn import Module
 from gsplit.distributed.comm.comm import run_on_rank_zero
 from gsplit.distributed.comm.mesh import Mesh
 from gsplit.errors import InputError, explain
-from gsplit.files.objects import shown_place
-from gsplit.files.places import is_file
 from gsplit.inference.infer import write_predictions
-from gsplit.inference.prediction_table import What, default_what
+from gsplit.inference.prediction_table import What
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
 from gsplit.nn.parallelize import parallelize
 from gsplit.progress import Progress, silent
-from gsplit.run.arrays import array_names, labels_of, typed_widths
+from gsplit.run.arrays import array_names, typed_widths
 from gsplit.run.choices import check_degrees, choose_loss, fitting_loss, make_loss, num_outputs, plan_strategy
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import load_run, load_weights
+from gsplit.run.labels import labels_of
 from gsplit.run.models import EDGE_WEIGHT_MODELS, make_model, make_typed_model
+from gsplit.run.preflight import check_features, check_new_file, choose_what, columns_of, num_columns
 from gsplit.run.results import InferenceResult, ModelShape
 from gsplit.sampling.pairs import Negatives, StoredPairs
 from gsplit.store.reader import Store
@@ -37,8 +37,6 @@ from gsplit.training.verification import Verification, verify
 __all__ = [
     "PairOptions",
     "build_model",
-    "check_new_file",
-    "choose_what",
     "infer_run",
     "make_loader",
     "pair_options",
@@ -71,45 +69,12 @@ def shape_of(store: Store, settings: TrainSettings) -> ModelShape:
         shape = store.stored_array(f"edges/{settings.edge_attr}").shape
         edge_features = shape[1] if len(shape) == 2 else 1
     return ModelShape(
-        num_features=_num_columns(store, settings),
+        num_features=num_columns(store, settings),
         num_classes=outputs,
         num_edge_features=edge_features,
         class_names=class_names,
-        feature_columns=_columns(store, settings),
+        feature_columns=columns_of(store, settings),
     )
-
-
-def _num_columns(store: Store, settings: TrainSettings) -> int:
-    return sum(store.shape(f"features/{name}")[1] for name in settings.feature_names)
-
-
-def _columns(store: Store, settings: TrainSettings) -> tuple[str, ...]:
-    """The names of the feature columns in the imported table, if they are stored."""
-    return tuple(store.manifest.feature_columns) if settings.feature_names == ["x"] else ()
-
-
-def _check_features(store: Store, settings: TrainSettings, trained: ModelShape) -> None:
-    """Refuse features whose number or order of columns differs from training, and other types."""
-    fix = "give the store it was trained on, or one like it"
-    if store.types is not None or trained.widths:
-        edge_types = () if store.types is None else store.types.edge_types
-        widths = {} if store.types is None else typed_widths(settings, store)
-        if widths != trained.widths:
-            raise InputError(explain(store.where, f"features by type {dict(trained.widths)}", widths, fix))
-        if edge_types != trained.edge_types:
-            raise InputError(explain(store.where, f"edge types {trained.edge_types}", edge_types, fix))
-        return
-    width = _num_columns(store, settings)
-    columns = _columns(store, settings)
-    if width != trained.num_features:
-        raise InputError(explain(store.where, f"{trained.num_features} features", width, fix))
-    if columns and trained.feature_columns and columns != trained.feature_columns:
-        place = next(i for i in range(width) if columns[i] != trained.feature_columns[i])
-        expected = f"{trained.feature_columns[place]} as column {place} of the features, as in training"
-        fix = (
-            "import with --feature-column for each of them, in the order that gsplit inspect --json shows of that store"
-        )
-        raise InputError(explain(store.where, expected, columns[place], fix))
 
 
 class PairOptions(TypedDict, total=False):
@@ -216,7 +181,7 @@ def infer_run(
     settings, shape = load_run(run)
     what = choose_what(settings, out, what)
     run_on_rank_zero(mesh.control, "check output", lambda: check_new_file(out, overwrite=overwrite))
-    _check_features(store, settings, shape)
+    check_features(store, settings, shape)
     model = build_model(settings, shape, store)
     load_weights(run, model)
     made = write_predictions(
@@ -232,23 +197,6 @@ def infer_run(
         **array_names(settings, store),
     )
     return InferenceResult(made, mesh.size)
-
-
-def choose_what(settings: TrainSettings, out: Path, what: What | None) -> What:
-    """What to write: the given choice if it fits the model, otherwise the default of the file."""
-    classifies = not settings.of_pairs and settings.loss in (None, "cross_entropy")  # None: a run of an older version
-    if what not in (None, "outputs") and not classifies:
-        fix = "leave --what out: the file holds the values"
-        trained = "on pairs" if settings.of_pairs else f"with {settings.loss}"
-        raise InputError(explain("--what", f"outputs, for a model trained {trained}", what, fix))
-    return what or default_what(out, classifies=classifies)
-
-
-def check_new_file(path: Path, *, overwrite: bool) -> None:
-    """Refuse an existing file unless it may be overwritten."""
-    if (is_file(path) or path.exists()) and not overwrite:
-        fix = "choose another --out, or pass --overwrite"
-        raise InputError(explain(shown_place(path), "a new file", "a file", fix))
 
 
 def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:

@@ -31,7 +31,7 @@ from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, init, solo_mesh
 from gsplit.distributed.launch import launcher
 from gsplit.errors import InputError
-from gsplit.planner.auto import AUTO
+from gsplit.minibatch.strategy_names import AUTO
 from gsplit.planner.plan import Setup, StepTime, explain_times, find_fastest
 from gsplit.run.choices import choose_loss, make_loss, plan_strategy
 from gsplit.run.config import TrainSettings

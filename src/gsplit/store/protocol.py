@@ -411,7 +411,10 @@ _SINGLE = {
     "original_ids": ("a renumbered graph", "use original_ids(), which works for every store"),
     "internal_ids": ("stored internal ids", "use store.internal_ids, which works for every whole store"),
     "edge_type": ("a heterogeneous graph", "import a graph with vertex types (docs/heterogeneous.md)"),
-    "hotness": ("a partitioned store", "run gsplit partition first"),
+    "hotness": (
+        "a partitioned store, which has the hotness of its rows",
+        "run gsplit partition, or leave cache and copies out",
+    ),
 }
 
 
@@ -428,6 +431,6 @@ def missing_array(where: object, name: str, names: list[str]) -> InputError:
     kind, fix = found
     alike = [other for other in names if other == folder or other.startswith(f"{folder}/")]
     if not alike:
-        return InputError(explain(where, kind, f"none; {name} was asked for", fix))
+        return InputError(explain(where, kind, f"no {name} among {', '.join(names)}", fix))
     expected = f"one of the {kind} it has, {', '.join(alike)}"
     return InputError(explain(where, expected, name, "use one of these names"))

@@ -26,7 +26,8 @@ from gsplit.errors import InputError, explain
 from gsplit.graph.types import EdgeType
 from gsplit.inference.evaluate import evaluate_targets
 from gsplit.inference.evaluate_links import LinkEvaluationOptions, evaluate_pair_lists
-from gsplit.inference.metrics import DEFAULT_METRICS, check_metrics
+from gsplit.inference.metric_names import DEFAULT_METRICS
+from gsplit.inference.metrics import check_metrics
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader, Pairs
 from gsplit.minibatch.batch import Batch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gsplit.run.folder import checkpoint_folder
-from gsplit.training.checkpoints.files import checkpoint_path
+from gsplit.training.checkpoints.names import checkpoint_path
 
 PROGRAM = """
 import os, signal, sys

@@ -9,7 +9,7 @@ from gsplit.cli.tasks import InferTask, TrainTask
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import checkpoint_folder
-from gsplit.training.checkpoints.files import checkpoint_path
+from gsplit.training.checkpoints.names import checkpoint_path
 
 
 def _task(out: Path | None, **more: object) -> TrainTask:

@@ -1,6 +1,7 @@
 """``gsplit train`` and its relatives in this process: options, what is said and when, what is refused."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -171,7 +172,7 @@ def test_an_interrupted_run_says_what_is_kept_and_how_to_keep_it(tmp_path: Path)
     assert str(_Kept(None)) == "no weights were kept; --out RUN keeps them, also of a run that is interrupted"
     assert str(_Kept(tmp_path)) == "no weights were kept: there was no checkpoint yet"
     (tmp_path / "1" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "1" / "checkpoints" / "step-1.safetensors").touch()
+    (tmp_path / "1" / "checkpoints" / "step-00000001.safetensors").touch()
     assert str(_Kept(tmp_path)) == f"the latest checkpoint of {tmp_path} is kept; to continue: --resume {tmp_path}"
 
 
@@ -212,7 +213,7 @@ def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(
         (["train", "STORE", "--fanout", "5;5"], "--fanout: expected numbers like 15,10,5 (got 5;5)"),
         (["train", "STORE", "--hidden", "10", "--model", "gat"], "hidden: expected a multiple of 4 heads (got 10)"),
         (["train", "STORE", "--replicas", "2", "--nproc", "3"], "--replicas: expected a divisor of 3 ranks (got 2)"),
-        (["train", "STORE", "--replicas", "2"], "replicas: expected 1 for one process (got 2)"),
+        (["train", "STORE", "--replicas", "2"], "replicas: expected a divisor of 1 ranks (got 2)"),
         (["train", "STORE", "--lr", "-1"], "lr: expected greater than 0"),
         (["train", "STORE", "--norm", "none"], "norm: expected 'batch_norm' or 'layer_norm' (got none)"),
         (["train", "STORE", "--targets", "holdout", "--nproc", "2"], "targets/holdout"),
@@ -235,12 +236,68 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
     assert done.stderr.count("error:") == 1
 
 
-@pytest.mark.parametrize("command", ["train", "verify"])
-def test_a_model_that_does_not_exist_is_refused_before_anything_is_announced(store: Store, command: str) -> None:
-    done = _run(command, str(store.path), "--model", "resnet")
-    assert done.exit_code == 2
-    assert "model: expected one of sage, sage_max" in done.stderr and "(got resnet)" in done.stderr
-    assert "starting" not in done.stderr
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (["train", "--model", "resnet"], "model: expected one of sage, sage_max, .* .got resnet"),
+        (["verify", "--model", "resnet"], "model: expected one of sage, sage_max, .* .got resnet"),
+        (["train", "--strategy", "magic"], "strategy: expected split, data, .*got 'magic'"),
+        (["verify", "--strategy", "hybrid(9)"], r"strategy: expected hybrid\(k\), .*got 'hybrid\(9\)'"),
+        (["train", "--device", "gpu"], "device: expected cpu or cuda .got gpu"),
+        (["train", "--sample-device", "gpu"], "device: expected cpu or cuda .got gpu"),
+        (["train", "--nproc", "3", "--replicas", "2"], "--replicas: expected a divisor of 3 ranks .got 2"),
+        (["train", "--nproc", "2", "--min-ranks", "3"], "--min-ranks: expected at most the 2 of --nproc .got 3"),
+        (
+            ["train", "--nproc", "2", "--strategy", "data", "--norm", "batch_norm"],
+            "--norm batch_norm: expected each vertex computed on one rank .got --strategy data on 2 ranks",
+        ),
+        (["train", "--cache", "much"], "cache: expected a size in bytes .got 'much'"),
+        (["train", "--copies", "much"], "copies: expected a size in bytes .got 'much'"),
+        (["train", "--device-cache", "much"], "device_cache: expected a size in bytes .got 'much'"),
+        (
+            ["train", "--cache", "1GB"],
+            "expected a partitioned store, .* .got no hotness among features/x, .*gsplit part",
+        ),
+        (["train", "--features", "z"], "expected one of the features it has, features/x .got features/z"),
+        (["train", "--edge-attr", "w"], "expected per-edge values .got no edges/w among "),
+        (["train", "--loss", "mse"], "y: expected columns of floats for --loss mse .got int64 "),
+        (["train", "--loss", "bpr"], "loss: expected a setting of --task node .got bpr"),
+        (["train", "--metric", "f1"], "metric: expected one of accuracy, .* .got f1"),
+        (["train", "--metric", "rmse"], "metric rmse: expected float labels .got int64"),
+        (["train", "--task", "link", "--metric", "rmse"], "metric: expected mrr or hits@K for pairs .got rmse"),
+        (["infer", "--weights", "absent", "--out", "o.npy"], "absent/settings.json: expected the settings of a run"),
+    ],
+)
+def test_wrong_settings_are_refused_before_torch_is_imported(store: Store, args: list[str], message: str) -> None:
+    code = "import sys; sys.modules['torch'] = None; from gsplit.cli.main import main; main()"  # importing it fails
+    words = [sys.executable, "-c", code, args[0], str(store.path), *args[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert re.search(f"^error: .*{message}", done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1  # and nothing was announced
+
+
+def test_a_run_that_exists_is_refused_before_torch_is_imported(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "1" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "1" / "checkpoints" / "step-00000007.safetensors").touch()
+    code = "import sys; sys.modules['torch'] = None; from gsplit.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "train", str(store.path), "--out", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2 and "starting" not in done.stderr
+    assert "expected an empty or new folder (got an unfinished run with checkpoints)" in done.stderr
+
+
+def test_cuda_is_refused_at_once_with_a_torch_that_is_built_without_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('not to be imported')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for cuda, code, shown in (("None", 2, "built for GPUs (got torch 9.9+cpu)"), ("'13.0'", 1, "not to be imported")):
+        (tmp_path / "torch" / "version.py").write_text(f"__version__ = '9.9+cpu'\ncuda = {cuda}\nhip = None\n")
+        words = [sys.executable, "-m", "gsplit", "train", str(store.path), "--device", "cuda"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == code and shown in done.stderr, done.stderr
 
 
 def test_more_ranks_than_parts_are_refused_before_they_start(store: Store, tmp_path: Path) -> None:

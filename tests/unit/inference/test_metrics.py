@@ -11,7 +11,8 @@ from torch import Tensor
 from gsplit import InputError
 from gsplit.distributed.comm.comm import Call, SoloComm, Work
 from gsplit.inference.evaluate import TargetScores
-from gsplit.inference.metrics import DEFAULT_METRICS, METRICS, check_metrics, rank_area
+from gsplit.inference.metric_names import DEFAULT_METRICS, METRIC_NAMES
+from gsplit.inference.metrics import METRICS, check_metrics, rank_area
 from gsplit.training.losses import LOSSES
 
 RNG = np.random.default_rng(3)
@@ -108,6 +109,7 @@ def test_errors_of_values() -> None:
 def test_lower_is_better_for_errors_only() -> None:
     assert [name for name, metric in METRICS.items() if metric.is_better(1.0, 2.0)] == ["rmse", "mae"]
     assert DEFAULT_METRICS.keys() == LOSSES.keys()
+    assert tuple(METRICS) == METRIC_NAMES
 
 
 def test_what_does_not_fit_is_refused() -> None:

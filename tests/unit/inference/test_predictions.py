@@ -22,7 +22,7 @@ from gsplit.inference import infer as infer_module
 from gsplit.inference import prediction_table
 from gsplit.inference.prediction_table import PredictionTable, check_request
 from gsplit.run.config import TrainSettings
-from gsplit.run.recipe import choose_what
+from gsplit.run.preflight import choose_what
 from gsplit.run.results import InferenceResult
 from gsplit.store.build import build_store
 from gsplit.store.importers.arrow import TableColumns

@@ -77,7 +77,7 @@ def test_a_range_may_cut_a_part(parted: Store) -> None:
 
 def test_a_cache_needs_a_partition(tmp_path: Path) -> None:
     store = sample_store(tmp_path / "g.gsplit")
-    with pytest.raises(InputError, match=r"cache: expected a partitioned store.*Fix: run gsplit partition"):
+    with pytest.raises(InputError, match=r"expected a partitioned store.*Fix: run gsplit partition"):
         gsplit.NeighborLoader(store, [2], "train", cache=1)
 
 

@@ -130,7 +130,7 @@ def test_targets_by_ids_masks_and_type() -> None:
         ({"sampler": lambda part: None}, "draws every relation"),
         ({"copies": 100}, "built for heterogeneous graphs"),
         ({"prefetch": 2, "mesh": solo_mesh("meta")}, "prefetch: expected a graph without vertex types, or ranks on"),
-        ({"cache": "1MB"}, "cache: expected a partitioned store"),
+        ({"cache": "1MB"}, "expected a partitioned store"),
         ({"features_on_disk": True}, "features_on_disk: expected a store on disk"),
     ],
 )

@@ -26,7 +26,8 @@ from gsplit.run.folder import (
     training_folder,
 )
 from gsplit.run.results import ModelShape
-from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter
+from gsplit.training.checkpoints.names import checkpoint_path
 from gsplit.training.train_state import History
 
 SHAPE = ModelShape(num_features=4, num_classes=2)
@@ -57,6 +58,17 @@ def test_a_run_comes_back(tmp_path: Path) -> None:
     assert [path.name for path in telemetry_files(tmp_path / "run")] == ["steps-rank-0.jsonl"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["1", "current"]
     load_run(tmp_path / "run" / "1")  # the folder itself can be handed on
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    check_new_run(tmp_path, overwrite=False)
+    begin_run(tmp_path)
+    model = _model()
+    name, parameter = next(iter(model.named_parameters()))
+    parameter.data.view(-1)[0] = float("nan")
+    finish_run(tmp_path, TrainSettings(model="gin", hidden=7), SHAPE, model.state_dict(), History([1.0], [2.0]))
+    with pytest.raises(InputError, match=f"weights.safetensors: expected weights of this model .got NaN in {name}"):
+        load_weights(tmp_path, _model())
 
 
 def test_nothing_is_overwritten_by_accident(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_an_unpartitioned_store_has_a_bound_and_no_cache(tmp_path: Path) -> None
     (found,) = forecast_memory(store, MemoryPlan())
     assert found.basis.startswith("bounded by fanouts 15,15,15 and batch size 1024")
     assert found.mapped["ids"] == 0
-    with pytest.raises(InputError, match="cache: expected a partitioned store"):
+    with pytest.raises(InputError, match="expected a partitioned store"):
         forecast_memory(store, MemoryPlan(cache_bytes=1))
 
 

@@ -24,7 +24,8 @@ from gsplit.run.folder import (
     write_settings,
 )
 from gsplit.run.results import ModelShape
-from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, checkpoint_path
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter
+from gsplit.training.checkpoints.names import checkpoint_path
 from gsplit.training.train_state import History
 
 SHAPE = ModelShape(num_features=4, num_classes=2)

@@ -59,9 +59,9 @@ def test_a_memory_store_may_hold_edges_only() -> None:
         ("edges/z", r"expected one of the per-edge values it has, edges/weight \(got edges/z\)"),
         (
             "vertex_ids",
-            r"expected mapped integer ids \(got none; .*Fix: use original ids \(0 .. n-1\), or vertex_names",
+            r"expected mapped integer ids \(got no vertex_ids among .*Fix: use original ids \(0 .. n-1\), or",
         ),
-        ("hotness", r"expected a partitioned store \(got none; hotness was asked for\). Fix: run gsplit partition"),
+        ("hotness", r"expected a partitioned store, which .* \(got no hotness among .*Fix: run gsplit partition"),
         ("z", r"expected one of edges/weight, features/x, indices, .* \(got z\)"),
     ],
 )
@@ -75,10 +75,10 @@ def test_a_missing_array_is_answered_with_those_of_its_kind(tmp_path: Path, name
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("features/x", "expected features .got none; features/x was asked for.*import the graph with features"),
-        ("targets/train", "expected targets .got none; targets/train was asked for.*or pass a tensor of ids"),
-        ("y", "expected labels .got none; y was asked for.*import the graph with labels"),
-        ("name_offsets", "expected string ids .got none; .*its ids are numbers"),
+        ("features/x", "expected features .got no features/x among .*import the graph with features"),
+        ("targets/train", "expected targets .got no targets/train among .*or pass a tensor of ids"),
+        ("y", "expected labels .got no y among .*import the graph with labels"),
+        ("name_offsets", "expected string ids .got no name_offsets among .*its ids are numbers"),
     ],
 )
 def test_a_kind_that_is_missing_altogether_is_named(tmp_path: Path, name: str, message: str) -> None:

@@ -2,10 +2,9 @@
 
     FOLDER/step-00000120.safetensors
 
-A file has that name only when it is complete (``files.atomic``), so nothing has to point at the latest one. The
-temporary file of a process that was killed is removed by the next one that saves. Newer files that could not be read
-are renamed to ``.unused`` when training continues from an older one. FOLDER may be on object storage
-(``files.places``): an object exists only when all of it was uploaded.
+A file has that name (``checkpoints.names``) only when it is complete (``files.atomic``), so nothing has to point at the
+latest one. The temporary file of a process that was killed is removed by the next one that saves. FOLDER may be on
+object storage (``files.places``): an object exists only when all of it was uploaded.
 
 Each file contains a state and a manifest: the settings that must be equal to continue from it. These are the graph, the
 targets, the batch size, the fanouts, the seed, the model and the optimizer. The number of ranks, the strategy, the
@@ -13,10 +12,8 @@ replicas and prefetching do not change the steps; they are recorded for informat
 """
 
 import logging
-import re
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +23,15 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from gsplit.errors import GSplitError, InputError, explain
-from gsplit.files.places import is_file, list_names, prepare_folder, remove, rename
+from gsplit.files.places import is_file, prepare_folder, remove
 from gsplit.files.untrusted import Expected
+from gsplit.training.checkpoints.names import (
+    CHECKPOINT_NAME,
+    checkpoint_path,
+    list_checkpoints,
+    num_steps_of,
+    set_newer_aside,
+)
 from gsplit.training.checkpoints.state_tree import Snapshot, rebuild_state, take_snapshot
 from gsplit.training.checkpoints.tensor_file import (
     NotOpenedError,
@@ -40,21 +44,14 @@ __all__ = [
     "Checkpoint",
     "CheckpointManifest",
     "CheckpointWriter",
-    "checkpoint_path",
     "find_readable",
-    "latest_file",
-    "list_checkpoints",
     "parse_checkpoint",
     "read_checkpoint",
     "read_latest",
-    "remove_unused",
-    "set_newer_aside",
     "write_checkpoint",
 ]
 
 _LOG = logging.getLogger(__name__)
-_NAME = re.compile(r"step-(\d{8,12})\.safetensors")
-_UNUSED_SUFFIX = ".unused"
 _FORMAT = "gsplit checkpoint 1"
 _SHOWN = 8  # differences in one message
 
@@ -72,13 +69,18 @@ class CheckpointManifest:
         differences = [
             f"{name} {now.fixed.get(name, 'not set')} instead of {self.fixed.get(name, 'not set')}"
             for name in names
-            if self.fixed.get(name) != now.fixed.get(name)
+            if self.fixed.get(name) != now.fixed.get(name) and not self._is_of_another_torch(name, now)
         ]
         if differences:
             more = [] if len(differences) <= _SHOWN else [f"{len(differences) - _SHOWN} more"]
             fix = "start it as it was saved; only ranks, strategy, replicas, caches and prefetching may change"
             got = "; ".join([*differences[:_SHOWN], *more])
             raise InputError(explain(where, "the same training", got, fix))
+
+    def _is_of_another_torch(self, name: str, now: "CheckpointManifest") -> bool:
+        """Whether only one of two versions of torch has an option of the optimizer; it then has its default."""
+        is_option = name.startswith("optimizer ") and not name.startswith("optimizer group")
+        return is_option and (name in self.fixed) != (name in now.fixed)
 
 
 _MANIFEST = TypeAdapter(CheckpointManifest)
@@ -92,28 +94,6 @@ class Checkpoint:
     manifest: CheckpointManifest
     state: dict[str, Any]
     damaged: tuple[str, ...] = ()
-
-
-def checkpoint_path(folder: Path, num_steps: int) -> Path:
-    """The file of the state after ``num_steps`` steps."""
-    return folder / f"step-{num_steps:08d}.safetensors"
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first; empty if the folder does not exist."""
-    names = [name for name in list_names(folder) if _NAME.fullmatch(name)]
-    return [folder / name for name in sorted(names, key=_num_steps, reverse=True)]
-
-
-def _num_steps(name: str) -> int:
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    return int(found[1])
-
-
-def latest_file(folder: Path) -> Path | None:
-    """The newest checkpoint of a folder, or None."""
-    return next(iter(list_checkpoints(folder)), None)
 
 
 def write_checkpoint(path: Path, snapshot: Snapshot, manifest: CheckpointManifest) -> None:
@@ -171,21 +151,6 @@ def read_latest(folder: Path) -> Checkpoint:
     return parse_checkpoint(data, path, damaged)
 
 
-def set_newer_aside(folder: Path, num_steps: int) -> None:
-    """Rename the checkpoints after the step that training continues from: unreadable, or no longer part of it."""
-    for path in list_checkpoints(folder):
-        if _num_steps(path.name) > num_steps:
-            rename(path, path.name + _UNUSED_SUFFIX)
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove what was set aside, when a training has finished without it."""
-    for path in folder.glob(f"step-*{_UNUSED_SUFFIX}"):
-        if _NAME.fullmatch(path.name.removesuffix(_UNUSED_SUFFIX)):
-            with suppress(IsADirectoryError):  # not a file of ours
-                path.unlink()
-
-
 class CheckpointWriter:
     """Saves into one folder, in a thread, and keeps the newest ``keep`` checkpoints there, and the best.
 
@@ -196,7 +161,7 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
             raise InputError(explain("keep", "at least 1 checkpoint", keep, "choose 2, or save nothing"))
-        prepare_folder(folder, _NAME)
+        prepare_folder(folder, CHECKPOINT_NAME)
         self._folder = folder
         self._keep = keep
         self._thread: threading.Thread | None = None
@@ -250,8 +215,8 @@ class CheckpointWriter:
 
     def _remove_old(self, written: Path, best: Path | None) -> None:
         """Remove all but the checkpoint just written, the ``keep`` - 1 before it, the best one, and newer ones."""
-        last = _num_steps(written.name)
-        paths = [path for path in list_checkpoints(self._folder) if _num_steps(path.name) <= last]
+        last = num_steps_of(written.name)
+        paths = [path for path in list_checkpoints(self._folder) if num_steps_of(path.name) <= last]
         for path in paths[self._keep :]:
             if path != best:
                 remove(path)

@@ -10,16 +10,8 @@ import torch
 from forked_scripts import start_forked
 
 from gsplit.errors import InputError
-from gsplit.training.checkpoints.files import (
-    CheckpointManifest,
-    CheckpointWriter,
-    checkpoint_path,
-    latest_file,
-    list_checkpoints,
-    read_checkpoint,
-    read_latest,
-    set_newer_aside,
-)
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_checkpoint, read_latest
+from gsplit.training.checkpoints.names import checkpoint_path, latest_file, list_checkpoints, set_newer_aside
 from gsplit.training.checkpoints.tensor_file import write_tensor_file
 
 MANIFEST = CheckpointManifest({"seed": "0", "batch_size": "16"}, {"ranks": "2"})

@@ -11,15 +11,8 @@ import torch
 import gsplit.training.checkpoints.files
 import gsplit.training.checkpoints.tensor_file
 from gsplit.errors import InputError
-from gsplit.training.checkpoints.files import (
-    CheckpointManifest,
-    CheckpointWriter,
-    checkpoint_path,
-    list_checkpoints,
-    read_latest,
-    remove_unused,
-    set_newer_aside,
-)
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_latest
+from gsplit.training.checkpoints.names import checkpoint_path, list_checkpoints, remove_unused, set_newer_aside
 from gsplit.training.checkpoints.tensor_file import read_tensor_bytes
 
 

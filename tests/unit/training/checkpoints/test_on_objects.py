@@ -15,15 +15,8 @@ from gsplit.errors import InputError
 from gsplit.files import objects
 from gsplit.files.places import is_file, list_names, open_whole
 from gsplit.run.folder import check_new_run
-from gsplit.training.checkpoints.files import (
-    CheckpointManifest,
-    CheckpointWriter,
-    checkpoint_path,
-    latest_file,
-    list_checkpoints,
-    read_checkpoint,
-    read_latest,
-)
+from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_checkpoint, read_latest
+from gsplit.training.checkpoints.names import checkpoint_path, latest_file, list_checkpoints
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 from gsplit_bench.s3_server import BUCKET, FaultyProxy
 
