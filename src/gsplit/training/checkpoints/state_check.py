@@ -93,10 +93,16 @@ def check_fit(state: Mapping[str, Any], training: TrainState, path: Path) -> Non
 
 
 def _find_misfit(state: Mapping[str, Any], training: TrainState) -> str | None:
+    trained = [name for name, _ in training.model.named_parameters(remove_duplicate=False)]
     for kind, weights in (("model", state["model"]), ("best", (state["best"] or {}).get("weights"))):
+        if weights is None:
+            continue
         wanted = {name: value.shape for name, value in training.model.state_dict().items()}
-        if weights is not None and wanted != {name: value.shape for name, value in weights.items()}:
+        if wanted != {name: value.shape for name, value in weights.items()}:
             return f"other weights in {kind}"
+        for name in trained:
+            if name in weights and weights[name].isnan().any():
+                return f"NaN in {name} of {kind}: the training had diverged"
     if state["loader"]["step"] > len(training.loader):
         return f"step {state['loader']['step']} of an epoch of {len(training.loader)}"
     saved = state["optimizer"]

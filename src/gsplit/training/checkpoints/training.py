@@ -6,6 +6,7 @@ ranks continue from the same state, also on hosts that do not share a file syste
 
 import hashlib
 import importlib.metadata
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from gsplit.training.train_state import TrainState
 __all__ = ["StateSaver", "describe_training", "read_on_all_ranks", "restore_state"]
 
 _LONGEST = 200  # characters of a value in a message
+_LOG = logging.getLogger(__name__)
+_VERSIONS = ("gsplit", "torch")
 _KERNELS_OF_OPTIMIZERS = ("foreach", "fused", "capturable")  # how a step is computed, not what
 
 
@@ -121,8 +124,16 @@ def _describe_model(model: Module) -> dict[str, str]:
 
 
 def restore_state(state: TrainState, checkpoint: Checkpoint, description: Mapping[str, str]) -> None:
-    """Load a checkpoint into a training with the same settings; differences are listed in the error."""
-    checkpoint.manifest.compare(describe_training(state, description), checkpoint.path)
+    """Load a checkpoint into a training with the same settings; differences are listed in the error.
+
+    One of another version of gsplit or torch is loaded with a note: its steps may differ in the last digits.
+    """
+    now = describe_training(state, description)
+    checkpoint.manifest.compare(now, checkpoint.path)
+    saved = {name: checkpoint.manifest.free.get(name, "of an unknown version") for name in _VERSIONS}
+    if state.loader.mesh.rank == 0 and any(saved[name] != now.free[name] for name in _VERSIONS):
+        texts = [", ".join(f"{name} {each[name]}" for name in _VERSIONS) for each in (saved, now.free)]
+        _LOG.warning("%s was saved with %s and is continued with %s", checkpoint.path, *texts)
     check_form(checkpoint.state, checkpoint.path)
     check_fit(checkpoint.state, state, checkpoint.path)
     try:

@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ from gsplit import InputError, NeighborLoader, Trainer, parallelize
 from gsplit.distributed.comm.mesh import solo_mesh
 from gsplit.inference.metrics import METRICS
 from gsplit.store.in_memory import MemoryStore
-from gsplit.training.checkpoints.files import Checkpoint, checkpoint_path, latest_file, read_latest
+from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest, read_checkpoint, read_latest
+from gsplit.training.checkpoints.names import checkpoint_path, latest_file
 from gsplit_bench.exactness import CLASSES, WIDTH, small_store
 
 
@@ -198,3 +200,52 @@ def test_other_arrays_of_a_graph_in_memory_are_refused(name: str, tmp_path: Path
         InputError, match=f"expected the same training .got graph {name} [0-9a-f]+ instead of [0-9a-f]+[)]"
     ):
         other.load(tmp_path)
+
+
+def _continue(checkpoint: Checkpoint) -> list[float]:
+    trainer = _trainer()
+    trainer.restore(checkpoint)
+    trainer.train_epoch()
+    return trainer.state.history.losses
+
+
+KEPT = Path(__file__).parents[3] / "assets" / "checkpoints"
+
+
+@pytest.mark.parametrize("path", sorted(KEPT.iterdir()), ids=lambda path: path.stem)
+def test_checkpoints_of_released_versions_are_continued(path: Path) -> None:
+    """Each was saved after three steps of ``_trainer()`` by the version in its name, and is never made again."""
+    kept = read_checkpoint(path)
+    assert kept.manifest.free["gsplit"] == path.stem.removeprefix("gsplit-") and kept.manifest.free["torch"]
+    undisturbed = _trainer()
+    undisturbed.train_epoch()
+    assert _continue(kept) == pytest.approx(undisturbed.state.history.losses, rel=1e-9)
+
+
+def test_other_versions_are_named_and_their_new_options_do_not_matter(caplog: pytest.LogCaptureFixture) -> None:
+    kept = read_checkpoint(KEPT / "gsplit-0.1.0.safetensors")
+    older = {name: value for name, value in kept.manifest.fixed.items() if name != "optimizer maximize"}
+    for group in kept.state["optimizer"]["param_groups"]:
+        del group["maximize"]
+    free = {**kept.manifest.free, "torch": "2.1.0"}
+    losses = _continue(replace(kept, manifest=CheckpointManifest(older, free)))
+    assert len(losses) == 5
+    assert "was saved with gsplit 0.1.0, torch 2.1.0 and is continued with gsplit " in caplog.text
+    del free["gsplit"]
+    _continue(replace(kept, manifest=CheckpointManifest({**older, "optimizer unknown": "1"}, free)))
+    assert "was saved with gsplit of an unknown version, torch 2.1.0" in caplog.text
+    other = CheckpointManifest({**older, "optimizer eps": "1"}, free)
+    with pytest.raises(InputError, match="expected the same training .got optimizer eps 1e-08 instead of 1"):
+        _continue(replace(kept, manifest=other))
+
+
+def test_weights_that_are_not_numbers_are_refused_though_the_checksum_is_right(tmp_path: Path) -> None:
+    trainer = _trainer()
+    trainer.train_epoch(1)
+    next(trainer.state.model.parameters()).data[0, 0] = float("nan")
+    trainer.save(tmp_path)
+    fresh = _trainer()
+    before = [parameter.clone() for parameter in fresh.state.model.parameters()]
+    with pytest.raises(InputError, match="the state of this training .got NaN in convs.0.lin_l.weight of model"):
+        fresh.load(tmp_path)
+    assert all(map(torch.equal, before, fresh.state.model.parameters()))
