@@ -1,4 +1,4 @@
-"""Ranks that share a batch without sharing gradients are refused: DDP around a wrapped model, and another mesh."""
+"""Ranks that share a batch without sharing gradients are refused: DDP and FSDP, and another mesh."""
 
 import re
 
@@ -21,6 +21,10 @@ def messages() -> list[dict[str, str]]:
             r"the wrapped model: expected no other wrapper \(got DistributedDataParallel\).*averages gradients",
         ),
         ("inside", r"the model: expected a model that is not parallel yet \(got DistributedDataParallel\)"),
+        ("FSDP", r"the wrapped model: expected no other wrapper \(got FSDP\).*averages gradients itself"),
+        ("a part in fully_shard", r"the wrapped model: expected no other wrapper \(got FSDP\)"),
+        ("inside FSDP", r"the model: expected a model that is not parallel yet \(got FullyShardedDataParallel\)"),
+        ("inside fully_shard", r"the model: expected a model that is not parallel yet \(got FSDPModule\)"),
         ("other mesh", r"expected a batch of the model's mesh of 2 ranks \(got one of another mesh, of 1\).*same mesh"),
         ("alone", r"expected a batch of the model's mesh of 1 ranks \(got one of another mesh, of 2\)"),
     ],

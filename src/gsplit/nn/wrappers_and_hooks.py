@@ -1,8 +1,8 @@
 """Wrappers and hooks that other code puts around a model: which are refused, and which hooks are gsplit's own.
 
 ``torch.compile`` would trace the layers' forwards, which do collectives on rows whose number changes with every
-mini-batch. DDP would average gradients a second time. Both are refused when a model is wrapped, and again when it is
-called, because they may be added afterwards. A fused kernel must not skip user hooks on the modules it replaces.
+mini-batch. DDP and FSDP would average gradients a second time. They are refused when a model is wrapped, and again when
+it is called, because they may be added afterwards. A fused kernel must not skip user hooks on the modules it replaces.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,8 @@ from gsplit.nn.layers import has_message_hooks, has_own_methods, is_layer
 __all__ = ["OwnHook", "check_callers", "check_wrappers", "has_user_hooks", "runs_own_code", "runs_pyg_code"]
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel")
+_SHARDED = "_is_fsdp_managed_module"
+"""Set by FullyShardedDataParallel and by fully_shard on all modules whose parameters they shard."""
 _NOT_COMPILED = (
     "compile row-wise submodules only, such as an MLP between the layers, or leave torch.compile out; "
     "a loss may be compiled"
@@ -45,14 +47,16 @@ def check_wrappers(model: Module) -> None:
             raise InputError(explain(where, "message-passing layers that are not compiled", got, _NOT_COMPILED))
 
 
-def check_callers() -> None:
-    """Refuse a forward on a batch that was called by a compiled function or by DDP."""
+def check_callers(model: Module) -> None:
+    """Refuse a forward of a wrapped model on a batch that was called by a compiled function, by DDP or by FSDP."""
     if torch.compiler.is_compiling() or _frame_callback() not in (None, False):
         # Dynamo swallows what is raised while it traces and runs this function uncompiled, still with its callback.
         got = "torch.compile around it"
         raise InputError(explain("the wrapped model", "a call that is not compiled", got, _NOT_COMPILED))
     if DistributedDataParallel._active_ddp_module is not None:
         raise InputError(explain("the wrapped model", "no other wrapper", "DistributedDataParallel", _PLAIN))
+    if any(_SHARDED in vars(module) for module in model.modules()):
+        raise InputError(explain("the wrapped model", "no other wrapper", "FSDP", _PLAIN))
 
 
 class OwnHook:
