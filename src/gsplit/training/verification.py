@@ -49,13 +49,18 @@ class Verification:
     steps: int
     ranks: int
     strategy: str
+    largest_loss: float = 1.0
+    largest_buffer: float = 1.0
 
     @property
     def ok(self) -> bool:
-        """Whether the ranks computed what one process does; gradients must agree relative to the largest."""
+        """Whether the ranks computed what one process does: differences relative to the largest gradient, loss, buffer.
+
+        Losses and buffers below 1 are compared absolutely.
+        """
         errors = (
-            self.max_loss_error,
-            self.max_buffer_error,
+            self.max_loss_error / max(1.0, self.largest_loss),
+            self.max_buffer_error / max(1.0, self.largest_buffer),
             self.max_grad_error / (self.largest_gradient or 1.0),
         )
         return all(error <= self.tolerance for error in errors)
@@ -106,7 +111,7 @@ def _widths(graph: GraphStore, arrays: ArrayNames) -> dict[str, int] | None:
 def _descend(parameters: list[Parameter], lr: float) -> None:
     """Move against the gradient, by ``lr`` where it is largest."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    largest = _distance(gradients, [torch.zeros_like(g) for g in gradients])
+    largest = _largest(gradients)
     for parameter in parameters:
         if parameter.grad is not None and largest > 0:
             parameter.sub_(parameter.grad, alpha=lr / largest)
@@ -116,6 +121,21 @@ def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The largest absolute difference; NaN if any difference is NaN."""
     pairs = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True) if a.numel()]
     return float(torch.stack(pairs).max()) if pairs else 0.0
+
+
+def _largest(tensors: list[Tensor]) -> float:
+    """The largest absolute value."""
+    return _distance(tensors, [torch.zeros_like(tensor) for tensor in tensors])
+
+
+def _compare(
+    ours: tuple[Tensor, list[Tensor], list[Tensor]], wanted: tuple[Tensor, list[Tensor], list[Tensor]]
+) -> Tensor:
+    """Differences of losses, gradients and buffers, and the largest gradient, loss and buffer."""
+    losses, gradients, buffers = wanted
+    errors = [_distance([ours[0]], [losses]), _distance(ours[1], gradients), _distance(ours[2], buffers)]
+    largest = [_largest(gradients), _largest([losses]), _largest(buffers)]
+    return torch.tensor([*errors, *largest], dtype=torch.float64)
 
 
 def verify(
@@ -199,13 +219,11 @@ def verify(
             raise InputError(explain("input_nodes", "at least one target", "0 targets", "name other targets"))
         return _train(model, loader, on, steps, lr, loss, None if store.types is None else store)
 
-    losses, gradients, buffers = run(ranks, strategy)
-    found = torch.zeros(4, dtype=torch.float64)
+    ours = run(ranks, strategy)
+    found = torch.zeros(6, dtype=torch.float64)
     if ranks.rank == 0:
-        wanted_losses, wanted, wanted_buffers = run(solo_mesh(reference_device or ranks.device), "split")
-        errors = _distance([losses], [wanted_losses]), _distance(gradients, wanted), _distance(buffers, wanted_buffers)
-        largest = _distance(wanted, [torch.zeros_like(g) for g in wanted])
-        found = torch.tensor([*errors, largest], dtype=torch.float64)
+        found = _compare(ours, run(solo_mesh(reference_device or ranks.device), "split"))
     ranks.control.broadcast(Call("broadcast errors", long_wait=True), found)  # all ranks wait here for rank 0
-    loss_error, grad_error, buffer_error, largest = found.tolist()
-    return Verification(loss_error, grad_error, buffer_error, largest, tolerance, steps, ranks.size, strategy)
+    loss_error, grad_error, buffer_error, gradient, largest_loss, buffer = found.tolist()
+    errors = (loss_error, grad_error, buffer_error)
+    return Verification(*errors, gradient, tolerance, steps, ranks.size, strategy, largest_loss, buffer)

@@ -37,6 +37,24 @@ def test_what_counts_as_equal(errors: tuple[float, float, float, float], ok: boo
     assert found.as_dict()["ok"] is ok
 
 
+def test_large_losses_and_statistics_are_compared_relatively() -> None:
+    def is_ok(loss_error: float, buffer_error: float, largest_loss: float, largest_buffer: float) -> bool:
+        errors = {"max_loss_error": loss_error, "max_grad_error": 0.0, "max_buffer_error": buffer_error}
+        others = {"tolerance": 1e-9, "steps": 1, "ranks": 2, "strategy": "split", "largest_gradient": 1.0}
+        largest = {"largest_loss": largest_loss, "largest_buffer": largest_buffer}
+        return Verification(**errors, **others, **largest).ok  # type: ignore[arg-type]
+
+    assert is_ok(5e-7, 5e-5, largest_loss=1e3, largest_buffer=1e5)
+    assert not is_ok(5e-6, 0.0, largest_loss=1e3, largest_buffer=1e5)
+    assert not is_ok(0.0, 5e-4, largest_loss=1e3, largest_buffer=1e5)
+    assert not is_ok(2e-9, 0.0, largest_loss=1e-3, largest_buffer=0.0)  # small ones absolutely
+
+
+def test_the_largest_loss_and_statistic_are_found() -> None:
+    found = _verify(steps=2)
+    assert found.largest_loss > 1.0 and found.largest_buffer >= 2.0  # two batches in BatchNorm's count
+
+
 def _verify(**options: Any) -> Verification:
     store, _ = small_store("random", 1)
     torch.manual_seed(0)
