@@ -3,7 +3,7 @@
     python -m gsplit_bench watch-cost [RANKS]
 
 Every call of the watch in the measured steps is timed by the CPU clock of its thread, less what timing an empty call takes (the clock is a system
-call), and set against the CPU time of the steps.
+call), and set against the CPU time of the steps. The same for the sums of weights, which travel with some backwards.
 """
 
 import json
@@ -20,6 +20,7 @@ from gsplit.distributed.comm.mesh import Mesh
 from gsplit.distributed.watch.collective_watch import CollectiveWatch
 from gsplit.distributed.watch.status_page import StatusPage
 from gsplit.loading.loader import NeighborLoader
+from gsplit.nn import gradients
 from gsplit.nn.parallelize import parallelize
 from gsplit.nn.runtime import ModelStatus
 from gsplit.store.build import build_store
@@ -29,7 +30,7 @@ from gsplit_bench.ranks import run_ranks
 
 __all__ = ["main"]
 
-STEPS, WARM_UP = 30, 10
+STEPS, WARM_UP = 30, 18  # three backwards with sums of weights
 
 
 def _timed(spent: list[float], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,10 +54,12 @@ def measure(mesh: Mesh, path: str) -> dict[str, float]:
     for owner, name in (
         (CollectiveWatch, "begin"),
         (StatusPage, "wait"),
-        (StatusPage, "note"),
+        (StatusPage, "write_line"),
         (ModelStatus, "describe"),
     ):
         setattr(owner, name, _timed(spent, getattr(owner, name)))
+    summed: list[float] = []
+    gradients._Bucket._sums_of_weights = _timed(summed, gradients._Bucket._sums_of_weights)  # type: ignore[method-assign]
     empty: list[float] = []
     for _ in range(2000):
         _timed(empty, lambda: None)()
@@ -77,6 +80,8 @@ def measure(mesh: Mesh, path: str) -> dict[str, float]:
         "watch_cpu_s": median(watched),
         "calls": median(calls),
         "clock_s": median(empty),
+        "weights": sum(parameter.numel() for parameter in model.parameters()),
+        "weights_cpu_s": (sum(summed) - len(summed) * median(empty)) / (WARM_UP + STEPS),
     }
 
 
@@ -89,4 +94,8 @@ def main(arguments: Sequence[str]) -> None:
         graph = PlantedGraph(20_000, 400_000, num_features=64)
         store = build_store(synthetic_source(graph), f"{folder}/demo.gsplit")
         found = run_ranks(measure, ranks, str(store.path), timeout_s=300.0)[0]
-    print(json.dumps(found | {"ranks": ranks, "share": found["watch_cpu_s"] / found["step_cpu_s"]}, indent=1))
+    shares = {
+        "share": found["watch_cpu_s"] / found["step_cpu_s"],
+        "weights_share": found["weights_cpu_s"] / found["step_cpu_s"],
+    }
+    print(json.dumps(found | {"ranks": ranks} | shares, indent=1))

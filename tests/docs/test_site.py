@@ -225,6 +225,21 @@ def _record(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
+def test_the_cost_of_watching_is_that_of_the_record() -> None:
+    found = _record("2026-11-18-watch-cost")
+    text = " ".join((ROOT / "docs" / "reliability.md").read_text().split())
+    milliseconds = 1000 * found["watch_cpu_s"]
+    assert f"each of {found['calls']:.0f} records in a step of three layers: {milliseconds:.2f} ms" in text
+    assert f"{100 * found['share']:.1f} % of a small step of {1000 * found['step_cpu_s']:.0f} ms" in text
+    assert f"Comparing the {found['weights']:,} weights takes {100 * found['weights_share']:.2f} % of that step" in text
+
+
+def test_faults_are_shown_by_tests_that_exist() -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / "docs" / "reliability.md").read_text())
+    assert len(set(named)) > 10
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 def test_the_strategies_compared_are_those_of_the_record() -> None:
     """CPU seconds over those of split: geometric means over the graphs, 2 / 4 ranks."""
     mean = runpy.run_path(str(DOCS / "draw_result.py"))["mean"]
