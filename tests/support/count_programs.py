@@ -30,7 +30,8 @@ def count_steps(mesh: Mesh, path: str, strategies: list[str]) -> list[tuple[dict
         peers = mesh.size - 1
         ids = sum(8 * (peers + route.num_received) for route in routes)
         weights = list(model.parameters())
-        reduced = [4, 4 * (sum(weight.numel() for weight in weights) + len(weights) + 1)]  # a flag each, and a number
+        numbers = len(weights) + 1 + mesh.size  # flags, a tag, and at a first backward the sums of weights
+        reduced = [4, 4 * (sum(weight.numel() for weight in weights) + numbers)]
         sums = sum(2 * peers * size // mesh.size for size in reduced)
         found.append((dict(batch.telemetry.counts), ids + 4 * sum(rows) + sums))
     return found

@@ -8,15 +8,17 @@ import os
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gsplit.errors import InputError, explain
 from gsplit.files.untrusted import Expected, open_regular, read_bounded
-from gsplit.inference.metrics import Metric, check_metrics
 from gsplit.run.config import TrainSettings
 from gsplit.run.folder import history_path, load_run, telemetry_files
+
+if TYPE_CHECKING:
+    from gsplit.inference.metrics import Metric
 
 __all__ = [
     "Amount",
@@ -88,8 +90,10 @@ class Run:
         return max(1, len(self.steps))
 
     @property
-    def metric(self) -> Metric:
+    def metric(self) -> "Metric":
         """The metric that decides which weights are best; runs of older versions have accuracy."""
+        from gsplit.inference.metrics import check_metrics  # torch, only when used
+
         settings = self.settings
         return check_metrics((settings.metric or "accuracy").split(","), of_pairs=settings.of_pairs)[0]
 

@@ -68,19 +68,19 @@ def check_settings(settings: TrainSettings, store: Store) -> None:
     if settings.device_cache != AUTO:
         parse_bytes(settings.device_cache, "device_cache")
     if any(sizes.values()):
-        store.stored_array("hotness")
+        store.shape("hotness")
     if store.types is None:
-        num_columns(store, settings)
-    for name in (settings.edge_attr, settings.edge_weight, settings.weight_attr):
-        if name is not None:
-            store.stored_array(f"edges/{name}")
+        values = (settings.edge_attr, settings.edge_weight, settings.weight_attr)
+        names = [f"features/{name}" for name in settings.feature_names]
+        for name in [*names, *(f"edges/{value}" for value in values if value is not None)]:
+            store.shape(name)
     metrics = [] if settings.metric is None else settings.metric.split(",")
     if settings.metric is not None:
         check_metric_names(metrics, of_pairs=settings.of_pairs)
     if settings.of_pairs:
         return
     refuse_link_settings(settings)
-    store.stored_array(f"targets/{settings.targets}")
+    store.stored_targets(settings.targets)
     labels = labels_of(store, settings.targets)
     if settings.loss is not None:
         labels.check_form(settings.loss)

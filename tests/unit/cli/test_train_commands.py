@@ -266,6 +266,7 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
         (["train", "--metric", "rmse"], "metric rmse: expected float labels .got int64"),
         (["train", "--task", "link", "--metric", "rmse"], "metric: expected mrr or hits@K for pairs .got rmse"),
         (["infer", "--weights", "absent", "--out", "o.npy"], "absent/settings.json: expected the settings of a run"),
+        (["report"], "settings.json: expected the settings of a run .got No such file"),
     ],
 )
 def test_wrong_settings_are_refused_before_torch_is_imported(store: Store, args: list[str], message: str) -> None:
