@@ -1,4 +1,4 @@
-"""Surfaces that become a store: ``.npz`` archives, CSV and Parquet tables, OGB's folders."""
+"""Surfaces that become a store: ``.npz`` archives, CSV and Parquet tables, OGB's folders, SNAP's edge lists."""
 
 import gzip
 import shutil
@@ -18,6 +18,7 @@ from gsplit.store.build import build_store
 from gsplit.store.importers.arrow import TableColumns
 from gsplit.store.importers.npz import npz_source
 from gsplit.store.importers.ogb import ogb_source
+from gsplit.store.importers.snap import RandomVertices, snap_source
 from gsplit.store.importers.tables import tables_source
 from gsplit.store.importers.typed_tables import typed_tables_source
 from gsplit.store.source import GraphSource
@@ -240,6 +241,15 @@ class OgbBinary(_Files):
         super().__init__(folder, lambda: ogb_source(folder))
 
 
+class Snap(_Files):
+    """``gsplit import snap`` from an edge list with comments."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "edges.txt"
+        path.write_text("# Nodes: 12\n" + "".join(f"{7 * src}\t{7 * dst}\n" for src, dst in _EDGES.T))
+        super().__init__(folder, lambda: snap_source(path, RandomVertices(num_features=2)))
+
+
 def _write_ogb_splits(folder: Path, split: str = "time") -> None:
     for name, start in (("train", 0), ("valid", 1), ("test", 2)):
         _write_csv(folder / "split" / split / f"{name}.csv.gz", np.arange(start, N, 3))
@@ -253,4 +263,5 @@ IMPORTS: dict[str, Callable[[Path], Surface]] = {
     "ogb csv": OgbText,
     "ogb typed": OgbTyped,
     "ogb npz": OgbBinary,
+    "snap": Snap,
 }

@@ -100,6 +100,25 @@ class _OgbSettings(_ImportSettings):
         return ogb_source(self.folder, split=self.split, reverse=self.reverse)
 
 
+class _SnapSettings(_ImportSettings):
+    path: Path
+    features: int = Field(128, description="columns of x, random; 0: none")
+    classes: int = Field(16, description="number of labels, random")
+    target_share: float = Field(0.1, description="share of vertices that are targets")
+    seed: int = Field(0, description="the same seed gives the same features, labels and targets")
+
+    def source(self) -> GraphSource:
+        from gsplit.store.importers.snap import RandomVertices, snap_source
+
+        random = RandomVertices(
+            num_features=self.features,
+            num_classes=self.classes,
+            target_share=self.target_share,
+            seed=self.seed,
+        )
+        return snap_source(self.path, random)
+
+
 class _TypedSettings(_ImportSettings):
     path: Path
 
@@ -261,6 +280,23 @@ def ogb(
     """
     with command(as_json):
         _import(flags.parse(folder=folder), output, as_json=as_json)
+
+
+@import_app.command()
+@settings_options()
+def snap(
+    *,
+    path: Annotated[Path, typer.Argument(metavar="EDGES.txt", help="edge list from SNAP, also .txt.gz")],
+    output: Output,
+    flags: Flags[_SnapSettings],
+    as_json: Json = False,
+) -> None:
+    """Import an edge list from SNAP.
+
+    Features, labels and targets are random. Use --symmetrise for undirected graphs such as com-orkut.ungraph.txt.gz.
+    """
+    with command(as_json):
+        _import(flags.parse(path=path), output, as_json=as_json)
 
 
 def _import(settings: _ImportSettings, output: Path, *, as_json: bool) -> None:

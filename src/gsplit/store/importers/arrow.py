@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ _TABLE_FIX = (
     "check the file; a CSV file needs a header row, the right --delimiter and one type per column "
     "(--ids names reads ids as text; an empty cell is a missing number)"
 )
+_EDGE_LIST_FIX = "check the file: comments first, then two integers in every line, one tab or space between them"
 _OTHER_NAMES = {
     "--src": ("src", "source", "from", "src_id", "source_id", "start", "head", "u", "citing"),
     "--dst": ("dst", "target", "to", "dst_id", "target_id", "destination", "end", "tail", "v", "cited"),
@@ -205,8 +206,13 @@ class TableFile:
         delimiter: str | None = None,
         text_columns: Sequence[str] = (),
         number_columns: Sequence[str] = (),
+        integer_columns: Sequence[str] = (),
     ) -> None:
-        """In CSV, ``text_columns`` are read as text and ``number_columns`` as floats, whatever the first rows hold."""
+        """In CSV, ``text_columns`` are read as text and ``number_columns`` as floats, whatever the first rows hold.
+
+        ``integer_columns`` are all columns of an edge list: CSV files without a header row, of integers, whose first
+        lines may be comments that begin with ``#``.
+        """
         self.path = Path(path)
         self._objects = None if (url := as_url(path)) is None else _TablesOnObjects(url)
         files = [self.path]
@@ -228,12 +234,15 @@ class TableFile:
             raise InputError(explain(first, "a .parquet, .csv or .csv.gz file", first.name, "convert it"))
         if delimiter is not None and len(delimiter) != 1:
             raise InputError(explain("delimiter", "one character", repr(delimiter), "give for example ';' or $'\\t'"))
-        line = self._first_line(first) if self.is_csv else ""
-        self._delimiter = delimiter or max(_DELIMITERS, key=line.count)  # the first of several equally frequent ones
+        self._header = list(integer_columns)
+        self._fix = _EDGE_LIST_FIX if integer_columns else _TABLE_FIX
+        line = self._first_line(first)[1] if self.is_csv else ""
+        signs = _DELIMITERS + " " if integer_columns else _DELIMITERS
+        self._delimiter = delimiter or max(signs, key=line.count)  # the first of several equally frequent ones
         arrow = load_arrow()
         self._types: dict[str, Any] = dict.fromkeys(number_columns, arrow.float64())
-        self._types |= dict.fromkeys(text_columns, arrow.string())
-        with explained(first, _TABLE_FIX, line.split(self._delimiter)):
+        self._types |= dict.fromkeys(text_columns, arrow.string()) | dict.fromkeys(integer_columns, arrow.int64())
+        with explained(first, self._fix, self._header or line.split(self._delimiter)):
             self.schema = self._csv(first).schema if self.is_csv else self._parquet(first).schema_arrow
             names = list(self.schema.names)
         if len(set(names)) != len(names):
@@ -251,10 +260,12 @@ class TableFile:
         found = file.stat()
         return found.st_size, found.st_mtime
 
-    def _first_line(self, file: Path) -> str:
-        """The first line of a CSV file, gzipped or not."""
-        with explained(file, _TABLE_FIX), load_arrow().input_stream(self._opened(file), **_packing(file)) as stream:
-            return str(stream.read(_LINE_BYTES).split(b"\n")[0].decode("utf-8", "replace")).strip("\ufeff\r")
+    def _first_line(self, file: Path) -> tuple[int, str]:
+        """The first line of a CSV file, gzipped or not, and the number of comments before it in an edge list."""
+        with explained(file, self._fix), load_arrow().input_stream(self._opened(file), **_packing(file)) as stream:
+            lines = stream.read(_LINE_BYTES).split(b"\n")
+        comments = sum(1 for _ in takewhile(lambda line: line.startswith(b"#"), lines)) if self._header else 0
+        return comments, (lines[comments:] or [b""])[0].decode("utf-8", "replace").strip("\ufeff\r")
 
     def _parquet(self, file: Path) -> Any:
         # a buffer instead of whole column chunks: a row group may be as large as the file
@@ -265,7 +276,11 @@ class TableFile:
         source = self._opened(file)
         return csv.open_csv(
             source if source is file else load_arrow().input_stream(source, **_packing(file)),
-            read_options=csv.ReadOptions(block_size=4 << 20),
+            read_options=csv.ReadOptions(
+                block_size=4 << 20,
+                column_names=self._header or None,
+                skip_rows=self._first_line(file)[0] if self._header else 0,
+            ),
             parse_options=csv.ParseOptions(delimiter=self._delimiter),
             convert_options=csv.ConvertOptions(column_types=self._types, include_columns=columns),
         )
@@ -329,7 +344,7 @@ class TableFile:
         row = 0  # of the table, after the rows held
         first_group = 0
         for number, file in enumerate(self._files):
-            with explained(file, _TABLE_FIX, self.schema.names):
+            with explained(file, self._fix, self.schema.names):
                 own = None
                 if row_groups is not None:
                     groups, num_rows = self._sizes[number]

@@ -11,7 +11,7 @@ ids do not reveal hubs or communities.
   point on a cube plus uniform noise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import bounded, mix, mix_array, permute, unpermute
 from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, RowStream, ValueType, row_slices
 
-__all__ = ["PlantedGraph", "synthetic_source"]
+__all__ = ["PlantedGraph", "draw_targets", "draw_unit", "synthetic_source"]
 
 _EDGES, _IDS, _LABELS, _FEATURES, _TARGETS, _CENTRES = range(6)  # key domains, so that no two uses share a hash
 _UNIT = 2.0**-53
@@ -191,17 +191,34 @@ def _feature_chunks(graph: PlantedGraph) -> Iterator[RowChunk]:
 
 
 def _targets(graph: PlantedGraph) -> dict[str, Ids]:
-    """``target_share`` of the vertices of the chosen communities, divided 8 : 1 : 1 into train, val and test."""
+    """``target_share`` of the vertices of the chosen communities."""
     chosen = max(1, round(graph.target_communities * graph.communities))
+    return draw_targets(
+        graph.key(_TARGETS),
+        graph.num_vertices,
+        graph.target_share,
+        lambda vertices: _communities(graph, vertices) < chosen,
+    )
+
+
+def draw_targets(
+    key: int, num_vertices: int, share: float, may_be_target: Callable[[Ids], npt.NDArray[np.bool_]]
+) -> dict[str, Ids]:
+    """A share of the vertices that may be targets, divided 8 : 1 : 1 into train, val and test by a hash of each."""
     found: dict[str, list[Ids]] = {"train": [], "val": [], "test": []}
-    for piece in row_slices(graph.num_vertices, 8):
+    for piece in row_slices(num_vertices, 8):
         vertices = np.arange(piece.start, piece.stop)
-        share = (mix_array(graph.key(_TARGETS), vertices) >> np.uint64(11)) * _UNIT
-        share[_communities(graph, vertices) >= chosen] = 1.0
-        cuts = np.array([0.0, 0.8, 0.9, 1.0]) * graph.target_share
+        drawn = draw_unit(key, vertices)
+        drawn[~may_be_target(vertices)] = 1.0
+        cuts = np.array([0.0, 0.8, 0.9, 1.0]) * share
         for name, low, high in zip(found, cuts[:-1], cuts[1:], strict=True):
-            found[name].append(vertices[(share >= low) & (share < high)])
+            found[name].append(vertices[(drawn >= low) & (drawn < high)])
     return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def draw_unit(key: int, numbers: Ids) -> npt.NDArray[np.float64]:
+    """A value in [0, 1) for every number, its hash."""
+    return (mix_array(key, numbers) >> np.uint64(11)) * np.float64(_UNIT)
 
 
 def synthetic_source(graph: PlantedGraph) -> GraphSource:

@@ -5,6 +5,7 @@ already are 0 .. n-1 do not change. The mapping is written into the store (``ver
 ``name_bytes``), so that results can be joined with the tables.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,6 +52,7 @@ _KINDS = {"int64": "integers", "large_string": "strings"}
 BATCH_IDS = 1 << 23
 """Ids looked up in one call. Every call of pyarrow builds its hash table again, so there should be few."""
 _NO_ID = 1 << 63
+_MAX_SPAN = 4  # integers per vertex, up to which vertices are found in an array by their ids
 _OTHER_SPELLING = r"^\s*([+]|-?0[0-9xX]|-0\s*$)"
 
 
@@ -73,11 +75,33 @@ class VertexIds:
         if self.values is None:
             vertices: Ids = np.asarray(ids.fill_null(-1).to_numpy(zero_copy_only=False))
             missing = (vertices < 0) | (vertices >= self.num_vertices)
+        elif self._by_id is not None:
+            first, by_id = self._by_id
+            positions = np.asarray(ids.fill_null(first).to_numpy(zero_copy_only=False)) - first
+            missing = (positions < 0) | (positions >= by_id.size) | np.asarray(ids.is_null())
+            vertices = by_id[np.where(missing, 0, positions)]
+            missing |= vertices < 0
         else:
             found = arrow.compute.index_in(ids, value_set=self.values)
             vertices = np.asarray(found.cast(arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
             missing = vertices < 0
         return np.where(missing, -1, vertices)
+
+    @functools.cached_property
+    def _by_id(self) -> tuple[int, Ids] | None:
+        """The smallest id, and the vertex of every integer from there on, -1 for none.
+
+        None for strings, and for integers too far apart for an array.
+        """
+        integers = self.as_integers()
+        if integers is None or integers.size == 0:
+            return None
+        span = int(integers[-1]) - int(integers[0]) + 1
+        if span > _MAX_SPAN * integers.size:
+            return None
+        by_id = np.full(span, -1, np.int64)
+        by_id[integers - integers[0]] = np.arange(integers.size)
+        return int(integers[0]), by_id
 
     def bounds(self, column: str, held: VertexRange) -> IdBounds | None:
         """Bounds of the ids of a range in a column of integers; None for strings, whose statistics may be truncated.
@@ -145,7 +169,7 @@ def check_spelling(table: TableFile, columns: Sequence[str], delimiter: str | No
 def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexIds:
     """The distinct ids of some columns. With ``unique``, a repeated id is refused."""
     arrow = load_arrow()
-    known: Any | None = None
+    known: list[Any] = []
     count = 0
     for column in _gathered(columns):
         num_empty = column.null_count
@@ -155,18 +179,20 @@ def collect_ids(where: str, columns: Iterable[Any], *, unique: bool) -> VertexId
             got = f"{num_empty} empty among {count + len(column)}"
             raise InputError(explain(where, "an id in every row", got, "drop or fill these rows"))
         count += len(column)
-        values = arrow.compute.unique(_widened(column))
-        known = values if known is None else arrow.compute.unique(arrow.concat_arrays([known, values]))
-    if known is None:
+        known.append(arrow.compute.unique(_widened(column)))
+        if sum(map(len, known)) >= 2 * len(known[0]):  # else each batch would cost as much as all ids
+            known = [arrow.compute.unique(arrow.concat_arrays(known))]
+    if not known:
         return dense_ids(0)
-    if unique and len(known) != count:
-        got = f"{len(known)} distinct ids in {count} rows"
+    values = arrow.compute.unique(arrow.concat_arrays(known))
+    if unique and len(values) != count:
+        got = f"{len(values)} distinct ids in {count} rows"
         fix = "drop rows so that each vertex has one; if 7 and 007 differ in your CSV file, use --ids names"
         raise InputError(explain(where, "every id once", got, fix))
-    known = known.take(arrow.compute.sort_indices(known))
-    if arrow.types.is_integer(known.type) and known[0].as_py() == 0 and known[-1].as_py() == len(known) - 1:
-        return dense_ids(len(known))
-    return VertexIds(len(known), known)
+    values = values.take(arrow.compute.sort_indices(values))
+    if arrow.types.is_integer(values.type) and values[0].as_py() == 0 and values[-1].as_py() == len(values) - 1:
+        return dense_ids(len(values))
+    return VertexIds(len(values), values)
 
 
 def _widened(column: Any) -> Any:
