@@ -19,7 +19,7 @@ from gsplit.errors import InputError
 NUMBERS = {"manifest": 2000, "array": 1500, "settings": 800, "run settings": 1500, "run weights": 500}
 NUMBERS |= {"hardware": 1500, "records": 800, "npz": 150, "csv": 120, "parquet": 120, "ogb csv": 80, "ogb npz": 100}
 NUMBERS |= {"store": 300, "typed store": 250, "timed store": 250, "shard": 250, "checkpoint": 800}
-NUMBERS |= {"typed tables": 80, "ogb typed": 80}
+NUMBERS |= {"typed tables": 80, "ogb typed": 80, "snap": 120}
 
 
 @cache
