@@ -1,0 +1,94 @@
+"""docs/paper.md: every module, function, command, strategy, peer and preset that it names exists."""
+
+import inspect
+import json
+import re
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import gsplit
+from gsplit.minibatch.strategy_names import parse_strategy
+from gsplit_bench.commands import app
+from gsplit_bench.paper_table import GRAPHS, MEASURED, MODELS
+from gsplit_bench.train_study import PRESETS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "paper.md").read_text()
+COMMANDS = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
+QUOTED = re.findall(r"`([^`]+)`", PAGE)
+
+
+def _find(name: str) -> Any:
+    """What a dotted name stands for: a module, then attributes."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def test_every_name_in_the_code_exists() -> None:
+    names = [re.fullmatch(r"(gsplit(?:_bench)?\.[\w.]+)(?:\((\w+)=\))?", quoted) for quoted in QUOTED]
+    found = [match for match in names if match]
+    assert len(found) > 25
+    for match in found:
+        named = _find(match[1])
+        assert match[2] is None or match[2] in inspect.signature(named).parameters, match[0]
+
+
+def test_every_command_and_option_exists() -> None:
+    commands = [quoted.split() for quoted in QUOTED if quoted.startswith("gsplit ")]
+    assert len(commands) > 5
+    for words in commands:
+        options: Any = COMMANDS
+        rest = words[1:]
+        while isinstance(options, dict):
+            options, rest = options[rest[0]], rest[1:]
+        assert [word for word in rest if word.startswith("--") and word not in options] == [], words
+
+
+def test_every_measurement_and_preset_exists() -> None:
+    benches: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = [quoted.split()[3:] for quoted in QUOTED if quoted.startswith("python -m gsplit_bench ")]
+    assert len(found) > 10
+    for name, *words in found:
+        options = {option for parameter in benches[name].params for option in parameter.opts}
+        assert [word for word in words if word.startswith("--") and word not in options] == [], words
+    presets = re.findall(r"--preset (\w+)", PAGE)
+    assert len(presets) > 5
+    assert [preset for preset in presets if preset not in PRESETS] == []
+
+
+def test_every_strategy_exists() -> None:
+    for name in ("split", "data", "data_cached"):
+        assert f"`{name}`" in PAGE
+        assert parse_strategy(name, 3).name == name
+    assert parse_strategy("hybrid(2)", 3).split_layers == 2
+
+
+def test_numbers_are_those_of_the_records() -> None:
+    rows = (ROOT / "docs" / "measured.md").read_text().splitlines()
+    row = next(line for line in rows if "instead of a random" in line)
+    with_gsplit, with_edge = re.search(r"took ([\d.]+) CPU seconds with `gsplit` and ([\d.]+)", PAGE).groups()  # type: ignore[union-attr]
+    assert f"CPU seconds per step {with_gsplit} instead" in row and f"`edge` partition: {with_edge}" in row
+    ratios = [
+        sum(MEASURED["Edge", model][graph]) / sum(MEASURED["GSplit", model][graph])
+        for model, graph in product(MODELS, GRAPHS)
+    ]
+    assert f"Edge takes {min(ratios):.1f} to {max(ratios):.1f} times" in PAGE
+
+
+def test_a_name_that_does_not_exist_is_found() -> None:
+    with pytest.raises(AttributeError):
+        _find("gsplit.minibatch.split.sp_sample")
+    assert _find("gsplit.NeighborLoader") is gsplit.NeighborLoader
