@@ -17,6 +17,7 @@ from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE
+from gsplit_bench.paper import paper
 from gsplit_bench.train_command import train
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ app = typer.Typer(
     help="Measure GSplit on this machine.",
 )
 app.command()(train)
+app.command()(paper)
 
 
 @app.command()

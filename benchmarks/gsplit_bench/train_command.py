@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gsplit_bench.train import TrainReport
     from gsplit_bench.train_records import TrainRecord
 
-__all__ = ["show_report", "train"]
+__all__ = ["show_report", "train", "write_document"]
 
 
 def train(
@@ -117,7 +117,7 @@ def train(
                 preset=preset,
                 command=shlex.join(["gsplit", *sys.argv[1:]]),
                 progress=progress,
-                keep=lambda so_far: _write(out, so_far),
+                keep=lambda so_far: None if out is None else write_document(out, so_far),
             )
         if as_json:
             emit_json(report.as_dict())
@@ -169,10 +169,9 @@ def _check_out(out: Path | None) -> None:
         raise InputError(explain(out, "a file in a folder that exists", "no such folder", "make it first"))
 
 
-def _write(out: Path | None, report: "TrainReport") -> None:
+def write_document(out: Path, report: "TrainReport") -> None:
     """Put the document into its place in one go."""
-    if out is not None:
-        write_atomic(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])
+    write_atomic(out, [json.dumps(report.as_dict(), indent=1, allow_nan=False).encode(), b"\n"])
 
 
 _LEGEND = """ms per step: wall time of the slowest rank, the median of the turns and how far
@@ -225,15 +224,16 @@ def _title(scenario: tuple[Any, ...]) -> str:
 
 
 def _records_table(records: list["TrainRecord"]) -> Table:
+    from gsplit_bench.train_records import group_stages
+
     table = _table("", "ms", "+-", "CPU", "wait", "sample", "load", "fwd", "bwd", "edges", "rows", "sent")
     fastest = min(record.wall_s.median for record in records)
     for record in records:
-        wall, stages = record.wall_s, record.stages_s
+        wall = record.wall_s
         spread = max(wall.high - wall.median, wall.median - wall.low) / wall.median
-        sample = sum(stages.get(name, 0.0) for name in ("sample", "split", "exchange_ids"))
-        load = stages.get("load", 0.0) + stages.get("exchange_features", 0.0)
-        forward = stages.get("forward", 0.0) + stages.get("shuffle", 0.0)
-        parts = (record.cpu_s.median, record.wait_s, sample, load, forward, stages.get("backward", 0.0))
+        stages = group_stages(record.stages_s)
+        shown = (stages[name] for name in ("sample", "load", "forward", "backward"))
+        parts = (record.cpu_s.median, record.wait_s, *shown)
         amounts = (record.edges, record.rows_loaded, record.bytes_sent)
         table.add_row(
             record.system,

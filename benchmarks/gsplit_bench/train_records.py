@@ -6,7 +6,7 @@ from the same weights, on any number of ranks, so their losses must agree to rou
 they do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -19,10 +19,17 @@ from gsplit_bench.train_rank import RankResult, Turn
 from gsplit_bench.train_study import Scenario, parse_system
 from gsplit_bench.train_systems import is_ours
 
-__all__ = ["LOSS_TOLERANCE", "Spread", "TrainRecord", "check_losses", "combine_ranks", "objective_of"]
+__all__ = ["LOSS_TOLERANCE", "Spread", "TrainRecord", "check_losses", "combine_ranks", "group_stages", "objective_of"]
 
 LOSS_TOLERANCE = 1e-4
 """Largest difference of two losses, relative to them: float32, added up in other orders over some dozens of steps."""
+_GROUPS = {
+    "sample": ("sample", "split", "exchange_ids"),
+    "load": ("load", "exchange_features"),
+    "forward": ("forward", "shuffle"),
+    "backward": ("backward",),
+    "optimizer": ("optimizer",),
+}
 _STAGES = {"load_features": "load", "gather_features": "load", "copy": "load"}
 
 
@@ -177,6 +184,15 @@ def _stages(turns: Sequence[dict[str, float]]) -> dict[str, float]:
     if "forward" in found:
         found["forward"] -= found.get("shuffle", 0.0)
     return found
+
+
+def group_stages(stages: Mapping[str, float]) -> dict[str, float]:
+    """The stages of a step in fewer: the paper's Table 3 adds the last three up.
+
+    >>> group_stages({"sample": 1.0, "split": 2.0, "load": 3.0, "forward": 4.0, "shuffle": 5.0, "backward": 6.0})
+    {'sample': 3.0, 'load': 3.0, 'forward': 9.0, 'backward': 6.0, 'optimizer': 0.0}
+    """
+    return {name: sum(stages.get(each, 0.0) for each in names) for name, names in _GROUPS.items()}
 
 
 def check_losses(records: Sequence[TrainRecord]) -> list[TrainRecord]:

@@ -14,13 +14,14 @@ import typer.main
 import gsplit
 from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit_bench.commands import app
+from gsplit_bench.paper import EXPERIMENTS
 from gsplit_bench.paper_table import GRAPHS, MEASURED, MODELS
 from gsplit_bench.train_study import PRESETS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text()
 COMMANDS = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
-QUOTED = re.findall(r"`([^`]+)`", PAGE)
+QUOTED = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
 
 
 def _find(name: str) -> Any:
@@ -64,6 +65,8 @@ def test_every_measurement_and_preset_exists() -> None:
     for name, *words in found:
         options = {option for parameter in benches[name].params for option in parameter.opts}
         assert [word for word in words if word.startswith("--") and word not in options] == [], words
+    experiments = [quoted for quoted in QUOTED if re.fullmatch(r"(table|figure)\d\w?", quoted)]
+    assert set(experiments) == set(EXPERIMENTS)
     presets = re.findall(r"--preset (\w+)", PAGE)
     assert len(presets) > 5
     assert [preset for preset in presets if preset not in PRESETS] == []

@@ -108,6 +108,9 @@ class BenchTrain(Document):
     date: str
     versions: dict[str, JsonValue] = {}
     machine: dict[str, JsonValue] = {}
+    notes: list[str] = []
+    failures: list[str] = []
+    losses_equal: bool = True
     records: list[TrainRecord]
     counts: list[Count] = []
 
