@@ -75,7 +75,7 @@ def _shrink(study: Study) -> Study:
         replicas=tuple(number for number in study.replicas if number <= 2),
         counted_ranks=tuple(number for number in study.counted_ranks if number <= 2),
         counted_strategies=("split", "data"),
-        epochs=min(study.epochs, 1),
+        epochs=min(study.epochs, 2),
         steps=1,
         repeats=1,
     )

@@ -2,6 +2,7 @@
 
     python -m gsplit_bench partition-studies epochs WORK     # 10, 30 and 100 epochs of presampling
     python -m gsplit_bench partition-studies seeds WORK      # the objectives with seven seeds of METIS each
+    python -m gsplit_bench partition-studies classes WORK    # the objectives for targets of one class, for every WORK/*.gsplit
     python -m gsplit_bench partition-studies merge WORK      # 16 parts merged to 8, 4, 3, 2 against direct partitions
     python -m gsplit_bench partition-studies memory WORK     # solvers' memory against the estimate, at three sizes
     python -m gsplit_bench partition-studies solvers WORK    # all solvers at 4 to 1,024 parts and equal balance, for every WORK/*.gsplit
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -96,22 +98,45 @@ def epochs(work: Path) -> list[dict[str, Any]]:
 
 def seeds(work: Path) -> list[dict[str, Any]]:
     """A solver's luck is as large as some differences between objectives: all with the same seeds."""
+    return [
+        {"graph": name, **row} for name in GRAPHS for row in _compare_objectives(_workload(name, work), (4, 8), 7, work)
+    ]
+
+
+def _compare_objectives(workload: Workload, numbers: Sequence[int], num_seeds: int, work: Path) -> list[dict[str, Any]]:
+    """Parts by the three objectives with the same seeds, on the epoch after those presampled."""
+    counts = presample(workload)
+    settings = [
+        PartitionSettings(parts, objective=objective, seed=seed)
+        for parts in numbers
+        for objective in ("gsplit", "node", "edge")
+        for seed in range(num_seeds)
+    ]
+    plans = [_plan(workload, counts, setting, work) for setting in settings]
+    partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]
+    found = measure(workload.graph, draw_epochs(workload, range(EPOCHS, EPOCHS + 1)), partitions, C_V, C_E)
+    return [
+        {"parts": setting.parts, "objective": setting.objective, "seed": setting.seed} | quality.as_dict()
+        for setting, quality in zip(settings, found, strict=True)
+    ]
+
+
+def classes(work: Path) -> list[dict[str, Any]]:
+    """Few, concentrated targets: the training targets of one class, that with the most and that with the median number.
+
+    Mini-batches have 256 targets. The parts are for these targets only, as if the others were not labelled.
+    """
     rows = []
-    for name in GRAPHS:
-        workload = _workload(name, work)
-        counts = presample(workload)
-        settings = [
-            PartitionSettings(parts, objective=objective, seed=seed)
-            for parts in (4, 8)
-            for objective in ("gsplit", "node", "edge")
-            for seed in range(7)
-        ]
-        plans = [_plan(workload, counts, setting, work) for setting in settings]
-        partitions = [(plan.parts, setting.parts) for plan, setting in zip(plans, settings, strict=True)]
-        found = measure(workload.graph, draw_epochs(workload, range(10, 11)), partitions, C_V, C_E)
-        for setting, quality in zip(settings, found, strict=True):
-            label = {"graph": name, "parts": setting.parts, "objective": setting.objective, "seed": setting.seed}
-            rows.append(label | quality.as_dict())
+    for path in sorted(work.glob("*.gsplit")):
+        store = open_store(path)
+        every = Workload.of_store(store, "train", [15, 15, 15], 256)
+        labels = np.asarray(store.stored_array("y"))[every.targets]
+        by_size = np.argsort(np.bincount(labels), kind="stable")
+        for label in (int(by_size[-1]), int(by_size[by_size.size // 2])):
+            targets = every.targets[labels == label]
+            workload = replace(every, targets=targets, batch_size=min(256, targets.size))
+            about = {"graph": path.stem, "class": label, "num_targets": int(targets.size)}
+            rows += [about | row for row in _compare_objectives(workload, (4,), 3, work)]
     return rows
 
 
@@ -336,6 +361,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 STUDIES = {
     "epochs": epochs,
     "seeds": seeds,
+    "classes": classes,
     "merge": merge,
     "memory": memory,
     "solvers": solvers,

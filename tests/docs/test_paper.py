@@ -6,6 +6,7 @@ import re
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from gsplit_bench.train_study import PRESETS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "paper.md").read_text()
+TEXT = " ".join(PAGE.split())
 COMMANDS = json.loads((ROOT / "tests" / "assets" / "command_line.json").read_text())
 QUOTED = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
 
@@ -82,13 +84,31 @@ def test_every_strategy_exists() -> None:
 def test_numbers_are_those_of_the_records() -> None:
     rows = (ROOT / "docs" / "measured.md").read_text().splitlines()
     row = next(line for line in rows if "instead of a random" in line)
-    with_gsplit, with_edge = re.search(r"took ([\d.]+) CPU seconds with `gsplit` and ([\d.]+)", PAGE).groups()  # type: ignore[union-attr]
+    with_gsplit, with_edge = re.search(r"took ([\d.]+) CPU seconds with `gsplit` and ([\d.]+)", TEXT).groups()  # type: ignore[union-attr]
     assert f"CPU seconds per step {with_gsplit} instead" in row and f"`edge` partition: {with_edge}" in row
     ratios = [
         sum(MEASURED["Edge", model][graph]) / sum(MEASURED["GSplit", model][graph])
         for model, graph in product(MODELS, GRAPHS)
     ]
-    assert f"Edge takes {min(ratios):.1f} to {max(ratios):.1f} times" in PAGE
+    assert f"Edge takes {min(ratios):.1f} to {max(ratios):.1f} times" in TEXT
+
+
+def test_the_targets_of_one_class_are_those_of_the_record() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "2026-11-18-classes.json").read_text())["rows"]
+
+    def medians(what: str, objective: str) -> list[float]:
+        sizes = sorted({row["num_targets"] for row in rows}, reverse=True)
+        return [
+            median(row[what] for row in rows if (row["num_targets"], row["objective"]) == (size, objective))
+            for size in sizes
+        ]
+
+    most, median_size = medians("work_imbalance", "edge")
+    assert f"busiest part has {most:.2f} (16,284 targets) and {median_size:.2f} (1,350 targets) times" in TEXT
+    assert {f"{work:.2f}" for work in medians("work_imbalance", "gsplit")} == {"1.09"} and "with `gsplit` 1.09" in TEXT
+    cuts = zip(medians("cross_edge_share", "gsplit"), medians("cross_edge_share", "edge"), strict=True)
+    fewer = [round(100 * (1 - ours / other)) for ours, other in cuts]
+    assert f"{fewer[0]} and {fewer[1]} % fewer edges cross" in TEXT
 
 
 def test_a_name_that_does_not_exist_is_found() -> None:
