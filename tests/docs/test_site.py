@@ -429,6 +429,10 @@ def test_the_solvers_are_those_of_the_record() -> None:
     metis, kaminpar = (rows["planted1m", 8, solver] for solver in ("metis", "kaminpar"))
     ratios = [f"{kaminpar[key] / metis[key]:.2f}" for key in ("cpu_seconds", "peak_bytes")]
     assert f"it took {ratios[0]} of the time and {ratios[1]} of the memory" in page
+    largest = rows["planted5m", 8, "kaminpar"]
+    cost = f"{largest['cpu_seconds'] / 60:.1f} CPU minutes of the solver, {largest['peak_bytes'] / 1e9:.1f} GB"
+    said = f"KaMinPar, the default: {cost}"
+    assert all(said in place.read_text() for place in (ROOT / "README.md", DOCS / "measured.md"))
     share = {key: row["cross_edge_share"] for key, row in rows.items()}
     more = max(
         share[key] / share[*key[:2], "kaminpar"]
@@ -455,6 +459,22 @@ def test_a_thousand_ranks_are_those_of_the_records() -> None:
     for start in _record("2026-11-18-start-ranks")["runs"]:
         seconds = f"{start['init_cpu_s']:.2f} | {1e3 * start['compare_cpu_s']:.1f}"
         assert f"| {start['ranks']} | {seconds} | {start['sockets']} |" in page
+
+
+def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
+    said = " ".join((DOCS / "scale.md").read_text().split())
+    record = _record("2026-11-18-sharded-import")
+    assert record["num_edges"] == 100_000_000 and record["equal"]
+    for order, words in (
+        ("unsorted", "the slower of two processes took {:.1f} CPU seconds, one process {:.1f}"),
+        ("sorted", "sorted input {:.1f} instead of {:.1f}"),
+    ):
+        slowest = {
+            run["hosts"]: max(process["cpu_seconds"] for process in run["processes"])
+            for run in record[order]
+            if not run["in_turn"]
+        }
+        assert words.format(slowest[2], slowest[0]) in said
 
 
 def test_rows_loaded_and_partitions_compared_are_those_of_the_records() -> None:
@@ -488,6 +508,10 @@ def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:
         )
         cells = [stage["stage"], minutes, f"{stage['cpu_s']:,}", memory, f"{stage['disk_gb']:.1f}"]
         assert f"| {' | '.join(cells)} |" in page
+    minutes = sum(stage["wall_s"] for stage in record["stages"][1:-1]) / 60
+    memory = max(stage["anonymous_gb"] for stage in record["stages"] if stage["anonymous_gb"])
+    for place in (ROOT / "README.md", DOCS / "measured.md"):
+        assert f"{minutes:.0f} min, {memory:.1f} GB of memory" in place.read_text()
     assert f"whose process held {record['solver_peak_gb']:.2f} GB" in page
     assert f"have {record['cross_edge_share']['8']:.1%}".replace("%", " %") in page
     assert f"A step took {record['train']['seconds_per_step']} s" in page
