@@ -156,8 +156,8 @@ def _cluster_seconds() -> float:
 
 
 def partition_bytes(edges: float, vertices: float, cores: int) -> float:
-    """Counts of presampling and its threads, and renumbering; the solver needs less, unless it is KaMinPar."""
-    return 4 * edges + (16 + 40 + 4 * cores) * vertices
+    """Counts of presampling and its threads; renumbering needs less, and so does the solver, unless it is KaMinPar."""
+    return 4 * edges + (16 + 4 * cores) * vertices
 
 
 def restream_points() -> list[tuple[float, float]]:

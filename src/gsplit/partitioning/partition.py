@@ -144,6 +144,7 @@ def partition_store(
             progress=progress,
         )
         statistics = count_parts(workload.graph, held_out, plan.parts, settings, SoloComm())
+        del held_out
         forecast = time.perf_counter()
         step = new_step(
             "partition",
