@@ -103,5 +103,5 @@ def test_what_cannot_have_copies_is_refused(store: Store, tmp_path: Path) -> Non
         gsplit.NeighborLoader(store, [4], "train", copies=-1)
     planted = PlantedGraph(50, 200, num_features=2)
     plain = build_store(synthetic_source(planted), tmp_path / "plain.gsplit")
-    with pytest.raises(gsplit.InputError, match="expected a partitioned store .*gsplit partition"):
+    with pytest.raises(gsplit.InputError, match="expected a partitioned store, .*gsplit partition"):
         gsplit.NeighborLoader(plain, [4], "train", copies=10)
