@@ -142,7 +142,7 @@ class Runtime:
         self._open.append(None)  # popped by ``close``, also if the rest of this function fails
         if batch is None:
             return
-        check_callers(model)
+        check_callers(self._parts.refresh(model).modules)
         batch.context.guard.has_endpoints = False
         if self.override is not None:
             forward_pass: ForwardPass = self.override

@@ -5,7 +5,7 @@ mini-batch. DDP and FSDP would average gradients a second time. They are refused
 it is called, because they may be added afterwards. A fused kernel must not skip user hooks on the modules it replaces.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,15 +47,18 @@ def check_wrappers(model: Module) -> None:
             raise InputError(explain(where, "message-passing layers that are not compiled", got, _NOT_COMPILED))
 
 
-def check_callers(model: Module) -> None:
-    """Refuse a forward of a wrapped model on a batch that was called by a compiled function, by DDP or by FSDP."""
+def check_callers(modules: Iterable[Module]) -> None:
+    """Refuse a forward on a batch that was called by a compiled function, by DDP or by FSDP.
+
+    ``modules``: all of the wrapped model.
+    """
     if torch.compiler.is_compiling() or _frame_callback() not in (None, False):
         # Dynamo swallows what is raised while it traces and runs this function uncompiled, still with its callback.
         got = "torch.compile around it"
         raise InputError(explain("the wrapped model", "a call that is not compiled", got, _NOT_COMPILED))
     if DistributedDataParallel._active_ddp_module is not None:
         raise InputError(explain("the wrapped model", "no other wrapper", "DistributedDataParallel", _PLAIN))
-    if any(_SHARDED in vars(module) for module in model.modules()):
+    if any(_SHARDED in vars(module) for module in modules):
         raise InputError(explain("the wrapped model", "no other wrapper", "FSDP", _PLAIN))
 
 
