@@ -185,7 +185,7 @@ def constants() -> Measured:
         import_s_per_edge=seconds / edges,
         shared_import_s_per_edge=cpu_of_all("sorted", shared["hosts"]) / shared["num_edges"],
         presample_edges_per_s=median(drawn / seconds for _, drawn, seconds in presample_points()),
-        cluster_s_per_entry=_cluster_seconds() / (2 * billion_edges()["graph"]["edges"]),
+        cluster_s_per_entry=_cluster_seconds() / billion_edges()["graph"]["edges"],  # which has every edge both ways
         train_s_per_edge=mean(run["cpu_s"]["median"] / run["edges"] for run in steps),
         sent_per_loaded=fit(sent_points((8, 16, 32, 64))),
         hidden_share=(per_row - input_bytes) / (hidden_bytes - input_bytes),

@@ -79,8 +79,9 @@ class _Bucket:
     def _sums_of_weights(self, comm: Comm) -> Tensor:
         """The sum of this rank's absolute weights at its place, and 0 at those of the others."""
         found = [torch.linalg.vector_norm(p.detach(), 1, dtype=torch.float64) for p in self.parameters]
-        sums = torch.stack(found).new_zeros(comm.size)
-        sums[comm.rank] = torch.stack(found).sum()
+        total = torch.stack(found).sum()
+        sums = total.new_zeros(comm.size)
+        sums[comm.rank] = total
         return sums.to(self.parameters[0].dtype)
 
     def _flags_and_tag(self) -> Tensor:

@@ -28,8 +28,8 @@ _FEW_PARTS = 16
 """Entries and parts up to which Jet refines: it cuts less there, in two to four times the time and more memory."""
 _WORK_UNIT = 1 << 10
 """What a unit of work weighs. Every vertex weighs 1 more: KaMinPar's balancing may not end if some weigh nothing."""
-_MUCH = 1.01
-"""Above the tolerance by more than this, parts are refined."""
+_OUT_OF_BALANCE = 1.01
+"""Times the tolerance: parts with more work are refined."""
 _PIECE = 1 << 22
 """Numbers that are converted at a time."""
 _NO_EDGE_WEIGHTS, _NARROW_IDS, _NARROW_EDGE_WEIGHTS = 1, 8, 32
@@ -74,7 +74,8 @@ def solve(graph: WeightedGraph, parts: int, tolerance: float, seed: int, threads
     found = solver.compute_partition(loaded, k=parts, eps=tolerance - 1.0)
     result = np.fromiter(found, np.int32, graph.num_vertices)
     loads = np.bincount(result, graph.vertex_weights[:, 0], parts)
-    if loads.max() > _MUCH * tolerance * loads.mean():  # it may give up, if a vertex is heavier than a part should be
+    # KaMinPar may give up, if a vertex is heavier than a part should be.
+    if loads.max() > _OUT_OF_BALANCE * tolerance * loads.mean():
         from gsplit.partitioning.solvers.restream import refine  # numba, only when used
 
         refine(graph, result, parts, tolerance, seed)

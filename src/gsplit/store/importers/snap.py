@@ -18,7 +18,7 @@ from gsplit.array_types import Ids
 from gsplit.errors import InputError, explain
 from gsplit.keys import scalar
 from gsplit.store.importers.arrow import TableColumns, TableFile
-from gsplit.store.importers.synthetic import draw_targets, draw_unit
+from gsplit.store.importers.synthetic import check_limits, draw_targets, draw_unit
 from gsplit.store.importers.tables import edge_chunks
 from gsplit.store.importers.vertex_ids import UnknownIds, collect_ids
 from gsplit.store.source import GraphSource, RowChunk, RowStream, ValueType, plain_name, row_slices
@@ -44,10 +44,7 @@ class RandomVertices:
             "target_share": (0, 1),
             "seed": (0, (1 << 63) - 1),
         }
-        for name, (low, high) in limits.items():
-            if not low <= getattr(self, name) <= high:
-                got = getattr(self, name)
-                raise InputError(explain(name, f"{low} to {high}", got, "choose a value in this range"))
+        check_limits(self, limits)
 
     def features(self, num_vertices: int) -> Iterator[RowChunk]:
         """Rows of float32 of ``num_vertices`` vertices."""

@@ -11,7 +11,7 @@ ids do not reveal hubs or communities.
   point on a cube plus uniform noise.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -24,10 +24,18 @@ from gsplit.keys import scalar
 from gsplit.keys.kernels_numba import bounded, mix, mix_array, permute, unpermute
 from gsplit.store.source import CHUNK_EDGES, EdgeChunk, GraphSource, RowChunk, RowStream, ValueType, row_slices
 
-__all__ = ["PlantedGraph", "draw_targets", "draw_unit", "synthetic_source"]
+__all__ = ["PlantedGraph", "check_limits", "draw_targets", "draw_unit", "synthetic_source"]
 
 _EDGES, _IDS, _LABELS, _FEATURES, _TARGETS, _CENTRES = range(6)  # key domains, so that no two uses share a hash
 _UNIT = 2.0**-53
+
+
+def check_limits(settings: object, limits: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse the first of some attributes that is not between its limits."""
+    for name, (low, high) in limits.items():
+        got = getattr(settings, name)
+        if not low <= got <= high:
+            raise InputError(explain(name, f"{low} to {high}", got, "choose a value in this range"))
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,7 @@ class PlantedGraph:
             "target_share": (0, 1),
             "target_communities": (0, 1),
         }
-        for name, (low, high) in limits.items():
-            if not low <= getattr(self, name) <= high:
-                got = getattr(self, name)
-                raise InputError(explain(name, f"{low} to {high}", got, "choose a value in this range"))
+        check_limits(self, limits)
 
     @property
     def communities(self) -> int:

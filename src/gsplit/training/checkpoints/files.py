@@ -80,7 +80,8 @@ class CheckpointManifest:
     def _is_of_another_torch(self, name: str, now: "CheckpointManifest") -> bool:
         """Whether only one of two versions of torch has an option of the optimizer; it then has its default."""
         is_option = name.startswith("optimizer ") and not name.startswith("optimizer group")
-        return is_option and (name in self.fixed) != (name in now.fixed)
+        is_new = (name in self.fixed) != (name in now.fixed) and self.free.get("torch") != now.free.get("torch")
+        return is_option and is_new
 
 
 _MANIFEST = TypeAdapter(CheckpointManifest)
