@@ -1,5 +1,6 @@
 """The commands of ``python -m gsplit_bench``."""
 
+import json
 import math
 import shlex
 import sys
@@ -16,6 +17,7 @@ from rich.table import Table
 from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Json, parse_fanout
 from gsplit.errors import InputError, explain
+from gsplit.files.atomic import write_atomic
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit_bench.paper import paper
 from gsplit_bench.train_command import train
@@ -480,10 +482,14 @@ def soak(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="of kill, stall, freeze, terminate, orphan; on two hosts kill, drop, cut [default: all]",
+            help="of kill, stall, freeze, terminate, orphan, memory, clock (needs cc), full-disk, slow-disk, stuck-disk "
+            "(as root); on two hosts kill, drop, loss, cut [default: all]",
         ),
     ] = None,
     count: Annotated[int, typer.Option(min=0, metavar="INT", help="faults to inflict")] = 20,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, metavar="MINUTES", help="inflict faults for so long, instead of a count")
+    ] = None,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="mean time from a start to its fault")] = 30.0,
     seed: Annotated[int, typer.Option(metavar="INT", help="of the faults' order and moments")] = 0,
     hosts: Annotated[
@@ -491,12 +497,16 @@ def soak(
     ] = 1,
     rate: Annotated[str, typer.Option(metavar="RATE", help="of the cable, as tc takes it")] = "1gbit",
     delay: Annotated[float, typer.Option(metavar="MS", help="of the cable, one way (netem)")] = 0.0,
-    loss: Annotated[float, typer.Option(metavar="PERCENT", help="packets that the cable loses (netem)")] = 0.0,
+    loss: Annotated[float, typer.Option(metavar="PERCENT", help="packets that the cable loses (BPF)")] = 0.0,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the document here, after every fault")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train under faults; compare with an undisturbed run.
 
-    Exit code 1 if a fault was not met as it should be, a loss differs, or memory, threads or descriptors grow.
+    Exit code 1 if a fault was not met as it should be, a loss differs, or something grows that a run holds: memory,
+    threads, descriptors, segments of shared memory, temporary files.
     """
     with command(as_json):
         if find_spec("psutil") is None:
@@ -508,9 +518,15 @@ def soak(
         open_store(store)
         names = tuple(faults.split(",")) if faults else tuple(FAULTS if hosts == 1 else HOST_FAULTS)
         options = tuple(shlex.split(train))
-        plan = SoakPlan(store, nproc, options, save_every, names, count, every, seed, hosts, rate, delay, loss)
+        plan = SoakPlan(store, nproc, options, save_every, names, count, minutes, every, seed, hosts, rate, delay, loss)
+
+        def save(report: "SoakReport") -> None:
+            if record is not None:
+                write_atomic(record, [json.dumps(_document(report), indent=1).encode()])
+
         with progress_bars(as_json) as progress:
-            report = run_soak(plan, progress=progress)
+            report = run_soak(plan, progress=progress, save=save)
+        save(report)
         if as_json:
             emit_json(_document(report))
         else:
@@ -540,14 +556,10 @@ def _show(report: "SoakReport", console: Console) -> None:
         met = "yes" if trial.as_it_should else "[red]no[/]"
         table.add_row(trial.did, gone, met, " ".join((trial.message, *trial.left)))
     console.print(table)
-    if len(report.trials) < report.num_planned:
-        console.print(
-            f"the run was over after {len(report.trials)} of {report.num_planned} faults; train for more epochs"
-        )
     equal = "equal" if report.losses_equal else "[red]NOT equal[/]"
     console.print(
-        f"{report.lives} lives, {report.seconds:.0f} s; losses of {report.num_losses} steps {equal} to those of an "
-        f"undisturbed run ({report.uninterrupted_s:.0f} s)"
+        f"{report.lives} starts, {report.trainings} trainings of {report.num_losses} steps in {report.seconds:.0f} s; "
+        f"losses {equal} to those of an undisturbed run ({report.uninterrupted_s:.0f} s)"
     )
     for name, slope in report.slopes.items():
         growth = f"{human(slope.mean)} {slope.per_hour:+.3g} ± {slope.error:.2g} per hour"

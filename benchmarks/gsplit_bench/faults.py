@@ -45,7 +45,7 @@ PLACES = {
 
 _MARK = "GSPLIT_TEST_TRIAL"
 _LOOK_S = 0.1
-OF_OTHERS = ("torch_geometric.", "torchinductor_", "__pycache__")
+OF_OTHERS = ("torch_geometric.", "torchinductor_", "torchelastic_", "__pycache__")
 """Temporary files that PyG and torch leave behind however a process ends."""
 
 

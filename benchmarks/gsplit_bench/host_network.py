@@ -1,8 +1,8 @@
 """Several hosts on one machine: network namespaces on one switch, with the bandwidth, delay and loss asked for.
 
-Needs root and the commands ``ip`` and ``tc``; delay and loss need a kernel with netem. Processes in a namespace see its
-loopback and its cable to the switch, and nothing else of the machine's network. The bandwidth is that of every cable,
-in each direction.
+Needs root and the commands ``ip`` and ``tc``; delay needs a kernel with netem, loss one with BPF filters (cls_bpf).
+Processes in a namespace see its loopback and its cable to the switch, and nothing else of the machine's network. The
+bandwidth is that of every cable, in each direction; a packet is lost where it arrives at a host.
 """
 
 import os
@@ -18,6 +18,9 @@ from gsplit.errors import InputError, explain
 __all__ = ["HostNetwork"]
 
 _PORT = "29500"  # in a namespace of its own: nothing else listens there
+_LOAD_RANDOM = f"32 0 0 {2**32 - 0x1000 + 56}"  # classic BPF: operation, jump if true, jump if false, operand
+_SKIP_IF_AT_LEAST, _RETURN = "53 1 0", "6 0 0"
+_DROP, _PASS = 2, 2**32 - 1  # TC_ACT_SHOT, TC_ACT_UNSPEC
 
 
 class HostNetwork:
@@ -76,15 +79,26 @@ class HostNetwork:
             _run("ip", "-n", name, "link", "set", interface, "up")
             _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
         self.set_rate(self._rate)
+        if self._loss:
+            self.set_loss(self._loss)
 
     def set_rate(self, rate: str) -> None:
         """Change the bandwidth of all cables."""
         shape = ["tbf", "rate", rate, "burst", "1m", "latency", "50ms"]
-        if self._delay_ms or self._loss:
-            shape = ["netem", "rate", rate, "delay", f"{self._delay_ms}ms", "loss", f"{self._loss}%"]
+        if self._delay_ms:
+            shape = ["netem", "rate", rate, "delay", f"{self._delay_ms}ms"]
         for name, interface in zip(self.names, self.interfaces, strict=True):
             for place, end in ((name, interface), (self._switch, f"{interface}p")):
                 _run("tc", "-n", place, "qdisc", "replace", "dev", end, "root", *shape)
+
+    def set_loss(self, percent: float) -> None:
+        """Change the share of packets that are lost, each at random: a BPF program that compares a random number."""
+        below = min(round(percent / 100 * 2**32), 2**32 - 1)
+        program = f"4,{_LOAD_RANDOM},{_SKIP_IF_AT_LEAST} {below},{_RETURN} {_DROP},{_RETURN} {_PASS}"
+        for name, interface in zip(self.names, self.interfaces, strict=True):
+            _run("tc", "-n", name, "qdisc", "replace", "dev", interface, "clsact")
+            place = ["dev", interface, "ingress", "pref", "1", "handle", "1"]
+            _run("tc", "-n", name, "filter", "replace", *place, "bpf", "direct-action", "bytecode", program)
 
     def command(self, host: int, command: Sequence[str]) -> list[str]:
         """The same command on one of the hosts."""
@@ -109,5 +123,5 @@ class HostNetwork:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        fix = "network namespaces must be allowed here; delay and loss need a kernel with netem"
+        fix = "network namespaces must be allowed here; delay needs a kernel with netem, loss one with cls_bpf"
         raise InputError(explain("hosts", " ".join(command), done.stderr.strip(), fix))

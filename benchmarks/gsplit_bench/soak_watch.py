@@ -1,10 +1,11 @@
-"""What a run holds while it trains: memory, threads and descriptors of all its processes, and whether they grow."""
+"""What a run holds while it trains, over all its processes, and whether it grows."""
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import psutil
 
@@ -17,13 +18,18 @@ _WARM_UP_S, _WARM_UP_SHARE = 20.0, 0.3  # at least, and of a run: imports, first
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Everything that a run holds at one moment, over all its processes; ``at_s`` since it was started."""
+    """Everything that a run holds at one moment, over all its processes; ``at_s`` since it was started.
+
+    ``segments``: of shared memory, each counted once.
+    """
 
     at_s: float
     processes: int
     memory_bytes: int
     threads: int
     descriptors: int
+    segments: int
+    temporary_files: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,47 +75,63 @@ def find_ranks(launcher: int) -> dict[int, int]:
     return found
 
 
-def usage_of(launchers: list[int], started: float) -> Usage:
+def usage_of(launchers: list[int], started: float, temporary_files: int = 0) -> Usage:
     """Read now; processes that end meanwhile are left out."""
     count = memory = threads = descriptors = 0
+    segments: set[str] = set()
     for process in (process for launcher in launchers for process in processes_of(launcher)):
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             held = process.memory_info().rss, process.num_threads(), process.num_fds()
-            count, memory, threads, descriptors = (
-                count + 1,
-                memory + held[0],
-                threads + held[1],
-                descriptors + held[2],
-            )
-    return Usage(time.monotonic() - started, count, memory, threads, descriptors)
+            segments |= _segments_of(process.pid)
+            count += 1
+            memory += held[0]
+            threads += held[1]
+            descriptors += held[2]
+    now_s = time.monotonic() - started
+    return Usage(now_s, count, memory, threads, descriptors, len(segments), temporary_files)
 
 
-def fit_slope(times: list[float], values: list[float]) -> Slope:
-    """Least squares.
+def _segments_of(pid: int) -> set[str]:
+    """The inodes of shared memory that a process has mapped, with or without a name."""
+    lines = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {words[4] for words in lines if len(words) == 6 and words[5].startswith(("/dev/shm/", "/memfd:", "/SYSV"))}
 
-    >>> fit_slope([0.0, 1800.0, 3600.0], [1.0, 2.0, 3.0])
-    Slope(per_hour=2.0, error=0.0, mean=2.0)
+
+def fit_slope(series: Sequence[tuple[list[float], list[float]]]) -> Slope:
+    """One slope of several series that each begin where they like: least squares about the mean of each.
+
+    >>> fit_slope([([0.0, 1800.0], [1.0, 2.0]), ([0.0, 1800.0, 3600.0], [7.0, 8.0, 9.0])])
+    Slope(per_hour=2.0, error=0.0, mean=5.4)
     """
-    count = len(times)
-    mean_time, mean = sum(times) / count, sum(values) / count
-    spread = sum((t - mean_time) ** 2 for t in times)
-    slope = sum((t - mean_time) * (v - mean) for t, v in zip(times, values, strict=True)) / spread
-    rest = sum((v - mean - slope * (t - mean_time)) ** 2 for t, v in zip(times, values, strict=True))
-    error = math.sqrt(rest / max(1, count - 2) / spread)
-    return Slope(3600 * slope, 3600 * error, mean)
+    about = [(_about_mean(times), _about_mean(values)) for times, values in series]
+    pairs = [pair for times, values in about for pair in zip(times, values, strict=True)]
+    spread = sum(t * t for t, _ in pairs)
+    slope = sum(t * v for t, v in pairs) / spread
+    rest = sum((v - slope * t) ** 2 for t, v in pairs)
+    error = math.sqrt(rest / max(1, len(pairs) - len(series) - 1) / spread)
+    return Slope(3600 * slope, 3600 * error, sum(sum(values) for _, values in series) / len(pairs))
 
 
-def slopes_of(usages: list[Usage]) -> dict[str, Slope]:
-    """Of an uninterrupted run; empty if it was too short to say. The moments of starting and ending are left out."""
+def _about_mean(values: list[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def slopes_of(lives_usages: Sequence[Sequence[Usage]]) -> dict[str, Slope]:
+    """Growth within processes, over one or several starts; empty if they were too short to say.
+
+    The moments of starting and ending are left out.
+    """
+    steady = [usages for usages in map(_steady, lives_usages) if len(usages) >= 5]
+    names = [field.name for field in fields(Usage) if field.name not in ("at_s", "processes")]
+    return {name: fit_slope([_column(usages, name) for usages in steady]) for name in names if steady}
+
+
+def _steady(usages: Sequence[Usage]) -> list[Usage]:
     full = max((usage.processes for usage in usages), default=0)
     begin = max(_WARM_UP_S, _WARM_UP_SHARE * usages[-1].at_s) if usages else 0.0
-    steady = [usage for usage in usages if usage.at_s >= begin and usage.processes == full]
-    if len(steady) < 5:
-        return {}
-    times = [usage.at_s for usage in steady]
-    return {name: fit_slope(times, values) for name, values in _columns(steady)}
+    return [usage for usage in usages if usage.at_s >= begin and usage.processes == full]
 
 
-def _columns(usages: list[Usage]) -> Iterator[tuple[str, list[float]]]:
-    for name in ("memory_bytes", "threads", "descriptors"):
-        yield name, [float(getattr(usage, name)) for usage in usages]
+def _column(usages: Sequence[Usage], name: str) -> tuple[list[float], list[float]]:
+    return [usage.at_s for usage in usages], [float(getattr(usage, name)) for usage in usages]

@@ -18,8 +18,7 @@ from typing import Any
 
 from gsplit_bench.host_network import HostNetwork
 from gsplit_bench.machine import current_commit, describe_machine, installed_versions
-from gsplit_bench.soak import Life, start
-from gsplit_bench.soak_watch import lives
+from gsplit_bench.soak_life import Life, start
 
 __all__ = ["main"]
 
@@ -30,9 +29,7 @@ def train(store: Path, options: list[str], ranks: int, folder: Path, network: Ho
     """Losses of a run that is left alone."""
     life = start([str(store), *options, "--json"], ranks, folder, network)
     life.watch(1800)
-    losses = life.document()["losses"]
-    assert isinstance(losses, list)
-    return [float(loss) for loss in losses]
+    return life.losses()
 
 
 def cut(store: Path, options: list[str], ranks: int, folder: Path, network: HostNetwork) -> tuple[float | None, Life]:
@@ -44,9 +41,7 @@ def cut(store: Path, options: list[str], ranks: int, folder: Path, network: Host
     life.watch(40)
     members, at = life.members(), time.monotonic()
     network.set_link(up=False)
-    while any(map(lives, members)) and time.monotonic() - at < PATIENCE_S:
-        time.sleep(0.1)
-    seconds = None if any(map(lives, members)) else time.monotonic() - at
+    seconds = time.monotonic() - at if life.wait_gone(members, PATIENCE_S) else None
     life.end(members)
     return seconds, life
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -11,9 +12,12 @@ import pytest
 
 from gsplit.errors import CommError, InputError
 from gsplit_bench.host_network import HostNetwork
-from gsplit_bench.soak import Life
+from gsplit_bench.small_disk import SmallDisk
+from gsplit_bench.soak import SoakPlan, run_soak
 from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS, Run
+from gsplit_bench.soak_life import Life
 from gsplit_bench.soak_watch import Usage, find_ranks, fit_slope, lives, slopes_of, usage_of
+from gsplit_bench.wall_clock import WallClock
 
 SLEEPER = """
 import os, subprocess, sys, time
@@ -50,21 +54,23 @@ def test_ranks_are_found_under_their_launcher_and_counted_with_it() -> None:
 def test_growth_is_told_from_noise() -> None:
     times = [20.0 + 2 * number for number in range(100)]
     noise = [1e9 + (-1) ** number * 1e6 for number in range(100)]
-    flat = fit_slope(times, noise)
+    flat = fit_slope([(times, noise)])
     assert flat.is_flat and abs(flat.per_hour) < 3 * flat.error
-    leak = fit_slope(times, [value + 1e5 * at for at, value in zip(times, noise, strict=True)])
+    growing = [value + 1e5 * at for at, value in zip(times, noise, strict=True)]
+    leak = fit_slope([(times, growing)])
     assert not leak.is_flat and leak.per_hour == pytest.approx(3.6e8, rel=0.1)
+    again = fit_slope([(times, growing), (times, [value + 5e9 for value in growing])])  # a start that holds more
+    assert not again.is_flat and again.per_hour == pytest.approx(leak.per_hour) and again.error < leak.error
 
 
 def test_starting_and_ending_are_no_growth() -> None:
-    steady = [Usage(20.0 + at, 3, 500, 9, 30) for at in range(20)]
-    slopes = slopes_of([Usage(1.0, 1, 100, 1, 4), *steady, Usage(50.0, 1, 9, 1, 1)])
-    assert {name: slope.per_hour for name, slope in slopes.items()} == {
-        "memory_bytes": 0.0,
-        "threads": 0.0,
-        "descriptors": 0.0,
-    }
-    assert slopes_of(steady[:3]) == {}
+    steady = [Usage(20.0 + at, 3, 500, 9, 30, 2, 1) for at in range(20)]
+    slopes = slopes_of([[Usage(1.0, 1, 100, 1, 4, 0, 0), *steady, Usage(50.0, 1, 9, 1, 1, 0, 0)], steady[:3], []])
+    names = ("memory_bytes", "threads", "descriptors", "segments", "temporary_files")
+    assert {name: (slope.per_hour, slope.mean) for name, slope in slopes.items()} == dict(
+        zip(names, [(0.0, mean) for mean in (500, 9, 30, 2, 1)], strict=True)
+    )
+    assert slopes_of([steady[:3]]) == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
@@ -88,6 +94,82 @@ def test_two_hosts_reach_each_other_until_the_cable_is_pulled() -> None:
     assert not any(name in names for name in hosts.names)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_packets_are_lost_at_the_rate_asked_for() -> None:
+    receive = (
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('0.0.0.0', 4000))\n"
+        "s.settimeout(5); print('up', flush=True); count = 0\n"
+        "while s.recv(9) != b'end': count += 1\n"
+        "print(count)"
+    )
+    with HostNetwork() as hosts:
+        send = (
+            "import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "for number in range(600):\n"
+            f"    s.sendto(b'end' if number >= 500 else b'x', ('{hosts.addresses[0]}', 4000)); time.sleep(0.001)"
+        )
+        received = []
+        for percent in (30.0, 0.0):
+            hosts.set_loss(percent)
+            listening = subprocess.Popen(hosts.command(0, [sys.executable, "-c", receive]), stdout=subprocess.PIPE)
+            assert listening.stdout is not None and listening.stdout.readline() == b"up\n"
+            subprocess.run(hosts.command(1, [sys.executable, "-c", send]), check=True)
+            received.append(int(listening.communicate()[0]))
+    assert 280 < received[0] < 420 and received[1] == 500
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted by root")
+def test_a_disk_is_full_slow_or_stopped_until_it_is_repaired(tmp_path: Path) -> None:
+    with SmallDisk(tmp_path) as disk:
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            (disk.folder / "more").write_bytes(bytes(1 << 20))
+        disk.repair()
+        (disk.folder / "more").write_bytes(bytes(1 << 20))
+        for slow in (partial(disk.set_rate, 1000), disk.freeze):
+            slow()
+            write = subprocess.Popen(
+                ["dd", "if=/dev/zero", f"of={disk.folder / 'x'}", "bs=8k", "count=1", "conv=fsync"]
+            )
+            time.sleep(1)
+            assert write.poll() is None
+            disk.repair()
+            assert write.wait(60) == 0
+    assert list(disk.folder.iterdir()) == []
+
+
+def test_a_disk_of_its_own_is_refused_without_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(InputError, match="disk: expected root, mkfs.ext4"):
+        SmallDisk(tmp_path)
+
+
+def test_the_wall_clock_of_a_program_jumps_and_its_waits_do_not(tmp_path: Path) -> None:
+    clock = WallClock(tmp_path / "clock")
+    code = (
+        "import sys, threading, time\n"
+        "for line in sys.stdin:\n"
+        "    begin = time.monotonic(); threading.Event().wait(0.05)\n"
+        "    print(time.time(), time.monotonic() - begin, flush=True)"
+    )
+    environment = {**os.environ, **clock.environment}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], text=True, env=environment, stdin=pipe, stdout=pipe) as program:
+        assert program.stdin is not None and program.stdout is not None
+        for moved in (0, 3600, -3600):
+            clock.jump(moved - clock.seconds)
+            print("now", file=program.stdin, flush=True)
+            now, waited = map(float, program.stdout.readline().split())
+            assert abs(now - time.time() - moved) < 60 and 0.05 <= waited < 60
+        program.stdin.close()
+
+
+def test_a_clock_that_jumps_is_refused_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="clock: expected the command cc"):
+        WallClock(tmp_path / "clock")
+
+
 def test_two_hosts_are_refused_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InputError, match="hosts: expected root, ip and tc"):
@@ -101,25 +183,30 @@ def _life(code: str, folder: Path) -> Life:
         return Life([subprocess.Popen([sys.executable, "-c", code], stderr=err)], folder, num_ranks=2)
 
 
-@pytest.mark.parametrize(
-    "code, message",
-    [
-        ("import time; time.sleep(600)", "expected 2 ranks .got 0 after 0.2 s; it printed nothing"),
-        ("import sys; sys.exit('error: no')", r"expected 2 ranks .got exit codes \(1,\); it printed error: no"),
-    ],
-)
-def test_ranks_that_do_not_start_are_described(code: str, message: str, tmp_path: Path) -> None:
-    life = _life(code, tmp_path)
+def test_ranks_that_do_not_start_are_told(tmp_path: Path) -> None:
+    life = _life("import time; time.sleep(600)", tmp_path)
     try:
-        if "exit" in code:
-            life.processes[0].wait()
-        with pytest.raises(CommError, match=message):
-            life.wait_for_ranks(0.2)
+        assert not life.wait_for_ranks(0.2) and not life.is_over()
     finally:
         life.end([])
 
 
-def test_a_run_that_has_finished_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_run_that_has_ended_is_told_from_one_that_has_finished(tmp_path: Path) -> None:
+    life = _life("import sys; sys.exit('error: no')", tmp_path)
+    life.processes[0].wait()
+    assert not life.wait_for_ranks() and not life.has_finished()
+    assert life.message() == "error: no" and life.exit_codes == (1,)
+    with pytest.raises(CommError, match="soak: expected a finished run .got error: no"):
+        life.losses()
     life = _life("", tmp_path)
-    life.wait_for_ranks()
-    assert life.is_over() and life.exit_codes == (0,)
+    life.processes[0].wait()
+    assert life.wait_gone([], 60) and life.has_finished()
+
+
+def test_faults_come_in_turns_for_a_count_or_a_time() -> None:
+    names = ("kill", "stall", "freeze")
+    order = [fault.name for fault in SoakPlan(Path("store"), faults=names, num_faults=7).order(Random(0))]
+    assert len(order) == 7 and set(order[:3]) == set(order[3:6]) == set(names)
+    assert list(SoakPlan(Path("store"), minutes=0).order(Random(0))) == []
+    with pytest.raises(InputError, match="bench soak: expected kill, drop, loss, cut, on 1 or 2 hosts .got clock"):
+        run_soak(SoakPlan(Path("store"), faults=("clock",), hosts=2))
