@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import signal
 import sys
 from dataclasses import asdict
 from importlib import import_module
@@ -516,6 +517,7 @@ def soak(
         from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS
 
         open_store(store)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the run, too, and take its disk away
         names = tuple(faults.split(",")) if faults else tuple(FAULTS if hosts == 1 else HOST_FAULTS)
         options = tuple(shlex.split(train))
         plan = SoakPlan(store, nproc, options, save_every, names, count, minutes, every, seed, hosts, rate, delay, loss)

@@ -171,6 +171,7 @@ class _Soak:
         self._living: Life | None = None
         self._network: HostNetwork | None = None
         self._things = things.enter_context(ExitStack())
+        things.callback(self._abandon)
         self._started = time.monotonic()
         self.trials: list[Trial] = []
         self.ended: list[Life] = []
@@ -284,6 +285,11 @@ class _Soak:
             variables = self._clock.environment if self._clock else {}
             self._living = start(train, plan.ranks, folder, self._network, variables)
         return self._living
+
+    def _abandon(self) -> None:
+        """End the life at hand, if the soak is cut off."""
+        if self._living is not None:
+            self._bury(self._living.members())
 
     def _bury(self, members: Sequence[int]) -> None:
         """End what is left of a life, and what was done to its host."""

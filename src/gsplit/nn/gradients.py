@@ -16,6 +16,10 @@ Averaged gradients keep weights equal only if every rank starts from the same we
 same learning rate, and with a state that was loaded on all ranks. At every ``COMPARE_EVERY``-th backward each bucket
 also carries the sum of the absolute weights of every rank, and ranks whose sums differ are named. Sums are compared
 with a tolerance, because the CPUs of two hosts may round an optimizer's step differently.
+
+A bucket is always of the same length, with zeros in place of sums that are not compared. The order in which an
+all-reduce adds the numbers of the ranks, and so the last digit of a gradient, depends on the length; backwards are
+counted from the start of the process, and a resumed training must equal an uninterrupted one to the bit.
 """
 
 from functools import partial
@@ -51,13 +55,13 @@ class _Bucket:
     """Parameters whose gradients are reduced together.
 
     The buffer holds the gradients, a flag per parameter (whether it has a gradient), the bucket's tag, a number that
-    must be the same on all ranks, and sometimes the sum of absolute weights of every rank, each added by that rank.
+    must be the same on all ranks, and the sum of absolute weights of every rank, each added by that rank, or zeros.
     """
 
     def __init__(self, tag: int, parameters: list[Parameter]) -> None:
         self.tag = tag
         self.parameters = parameters
-        self._tail: Tensor | None = None  # flags and tag of a complete bucket: copied to the device once
+        self._tail: Tensor | None = None  # of a complete bucket: copied to the device once
         self.grads: dict[int, Tensor] = {}
         self.flat: Tensor | None = None
         self.work: Work | None = None
@@ -70,25 +74,24 @@ class _Bucket:
         pieces = [
             self.grads[id(p)].reshape(-1) if id(p) in self.grads else p.new_zeros(p.numel()) for p in self.parameters
         ]
-        pieces.append(self._flags_and_tag())
-        if with_weights and pieces[0].dtype in _CHECKED:
-            pieces.append(self._sums_of_weights(comm))
+        is_checked = pieces[0].dtype in _CHECKED
+        pieces.append(self._flags_tag_and_zeros(comm.size if is_checked else 0))
         self.flat = torch.cat(pieces)
+        if with_weights and is_checked:
+            self.flat[comm.rank - comm.size] = self._sum_of_weights()
         self.work = comm.all_reduce(call, self.flat)
 
-    def _sums_of_weights(self, comm: Comm) -> Tensor:
-        """The sum of this rank's absolute weights at its place, and 0 at those of the others."""
-        found = [torch.linalg.vector_norm(p.detach(), 1, dtype=torch.float64) for p in self.parameters]
-        total = torch.stack(found).sum()
-        sums = total.new_zeros(comm.size)
-        sums[comm.rank] = total
-        return sums.to(self.parameters[0].dtype)
+    def _sum_of_weights(self) -> Tensor:
+        """Of their absolute values."""
+        return torch.stack(
+            [torch.linalg.vector_norm(p.detach(), 1, dtype=torch.float64) for p in self.parameters]
+        ).sum()
 
-    def _flags_and_tag(self) -> Tensor:
+    def _flags_tag_and_zeros(self, num_zeros: int) -> Tensor:
         if self.complete and self._tail is not None and self._tail.device == self.parameters[0].device:
             return self._tail
         flags = [float(id(p) in self.grads) for p in self.parameters]
-        tail = self.parameters[0].new_tensor([*flags, float(self.tag)])
+        tail = self.parameters[0].new_tensor([*flags, float(self.tag), *([0.0] * num_zeros)])
         if self.complete:
             self._tail = tail
         return tail

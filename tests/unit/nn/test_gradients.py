@@ -214,24 +214,29 @@ def test_weights_that_differ_are_named_within_a_few_backwards(dtype: torch.dtype
         model(torch.ones(1, 3, dtype=dtype)).sum().backward()
 
 
-class SizesComm(SoloComm):
-    """One rank, and the size of every buffer that it reduces."""
+class BuffersComm(SoloComm):
+    """One rank, and what it reduces behind gradients, flags and tag."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes: list[int] = []
+        self.behind: list[list[float]] = []
 
     def all_reduce(self, call: Call, tensor: Tensor) -> Work:
-        self.sizes.append(tensor.numel())
+        self.behind.append(tensor[8 + 2 + 1 :].tolist())
         return super().all_reduce(call, tensor)
 
 
-@pytest.mark.parametrize("dtype, more", [(torch.float32, 1), (torch.bfloat16, 0)])
-def test_sums_of_weights_travel_with_every_sixteenth_backward(dtype: torch.dtype, more: int) -> None:
+@pytest.mark.parametrize("dtype, usual, compared", [(torch.float32, [0.0], [4.0]), (torch.bfloat16, [], [])])
+def test_every_sixteenth_buffer_has_the_sum_of_weights_and_all_are_as_long(
+    dtype: torch.dtype, usual: list[float], compared: list[float]
+) -> None:
+    """The length decides in which order ranks are added: it must not depend on when a process was started."""
     model = Linear(3, 2).to(dtype)
-    comm = SizesComm()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(-0.5)
+    comm = BuffersComm()
     GradientAverage(list(model.parameters()), comm, DeferredChecks())
     for _ in range(18):
         model(torch.ones(1, 3, dtype=dtype)).sum().backward()
-    usual = 8 + 2 + 1  # gradients, flags, tag
-    assert comm.sizes == [usual + more, *[usual] * 15, usual + more, usual]
+    assert comm.behind == [compared, *[usual] * 15, compared, usual]
