@@ -601,6 +601,7 @@ _SCRIPTS = {
     "step-overhead": ("step_overhead:main", "Count Python calls, launches and waits of a step, before and after."),
     "study": ("study:main", "Make the whole report: stores, partitions, measurements, the page."),
     "two-hosts": ("two_hosts_check:main", "Compare two imitated hosts with one process, and cut the cable."),
+    "verify-cost": ("verify_cost:main", "Measure what comparing the first step with one process costs."),
     "watch-cost": ("watch_cost:main", "Measure what the watch over collectives costs."),
 }
 """Commands that read their own arguments, as module:function."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gsplit.training import callbacks, losses
     from gsplit.training.scalar_log import ScalarLog
     from gsplit.training.trainer import Trainer
-    from gsplit.training.verification import Verification, verify
+    from gsplit.training.verification import Verification, verify, verify_step
 
     __version__: str
 
@@ -48,6 +48,7 @@ _HOME = {
     "evaluate": ("gsplit.inference.evaluate", "evaluate"),
     "evaluate_links": ("gsplit.inference.evaluate_links", "evaluate_links"),
     "verify": ("gsplit.training.verification", "verify"),
+    "verify_step": ("gsplit.training.verification", "verify_step"),
     "Verification": ("gsplit.training.verification", "Verification"),
     "partition": ("gsplit.partitioning.partition", "partition"),
     "Ownership": ("gsplit.graph.ownership", "Ownership"),
@@ -86,6 +87,7 @@ __all__ = [
     "evaluate",
     "evaluate_links",
     "verify",
+    "verify_step",
     "Verification",
     "partition",
     "Ownership",

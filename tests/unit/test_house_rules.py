@@ -120,6 +120,7 @@ def test_public_names() -> None:
         "evaluate",
         "evaluate_links",
         "verify",
+        "verify_step",
         "Verification",
         "partition",
         "Ownership",

@@ -293,29 +293,36 @@ class InferTask(TaskBase):
 
 
 class VerifyTask(_SettingsTask):
-    """``gsplit verify``."""
+    """``gsplit verify``. ``own_model``: a function of the user that returns the model."""
 
     kind: Literal["verify"] = "verify"
     steps: int
+    own_model: str | None = None
+
+    @property
+    def model(self) -> str:
+        return self.own_model or self.settings.model
 
     def announce(self, num_ranks: int) -> None:
-        _print_start(
-            f"verify {self.settings.model} on {shown_place(self.store)}, {num_ranks} rank(s) against one; starting ..."
-        )
+        _print_start(f"verify {self.model} on {shown_place(self.store)}, {num_ranks} rank(s) against one; starting ...")
+
+    def check(self, num_ranks: int) -> None:
+        """See the base class."""
+        _check_model(self.settings, self.store, num_ranks, self.own_model)
 
     def run(self, mesh: "Mesh") -> int:
         """Compare; rank 0 prints the differences."""
         from gsplit.distributed.launch.launcher import DIFFERS
         from gsplit.run.recipe import verify_run
 
-        found = verify_run(self.settings, open_store(self.store), mesh, self.steps)
+        found = verify_run(self.settings, open_store(self.store), mesh, self.steps, self.own_model)
         if mesh.rank == 0 and self.as_json:
             emit_json(found.as_dict())
         elif mesh.rank == 0:
             verdict = "equal one process" if found.ok else "DIFFER from one process"
             console = Console(soft_wrap=True)
             ranks = f"{found.ranks} rank(s) {verdict} over {found.steps} steps"
-            console.print(f"{self.settings.model}, {found.strategy}: {ranks}")
+            console.print(f"{self.model}, {found.strategy}: {ranks}")
             errors = f"loss {found.max_loss_error:.2e}, gradients {found.max_grad_error:.2e}"
             console.print(f"largest difference: {errors}, buffers {found.max_buffer_error:.2e}")
         sys.stdout.flush()
@@ -335,10 +342,10 @@ def _print_start(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
 
 
-def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
+def _check_model(settings: TrainSettings, path: Path, nproc: int, own_model: str | None = None) -> None:
     from gsplit.distributed.comm.mesh import solo_mesh
     from gsplit.run.choices import check_labels, choose_for_pairs, fitting_loss, refuse_typed_settings
-    from gsplit.run.recipe import shape_of, wrap_model
+    from gsplit.run.recipe import build_model, shape_of, wrap
     from gsplit.sampling.draws import DrawOptions
 
     store = open_store(path)
@@ -350,7 +357,8 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int) -> None:
         settings = choose_for_pairs(settings, store)
     else:
         check_labels(store, settings.targets, settings.loss or fitting_loss(store, settings.targets))
-    wrap_model(settings, shape_of(store, settings), store, solo_mesh())
+    shape = shape_of(store, settings)
+    wrap(build_model(settings, shape, store, own_model), shape, store, solo_mesh())
 
 
 def _measure_machine(nproc: int) -> None:

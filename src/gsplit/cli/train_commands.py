@@ -160,6 +160,15 @@ def infer(
         run_task(task, nproc)
 
 
+def _checked_own_model(own_model: str | None, settings: TrainSettings) -> str | None:
+    """The place of a user's model; its file, which ranks read, as an absolute path."""
+    if own_model is not None and settings.strategy == "auto":
+        fix = "name a strategy: split, data, data_cached or hybrid(k)"
+        raise InputError(explain("--strategy", "a strategy by name with --own-model", "auto", fix))
+    file, colon, function = (own_model or "").rpartition(":")
+    return f"{Path(file).resolve()}:{function}" if colon and file.endswith(".py") else own_model
+
+
 @settings_options(only=[name for name in TrainSettings.model_fields if applies_to_verify(name)])
 def verify(
     *,
@@ -168,6 +177,14 @@ def verify(
         int | None, typer.Option(min=1, metavar="INT", help="ranks to start on this host [default: 2]")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, metavar="INT", help="steps compared")] = 3,
+    own_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="a function that returns your model, also as MODULE:FUNCTION, in place of --model; it gets those of "
+            "in_channels and out_channels that it takes",
+        ),
+    ] = None,
     device: Device = None,
     sample_device: SampleDevice = "cpu",
     config: Config = None,
@@ -189,6 +206,7 @@ def verify(
                 sample_device=sample_device,
                 settings=settings,
                 steps=steps,
+                own_model=_checked_own_model(own_model, settings),
             ),
             nproc or default_ranks(2),
         )

@@ -48,7 +48,7 @@ from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.nn.calls import LayerCall, dtype_of, input_rows, substitute
 from gsplit.nn.forward_pass import ForwardPass
 from gsplit.nn.forward_plan import ForwardPlan
-from gsplit.nn.parallelize import call_wrapped, forward_plan_of, override_forward_pass
+from gsplit.nn.parallelize import call_wrapped, count_evaluation, forward_plan_of, override_forward_pass
 from gsplit.nn.split_forward import SplitForward
 from gsplit.progress import Progress
 from gsplit.sampling.minibatch import StepKey
@@ -109,6 +109,7 @@ def evaluating(model: Module) -> Iterator[None]:
     finally:
         for name, module in model.named_modules():
             module.training = modes[name]
+        count_evaluation(model)
 
 
 class ReachedLayer(Exception):  # noqa: N818

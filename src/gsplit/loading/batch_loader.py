@@ -14,16 +14,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
+from weakref import WeakMethod
 
 import torch
 
 from gsplit.device.devices import SideStream, in_thread
 from gsplit.distributed.comm.comm import Call, Comm, assert_same_on_all_ranks
-from gsplit.distributed.comm.mesh import Mesh
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
 from gsplit.errors import InputError, explain
 from gsplit.features.copies import ForeignCopies
 from gsplit.features.device import DeviceRows
@@ -36,6 +38,7 @@ from gsplit.loading.tiers import can_read_foreign_rows, open_device_rows, open_f
 from gsplit.loading.typed_step_loader import TypedStepLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
+from gsplit.minibatch.strategy_names import parse_strategy
 from gsplit.sampling.drawn import require_drawn
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
@@ -47,6 +50,8 @@ from gsplit.telemetry import StepTelemetry, Telemetry
 __all__ = ["BatchLoader"]
 
 _LOG = logging.getLogger(__name__)
+_SMALL = 8  # targets per rank of a mini-batch on which ranks are compared with one process
+_MOST_VERTICES = 1 << 27  # one process reads the ids of all, 1 GB
 B = TypeVar("B", bound=Batch)
 
 
@@ -86,12 +91,13 @@ class BatchLoader(ABC, Generic[B]):
         assert_same_on_all_ranks(self.mesh.control, type(self).__name__, self.plan.compared)
         self.device_note = ""
         """Where the rows of a device are, and how batches are made for it; empty on the CPU."""
-        self._open(require_drawn(sampler) if callable(sampler) else None)
+        self._user_sampler = require_drawn(sampler) if callable(sampler) else None
+        self._open()
         self.mesh.control.gather_text(Call("open the loader", long_wait=True), "")  # a cold disk may be slow
         self.telemetry = Telemetry(self.mesh.rank, telemetry)
         self._log_start(equal_ranges=equal_ranges)
 
-    def _open(self, user_sampler: SamplerFactory | None) -> None:
+    def _open(self) -> None:
         """Open row sources and make samplers and process groups. A collective."""
         plan = self.plan
         graph = self._graph
@@ -101,8 +107,8 @@ class BatchLoader(ABC, Generic[B]):
         groups = [mesh.loading_groups]
         if plan.prefetch:  # all ranks: as many, because they have compared the plan
             groups = [mesh.borrow_loading_groups(owner=self) for _ in range(plan.sampling_threads)]
-        make_whole = self._sampler_factory(graph.sampled, user_sampler) if spec.needs_whole_graph else None
-        make_own = self._sampler_factory(graph.owned, user_sampler) if spec.reads_own_rows else None
+        make_whole = self._sampler_factory(graph.sampled) if spec.needs_whole_graph else None
+        make_own = self._sampler_factory(graph.owned) if spec.reads_own_rows else None
         samplers = [  # before rows: the edges of a device that samples come first in its memory
             (None if make_whole is None else make_whole(), None if make_own is None else make_own()) for _ in groups
         ]
@@ -126,14 +132,14 @@ class BatchLoader(ABC, Generic[B]):
         if plan.prefetch and mesh.device.type != "cpu":
             self._side = SideStream(mesh.device)
 
-    def _sampler_factory(self, view: LocalGraph, user_sampler: SamplerFactory | None) -> Callable[[], LayerSampler]:
+    def _sampler_factory(self, view: LocalGraph) -> Callable[[], LayerSampler]:
         """Makes samplers of a view. They share the arrays of the graph, which are opened here."""
         plan = self.plan
         store = self._graph.store
         device = self.mesh.sample_device
         with_ids = plan.arrays.has_edge_values
-        if user_sampler is not None:
-            return partial(user_sampler, SampledRange(view.graph, view.original_ids, device, with_ids))
+        if self._user_sampler is not None:
+            return partial(self._user_sampler, SampledRange(view.graph, view.original_ids, device, with_ids))
         if store.types is not None:
             return partial(relation_sampler, view.graph, view.original_ids, device, store.stored_array("edge_type"))
         if plan.draw.time_attr is not None:
@@ -166,6 +172,7 @@ class BatchLoader(ABC, Generic[B]):
                 strategy=spec.name,
                 each_vertex_once=each_once,
                 deterministic=plan.deterministic,
+                small_batches=WeakMethod(self.small_batches),
             )
             return typed, None, False
         rows = open_features(read, plan.arrays.features, cache=plan.cache, on_disk=plan.features_on_disk)
@@ -185,6 +192,7 @@ class BatchLoader(ABC, Generic[B]):
             in_place=reads_foreign_rows and not plan.prefetch,
             labels=self._graph.targets is not None,
             num_ahead=plan.prefetch,
+            small_batches=WeakMethod(self.small_batches),
         )
         if not plan.copies:
             return step_loader, None, reads_foreign_rows
@@ -361,6 +369,41 @@ class BatchLoader(ABC, Generic[B]):
         with self._side.launching():
             loaded = self._load_ahead(epoch, step)
         return self._finish(*loaded)
+
+    def small_batches(self, *, alone: bool) -> Iterator[B]:
+        """Two mini-batches of few targets, the second of twice as many and of others; see ``SmallBatches``.
+
+        One process reads the whole graph, which a shard does not have, and which takes too long if it is very large.
+        """
+        loader = self._on_one_process() if alone else copy(self)
+        for number in (1, 2):
+            size = min(self.plan.batch_size, number * _SMALL * self.mesh.size)
+            loader.plan = replace(loader.plan, batch_size=size, drop_last=False)
+            yield loader.make_batch(number, 0)
+
+    def _on_one_process(self) -> Self:
+        """The same loader for one process, which has all targets of every mini-batch."""
+        store = self._graph.store
+        if store.num_vertices > _MOST_VERTICES:
+            fix = "train on a part of the graph, or compare by gsplit.verify"
+            expected = f"at most {_MOST_VERTICES:,} vertices, to open the graph on one process"
+            raise InputError(explain("verify", expected, f"{store.num_vertices:,}", fix))
+        loader = copy(self)
+        loader.mesh = solo_mesh(self.mesh.device, self.mesh.sample_device)
+        loader.plan = replace(
+            self.plan,
+            strategy=parse_strategy("data", len(self.plan.num_neighbors)),
+            prefetch=0,
+            sampling_threads=1,
+            copies=0,
+            cache=0,
+            device_cache=0,
+        )
+        loader._graph = self._graph.on_one_process(loader.mesh, loader.plan.strategy)
+        loader._pipeline = None
+        loader._side = None
+        loader._open()
+        return loader
 
     def _load_ahead(self, epoch: int, step: int) -> tuple[B, Any]:
         """``_load``, on the second stream if the device samples. Also returns an event after the work that it launched.

@@ -159,11 +159,13 @@ class RankGraph:
 
     ``sampled``: the vertices that it samples, its own or all. ``owned``: the vertices that it owns; often the same
     object. ``targets``: those it owns, or all targets, of which it takes a strided share in every step; None for pairs.
+    ``listed``: the targets as they were given, and their times.
     """
 
     sampled: LocalGraph
     owned: LocalGraph
     targets: LocalTargets | None = None
+    listed: tuple[InputNodes, Tensor | None] = (None, None)
 
     @property
     def store(self) -> GraphStore:
@@ -177,8 +179,16 @@ class RankGraph:
         """The same with the targets that this rank needs under a strategy, and their times if given."""
         holder = self.owned if spec.targets == "owner" else self.sampled
         if input_time is None:
-            return replace(self, targets=holder.targets(input_nodes))
-        return replace(self, targets=holder.timed_targets(input_nodes, input_time))
+            targets = holder.targets(input_nodes)
+        else:
+            targets = holder.timed_targets(input_nodes, input_time)
+        return replace(self, targets=targets, listed=(input_nodes, input_time))
+
+    def on_one_process(self, mesh: Mesh, spec: StrategySpec) -> "RankGraph":
+        """The whole graph and all targets, for a mesh of one process. Refused where the store is a shard."""
+        whole = LocalGraph(self.store, mesh, Ownership((0, self.store.num_vertices)), whole=True)
+        alone = RankGraph(sampled=whole, owned=whole)
+        return alone if self.targets is None else alone.with_targets(spec, *self.listed)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Self
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -32,7 +33,14 @@ from gsplit.features.protocol import RowSource, RowsRead, take_rows
 from gsplit.graph.blocks import Block, count_self_loops
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.strategy import SampledStep
-from gsplit.minibatch.batch import Batch, BatchContext, BatchLayer, PendingRows, exchange_input_rows
+from gsplit.minibatch.batch import (
+    Batch,
+    BatchContext,
+    BatchLayer,
+    PendingRows,
+    SmallBatches,
+    exchange_input_rows,
+)
 from gsplit.minibatch.link_batch import LinkBatch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
 from gsplit.minibatch.route import Route
@@ -50,7 +58,8 @@ class StepLoader:
     ``features``: the input rows of this rank's vertices; None if a subclass reads them. ``comm``: the ranks that
     exchange input rows. ``device_rows``: the same rows for a device; if None, the host reads all rows for it.
     ``in_place``: layer 0 reads the rows from ``features``, which hold those of all ranks.
-    ``num_ahead``: the number of steps that may be loaded before the first of them is finished.
+    ``num_ahead``: the number of steps that may be loaded before the first of them is finished. ``small_batches``: that
+    of the loader, for ``BatchContext``.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class StepLoader:
         in_place: bool = False,
         labels: bool = True,
         num_ahead: int = 0,
+        small_batches: "WeakMethod[SmallBatches] | None" = None,
     ) -> None:
         self._graph = graph
         self._mesh = mesh
@@ -76,6 +86,7 @@ class StepLoader:
         self._strategy = strategy
         self._each_vertex_once = each_vertex_once
         self._deterministic = deterministic
+        self._small_batches = small_batches
         self._number = next(mesh.loader_numbers)
         self._labels = graph.rows("y") if labels and "y" in graph.store.names else None
         self._edge_attr = None if arrays.edge_attr is None else graph.edge_rows(arrays.edge_attr)
@@ -146,6 +157,7 @@ class StepLoader:
             loader=self._number,
             transposed=self._transposed,
             telemetry=sampled.telemetry,
+            small_batches=self._small_batches,
         )
 
     def _label_rows(self, targets: Tensor) -> Tensor:

@@ -10,9 +10,12 @@ numbers of targets, so the mean over one rank's rows has a wrong gradient on sev
 (``LossGuard``).
 """
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Self
+from typing import Any, Protocol, Self
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -36,7 +39,16 @@ from gsplit.minibatch.shuffle import RowExchange, exchange_rows, exchange_stored
 from gsplit.sampling.minibatch import StepKey
 from gsplit.telemetry import StepTelemetry
 
-__all__ = ["Batch", "BatchContext", "BatchLayer", "LossGuard", "PendingRows", "divisor", "exchange_input_rows"]
+__all__ = [
+    "Batch",
+    "BatchContext",
+    "BatchLayer",
+    "LossGuard",
+    "PendingRows",
+    "SmallBatches",
+    "divisor",
+    "exchange_input_rows",
+]
 
 
 class LossGuard:
@@ -48,10 +60,26 @@ class LossGuard:
         """Train/eval mode of the model that was called with the batch; it must be equal on all ranks."""
         self.has_endpoints = False
         """Whether the running forward has called ``LinkBatch.endpoints``."""
+        self.control: Comm | None = None
+        """Ranks that compare their losses in backward: in the first step, if only the loop knows its loss."""
+        self.summed: list[Any] = []
+        """The nodes of autograd whose values were given to ``mean`` and ``sum``, if losses are compared."""
 
-    def reduced(self) -> None:
-        """Called when the backward pass reaches the global sum of this batch."""
+    def reduced(self, gradient: Tensor) -> None:
+        """Called when the backward pass reaches the global sum of this batch. A collective if losses are compared."""
         self._backward = torch._C._current_graph_task_id()
+        if self.control is None:
+            return
+        call = Call("compare the gradients of the loss")
+        of_ranks = [json.loads(text) for text in self.control.gather_text(call, json.dumps(gradient.tolist()))]
+        first = torch.tensor(of_ranks[0])
+        if not all(torch.allclose(torch.tensor(other), first, rtol=1e-5, atol=0.0) for other in of_ranks):
+            got = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(of_ranks))
+            fix = (
+                "use batch.mean, or divide batch.sum by batch.global_batch_size: batch.batch_size is this rank's number"
+            )
+            expected = "the same gradient of the loss with respect to batch.mean or batch.sum on every rank"
+            raise InputError(explain("backward", expected, got, fix))
 
     def check(self, gradient: Tensor) -> None:
         """Called with the gradient of a wrapped model's output."""
@@ -79,7 +107,7 @@ class _GlobalSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.guard.reduced()
+        ctx.guard.reduced(g)
         return (g * ctx.size).expand(ctx.shape), None, None, None
 
 
@@ -143,6 +171,13 @@ class BatchLayer:
         return self.route is None or self.route.destinations_are_local
 
 
+class SmallBatches(Protocol):
+    """Makes the small mini-batches on which ranks are compared with one process (``nn.checks.one_process``)."""
+
+    def __call__(self, *, alone: bool) -> "Iterator[Batch]":
+        """The mini-batches of all ranks, a collective, or ``alone``, the same ones as one process makes them."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """The ranks, the step, the graph and the strategy of a batch.
@@ -151,7 +186,7 @@ class BatchContext:
     computed on two ranks, which BatchNorm requires. ``pool``: memory for the rows of its layers. ``deterministic``:
     gradients of rows are added in a fixed order. ``loader``: the number of the batch's loader on the mesh.
     ``transposed``: the layers whose blocks the model has needed by source, on a device; all batches of a loader share
-    it, and later ones are made with such blocks.
+    it, and later ones are made with such blocks. ``small_batches``: those of its loader.
     """
 
     mesh: Mesh
@@ -166,6 +201,7 @@ class BatchContext:
     transposed: set[int] = field(default_factory=set)
     telemetry: StepTelemetry = field(default_factory=StepTelemetry)
     guard: LossGuard = field(default_factory=LossGuard)
+    small_batches: "WeakMethod[SmallBatches] | None" = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -446,6 +482,8 @@ class Batch:
     def _global_sum(self, rows: Tensor, name: str) -> Tensor:
         self._refuse_input_gradients()
         context = self.context
+        if context.guard.control is not None and rows.grad_fn is not None:
+            context.guard.summed.append(rows.grad_fn)
         detail = f"epoch {context.key.epoch} of loader {context.loader}"
         if context.guard.model_mode:
             detail += f", model: {context.guard.model_mode}"

@@ -8,12 +8,15 @@ A mode costs a Python call per torch function, so it is suspended in gsplit's ow
 code only (``runs_pyg_code``), which neither drop nor draw.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
@@ -120,10 +123,15 @@ class ForwardPassMode(TorchFunctionMode):
             return function(*args, **kwargs)
         if function is F.dropout:
             x, p, training, inplace = _dropout(*args, **kwargs)
+            if training and p > 0:
+                _refuse_checkpointing("dropout")
             out = self._pass.dropout(x, p, training)
             return x.copy_(out) if inplace and out is not x else out
         if function is F.batch_norm:
-            return self._pass.batch_norm(*_batch_norm(*args, **kwargs))
+            given = _batch_norm(*args, **kwargs)
+            if given[5]:
+                _refuse_checkpointing("batch norm")
+            return self._pass.batch_norm(*given)
         if function in _MIXING:
             fix = "use torch.nn.BatchNorm1d, which is made exact here, or a row-wise norm"
             raise InputError(
@@ -138,6 +146,18 @@ class ForwardPassMode(TorchFunctionMode):
                 explain(f"{function.__name__} in the model", "no randomness of its own", "a draw from a generator", fix)
             )
         return function(*args, **kwargs)
+
+
+def _refuse_checkpointing(what: str) -> None:
+    """Refuse a call inside ``torch.utils.checkpoint``, which repeats it in backward, where nothing is intercepted."""
+    if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == torch.utils.checkpoint.__name__:
+            fix = "checkpoint modules without dropout and batch norm, or leave torch.utils.checkpoint out"
+            raise InputError(explain(what, "a call that is not repeated in backward", "torch.utils.checkpoint", fix))
+        frame = frame.f_back
 
 
 def _draws(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

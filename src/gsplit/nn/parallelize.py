@@ -36,6 +36,7 @@ from gsplit.nn.checks.dry_run import (
     preserve_state,
 )
 from gsplit.nn.checks.modules import check_modules
+from gsplit.nn.checks.one_process import OneProcessCheck
 from gsplit.nn.checks.row_independence import check_row_independence
 from gsplit.nn.checks.toy import PAIR_KINDS, ExampleInput, ToyLinkBatch, Toys
 from gsplit.nn.checks.toy_typed import TypedExample
@@ -47,7 +48,15 @@ from gsplit.nn.wrappers_and_hooks import check_wrappers
 from gsplit.store.conversion import as_graph_store
 from gsplit.store.protocol import GraphStore
 
-__all__ = ["parallelize", "call_wrapped", "finish_checks", "forward_plan_of", "mesh_of", "override_forward_pass"]
+__all__ = [
+    "parallelize",
+    "call_wrapped",
+    "count_evaluation",
+    "finish_checks",
+    "forward_plan_of",
+    "mesh_of",
+    "override_forward_pass",
+]
 
 M = TypeVar("M", bound=Module)
 T = TypeVar("T")
@@ -249,6 +258,13 @@ def mesh_of(model: Module) -> Mesh:
     return mesh
 
 
+def count_evaluation(model: Module) -> None:
+    """Tell a wrapped model that it was evaluated: after the first time, its next step is compared with one process."""
+    step_check = runtime_of(model).step_check
+    if step_check is not None:
+        step_check.count_evaluation()
+
+
 def finish_checks(model: Module) -> None:
     """Run the checks of values that a device has not delivered yet; waits for it."""
     runtime_of(model).checks.finish()
@@ -273,6 +289,7 @@ def parallelize(
     num_features: int | Mapping[str, int] | None = None,
     num_edge_features: int | None = None,
     pair_type: EdgeType | None = None,
+    verify_every: int | None = None,
 ) -> M:
     """Make a PyG model run on mini-batches of ``mesh``; returns the model, changed in place. A collective.
 
@@ -286,8 +303,13 @@ def parallelize(
     ``(batch.x_dict, batch.edge_index_dict)``, or with ``(batch)``, and sizes of -1 are taken from the features ``x`` of
     the graph, or from ``num_features`` by vertex type. ``pair_type``: the edge type of the pairs, if the model decodes
     pairs of a heterogeneous graph itself.
+
+    ``verify_every``: before the first step, after the first evaluation and when other parameters are trained, the
+    outputs and gradients of all ranks are compared with those of one process, on small mini-batches, and a difference
+    raises; a number: also before every so many mini-batches; 0: never (docs/verify.md).
     """
     check_wrappers(model)
+    step_check = OneProcessCheck(verify_every)
     model.to(mesh.device)
     store = None if graph is None else as_graph_store(graph)
     check_modules(model, typed=store is not None and store.types is not None)
@@ -307,4 +329,5 @@ def parallelize(
         remove_runtime(model)
         raise
     runtime.template = template
+    runtime.step_check = step_check
     return model

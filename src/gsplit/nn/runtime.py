@@ -6,9 +6,10 @@ the loss goes through ``batch.mean`` or ``batch.sum``. For a batch of pairs it a
 rows are the endpoints of the rank's pairs, unless the model has called ``batch.endpoints`` itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import is_
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from gsplit.nn.layers import layers_of
 from gsplit.nn.split_forward import SplitForward, install_forward, remove_forward
 from gsplit.nn.wrappers_and_hooks import OwnHook, check_callers
 
-__all__ = ["ModelStatus", "Runtime", "install_runtime", "last_template", "remove_runtime", "runtime_of"]
+__all__ = ["ModelStatus", "Runtime", "StepCheck", "install_runtime", "last_template", "remove_runtime", "runtime_of"]
 
 _MAX_NAMES = 3
 
@@ -108,6 +109,33 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+class StepCheck(Protocol):
+    """Compares steps with one process before they are taken (``nn.checks.one_process``).
+
+    ``loss_of``: the loss of training from a model and a batch, if it is known.
+    """
+
+    loss_of: Callable[[Module, Batch], Tensor] | None
+
+    def set_interval(self, every: int | None) -> None:
+        """Compare also before every so many mini-batches; 0: never."""
+
+    def compare(self, model: Module, batch: Batch, loss_of: Callable[[Module, Batch], Tensor] | None) -> str:
+        """Compare now; returns the reason if that is not possible."""
+
+    def before_forward(self, model: Module, runtime: "Runtime", batch: Batch, template: CallTemplate | None) -> None:
+        """Called before every forward on a batch with gradients."""
+
+    def after_forward(self, model: Module, batch: Batch) -> None:
+        """Called after every forward on a batch with gradients."""
+
+    def count_evaluation(self) -> None:
+        """Called when the model is evaluated."""
+
+    def copy(self) -> Self:
+        """For a copy of the model."""
+
+
 class Runtime:
     """Shared by the hooks and layers of one model.
 
@@ -120,6 +148,9 @@ class Runtime:
         self.override: ForwardPass | None = None
         self.template: CallTemplate | None = None
         """How training called the model last."""
+        self.step_check: StepCheck | None = None
+        self.status = ""
+        """``ModelStatus`` of the last forward on several ranks."""
         self._open: list[tuple[ForwardPass, ForwardPassMode] | None] = []
         self._gradients: GradientAverage | None = None
         self._status = ModelStatus()
@@ -130,6 +161,7 @@ class Runtime:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runtime":
         copied = Runtime(self.plan, self.mesh)
         copied.template = self.template
+        copied.step_check = None if self.step_check is None else self.step_check.copy()
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,8 +198,23 @@ class Runtime:
     def _attach_status(self, model: Module, batch: Batch, mesh: Mesh) -> None:
         """Attach train/eval state to the loss collective, where ranks compare it."""
         if mesh.size > 1:
-            batch.context.guard.model_mode = self._status.describe(model, self._parts.refresh(model))
-            mesh.record_model(batch.context.guard.model_mode)
+            self.status = self.describe_status(model)
+            batch.context.guard.model_mode = self.status
+            mesh.record_model(self.status)
+
+    def describe_status(self, model: Module) -> str:
+        """``ModelStatus`` of the model as it is now."""
+        return self._status.describe(model, self._parts.refresh(model))
+
+    @contextmanager
+    def on_mesh(self, mesh: Mesh) -> Iterator[None]:
+        """Run the model on the batches of another mesh inside this context."""
+        before = self.mesh
+        self.mesh = mesh
+        try:
+            yield
+        finally:
+            self.mesh = before
 
     def _check_mesh(self, other: Mesh, mesh: Mesh) -> None:
         """Refuse a batch of other ranks: gradients would be averaged over ranks that do not share it."""
@@ -182,8 +229,8 @@ class Runtime:
         return self._parts.refresh(model).parameters
 
     def close(self) -> None:
-        """End a forward, also one that failed."""
-        opened = self._open.pop()
+        """End a forward, also one that failed, or that was refused before it began."""
+        opened = self._open.pop() if self._open else None
         if opened is not None:
             opened[1].__exit__(None, None, None)  # type: ignore[no-untyped-call]
             opened[0].close()
@@ -241,6 +288,8 @@ class _EnterModel(_RuntimeHook):
         template = self.runtime.template
         if batch is not None and self.runtime.override is None and torch.is_grad_enabled():
             template = template_of((args, kwargs), batch)  # before torch functions are intercepted
+            if self.runtime.step_check is not None:
+                self.runtime.step_check.before_forward(module, self.runtime, batch, template)
         self.runtime.open(module, batch)
         self.runtime.template = template
 
@@ -258,6 +307,8 @@ class _LeaveModel(_RuntimeHook):
             for tensor in tensors_of(out):
                 if tensor.requires_grad and not tensor.is_leaf:
                     tensor.register_hook(batch.context.guard.check)
+            if self.runtime.step_check is not None:
+                self.runtime.step_check.after_forward(module, batch)
         return out
 
 

@@ -220,6 +220,14 @@ class TrainSettings(BaseModel):
     keep_checkpoints: int = Field(
         2, ge=1, description="newest checkpoints to keep, beside the best", json_schema_extra=_ONLY_TRAINING
     )
+    verify_every: int | None = Field(
+        None,
+        ge=0,
+        le=_MOST,
+        description="compare loss and gradients with one process also before every so many mini-batches; 0: not at all "
+        "[default: at the first step, after the first evaluation and when other parameters are trained]",
+        json_schema_extra=_ONLY_TRAINING,
+    )
     log_dir: str | None = Field(
         None,
         description="folder for scalars.csv: loss, learning rate, scores and seconds by step",

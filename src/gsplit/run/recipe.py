@@ -3,6 +3,9 @@
 The scripts in ``examples/`` do the same for models of their own.
 """
 
+import importlib
+import inspect
+import runpy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -91,8 +94,10 @@ def pair_options(settings: TrainSettings) -> PairOptions:
     return {"edge_label_index": stored.name, "neg_sampling": stored.negatives}
 
 
-def build_model(settings: TrainSettings, shape: ModelShape, store: Store) -> Module:
-    """The model of some settings. Its initial weights depend on the seed only."""
+def build_model(settings: TrainSettings, shape: ModelShape, store: Store, own_model: str | None = None) -> Module:
+    """The model of some settings, or that of the user's function. Its initial weights depend on the seed only."""
+    if own_model is not None:
+        return _build_own_model(own_model, shape, settings.seed)
     if settings.edge_weight is not None and settings.model not in EDGE_WEIGHT_MODELS:
         expected = f"a model that takes weights, {' or '.join(EDGE_WEIGHT_MODELS)}"
         raise InputError(explain("edge_weight", expected, settings.model, "leave one of them out"))
@@ -199,14 +204,41 @@ def infer_run(
     return InferenceResult(made, mesh.size)
 
 
-def verify_run(settings: TrainSettings, store: Store, mesh: Mesh, steps: int) -> Verification:
-    """Compare the ranks with one process for a stock model on a store. A collective."""
+def _build_own_model(name: str, shape: ModelShape, seed: int) -> Module:
+    """The model that a function of the user returns: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
+
+    The function gets those of ``in_channels`` and ``out_channels`` that it takes.
+    """
+    place, _, function = name.rpartition(":")
+    fix = "write FILE.py:FUNCTION or MODULE:FUNCTION, of a function that returns a torch.nn.Module"
+    if not place:
+        raise InputError(explain("--own-model", "FILE.py:FUNCTION or MODULE:FUNCTION", name, fix))
+    torch.manual_seed(seed)
+    try:
+        if place.endswith(".py"):
+            found = runpy.run_path(place, run_name="gsplit_own_model")
+        else:
+            found = vars(importlib.import_module(place))
+        make = found[function]
+        channels = {"in_channels": shape.num_features, "out_channels": shape.num_classes}
+        model = make(**{key: channels[key] for key in channels.keys() & inspect.signature(make).parameters.keys()})
+    except Exception as error:  # of the user's code: its type says more than ours
+        raise InputError(explain(f"--own-model {name}", "a model", f"{type(error).__name__}: {error}", fix)) from error
+    if not isinstance(model, Module):
+        raise InputError(explain(f"--own-model {name}", "a torch.nn.Module", type(model).__name__, fix))
+    return model
+
+
+def verify_run(
+    settings: TrainSettings, store: Store, mesh: Mesh, steps: int, own_model: str | None = None
+) -> Verification:
+    """Compare the ranks with one process for a stock model, or one of the user's, on a store. A collective."""
     settings = choose_loss(settings, store, mesh)
     shape = shape_of(store, settings)
     strategy = plan_strategy(settings, shape, store, mesh).strategy
     pairs: PairOptions = pair_options(settings) if settings.of_pairs else {}
     return verify(
-        build_model(settings, shape, store),
+        build_model(settings, shape, store, own_model),
         store,
         settings.fanout,
         None if settings.of_pairs else settings.targets,

@@ -83,6 +83,7 @@ _ADJUSTABLE = frozenset(
         "strategy",
         "tensorboard",
         "trial_steps",
+        "verify_every",
     }
 )
 """Settings that a resumed run may change: how long or how fast it is, not what its steps compute."""
@@ -466,6 +467,7 @@ def _make_trainer(
         save_every=settings.save_every if out is not None and settings.save_every else None,
         keep_checkpoints=settings.keep_checkpoints,
         description=run.description,
+        verify_every=settings.verify_every,
     )
     if checkpoint is not None:
         trainer.restore(checkpoint)

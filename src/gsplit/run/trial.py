@@ -187,6 +187,7 @@ class _Trial:
             loss_fn=make_loss(settings, self._store, mesh),
             max_grad_norm=settings.max_grad_norm,
             precision="bf16" if settings.precision == "bf16" else "float32",
+            verify_every=0,
         )
 
 

@@ -32,6 +32,7 @@ from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader, Pairs
 from gsplit.minibatch.batch import Batch
 from gsplit.nn.parallelize import finish_checks
+from gsplit.nn.runtime import runtime_of
 from gsplit.training.callbacks import Callback, EvaluationReport, StepReport
 from gsplit.training.checkpoints.files import Checkpoint
 from gsplit.training.checkpoints.training import StateSaver, read_on_all_ranks, restore_state
@@ -170,6 +171,7 @@ class Trainer:
         save_every: int | None = None,
         keep_checkpoints: int = 2,
         description: Mapping[str, str] | None = None,
+        verify_every: int | None = None,
     ) -> None:
         """``loss_fn``: a name of ``gsplit.losses``, or a function of (out, y) that returns one value per target. For a
         ``LinkNeighborLoader``: "cross_entropy", "bpr", or a function of (out, batch) that returns one value per pair.
@@ -184,6 +186,9 @@ class Trainer:
         ``save_to``: a folder for checkpoints. They are written every ``save_every`` steps in the background, and
         whenever ``save`` is called; the newest ``keep_checkpoints`` and the best are kept (docs/checkpoints.md).
         ``description``: what else must be equal to continue from them, such as {"dropout": "0.5"}.
+
+        ``verify_every``: as for ``gsplit.parallelize``, whose value it replaces; here the comparison with one process
+        includes ``loss_fn``.
         """
         if save_every is not None and (save_every < 1 or save_to is None):
             got = f"save_every={save_every}, save_to={save_to}"
@@ -200,6 +205,11 @@ class Trainer:
         self._step = TrainingStep(
             self.state, loss, max_grad_norm=max_grad_norm, accumulate=accumulate, precision=precision
         )
+        step_check = runtime_of(model).step_check
+        assert step_check is not None  # of a model that parallelize has returned
+        step_check.loss_of = self._step.mean_loss
+        if verify_every is not None:
+            step_check.set_interval(verify_every)
         self._callbacks = tuple(callbacks)
         loader.telemetry.times_devices |= bool(callbacks)  # which get the times of every step
         self._has_started = False  # whether callbacks were told where training continues

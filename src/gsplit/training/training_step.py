@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from gsplit.device.devices import AsyncHostCopy
@@ -99,6 +100,11 @@ class TrainingStep:
                 batch.telemetry.record("loss", total.detach() / divisor(weight))
         self._total = self._total + total.detach()
         self._weight = self._weight + weight
+
+    def mean_loss(self, model: Module, batch: Batch) -> Tensor:
+        """The mean of the loss over a mini-batch, for ``gsplit.nn.checks.one_process``. A collective."""
+        total, weight = batch.weighted_sum(*self._loss_of(batch))
+        return total / divisor(weight)
 
     def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         model = self._state.model

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from gsplit.distributed.comm.comm import Call
 from gsplit.distributed.comm.mesh import Mesh, resolve_mesh, solo_mesh
@@ -25,8 +25,11 @@ from gsplit.graph.types import EdgeType
 from gsplit.loading.batch_loader import BatchLoader
 from gsplit.loading.link_loader import LinkNeighborLoader
 from gsplit.loading.loader import NeighborLoader
+from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, Features, InputNodes
+from gsplit.nn.checks.one_process import TrainedSteps, run_steps
 from gsplit.nn.parallelize import call_wrapped, parallelize
+from gsplit.nn.runtime import runtime_of
 from gsplit.sampling.protocol import SamplerFactory
 from gsplit.sampling.relations import RelationFanouts
 from gsplit.store.conversion import as_graph_store
@@ -34,7 +37,7 @@ from gsplit.store.protocol import GraphStore
 from gsplit.training.losses import LossFunction, PairLossFunction, loss_of_batch, resolve_loss
 from gsplit.training.training_step import check_finite
 
-__all__ = ["Verification", "verify"]
+__all__ = ["Verification", "verify", "verify_step"]
 
 
 @dataclass(frozen=True)
@@ -77,26 +80,19 @@ def _train(
     lr: float,
     loss: LossFunction | PairLossFunction,
     graph: GraphStore | None,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Losses, gradients of all parameters in all steps, and the last buffers, on the host."""
+) -> TrainedSteps:
+    """Train a copy of the model."""
     widths = None if graph is None else _widths(graph, loader.arrays)
-    pair_type = loader.plan.pair_type
     copied = copy.deepcopy(model).double().train()
-    model = parallelize(copied, mesh, graph=graph, num_features=widths, pair_type=pair_type)
-    losses: list[float] = []
-    gradients: list[Tensor] = []
-    for number in range(steps):
-        batch = loader.make_batch(*divmod(number, len(loader))).cast(torch.float64)
+    model = parallelize(copied, mesh, graph=graph, num_features=widths, pair_type=loader.plan.pair_type, verify_every=0)
+
+    def loss_of(model: Module, batch: Batch) -> Tensor:
         value = batch.mean(*loss_of_batch(loss, call_wrapped(model, batch), batch))
-        value.backward()
-        losses.append(float(value.detach()))
-        check_finite(losses[-1], batch)
-        for parameter in model.parameters():
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradients.append(gradient.detach().to("cpu", copy=True))
-        _descend(list(model.parameters()), lr)
-        model.zero_grad()
-    return torch.tensor(losses, dtype=torch.float64), gradients, [b.double().cpu() for b in model.buffers()]
+        check_finite(float(value.detach()), batch)
+        return value
+
+    batches = (loader.make_batch(*divmod(number, len(loader))).cast(torch.float64) for number in range(steps))
+    return run_steps(model, batches, loss_of, lr)
 
 
 def _widths(graph: GraphStore, arrays: ArrayNames) -> dict[str, int] | None:
@@ -105,37 +101,6 @@ def _widths(graph: GraphStore, arrays: ArrayNames) -> dict[str, int] | None:
         return None
     shapes = {of: [graph.shape(f"features/{name}") for name in names] for of, names in arrays.of_types.items()}
     return {of: sum(shape[1] for shape in found) for of, found in shapes.items()}
-
-
-@torch.no_grad()
-def _descend(parameters: list[Parameter], lr: float) -> None:
-    """Move against the gradient, by ``lr`` where it is largest."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    largest = _largest(gradients)
-    for parameter in parameters:
-        if parameter.grad is not None and largest > 0:
-            parameter.sub_(parameter.grad, alpha=lr / largest)
-
-
-def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest absolute difference; NaN if any difference is NaN."""
-    pairs = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True) if a.numel()]
-    return float(torch.stack(pairs).max()) if pairs else 0.0
-
-
-def _largest(tensors: list[Tensor]) -> float:
-    """The largest absolute value."""
-    return _distance(tensors, [torch.zeros_like(tensor) for tensor in tensors])
-
-
-def _compare(
-    ours: tuple[Tensor, list[Tensor], list[Tensor]], wanted: tuple[Tensor, list[Tensor], list[Tensor]]
-) -> Tensor:
-    """Differences of losses, gradients and buffers, and the largest gradient, loss and buffer."""
-    losses, gradients, buffers = wanted
-    errors = [_distance([ours[0]], [losses]), _distance(ours[1], gradients), _distance(ours[2], buffers)]
-    largest = [_largest(gradients), _largest([losses]), _largest(buffers)]
-    return torch.tensor([*errors, *largest], dtype=torch.float64)
 
 
 def verify(
@@ -199,7 +164,7 @@ def verify(
             exclude_seed_edges=exclude_seed_edges,
         )
 
-    def run(on: Mesh, how: str) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def run(on: Mesh, how: str) -> TrainedSteps:
         loader = make(
             batch_size=batch_size,
             strategy=how,
@@ -219,11 +184,26 @@ def verify(
             raise InputError(explain("input_nodes", "at least one target", "0 targets", "name other targets"))
         return _train(model, loader, on, steps, lr, loss, None if store.types is None else store)
 
-    ours = run(ranks, strategy)
+    trained = run(ranks, strategy)
     found = torch.zeros(6, dtype=torch.float64)
     if ranks.rank == 0:
-        found = _compare(ours, run(solo_mesh(reference_device or ranks.device), "split"))
+        wanted = run(solo_mesh(reference_device or ranks.device), "split")
+        found = torch.tensor([*trained.distances(wanted), *wanted.largest], dtype=torch.float64)
     ranks.control.broadcast(Call("broadcast errors", long_wait=True), found)  # all ranks wait here for rank 0
-    loss_error, grad_error, buffer_error, gradient, largest_loss, buffer = found.tolist()
-    errors = (loss_error, grad_error, buffer_error)
+    errors, (largest_loss, gradient, buffer) = found[:3].tolist(), found[3:].tolist()
     return Verification(*errors, gradient, tolerance, steps, ranks.size, strategy, largest_loss, buffer)
+
+
+def verify_step(model: Module, loss_fn: Callable[[Module, Batch], Tensor], batch: Batch) -> None:
+    """Compare the loss and the gradients of all ranks with those of one process, or raise. A collective.
+
+    For a training loop of your own, before its first step: ``model`` is the wrapped model in training mode, and
+    ``loss_fn(model, batch)`` computes the loss as the loop does, from any mini-batch. It is called with small
+    mini-batches of the loader that made ``batch``. Nothing is changed. On one process there is nothing to compare.
+    """
+    step_check = runtime_of(model).step_check
+    assert step_check is not None  # of a model that parallelize has returned
+    reason = step_check.compare(model, batch, loss_fn)
+    if reason:
+        fix = "keep the loader of the mini-batch, and let loss_fn run on any mini-batch of it, on rank 0 alone"
+        raise InputError(explain("verify_step", "a step that one process can take", reason, fix))

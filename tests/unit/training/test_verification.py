@@ -9,6 +9,7 @@ from torch_geometric.nn import GraphSAGE
 
 from gsplit import InputError, Verification, verify
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.nn.checks import one_process
 from gsplit.training import verification
 from gsplit_bench.exactness import CLASSES, WIDTH, Differences, TrainedCase, compare, small_store
 
@@ -73,11 +74,12 @@ def test_a_difference_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> No
     train, calls = verification._train, []
 
     def wrong_once(*args: Any) -> Any:
-        losses, gradients, buffers = train(*args)
+        found = train(*args)
         calls.append(1)
         if len(calls) == 2:
-            {"loss": losses, "gradient": gradients[-1], "buffer": buffers[0]}[what].view(-1)[0] += 1e-6
-        return losses, gradients, buffers
+            wrong = {"loss": found.losses, "gradient": found.gradients[-1], "buffer": found.buffers[0]}[what]
+            wrong.view(-1)[0] += 1e-6
+        return found
 
     monkeypatch.setattr(verification, "_train", wrong_once)
     found = _verify()
@@ -112,6 +114,6 @@ def test_rounding_of_a_tiny_gradient_does_not_become_a_step() -> None:
     """As it would with Adam, where 1e-13 moves a weight by 1e-8, and so features that are not scaled are refused."""
     weights = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)), torch.nn.Parameter(torch.zeros(1))]
     weights[0].grad = torch.tensor([-200.0, 1e-13], dtype=torch.float64)
-    verification._descend(weights, 1e-3)
+    one_process._descend(weights, 1e-3)
     assert weights[0].tolist() == pytest.approx([1e-3, -5e-19], rel=1e-12)
     assert weights[1].tolist() == [0.0]

@@ -1,0 +1,439 @@
+"""Compares the loss and the gradients of all ranks with those of one process, on the model as it trains.
+
+A model can compute something else on several ranks without failing: code that depends on the number or the order of a
+rank's rows, a backward pass that mixes rows, state that is kept between calls, a loss of one rank's rows. So the first
+step of a training is preceded by two steps on small mini-batches of its graph (``SmallBatches``), with the model itself
+in its mode: rank 0 takes them alone, then all ranks take them together. The second mini-batch has other targets, twice
+as many, and sees what the model has kept from the first. If a loss or a gradient differs, every rank raises, with the
+layer where the difference begins.
+
+Everything is left as it was: weights and buffers are replaced by copies meanwhile, in float64 if the model runs in it,
+and attributes of modules and random generators are restored. One process has nothing to compare.
+"""
+
+import json
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from gsplit.device.devices import fork_random_states
+from gsplit.distributed.comm.comm import Call
+from gsplit.distributed.comm.mesh import Mesh, solo_mesh
+from gsplit.errors import InputError, explain
+from gsplit.keys import kernels_torch
+from gsplit.minibatch.batch import Batch, LossGuard
+from gsplit.nn.calls import CallTemplate, dtype_of, tensors_of
+from gsplit.nn.layers import layers_of
+from gsplit.nn.runtime import Runtime, runtime_of
+from gsplit.nn.wrappers_and_hooks import OwnHook
+
+__all__ = ["LossOfBatch", "OneProcessCheck", "TrainedSteps", "run_steps"]
+
+LossOfBatch = Callable[[Module, Batch], Tensor]
+"""The loss of a mini-batch, equal on all ranks, from a wrapped model and the batch."""
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""The largest difference of a loss, relative to it or to 1, and of a gradient, relative to the largest."""
+_COARSE = 5e-2  # in half precision
+_MOST_BYTES = 1 << 28
+"""Size of the parameters up to which their copies are in float64."""
+_MOST_CHARACTERS = 500
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainedSteps:
+    """The losses of some steps, the gradients of all parameters in all of them, and the last buffers, on the host."""
+
+    losses: Tensor
+    gradients: list[Tensor]
+    buffers: list[Tensor]
+    names: list[str]
+    """Of the parameters."""
+
+    def distances(self, other: "TrainedSteps") -> tuple[float, float, float]:
+        """The largest absolute differences of losses, gradients and buffers."""
+        return (
+            _distance([self.losses], [other.losses]),
+            _distance(self.gradients, other.gradients),
+            _distance(self.buffers, other.buffers),
+        )
+
+    @property
+    def largest(self) -> tuple[float, float, float]:
+        """The largest absolute loss, gradient and buffer."""
+        return (_largest([self.losses]), _largest(self.gradients), _largest(self.buffers))
+
+    def differences(self, other: "TrainedSteps", tolerance: float) -> str:
+        """What differs from another run by more than a tolerance, which is relative; empty if nothing does."""
+        largest = _largest(self.gradients) or 1.0
+        found = []
+        of_loss = _distance([self.losses], [other.losses]) / max(1.0, float(self.losses.abs().max()))
+        if not of_loss <= tolerance:  # or NaN
+            found.append(f"a loss that differs by {of_loss:.1e}")
+        for place, (ours, theirs) in enumerate(zip(other.gradients, self.gradients, strict=True)):
+            of_gradient = _distance([ours], [theirs]) / largest
+            if not of_gradient <= tolerance:
+                name = self.names[place % len(self.names)]
+                found.append(f"a gradient of {name} that differs by {of_gradient:.1e} of the largest")
+                break
+        return " and ".join(found)
+
+
+def _distance(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """The largest absolute difference; NaN if any difference is NaN."""
+    pairs = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True) if a.numel()]
+    return float(torch.stack(pairs).max()) if pairs else 0.0
+
+
+def _largest(tensors: list[Tensor]) -> float:
+    """The largest absolute value."""
+    return _distance(tensors, [torch.zeros_like(tensor) for tensor in tensors])
+
+
+def run_steps(model: Module, batches: Iterable[Batch], loss_of: LossOfBatch, lr: float = 0.0) -> TrainedSteps:
+    """Forward and backward of every mini-batch, then gradient descent whose largest change is ``lr``.
+
+    A collective on several ranks.
+    """
+    losses: list[float] = []
+    gradients: list[Tensor] = []
+    named = dict(model.named_parameters())
+    for batch in batches:
+        value = loss_of(model, batch)
+        value.backward()
+        losses.append(float(value.detach()))
+        for parameter in named.values():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(gradient.detach().to("cpu", torch.float64, copy=True))
+        if lr:
+            _descend(list(named.values()), lr)
+        model.zero_grad()
+    buffers = [buffer.detach().to("cpu", torch.float64, copy=True) for buffer in model.buffers()]
+    return TrainedSteps(torch.tensor(losses, dtype=torch.float64), gradients, buffers, list(named))
+
+
+@torch.no_grad()
+def _descend(parameters: list[Parameter], lr: float) -> None:
+    """Move against the gradient, by ``lr`` where it is largest."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    largest = _distance(gradients, [torch.zeros_like(g) for g in gradients])
+    for parameter in parameters:
+        if parameter.grad is not None and largest > 0:
+            parameter.sub_(parameter.grad, alpha=lr / largest)
+
+
+class OneProcessCheck:
+    """When the steps of a wrapped model are compared with one process, and the comparison.
+
+    Before the first step, after the first evaluation, when other parameters are trained than before, and before every
+    ``every`` mini-batches. ``every=0``: never. All ranks decide the same: the trained parameters are part of the
+    collective of every loss, so the comparison comes one step after they have changed.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        self.set_interval(every)
+        self.loss_of: LossOfBatch | None = None
+        self._num_batches = 0
+        self._compared: set[str] = set()
+        self._evaluations = 0
+        self._is_running = False
+
+    def set_interval(self, every: int | None) -> None:
+        if every is not None and every < 0:
+            fix = "leave it out to compare the first step, or give 0 to compare none"
+            raise InputError(explain("verify_every", "a number of mini-batches", every, fix))
+        self._every = every
+
+    def copy(self) -> "OneProcessCheck":
+        """For a copy of the model, which is compared by itself."""
+        return OneProcessCheck(self._every)
+
+    def count_evaluation(self) -> None:
+        """After the first evaluation the next step is compared again."""
+        self._evaluations += 1
+        if self._evaluations == 1:
+            self._compared.clear()
+
+    def before_forward(self, model: Module, runtime: Runtime, batch: Batch, template: CallTemplate | None) -> None:
+        """Called before every forward on a batch with gradients. A collective if the comparison is due."""
+        mesh = runtime.mesh
+        if self._every == 0 or self._is_running or mesh is None or mesh.size == 1:
+            return
+        status = runtime.status  # of the forward before, which ranks have compared
+        number = self._num_batches
+        self._num_batches += 1
+        if number == 0:  # all ranks: their first forward
+            status = runtime.describe_status(model)
+            text = f"{status}, {batch.key}, loader {batch.context.loader}"
+            if len(set(mesh.control.gather_text(Call("compare ranks before the first step"), text))) > 1:
+                return  # the next collectives tell in what they differ
+        is_due = status not in self._compared or (self._every is not None and number % self._every == 0)
+        if is_due and status.startswith("training"):
+            self._compared.add(status)
+            reason = self.compare(model, batch, self.loss_of or _called_by(template))
+            if reason and mesh.rank == 0:
+                _LOG.warning("the first step of the model was not compared with one process: %s", reason)
+            if self.loss_of is None:
+                batch.context.guard.control = mesh.control
+
+    def after_forward(self, model: Module, batch: Batch) -> None:
+        """In the first step of a loop whose loss is not known: check in backward what the model has kept."""
+        if batch.context.guard.control is None:
+            return
+        for path, module in model.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    kept = f"{path}.{name}" if path else name
+                    value.register_hook(partial(_check_kept, kept, value.grad_fn, batch.context.guard))
+
+    def compare(self, model: Module, batch: Batch, loss_of: LossOfBatch | None) -> str:
+        """Compare; every rank raises if there is a difference. ``batch``: one of the loader's. A collective.
+
+        Returns the reason if it was not possible, the same on every rank.
+        """
+        runtime = runtime_of(model)
+        mesh = runtime.mesh
+        if mesh is None or mesh.size == 1:
+            return ""
+        make = None if batch.context.small_batches is None else batch.context.small_batches()
+        if make is None:
+            return "the loader of its mini-batch does not exist any more"
+        if loss_of is None:
+            return "it was called with tensors that are not of the mini-batch"
+        self._is_running = True
+        try:
+            return _Comparison(model, runtime, mesh, lambda alone: make(alone=alone), loss_of).run()
+        finally:
+            self._is_running = False
+
+
+def _check_kept(name: str, node: Any, guard: LossGuard, gradient: Tensor) -> None:
+    """Called with the gradient of a tensor that the model has kept as an attribute.
+
+    It may be in the loss only through ``batch.mean`` or ``batch.sum``. This cannot be told of a tensor from which the
+    outputs are computed, unless the loss has neither of them.
+    """
+    guard.check(gradient)
+    summed = _nodes_below(guard.summed)
+    if node not in summed and any(each.next_functions and each in summed for each in _nodes_below([node])):
+        got = f"{name}, a value of this rank's rows that the model keeps"
+        fix = "keep one value per target, and add it inside: batch.mean(loss + model.kept), or leave it out"
+        raise InputError(explain("backward", "a loss whose terms are from batch.mean or batch.sum", got, fix))
+
+
+def _nodes_below(nodes: list[Any]) -> set[Any]:
+    """Nodes of autograd, and those that their values were computed by, up to sums over all ranks."""
+    found: set[Any] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found and type(node).__name__ != "_GlobalSumBackward":
+            found.add(node)
+            waiting += [below for below, _ in node.next_functions]
+    return found
+
+
+def _called_by(template: CallTemplate | None) -> LossOfBatch | None:
+    """A loss in place of the user's, which is not known: a weighted sum of the model's outputs.
+
+    The weights of a target's outputs depend on the target, so gradients of different rows differ.
+    """
+    if template is None:
+        return None
+
+    def project(model: Module, batch: Batch) -> Tensor:
+        out = template.call(model, batch)
+        if isinstance(out, dict):
+            out = [rows for of, rows in out.items() if batch.part(of).labels is not None]
+        rows = next(tensors_of(out), None)
+        if rows is None or (batch.pairs is not None and not batch.context.guard.has_endpoints):
+            fix = "use gsplit.Trainer, or gsplit.verify_step with your loss"
+            got = "embeddings of pairs" if rows is not None else type(out).__name__
+            raise InputError(explain("the model's output", "one row per target", got, fix))
+        names = batch.frontier(batch.num_layers).names if batch.pairs is None else batch.pairs.value_keys
+        weights = (kernels_torch.mix(1, names[: batch.num_values]) % 1009).to(rows.dtype) / 1009 + 0.5
+        return batch.mean((rows.reshape(batch.num_values, -1).cos() * weights.unsqueeze(1)).sum(1))
+
+    return project
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """One comparison; see the module."""
+
+    model: Module
+    runtime: Runtime
+    mesh: Mesh
+    batches: Callable[[bool], Iterator[Batch]]
+    loss_of: LossOfBatch
+
+    def run(self) -> str:
+        """Take the steps alone and together, and compare; the reason if that is not possible. A collective."""
+        own = dtype_of(self.model.parameters())
+        size = 8 * sum(parameter.numel() for parameter in self.model.parameters())
+        dtypes = [own] if size > _MOST_BYTES else list(dict.fromkeys([torch.float64, own]))
+        if size > _MOST_BYTES << 4:
+            return f"its parameters would take {size:,} bytes in float64"
+        alone: TrainedSteps | None = None
+        reason = ""
+        dtype = own
+        if self.mesh.rank == 0:
+            for dtype in dtypes:
+                try:
+                    alone = self._steps(dtype, alone=True)
+                    reason = "" if bool(alone.losses.isfinite().all()) else f"its loss is {alone.losses.tolist()}"
+                    break
+                except Exception as error:  # of the model, or no whole graph here: training itself will tell
+                    reason = f"{type(error).__name__}: {error}"[:_MOST_CHARACTERS]
+        told = json.dumps([reason, str(dtype)])
+        # all ranks wait for rank 0
+        told = self.mesh.control.gather_text(Call("take small steps on one process", long_wait=True), told)[0]
+        reason, name = json.loads(told)
+        if reason:
+            return str(reason)
+        dtype = getattr(torch, name.removeprefix("torch."))
+        together = self._steps(dtype, alone=False)
+        tolerance = _tolerance(dtype, self.mesh.device)
+        found = "" if alone is None else alone.differences(together, tolerance)
+        found = self.mesh.control.gather_text(Call("compare small steps", long_wait=True), found)[0]
+        if found:
+            raise InputError(self._explain(found, self._first_layer(dtype, tolerance)))
+        return ""
+
+    def _explain(self, found: str, where: str) -> str:
+        fix = (
+            "let a row depend on no other row of its rank, nor on their number or order, nor on the rank, in forward, "
+            "backward and loss (docs/verify.md); verify_every=0 leaves this comparison out"
+        )
+        expected = "the loss and the gradients of one process"
+        return explain(f"the step of {self.mesh.size} ranks", expected, f"{found}{where}", fix)
+
+    def _steps(self, dtype: torch.dtype, *, alone: bool) -> TrainedSteps:
+        """The steps with copies of weights and buffers, on the ranks or on one process."""
+        mesh = solo_mesh(self.mesh.device) if alone else self.mesh
+        with _copied_state(self.model, dtype, self.mesh.device), self.runtime.on_mesh(mesh), torch.enable_grad():
+            batches = (batch.cast(dtype) for batch in self.batches(alone))
+            return run_steps(self.model, batches, self.loss_of)
+
+    def _first_layer(self, dtype: torch.dtype, tolerance: float) -> str:
+        """Where the difference begins: the steps are repeated, with sums over the outputs of every layer."""
+        alone = _LayerSums(1)
+        if self.mesh.rank == 0:
+            with alone.recording(self.model):
+                self._steps(dtype, alone=True)
+        ranks = _LayerSums(self.mesh.size)
+        with ranks.recording(self.model):
+            self._steps(dtype, alone=False)
+        texts = self.mesh.control.gather_text(Call("compare layers", long_wait=True), json.dumps(ranks.sums))
+        found = "" if self.mesh.rank else alone.first_difference([json.loads(text) for text in texts], tolerance)
+        return self.mesh.control.gather_text(Call("name the layer", long_wait=True), found)[0]
+
+
+def _tolerance(dtype: torch.dtype, device: torch.device) -> float:
+    coarse = torch.is_autocast_enabled(device.type) and dtype != torch.float64
+    return _COARSE if coarse else TOLERANCES.get(dtype, _COARSE)
+
+
+class _LayerSums:
+    """Sums of squares of the outputs of message-passing layers and of their gradients, in the order of the calls."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self.sums: dict[str, float] = {}
+
+    @contextmanager
+    def recording(self, model: Module) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name, layer in layers_of(model).items():
+                hooks.callback(layer.register_forward_hook(_SumOutputs(name, self)).remove)
+            yield
+
+    def add(self, what: str, rows: Tensor) -> None:
+        self.sums[f"{what} {len(self.sums)}"] = float(rows.detach().double().square().sum())
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        self.add(f"gradients of the outputs of {name}", gradient / self._num_ranks)  # an average over the ranks follows
+
+    def first_difference(self, of_ranks: list[dict[str, float]], tolerance: float) -> str:
+        """What is the first to differ from the sums over all ranks, which have each row once.
+
+        Empty if sums agree, or if ranks compute the same rows (``data``).
+        """
+        for what, value in self.sums.items():
+            total = sum(sums.get(what, 0.0) for sums in of_ranks)
+            if not abs(total - value) <= 10 * tolerance * abs(value):
+                return f"; the {what.rpartition(' ')[0]} are the first to differ"
+        return ""
+
+
+class _SumOutputs(OwnHook):
+    def __init__(self, name: str, sums: _LayerSums) -> None:
+        self._name = name
+        self._sums = sums
+
+    def __call__(self, layer: Module, args: Any, out: Any) -> None:
+        for rows in tensors_of(out):
+            self._sums.add(f"outputs of {self._name}", rows)
+            if rows.requires_grad:
+                rows.register_hook(partial(self._sums.add_gradient, self._name))
+
+
+@contextmanager
+def _copied_state(model: Module, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Replace parameters, buffers and what modules keep in attributes by copies; restore them and the generators."""
+    modules = list(model.modules())
+    held = [(module, {**module._parameters, **module._buffers}, dict(vars(module))) for module in modules]
+    copies: dict[int, Any] = {id(module): module for module in modules}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with fork_random_states(device):
+            for module, tensors, _ in held:
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        setattr(module, name, copies.setdefault(id(tensor), _copy(tensor, dtype)))
+            for module, _, attributes in held:
+                for name in attributes.keys() - _MODULE_ATTRIBUTES:
+                    vars(module)[name] = _copy_attribute(attributes[name], dtype, copies)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for module, tensors, attributes in held:
+            for name, tensor in tensors.items():
+                setattr(module, name, tensor)
+            for name in vars(module).keys() - attributes.keys():
+                delattr(module, name)
+            vars(module).update(attributes)
+
+
+def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    copied = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+    return Parameter(copied, tensor.requires_grad) if isinstance(tensor, Parameter) else copied
+
+
+def _copy_attribute(value: Any, dtype: torch.dtype, copies: dict[int, Any]) -> Any:
+    """A copy of what a call may change; ``copies``: what it may refer to by id, with its copies."""
+    if isinstance(value, Tensor):
+        return _copy(value, dtype)
+    if type(value) not in _CHANGED_IN_PLACE:
+        return value
+    try:
+        return deepcopy(value, dict(copies))
+    except RuntimeError:  # tensors of a graph of autograd, which calls do not change
+        return value
+
+
+_MODULE_ATTRIBUTES = frozenset(vars(Module()))
+_CHANGED_IN_PLACE = (list, dict, set, deque, random.Random, np.random.Generator, np.random.RandomState)
+"""Attributes of modules that are copied; those of other types are not expected to change in a call."""

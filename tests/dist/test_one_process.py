@@ -1,0 +1,69 @@
+"""Ranks are compared with one process at the first step: what is wrong is named, and what is right is not changed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from one_process_programs import CASES, losses_of_a_trainer, run_cases, states, when
+
+from gsplit_bench.ranks import run_ranks
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[int, list[dict[str, str | None]]]:
+    return {size: run_ranks(run_cases, size, list(CASES), timeout_s=300.0) for size in (2, 3)}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_silently_wrong_is_named_on_every_rank(name: str, said: dict[int, list[dict[str, str | None]]]) -> None:
+    wanted = CASES[name].message
+    for of_ranks in said.values():
+        for found in of_ranks:
+            if wanted is None:
+                assert found[name] is None
+            else:
+                assert re.search(wanted, found[name] or "nothing", re.DOTALL), found[name]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_nothing_is_changed_by_the_comparison(size: int) -> None:
+    without, never = run_ranks(states, size, 0)[0]
+    compared, comparisons = run_ranks(states, size, None)[0]
+    assert never == []
+    assert len(comparisons) == (0 if size == 1 else 2)  # one process compares nothing
+    torch.testing.assert_close(compared, without, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.timeout(200)
+def test_when_steps_are_compared() -> None:
+    frozen, whole = "3 trained", "6 trained"
+    for found in run_ranks(when, 2):
+        assert found == [
+            f"first: {frozen}",
+            "again: none",
+            f"evaluated: {frozen}",
+            "evaluated: none",
+            f"unfrozen: {whole}",
+            f"every 4: {whole}",
+        ]
+
+
+@pytest.mark.timeout(200)
+def test_the_loss_of_a_trainer_and_that_of_verify_step_are_compared() -> None:
+    for penalty, of_outputs, right in run_ranks(losses_of_a_trainer, 2):
+        assert "expected the loss and the gradients of one process" in penalty
+        assert "expected the loss and the gradients of one process (got a loss that differs by" in of_outputs
+        assert right is None
+
+
+def test_the_table_of_the_documentation_has_every_case() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
+    table = page.split("| on several ranks silently wrong | found by |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = dict(line.strip("| ").split(" | ") for line in table.splitlines())
+    assert list(rows) == list(CASES)
+    for name, found_by in rows.items():
+        is_found = not found_by.startswith("nothing") and not found_by.partition(":")[0].endswith(" only")
+        assert is_found == (CASES[name].message is not None), name
