@@ -38,7 +38,7 @@ from gsplit.loading.tiers import can_read_foreign_rows, open_device_rows, open_f
 from gsplit.loading.typed_step_loader import TypedStepLoader
 from gsplit.minibatch.batch import Batch
 from gsplit.minibatch.local_graph import ArrayNames, LocalGraph
-from gsplit.minibatch.strategy_names import parse_strategy
+from gsplit.minibatch.strategy_names import StrategySpec, parse_strategy
 from gsplit.sampling.drawn import require_drawn
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import make_sampler
@@ -375,7 +375,12 @@ class BatchLoader(ABC, Generic[B]):
 
         One process reads the whole graph, which a shard does not have, and which takes too long if it is very large.
         """
-        loader = self._on_one_process() if alone else copy(self)
+        if alone:
+            loader = self._on_one_process()
+        elif self.plan.prefetch:  # its samplers and groups are in use by threads, one of which may have failed
+            loader = self._reopen(self.mesh, self.plan.strategy, self._graph)
+        else:
+            loader = copy(self)
         for number in (1, 2):
             size = min(self.plan.batch_size, number * _SMALL * self.mesh.size)
             loader.plan = replace(loader.plan, batch_size=size, drop_last=False)
@@ -388,18 +393,18 @@ class BatchLoader(ABC, Generic[B]):
             fix = "train on a part of the graph, or compare by gsplit.verify"
             expected = f"at most {_MOST_VERTICES:,} vertices, to open the graph on one process"
             raise InputError(explain("verify", expected, f"{store.num_vertices:,}", fix))
+        mesh = solo_mesh(self.mesh.device, self.mesh.sample_device)
+        spec = parse_strategy("data", len(self.plan.num_neighbors))
+        return self._reopen(mesh, spec, self._graph.on_one_process(mesh, spec))
+
+    def _reopen(self, mesh: Mesh, spec: StrategySpec, graph: RankGraph) -> Self:
+        """The same loader without threads and caches. A collective."""
         loader = copy(self)
-        loader.mesh = solo_mesh(self.mesh.device, self.mesh.sample_device)
+        loader.mesh = mesh
         loader.plan = replace(
-            self.plan,
-            strategy=parse_strategy("data", len(self.plan.num_neighbors)),
-            prefetch=0,
-            sampling_threads=1,
-            copies=0,
-            cache=0,
-            device_cache=0,
+            self.plan, strategy=spec, prefetch=0, sampling_threads=1, copies=0, cache=0, device_cache=0
         )
-        loader._graph = self._graph.on_one_process(loader.mesh, loader.plan.strategy)
+        loader._graph = graph
         loader._pipeline = None
         loader._side = None
         loader._open()
