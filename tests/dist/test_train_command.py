@@ -93,6 +93,52 @@ def test_verify_says_how_far_apart(store: str, more: list[str], tmp_path: Path) 
     assert 0 < found["max_grad_error"] < 1e-9
 
 
+_OWN = """
+from torch import nn
+from torch_geometric.nn import MessagePassing, SAGEConv
+
+
+class Sum(MessagePassing):
+    def __init__(self, width, out):
+        super().__init__(aggr="sum")
+        self.lin = nn.Linear(width, out)
+
+    def forward(self, x, edge_index):
+        return self.lin(self.propagate(edge_index[:, : self.most], x=x))
+
+    most = 10**9
+
+
+class Net(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.first, self.second = Sum(width, 8), SAGEConv(8, out)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def right(in_channels, out_channels):
+    return Net(in_channels, out_channels)
+
+
+def wrong(in_channels, out_channels):
+    net = Net(in_channels, out_channels)
+    net.first.most = 100
+    return net
+"""
+
+
+def test_verify_takes_a_function_of_a_script_or_a_module(store: str, tmp_path: Path) -> None:
+    (tmp_path / "own_nets.py").write_text(_OWN)
+    command = ["-m", "gsplit", "verify", store, *SMALL, "--steps", "1", "--json", "--own-model"]
+    found = _json(run_forked([*command, "own_nets.py:right", "--nproc", "2"], tmp_path, cwd=tmp_path))
+    assert (found["ok"], found["ranks"]) == (True, 2)
+    wrong = run_forked([*command, "own_nets:wrong", "--nproc", "2"], tmp_path, cwd=tmp_path)
+    assert wrong.returncode == 3
+    assert json.loads(wrong.stdout)["max_grad_error"] > 1e-3
+
+
 def test_under_torchrun_it_joins(store: str, tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gsplit"]
     config = tmp_path / "run.toml"

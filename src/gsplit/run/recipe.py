@@ -3,12 +3,13 @@
 The scripts in ``examples/`` do the same for models of their own.
 """
 
-import importlib
+import importlib.util
 import inspect
-import runpy
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypedDict
 
 import numpy as np
@@ -215,11 +216,7 @@ def _build_own_model(name: str, shape: ModelShape, seed: int) -> Module:
         raise InputError(explain("--own-model", "FILE.py:FUNCTION or MODULE:FUNCTION", name, fix))
     torch.manual_seed(seed)
     try:
-        if place.endswith(".py"):
-            found = runpy.run_path(place, run_name="gsplit_own_model")
-        else:
-            found = vars(importlib.import_module(place))
-        make = found[function]
+        make = getattr(_import_place(place), function)
         channels = {"in_channels": shape.num_features, "out_channels": shape.num_classes}
         model = make(**{key: channels[key] for key in channels.keys() & inspect.signature(make).parameters.keys()})
     except Exception as error:  # of the user's code: its type says more than ours
@@ -227,6 +224,21 @@ def _build_own_model(name: str, shape: ModelShape, seed: int) -> Module:
     if not isinstance(model, Module):
         raise InputError(explain(f"--own-model {name}", "a torch.nn.Module", type(model).__name__, fix))
     return model
+
+
+def _import_place(place: str) -> ModuleType:
+    """A module by its name, or a file as a module. Both may import their neighbours, as a script does."""
+    folder = str(Path(place).parent if place.endswith(".py") else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    spec = importlib.util.spec_from_file_location("gsplit_own_model", place)
+    assert spec is not None and spec.loader is not None  # of a .py file, whether it exists or not
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where classes of the file are looked up
+    spec.loader.exec_module(module)
+    return module
 
 
 def verify_run(
