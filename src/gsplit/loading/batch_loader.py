@@ -381,10 +381,11 @@ class BatchLoader(ABC, Generic[B]):
             loader = self._reopen(self.mesh, self.plan.strategy, self._graph)
         else:
             loader = copy(self)
-        for number in (1, 2):
-            size = min(self.plan.batch_size, number * _SMALL * self.mesh.size)
+        epoch = max(self._position[0], 0)  # whose order of targets training needs, too
+        for step in (0, 1):
+            size = min(self.plan.batch_size, (step + 1) * _SMALL * self.mesh.size)
             loader.plan = replace(loader.plan, batch_size=size, drop_last=False)
-            yield loader.make_batch(number, 0)
+            yield loader.make_batch(epoch, min(step, len(loader) - 1))
 
     def _on_one_process(self) -> Self:
         """The same loader for one process, which has all targets of every mini-batch."""
