@@ -1,5 +1,6 @@
 """Ranks are compared with one process at the first step: what is wrong is named, and what is right is not changed."""
 
+import json
 import re
 from pathlib import Path
 
@@ -67,3 +68,15 @@ def test_the_table_of_the_documentation_has_every_case() -> None:
     for name, found_by in rows.items():
         is_found = not found_by.startswith("nothing") and not found_by.partition(":")[0].endswith(" only")
         assert is_found == (CASES[name].message is not None), name
+
+
+def test_the_cost_in_the_documentation_is_that_of_the_record() -> None:
+    root = Path(__file__).parents[2]
+    runs = json.loads((root / "benchmarks" / "results" / "2026-11-18-verify-cost.json").read_text())["runs"]
+    of_small = max(run["share_of_100_steps"] for run in runs if run["hidden"] == 64)
+    of_default = max(run["share_of_100_steps"] for run in runs if run["fanout"] == [15, 15, 15])
+    page = (root / "docs" / "verify.md").read_text()
+    assert f"| costs | {100 * of_default:.1f} % of the CPU time of the first 100 steps" in page
+    assert f"{100 * of_small:.1f} % of a small one" in page
+    assert of_default < 0.02
+    assert all(0.25 < run["compare_cpu_s"] < 0.55 for run in runs)
