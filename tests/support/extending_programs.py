@@ -119,7 +119,8 @@ def train_extended(mesh: Mesh, path: str, cases: list[dict[str, Any]]) -> list[F
         loader = gsplit.NeighborLoader(graph, [4, 3], "train", batch_size=60, mesh=mesh, seed=5, **options)
         torch.manual_seed(0)
         model = gsplit.parallelize(GraphSAGE(width, 8, 2, graph.num_classes).double(), mesh)
-        trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-2), loader)
+        # without the comparison with one process, in which rank 0 asks for rows of other ranks
+        trainer = gsplit.Trainer(model, torch.optim.Adam(model.parameters(), 1e-2), loader, verify_every=0)
         losses, asked = trainer.train_epoch(), set(rows.asked)
         weights = torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).tolist()
         score = trainer.evaluate(graph, ["test"])["test"]

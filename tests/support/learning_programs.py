@@ -102,7 +102,8 @@ def train_in_bf16(mesh: Mesh) -> dict[str, tuple[list[float], list[float], list[
     for name, make in (("sage", GraphSAGE), ("gat", GAT)):
         options: dict[str, Any] = {"make": make, "dtype": torch.float32, "dropout": 0.2}
         plain = _trainer(mesh, "classes", "cross_entropy", **options)
-        cast = _trainer(mesh, "classes", "cross_entropy", precision="bf16", **options)
+        # without the comparison with one process, which is in float64
+        cast = _trainer(mesh, "classes", "cross_entropy", precision="bf16", verify_every=0, **options)
         types = _follow_types(cast.state.model)
         found[name] = cast.train_epoch(), plain.train_epoch(), sorted(types)
         assert all(parameter.dtype == torch.float32 for parameter in cast.state.model.parameters())
