@@ -190,7 +190,8 @@ def verify(
         wanted = run(solo_mesh(reference_device or ranks.device), "split")
         found = torch.tensor([*trained.distances(wanted), *wanted.largest], dtype=torch.float64)
     ranks.control.broadcast(Call("broadcast errors", long_wait=True), found)  # all ranks wait here for rank 0
-    errors, (largest_loss, gradient, buffer) = found[:3].tolist(), found[3:].tolist()
+    loss_error, grad_error, buffer_error, largest_loss, gradient, buffer = found.tolist()
+    errors = (loss_error, grad_error, buffer_error)
     return Verification(*errors, gradient, tolerance, steps, ranks.size, strategy, largest_loss, buffer)
 
 
