@@ -127,7 +127,7 @@ def run_steps(model: Module, batches: Iterable[Batch], loss_of: LossOfBatch, lr:
 def _descend(parameters: list[Parameter], lr: float) -> None:
     """Move against the gradient, by ``lr`` where it is largest."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    largest = _distance(gradients, [torch.zeros_like(g) for g in gradients])
+    largest = _largest(gradients)
     for parameter in parameters:
         if parameter.grad is not None and largest > 0:
             parameter.sub_(parameter.grad, alpha=lr / largest)
