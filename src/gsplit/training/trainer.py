@@ -207,7 +207,7 @@ class Trainer:
         )
         step_check = runtime_of(model).step_check
         assert step_check is not None  # of a model that parallelize has returned
-        step_check.loss_of = self._step.mean_loss
+        step_check.loss_of = self._step.loss.mean
         if verify_every is not None:
             step_check.set_interval(verify_every)
         self._callbacks = tuple(callbacks)

@@ -14,6 +14,7 @@ are cast to float32 before the loss, and hidden rows are exchanged in the type t
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from gsplit.nn.runtime import runtime_of
 from gsplit.training.losses import LossFunction, PairLossFunction, loss_of_batch
 from gsplit.training.train_state import TrainState
 
-__all__ = ["PRECISIONS", "TrainingStep", "check_finite"]
+__all__ = ["PRECISIONS", "BatchLoss", "TrainingStep", "check_finite"]
 
 PRECISIONS = ("float32", "bf16")
 """Types of the forward pass; float32 means the model's own type."""
@@ -41,6 +42,32 @@ def check_finite(loss: float, batch: Batch) -> None:
         fix = "check the features of these targets, lower the learning rate, or clip gradients"
         where = f"epoch {batch.key.epoch}, step {batch.key.step}"
         raise InputError(explain(f"the loss of {where}", "a number", loss, fix))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """The loss of a mini-batch. It does not hold the model, which holds it."""
+
+    loss_fn: LossFunction | PairLossFunction
+    precision: str
+
+    def sums(self, model: Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
+        """The weighted sum of the losses of all targets of all ranks, and of the weights. A collective."""
+        dtype = dtype_of(runtime_of(model).parameters(model))
+        with self._autocast(batch.x.device):
+            out = call_wrapped(model, batch.cast(dtype))
+            if self.precision == "bf16" and isinstance(out, Tensor):
+                out = out.to(dtype)
+            values = loss_of_batch(self.loss_fn, out, batch)
+        return batch.weighted_sum(*values)
+
+    def mean(self, model: Module, batch: Batch) -> Tensor:
+        """The mean over all targets of all ranks. A collective."""
+        total, weight = self.sums(model, batch)
+        return total / divisor(weight)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
 
 class TrainingStep:
@@ -67,10 +94,9 @@ class TrainingStep:
             raise InputError(explain("precision", "a model in float32 for bf16", "float64", fix))
         _check_parameters(state)
         self.accumulate = accumulate
+        self.loss = BatchLoss(loss_fn, precision)
         self._state = state
-        self._loss_fn = loss_fn
         self._max_grad_norm = max_grad_norm
-        self._precision = precision
         self._total: Tensor | float = 0.0
         self._weight: Tensor | float = 0.0
 
@@ -91,7 +117,7 @@ class TrainingStep:
         if batch.key.step % self.accumulate == 0:
             self.reset()
         with batch.telemetry.span("forward"):
-            total, weight = batch.weighted_sum(*self._loss_of(batch))
+            total, weight = self.loss.sums(self._state.model, batch)
         with batch.telemetry.span("backward"):  # also averages the gradients over all ranks
             if self.accumulate == 1:
                 (total / divisor(weight)).backward()
@@ -100,23 +126,6 @@ class TrainingStep:
                 batch.telemetry.record("loss", total.detach() / divisor(weight))
         self._total = self._total + total.detach()
         self._weight = self._weight + weight
-
-    def mean_loss(self, model: Module, batch: Batch) -> Tensor:
-        """The mean of the loss over a mini-batch, for ``gsplit.nn.checks.one_process``. A collective."""
-        total, weight = batch.weighted_sum(*self._loss_of(batch))
-        return total / divisor(weight)
-
-    def _loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        model = self._state.model
-        dtype, device = dtype_of(runtime_of(model).parameters(model)), batch.x.device
-        with self._autocast(device):
-            out = call_wrapped(model, batch.cast(dtype))
-            if self._precision == "bf16" and isinstance(out, Tensor):
-                out = out.to(dtype)
-            return loss_of_batch(self._loss_fn, out, batch)
-
-    def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        return torch.autocast(device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
 
     def finish(self, batch: Batch) -> AsyncHostCopy:
         """Step the optimizer with what was added, ``batch`` last; returns the loss, being copied to the host."""

@@ -263,7 +263,7 @@ def _called_by(template: CallTemplate | None) -> LossOfBatch | None:
             raise InputError(explain("the model's output", "one row per target", got, fix))
         names = batch.frontier(batch.num_layers).names if batch.pairs is None else batch.pairs.value_keys
         weights = (kernels_torch.mix(1, names[: batch.num_values]) % 1009).to(rows.dtype) / 1009 + 0.5
-        return batch.mean((rows.reshape(batch.num_values, -1).cos() * weights.unsqueeze(1)).sum(1))
+        return batch.mean((rows.unsqueeze(-1).flatten(1).cos() * weights.unsqueeze(1)).sum(1))
 
     return project
 
