@@ -103,7 +103,7 @@ def checked_training(mesh: Mesh, unused_on: int | None, check_races: bool) -> tu
     device.tracker.check = check_races
     rules = simulated.CollectiveRules(device.tracker)
     mesh = simulated.checked_mesh(mesh, rules)
-    model = gsplit.parallelize(_Gated(), mesh, num_features=WIDTH)
+    model = gsplit.parallelize(_Gated(), mesh, num_features=WIDTH, verify_every=0)
     loader = _loader(mesh)
     model.is_on = mesh.rank != unused_on
     for step in range(2):
@@ -214,7 +214,7 @@ def _small_step(mesh: Mesh, case: Case) -> SmallStep:
         launcher(kernel, grid, args, constants, writes)
 
     launcher = set_launcher(watch)
-    model = gsplit.parallelize(make_model(case), mesh)
+    model = gsplit.parallelize(make_model(case), mesh, verify_every=0)
     batch = _loader(mesh, num_neighbors=[2, 2, 2], batch_size=4).make_batch(0, 0)
     log = switched_on().log if mesh.device.type == "sim" else None
     before = log.counts() if log is not None else simulated.DeviceCounts()
