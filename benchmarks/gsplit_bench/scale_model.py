@@ -1,4 +1,4 @@
-"""What large graphs would take: the formulas of docs/scale.md, with constants from benchmarks/results.
+"""What large graphs would take: the formulas of docs/scale-formulas.md, with constants from benchmarks/results.
 
 What is not measured here is named in ``scale.py`` with its source, or as an assumption. Every figure for a graph is
 arithmetic: no such graph was imported, partitioned or trained.
@@ -279,7 +279,7 @@ class Forecast:
 
 
 def forecast(graph: GraphSize, known: Measured) -> Forecast:
-    """The formulas of docs/scale.md."""
+    """The formulas of docs/scale-formulas.md."""
     hosts = max(1, math.ceil(graph.store_bytes / (HOST_BYTES / 2)))
     ranks = hosts * RANKS_PER_HOST
     batch = max(4096, 64 * ranks)

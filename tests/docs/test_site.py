@@ -26,6 +26,7 @@ from gsplit_bench.step_overhead import describe_device, describe_host
 
 DOCS = ROOT / "docs"
 REPOSITORY = "https://forge.example/gsplit"
+DEVICE_TESTS = ("simulated_device", "device_loading", "device_training")
 MEASUREMENTS = vars(typer.main.get_command(benchmarks))["commands"]
 
 
@@ -251,6 +252,16 @@ def test_faults_are_shown_by_tests_that_exist() -> None:
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
+def test_what_was_tested_on_devices_is_shown_by_tests_that_exist() -> None:
+    page = (DOCS / "gpu.md").read_text()
+    files = re.findall(r"tests/[\w/]+\.py", page)
+    named = re.findall(r"`(test_\w+)`", page)
+    assert len(set(files)) > 8 and len(named) > 10
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    found = "".join((ROOT / f"tests/dist/test_{name}.py").read_text() for name in DEVICE_TESTS)
+    assert [name for name in named if f"def {name}(" not in found] == []
+
+
 def test_the_strategies_compared_are_those_of_the_record() -> None:
     """CPU seconds over those of split: geometric means over the graphs, 2 / 4 ranks."""
     mean = runpy.run_path(str(DOCS / "draw_result.py"))["mean"]
@@ -381,7 +392,7 @@ def test_the_cases_of_tasks_on_the_simulated_device_are_those_of_the_record() ->
 
 def test_the_host_work_of_a_step_is_that_of_the_record() -> None:
     document = _record("2026-11-17-step-overhead")
-    page = (DOCS / "gpu.md").read_text()
+    page = (DOCS / "simulated-device.md").read_text()
     for lines in (describe_host(document["host"]), describe_device(document["device"])):
         assert "\n".join(lines) in page
 

@@ -96,7 +96,7 @@ class Hardware:
     between_bytes_per_s: float = 0.31e9
     """The same to ranks of other hosts: 10 Gbit/s for four ranks, if nothing else is known."""
     host_sample_edges_per_s: float = 15e6
-    """Edges that one thread of the host draws for a device: the rate of presampling in docs/scale.md."""
+    """Edges that one thread of the host draws for a device: the rate of presampling in docs/scale-formulas.md."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
