@@ -4,8 +4,8 @@ Without replacement by Floyd's method (Bentley and Floyd, CACM 1987): slot i of 
 t, or d - k + i if t is taken already; every subset of size k is equally likely. Slot i's number is a hash of
 (layer key, original id, i), so ``kernels_torch`` finds the same picks in another order of work.
 
-Drawing and relabelling are loops of their own: fused, they ran at half the speed (docs/lab-log.md), because the loads
-of neighbour lists no longer overlap. Own sources find their row in ``row_of``, one int32 per vertex of the range,
+Drawing and relabelling are loops of their own: fused, they ran at half the speed (benchmarks/lab-log.md), because the
+loads of neighbour lists no longer overlap. Own sources find their row in ``row_of``, one int32 per vertex of the range,
 -1 where the vertex is not in the frontier; foreign ones in a hash table of the size of the batch. Kernels check
 what they read from the graph before they use it as an index: a damaged store gives a status, never a stray read.
 """
