@@ -9,6 +9,7 @@ import pytest
 import torch
 from rank_programs import (
     Case,
+    average_lengths,
     end_after_a_look,
     everything,
     exchange_many,
@@ -184,6 +185,12 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
 def test_exchanges_of_any_size_and_type_arrive_whole(shared_memory: bool) -> None:
     """Hundreds in a row, growing, shrinking and empty, each rank at its own pace: segments are never reused early."""
     assert run_ranks(exchange_many, 3, 300, shared_memory=shared_memory) == [300, 300, 300]
+
+
+def test_a_comparison_of_weights_does_not_change_the_average_by_a_bit() -> None:
+    """Or a resumed training, which compares at other steps, would not be the uninterrupted one."""
+    for averages in run_ranks(average_lengths, 4):
+        assert all(with_sums == without for with_sums, without in averages)
 
 
 def test_shared_memory_is_given_up_where_a_rank_cannot_be_opened() -> None:

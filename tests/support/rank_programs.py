@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from recorded_calls import record_calls
 from torch import Tensor
+from torch.nn import Parameter
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
 
+from gsplit.device.devices import DeferredChecks
 from gsplit.distributed.comm import shared_memory
 from gsplit.distributed.comm.comm import Call, assert_same_on_all_ranks
 from gsplit.distributed.comm.mesh import Mesh
@@ -24,6 +26,7 @@ from gsplit.graph.ownership import Ownership
 from gsplit.kernels.buffers import BufferPool
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.shuffle import exchange_rows
+from gsplit.nn.gradients import GradientAverage
 from gsplit.store.in_memory import MemoryStore, renumbered_store
 from gsplit.telemetry import StepTelemetry
 
@@ -320,6 +323,26 @@ def different_lists(mesh: Mesh, case: Case, what: str) -> str:
     except InputError as error:
         return str(error)
     return "passed"
+
+
+def average_twice(mesh: Mesh, length: int) -> list[list[float]]:
+    """The same gradients at a backward in which weights are compared, and at one in which they are not."""
+    parameter = Parameter(torch.ones(length))
+    gradient = torch.randn(length, generator=torch.Generator().manual_seed(mesh.rank))
+    average = GradientAverage([parameter], mesh.gradients, DeferredChecks())
+    found: list[list[float]] = []
+    for _ in range(2):
+        parameter.grad = None
+        (parameter * gradient).sum().backward()
+        assert parameter.grad is not None
+        found.append(parameter.grad.tolist())
+    average.detach()
+    return found
+
+
+def average_lengths(mesh: Mesh) -> list[list[list[float]]]:
+    """Several, because gloo cuts a tensor into equal pieces, and its order of adding depends on the piece."""
+    return [average_twice(mesh, length) for length in range(5000, 5008)]
 
 
 def return_rank(mesh: Mesh, offset: int) -> int:
