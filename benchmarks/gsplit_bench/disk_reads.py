@@ -1,6 +1,6 @@
 """Random rows out of a large .npy file: page faults of a memory map, ``pread`` from compiled threads, ``os.preadv`` from Python threads, io_uring.
 
-python -m gsplit_bench disk-reads --work /tmp/work
+python -m gsplit_bench disk-reads --work /tmp/work --out benchmarks/results/DATE-disk-reads
 
 Every read asks for the same rows into the same buffer. ``warm``: the file is in the page cache. ``cold``: it is dropped from it before every read by
 posix_fadvise(DONTNEED), with nothing mapping it; a disk's own cache and the host of a virtual machine keep what they have. io_uring needs `pip install liburing`.
@@ -29,7 +29,6 @@ from gsplit.features.sources import MappedRows
 
 __all__ = ["main"]
 
-RESULTS = Path(__file__).parents[1] / "results"
 Read = Callable[[], None]
 
 
@@ -171,7 +170,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--work", type=Path, required=True, help="a folder for files of 1 GB, on the disk to measure")
     parser.add_argument("--rows", type=int, default=20_000, help="rows of every read")
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--record", type=Path, default=RESULTS / "2026-11-15-disk-reads.json")
+    parser.add_argument("--out", type=Path, required=True, help="where to write .json and .md")
     options = parser.parse_args(arguments)
     records: list[dict[str, Any]] = []
     for columns in (128, 512):
@@ -199,8 +198,8 @@ def main(arguments: Sequence[str]) -> None:
         "cold": "posix_fadvise(DONTNEED)",
     }
     document = {"commit": commit, "versions": versions, "settings": settings, "records": records}
-    options.record.write_text(json.dumps(document, indent=1) + "\n")
-    options.record.with_suffix(".md").write_text(report(document))
+    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(report(document))
 
 
 def report(document: dict[str, Any]) -> str:

@@ -174,7 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--billion", action="store_true", help="also one run of 1e9 generated edges (30 GB of disk)")
     parser.add_argument("--work", type=Path, default=Path("/tmp/gsplit-import-speed"))
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, required=True, help="where to write .json and .md")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
     out = options.work / "g.gsplit"
@@ -220,7 +220,6 @@ def main(arguments: Sequence[str]) -> None:
             "verify_seconds": verify_seconds,
         }
     shutil.rmtree(out)
-    stem = options.results / f"{result['date']}-import"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(report(result))
+    options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(report(result))
     print(report(result))

@@ -1,6 +1,6 @@
 """``gsplit infer`` against a full-graph forward of the plain PyG model on one process: difference, memory, seconds.
 
-python -m gsplit_bench inference --work /tmp/work
+python -m gsplit_bench inference STORE --work /tmp/work --out benchmarks/results/DATE-inference
 
 Memory is the largest anonymous memory (RssAnon) of a rank, read every 10 ms, less what the process holds before it begins (imports).
 """
@@ -17,12 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gsplit_bench.real_graphs import real_store
-
 __all__ = ["main"]
 
-RESULTS = Path(__file__).parents[1] / "results"
-GRAPH = "ogbn_arxiv_nofeat"
 PLAIN = """
 import json, sys
 from pathlib import Path
@@ -68,28 +64,28 @@ def watched(command: list[str]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="a folder for the store, the runs and the outputs")
-    parser.add_argument("--record", type=Path, default=RESULTS / "2026-11-15-inference.json")
+    parser.add_argument("store", type=Path, help="with features and labels, not partitioned")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for the runs and the outputs")
+    parser.add_argument("--out", type=Path, required=True, help="record to write, without .json")
     options = parser.parse_args(arguments)
-    store = real_store(GRAPH, options.work).path
     cli = [sys.executable, "-m", "gsplit"]
     empty = watched([sys.executable, "-c", "import torch, torch_geometric.nn, gsplit.run.recipe"])
     rows: list[dict[str, Any]] = []
     for model, more in {"sage": ["--hidden", "256", "--norm", "batch_norm"], "gat": ["--hidden", "128"]}.items():
         run = options.work / f"run-{model}"
-        train = [*cli, "train", str(store), "--model", model, *more, "--steps", "60", "--evaluate-every", "0"]
+        train = [*cli, "train", str(options.store), "--model", model, *more, "--steps", "60", "--evaluate-every", "0"]
         watched([*train, "--nproc", "2", "--out", str(run), "--overwrite", "--json"])
         plain = options.work / f"plain-{model}.npy"
         rows.append({"model": model, "how": "plain PyG, full graph", "ranks": 1})
-        rows[-1] |= watched([sys.executable, "-W", "ignore", "-c", PLAIN, str(store), str(run), str(plain)])
+        rows[-1] |= watched([sys.executable, "-W", "ignore", "-c", PLAIN, str(options.store), str(run), str(plain)])
         want = np.load(plain)
         for ranks in (1, 2):
             out = options.work / f"infer-{model}-{ranks}.npy"
             rows.append({"model": model, "how": "gsplit infer", "ranks": ranks})
-            infer = [*cli, "infer", str(store), "--weights", str(run), "--out", str(out), "--overwrite"]
+            infer = [*cli, "infer", str(options.store), "--weights", str(run), "--out", str(out), "--overwrite"]
             rows[-1] |= watched([*infer, "--nproc", str(ranks), "--json"])
             rows[-1]["largest_difference"] = float(np.abs(np.load(out) - want).max())
             rows[-1]["largest_output"] = float(np.abs(want).max())
         print(json.dumps(rows[-3:], indent=1), flush=True)
-    document = {"graph": GRAPH, "imports_anonymous_bytes": empty["peak_anonymous_bytes"], "rows": rows}
-    options.record.write_text(json.dumps(document, indent=1) + "\n")
+    document = {"graph": options.store.stem, "imports_anonymous_bytes": empty["peak_anonymous_bytes"], "rows": rows}
+    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")

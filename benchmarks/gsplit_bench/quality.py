@@ -1,8 +1,8 @@
 """Quality on real graphs: samplers, link prediction and vertex types, against what they replace.
 
-    python -m gsplit_bench quality samplers WORK OUT.json    # uniform, LABOR and weighted draws on three graphs
-    python -m gsplit_bench quality links WORK OUT.json       # MRR against a plain loop with PyG's meaning, two graphs
-    python -m gsplit_bench quality types WORK OUT.json       # Debian's packages with and without their types
+    python -m gsplit_bench quality samplers WORK    # uniform, LABOR and weighted draws on three graphs
+    python -m gsplit_bench quality links WORK       # MRR against a plain loop with PyG's meaning, two graphs
+    python -m gsplit_bench quality types WORK       # Debian's packages with and without their types
 
 WORK is a folder for stores; the real graphs are found through GSPLIT_TEST_DATA. Results are exact on any number of
 ranks, so accuracy is measured on two.
@@ -10,6 +10,7 @@ ranks, so accuracy is measured on two.
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -127,7 +128,7 @@ def study_samplers(work: Path) -> list[dict[str, Any]]:
                 names = ("cpu_s", "input_rows", "edges", "rows_sent")
                 row[f"{ranks} ranks"] = {key: float(median(step[k] for step in steps)) for k, key in enumerate(names)}
             rows.append(row)
-            print(json.dumps(row), flush=True)
+            print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
 
 
@@ -266,7 +267,7 @@ def study_links(work: Path) -> list[dict[str, Any]]:
             for key, exclude in (("gsplit, seed edges kept", False), ("gsplit, excluded", "reverse")):
                 row[key].append(run_ranks(_gsplit_mrr, 2, str(path), seed, exclude, timeout_s=3000.0)[0])
         rows.append(row)
-        print(json.dumps(row), flush=True)
+        print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
 
 
@@ -372,7 +373,7 @@ def study_types(_work: Path, epochs: int = 4) -> list[dict[str, Any]]:
             right = out.argmax(-1) == data["package"].y
             row["test"].append(float(right[data["package"].test_mask].double().mean()))
         rows.append(row)
-        print(json.dumps(row), flush=True)
+        print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
 
 
@@ -384,12 +385,10 @@ STUDIES: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one study and write its rows."""
+    """Run one study and print its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("work", type=Path)
-    parser.add_argument("out", type=Path)
     given = parser.parse_args(arguments)
     given.work.mkdir(parents=True, exist_ok=True)
-    rows = STUDIES[given.study](given.work)
-    given.out.write_text(json.dumps({"study": given.study, "rows": rows}, indent=1) + "\n")
+    json.dump(STUDIES[given.study](given.work), sys.stdout, indent=1)

@@ -344,8 +344,7 @@ def _markdown(record: dict[str, Any]) -> str:
     ]
     return f"""# Exact resume, {record["date"]}
 
-`python -m gsplit_bench resume` on {record["machine"]}, torch {record["torch"]}, commit {record["commit"]}. Raw records beside this file. The
-machine was busy with other work: seconds are long, their ratios hold.
+`python -m gsplit_bench resume` on {record["machine"]}, torch {record["torch"]}, commit {record["commit"]}. Raw records beside this file.
 
 - **Kills.** {kills["steps"]} steps on 2 ranks, dropout and BatchNorm, a checkpoint every 3 steps, one of them killed by SIGKILL {len(kills["kills"])}
   times at random moments and the run resumed. Largest difference to the run nobody killed: losses {kills["largest_loss_difference"]:.1e}, weights {kills["largest_weight_difference"]:.1e}.
@@ -380,14 +379,17 @@ def _check(record: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of all; writes no results")
+    parser.add_argument("--quick", action="store_true", help="a small part of all")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this; the others stay as they are")
     parser.add_argument("--cost-store", type=Path, help="a store to measure the cost of saving on")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--out", type=Path, help="where to write .json and .md; parts that are there and not asked for are kept"
+    )
     given = parser.parse_args(arguments)
     plan = Plan(24, 2, 5, 5) if given.quick else Plan(200, 20, 50, 15)
-    results = Path(__file__).parents[1] / "results" / f"{date.today()}-resume.json"
-    record = json.loads(results.read_text()) if results.exists() and not given.quick else {}
+    results = None if given.out is None else given.out.with_suffix(".json")
+    record = json.loads(results.read_text()) if results is not None and results.exists() else {}
     record |= {"date": str(date.today()), "torch": torch.__version__, "commit": _commit(), "plan": asdict(plan)}
     record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, shared"
     with tempfile.TemporaryDirectory(prefix="gsplit-resume-") as name:
@@ -403,11 +405,11 @@ def main(arguments: Sequence[str]) -> None:
         for part in given.part or PARTS:
             record[part] = parts[part]()
             print(json.dumps({part: record[part]}), file=sys.stderr)
-            if not given.quick:
+            if results is not None:
                 results.write_text(json.dumps(record, indent=1))
     if all(part in record for part in PARTS):
         print(_markdown(record))
-        if not given.quick:
+        if results is not None:
             results.with_suffix(".md").write_text(_markdown(record))
     _check(record)
 
