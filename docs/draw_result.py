@@ -3,18 +3,13 @@
 python docs/draw_result.py docs/result.svg
 """
 
-import json
 import math
 import sys
 from pathlib import Path
 
+from gsplit_bench.measured import HOST, read_record
+
 PICTURE = "result.svg"
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
-RECORDS = {
-    "sage": ("2026-11-17-host-sage.json", "2026-11-17-host-sage-1m.json", "2026-11-17-host-sage-1m-4.json"),
-    "gat": ("2026-11-17-host-others.json",),
-}
-"""The documents of each model."""
 SYSTEMS = {
     "split": ("GSplit, split", "#b5651d"),
     "dgl": ("DGL 1.1.3", "#7f9bb3"),
@@ -25,14 +20,12 @@ RANKS = (2, 4)
 LEFT, BAR, GAP, WIDTH, TEXT = 120, 20, 5, 700, "#333333"
 
 
-def read_seconds(documents: dict[str, tuple[str, ...]] = RECORDS) -> dict[tuple[str, int, str], dict[str, float]]:
+def read_seconds() -> dict[tuple[str, int, str], dict[str, float]]:
     """CPU seconds of all ranks per step, by (model, ranks, system) and graph; medians over the turns."""
     found: dict[tuple[str, int, str], dict[str, float]] = {}
-    for model, names in documents.items():
-        for record in [each for name in names for each in json.loads((RESULTS / name).read_text())["records"]]:
-            if record["model"] == model:
-                key = (model, record["ranks"], record["system"])
-                found.setdefault(key, {})[record["graph"]] = record["cpu_s"]["median"]
+    for record in [record for name in HOST for record in read_record(name)["records"]]:
+        key = (record["model"], record["ranks"], record["system"])
+        found.setdefault(key, {})[record["graph"]] = record["cpu_s"]["median"]
     return found
 
 

@@ -21,6 +21,7 @@ from gsplit.errors import InputError, explain
 from gsplit.files.atomic import write_atomic
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE
 from gsplit_bench.paper import paper
+from gsplit_bench.record import record
 from gsplit_bench.train_command import train
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(paper)
+app.command()(record)
 
 
 @app.command()
@@ -583,6 +585,7 @@ _SCRIPTS = {
     "layer-cost": ("layer_cost:main", "Measure what a vertex and an edge cost a layer."),
     "loading-record": ("loading:record", "Put documents of the command loading together as one record."),
     "many-ranks": ("many_ranks:main", "Split steps of up to a thousand ranks in one process, and count them."),
+    "measured": ("measured:main", "Print the table of docs/measured.md."),
     "objects": ("objects:main", "Train from a store on an S3 server with injected faults, against the local store."),
     "partition-studies": ("partition_studies:main", "Measure presampling, seeds, merged parts and memory of solvers."),
     "pipeline": ("pipeline:main", "Measure what prefetching hides."),
@@ -599,7 +602,6 @@ _SCRIPTS = {
     "shuffle-share": ("shuffle_share:main", "Measure the share of a step that goes into shuffles."),
     "start-ranks": ("start_ranks:main", "Measure the start of up to 64 ranks: seconds, sockets, threads."),
     "step-overhead": ("step_overhead:main", "Count Python calls, launches and waits of a step, before and after."),
-    "study": ("study:main", "Make the whole report: stores, partitions, measurements, the page."),
     "two-hosts": ("two_hosts_check:main", "Compare two imitated hosts with one process, and cut the cable."),
     "verify-cost": ("verify_cost:main", "Measure what comparing the first step with one process costs."),
     "watch-cost": ("watch_cost:main", "Measure what the watch over collectives costs."),

@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store", type=Path, help="with features and labels, not partitioned")
     parser.add_argument("--work", type=Path, required=True, help="a folder for the runs and the outputs")
+    parser.add_argument("--steps", type=int, default=60, help="of training")
     parser.add_argument("--out", type=Path, required=True, help="record to write, without .json")
     options = parser.parse_args(arguments)
     cli = [sys.executable, "-m", "gsplit"]
@@ -73,7 +74,18 @@ def main(arguments: Sequence[str]) -> None:
     rows: list[dict[str, Any]] = []
     for model, more in {"sage": ["--hidden", "256", "--norm", "batch_norm"], "gat": ["--hidden", "128"]}.items():
         run = options.work / f"run-{model}"
-        train = [*cli, "train", str(options.store), "--model", model, *more, "--steps", "60", "--evaluate-every", "0"]
+        train = [
+            *cli,
+            "train",
+            str(options.store),
+            "--model",
+            model,
+            *more,
+            "--steps",
+            str(options.steps),
+            "--evaluate-every",
+            "0",
+        ]
         watched([*train, "--nproc", "2", "--out", str(run), "--overwrite", "--json"])
         plain = options.work / f"plain-{model}.npy"
         rows.append({"model": model, "how": "plain PyG, full graph", "ranks": 1})

@@ -194,33 +194,6 @@ def test_the_allocator_settings_of_the_page_are_the_launchers() -> None:
     assert export in (DOCS / "performance.md").read_text()
 
 
-def test_speeds_over_peers_are_those_of_the_records() -> None:
-    """Geometric means over the graphs of theirs / ours, by model, peer and ranks: the best of ours, and split alone."""
-    drawing = runpy.run_path(str(DOCS / "draw_result.py"))
-    mean = drawing["mean"]
-    others = ("2026-11-17-host-others.json",)
-    seconds = drawing["read_seconds"](drawing["RECORDS"] | dict.fromkeys(("gcn", "gin", "gat"), others))
-
-    def times(model: str, peer: str, ours: tuple[str, ...] = ("split", "data(owner)", "hybrid(1)")) -> str:
-        found = []
-        for ranks in (2, 4):
-            known = [seconds[model, ranks, system] for system in ours if (model, ranks, system) in seconds]
-            theirs = seconds[model, ranks, peer]
-            best = {graph: min(each[graph] for each in known if graph in each) for graph in theirs}
-            found.append(f"{mean({graph: theirs[graph] / best[graph] for graph in theirs}):.2f}")
-        return " and ".join(found)
-
-    sage, gat = ([times(model, peer) for peer in ("dgl", "pyg_our_sampler")] for model in ("sage", "gat"))
-    measured = (DOCS / "measured.md").read_text()
-    said = f"SAGE {sage[0]} times DGL, {sage[1]} times PyG; GAT {gat[0]}, {gat[1]}"
-    assert said in measured, said
-    alone = [times("sage", peer, ("split",)) for peer in ("dgl", "pyg_our_sampler")]
-    said = f"SAGE {alone[0]} times DGL, {alone[1]} times PyG; GCN {times('gcn', 'dgl', ('split',))} times DGL"
-    said += f", GIN {times('gin', 'dgl', ('split',))}, GAT {times('gat', 'dgl', ('split',))}"
-    assert said in measured, said
-    assert f"with PyG's own sampler {times('sage', 'pyg')} times" in measured, times("sage", "pyg")
-
-
 def test_the_result_of_the_front_page_is_that_of_its_picture() -> None:
     drawing = runpy.run_path(str(DOCS / "draw_result.py"))
     seconds, mean = drawing["read_seconds"](), drawing["mean"]
@@ -309,7 +282,7 @@ def test_the_bare_loop_is_that_of_the_record() -> None:
         for model, found in seconds.items()
     }
     said = ", ".join(f"{model} {ratios[model.lower()]:.2f}" for model in ("SAGE", "GCN", "GIN", "GAT"))
-    for page in (DOCS / "measured.md", DOCS / "faq.md"):
+    for page in (DOCS / "faq.md",):
         assert said in page.read_text(), (page, said)
 
 
@@ -351,13 +324,8 @@ def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
     document = _record("2026-11-17-exactness")
     worst = max(max(row[kind] for kind in document["worst"]) for row in document["rows"])
     said = f"{len(document['rows']):,} cases, "
-    for page in (DOCS / "measured.md", DOCS / "numerics.md"):
-        assert said in page.read_text() and f"largest difference {worst:.1e}" in page.read_text(), page
-    assert document["ok"]
-    fused = _record("2026-11-17-exactness-fused")
-    worst = max(max(row[kind] for kind in fused["worst"]) for row in fused["rows"])
-    said = f"{len(fused['rows']):,} cases, largest difference {worst:.1e}"
-    assert fused["ok"] and said in (DOCS / "measured.md").read_text(), said
+    page = (DOCS / "numerics.md").read_text()
+    assert document["ok"] and said in page and f"largest difference {worst:.1e}" in page
 
 
 def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:
@@ -371,10 +339,7 @@ def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:
     pages |= {"pairs": "link-prediction", "pairs of types": "link-prediction"}
     assert {row["task"] for row in rows} == set(pages)
     said = {(DOCS / f"{page}.md", task) for task, page in pages.items()}
-    for page, task in [
-        *said,
-        *((page, None) for page in (DOCS / "measured.md", DOCS / "numerics.md")),
-    ]:
+    for page, task in [*said, (DOCS / "numerics.md", None)]:
         mine = [row for row in rows if task in (row["task"], None)]
         worst = max(row[kind] for row in mine for kind in ("output", "loss", "gradient", "weights"))
         text = rf"{len(mine):,} cases[\w ]*, largest difference {worst:.1e}"
@@ -450,9 +415,6 @@ def test_the_solvers_are_those_of_the_record() -> None:
     metis, kaminpar = (rows["planted1m", 8, solver] for solver in ("metis", "kaminpar"))
     ratios = [f"{kaminpar[key] / metis[key]:.2f}" for key in ("cpu_seconds", "peak_bytes")]
     assert f"it took {ratios[0]} of the time and {ratios[1]} of the memory" in page
-    largest = rows["planted5m", 8, "kaminpar"]
-    cost = f"{largest['cpu_seconds'] / 60:.1f} CPU minutes of the solver, {largest['peak_bytes'] / 1e9:.1f} GB"
-    assert f"KaMinPar, the default: {cost}" in (DOCS / "measured.md").read_text()
     share = {key: row["cross_edge_share"] for key, row in rows.items()}
     more = max(
         share[key] / share[*key[:2], "kaminpar"]
@@ -497,23 +459,12 @@ def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
         assert words.format(slowest[2], slowest[0]) in said
 
 
-def test_rows_loaded_and_partitions_compared_are_those_of_the_records() -> None:
-    loaded = {
-        document["graph"]: ranks["rows_data_to_mini"]
-        for document in _record("2026-11-15-loading")["documents"]
-        for ranks in document.get("redundancy", ())
-        if (document["batch_size"], ranks["ranks"]) == (1024, 4)
-    }
-    largest = loaded.pop("planted 5 M")
-    said = f"data parallelism {min(loaded.values()):.2f} to {max(loaded.values()):.2f}, {largest:.2f} on 5 M vertices"
+def test_steps_by_partition_are_those_of_the_record() -> None:
     runs = _record("2026-11-15-partition")["train"]
     steps = {
         name: f"{median(run['cpu_seconds_per_step'] for run in runs if run['strategy'] == name):.2f}"
         for name in ("gsplit", "edge", "random")
     }
-    text = (DOCS / "measured.md").read_text()
-    assert said in text and f"{len(loaded) + 1} graphs" in text
-    assert f"{steps['gsplit']} instead of {steps['random']}" in text and steps["edge"] in text
     for page in (DOCS / "faq.md", DOCS / "performance.md"):
         assert all(seconds in page.read_text() for seconds in steps.values())
 
@@ -527,9 +478,6 @@ def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:
         )
         cells = [stage["stage"], minutes, f"{stage['cpu_s']:,}", memory, f"{stage['disk_gb']:.1f}"]
         assert f"| {' | '.join(cells)} |" in page
-    minutes = sum(stage["wall_s"] for stage in record["stages"][1:-1]) / 60
-    memory = max(stage["anonymous_gb"] for stage in record["stages"] if stage["anonymous_gb"])
-    assert f"{minutes:.0f} min, {memory:.1f} GB of memory" in (DOCS / "measured.md").read_text()
     assert f"whose process held {record['solver_peak_gb']:.2f} GB" in page
     assert f"have {record['cross_edge_share']['8']:.1%}".replace("%", " %") in page
     assert f"A step took {record['train']['seconds_per_step']} s" in page
@@ -551,20 +499,11 @@ def test_the_quality_of_samplers_is_that_of_the_record() -> None:
         assert f"| {' | '.join(cells)} |" in page, cells
 
 
-def test_figures_of_pairs_and_types_are_those_of_the_records() -> None:
-    measured = (DOCS / "measured.md").read_text()
+def test_figures_of_types_are_those_of_the_records() -> None:
     page = (DOCS / "heterogeneous.md").read_text()
-    quality = _record("2026-11-17-quality")
-    arxiv, debian = ({name: mean(row[name]) for name in row if name != "graph"} for row in quality["links"])
-    ours, plain, excluded = "gsplit, seed edges kept", "plain", "gsplit, excluded"
-    assert f"arxiv {arxiv[ours]:.3f} and {arxiv[plain]:.3f}, Debian packages {debian[ours]:.3f} and " in measured
-    assert f" and {debian[plain]:.3f}; with seed edges excluded {arxiv[excluded]:.3f} and " in measured
-    untyped, typed = (100 * mean(row["test"]) for row in quality["types"])
+    untyped, typed = (100 * mean(row["test"]) for row in _record("2026-11-17-quality")["types"])
     assert f"{typed:.1f} % with types and {untyped:.1f} % without" in page
-    one, two = _record("2026-11-17-typed-steps")["rows"]
-    ratios = [f"{one[name]:.2f} and {two[name]:.2f}" for name in ("batch_ratio", "step_ratio")]
-    assert f"making the batch {ratios[0]}, whole step {ratios[1]}; the model takes {one['bare_ratio']:.2f}" in measured
-    low, high = sorted(round(row["step_ratio"], 1) for row in (one, two))
+    low, high = sorted(round(row["step_ratio"], 1) for row in _record("2026-11-17-typed-steps")["rows"])
     assert f"a step took {low} to {high} times" in page
 
 
