@@ -211,7 +211,7 @@ PRESETS: dict[str, Study] = {
         counted_steps=2,
     ),
     "replicas": Study(
-        "Figure 6: 4 ranks as 1, 2 and 4 replicas",
+        "in place of Figure 6b: 4 ranks of one host as 1, 2 and 4 replicas",
         systems=("split",),
         models=("sage",),
         ranks=(4,),

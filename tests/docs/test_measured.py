@@ -1,11 +1,14 @@
 """docs/measured.md shows what its records have, and every record can be measured again by one command."""
 
 import re
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
 
 import pytest
 from docs_hooks import ROOT
 
-from gsplit_bench.measured import ROWS, Row, find_record, table
+from gsplit_bench.measured import ROWS, Row, find_record, read_record, table
 from gsplit_bench.measurements import MEASUREMENTS
 
 PAGE = (ROOT / "docs" / "measured.md").read_text()
@@ -40,3 +43,55 @@ def test_records_that_the_command_record_does_not_make_are_known() -> None:
 def test_the_newest_record_of_a_name_counts() -> None:
     assert find_record("bare-loop").stem == "2026-11-17-bare-loop"
     assert find_record("training").stem == "2026-11-15-training"
+
+
+def _over_split(record: str, model: str, batch: int, system: str) -> list[float]:
+    """CPU seconds over those of split on 2 and 4 ranks: geometric means over the graphs that have both."""
+    found = {
+        (each["graph"], each["ranks"], each["system"]): each["cpu_s"]["median"]
+        for each in read_record(record)["records"]
+        if (each["model"], each["batch_size"]) == (model, batch)
+    }
+    graphs = {graph for graph, _, name in found if name == system}
+    return [
+        geometric_mean(found[graph, ranks, system] / found[graph, ranks, "split"] for graph in sorted(graphs))
+        for ranks in (2, 4)
+    ]
+
+
+def _words(page: Path) -> str:
+    return " ".join(page.read_text().split())
+
+
+def test_strategies_before_the_fused_layers_are_those_of_the_records() -> None:
+    page = (ROOT / "docs" / "performance.md").read_text()
+    systems = ("data", "data(owner)", "hybrid(1)")
+    for words, record, model, batch in (
+        ("GAT, batch 1024", "training-main", "gat", 1024),
+        ("SAGE, batch 256, features on disk", "training-disk", "sage", 256),
+        ("SAGE, batch 1024, features on disk", "training-disk", "sage", 1024),
+    ):
+        ratios = [_over_split(record, model, batch, system) for system in systems]
+        cells = " | ".join(f"{two:.2f} / {four:.2f}" for two, four in ratios)
+        assert f"| {words} | {cells} |" in page, cells
+    _, four = _over_split("training-main", "gat", 1024, "hybrid(1)")
+    assert f"`hybrid(1)` {100 * (1 - four):.0f} % less than `split` for GAT on 4 ranks" in _words(ROOT / "README.md")
+
+
+def test_sixty_four_ranks_are_those_of_the_record() -> None:
+    """The busiest rank, arxiv, batch 4096."""
+    counts: dict[str, Any] = {
+        count["strategy"]: count
+        for count in read_record("training-counted")["counts"]
+        if count["graph"].startswith("arxiv") and (count["ranks"], count["batch_size"]) == (64, 4096)
+    }
+    (edges, other_edges), (rows, other_rows) = (
+        [max(counts[strategy][key]) for strategy in ("split", "data")]
+        for key in ("edges_per_rank", "rows_loaded_per_rank")
+    )
+    page = _words(ROOT / "docs" / "performance.md")
+    assert f"computes {edges / 1e3:.0f} k edges and loads {rows / 1e3:.1f} k rows" in page
+    assert f"that of `data` computes {other_edges / 1e3:.0f} k and loads {other_rows / 1e3:.0f} k" in page
+    assert round(other_rows / rows) == 7
+    said = f"a rank computes {edges / other_edges:.1f} of the edges and loads a seventh of the rows of `data`"
+    assert said in _words(ROOT / "README.md")
