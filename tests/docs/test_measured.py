@@ -75,7 +75,9 @@ def test_strategies_before_the_fused_layers_are_those_of_the_records() -> None:
         cells = " | ".join(f"{two:.2f} / {four:.2f}" for two, four in ratios)
         assert f"| {words} | {cells} |" in page, cells
     _, four = _over_split("training-main", "gat", 1024, "hybrid(1)")
-    assert f"`hybrid(1)` {100 * (1 - four):.0f} % less than `split` for GAT on 4 ranks" in _words(ROOT / "README.md")
+    assert f"`hybrid(1)` {100 * (1 - four):.0f} % less than `split` for GAT on 4 ranks" in _words(
+        ROOT / "docs" / "strategies.md"
+    )
 
 
 def test_sixty_four_ranks_are_those_of_the_record() -> None:

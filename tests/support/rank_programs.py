@@ -332,10 +332,10 @@ def average_twice(mesh: Mesh, length: int) -> list[list[float]]:
     average = GradientAverage([parameter], mesh.gradients, DeferredChecks())
     found: list[list[float]] = []
     for _ in range(2):
-        parameter.grad = None
         (parameter * gradient).sum().backward()
         assert parameter.grad is not None
         found.append(parameter.grad.tolist())
+        parameter.grad = None
     average.detach()
     return found
 
