@@ -15,6 +15,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from gsplit.cli.grouped_options import GroupedCommand, option_groups
 from gsplit.cli.main import app
 
 __all__ = ["command_line", "link_out", "on_page_markdown"]
@@ -62,8 +63,16 @@ def _command(name: str, command: Any, depth: int) -> list[str]:
         for word, below in command.commands.items():
             lines += _command(f"{name} {word}", below, depth + (depth > 1))
         return lines
-    lines += ["| | | default |", "|---|---|---|"]
-    return [*lines, *(_parameter(parameter) for parameter in command.params if parameter.name != "help"), ""]
+    if not isinstance(command, GroupedCommand):
+        return [*lines, *_table(command.params)]
+    for title, parameters in option_groups(command.params):
+        lines += [f"**{title}**", "", *_table(parameters)]
+    return lines
+
+
+def _table(parameters: list[Any]) -> list[str]:
+    rows = [_parameter(parameter) for parameter in parameters if parameter.name != "help"]
+    return ["| | | default |", "|---|---|---|", *rows, ""]
 
 
 def command_line() -> str:

@@ -25,7 +25,8 @@ from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership
 from gsplit.minibatch.split import split_minibatch
 from gsplit.progress import Progress, silent
-from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import UNIFORM, Draw
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.store.build import build_store

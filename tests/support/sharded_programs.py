@@ -17,7 +17,7 @@ from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.partition import partition_shards
 from gsplit.partitioning.sharded.plan import ShardWorkload, presample_shard, restream_shards
 from gsplit.partitioning.sharded.weigh import weigh_shard
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store import source
 
 FANOUTS, BATCH_SIZE, EPOCHS, SEED, PARTS, TOLERANCE = [4, 3], 64, 2, 5, 6, 1.05

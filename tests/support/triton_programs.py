@@ -21,7 +21,8 @@ from gsplit.kernels.triton import dropout, gather, rows, words
 from gsplit.kernels.triton.launch import set_launcher
 from gsplit.keys import scalar
 from gsplit.nn.dropout import keyed_dropout
-from gsplit.sampling.draws import Draw, DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import Draw
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.neighbor_triton import TritonNeighborSampler, _place_edges
 

@@ -59,7 +59,6 @@ def test_a_small_module_has_several_importers_or_is_a_concept() -> None:
     """A few lines that one module uses belong into that module."""
     concepts = {
         "gsplit.extending": "public names",
-        "gsplit.cli.main": "the command line",
         "gsplit.cli.report_command": "one file per command",
         "gsplit.distributed.watch.stragglers": "the name a reader searches for",
         "gsplit.kernels.file_rows": "a kernel",

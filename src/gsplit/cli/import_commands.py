@@ -301,12 +301,12 @@ def snap(
 
 def _import(settings: _ImportSettings, output: Path, *, as_json: bool) -> None:
     """Build a store and show what it contains, how long it took and what was left out."""
-    from gsplit.store.build import build_store
-
     check_output(output, overwrite=settings.overwrite)
     start = time.perf_counter()
     with progress_bars(as_json) as progress:
         source = settings.source()
+        from gsplit.store.build import build_store  # numba, which a missing file need not wait for
+
         store = build_store(source, output, rules=settings.rules, overwrite=settings.overwrite, progress=progress)
     seconds = time.perf_counter() - start
     document = describe(store)
@@ -324,14 +324,14 @@ def _import(settings: _ImportSettings, output: Path, *, as_json: bool) -> None:
 
 def _import_shard(settings: _TableSettings, output: Path, *, as_json: bool) -> None:
     """Build one host's shard; show which hosts are missing, or that all shards are there."""
-    from gsplit.store.sharded_import import build_shard
-
     if settings.host is None or settings.hosts is None:
         got = f"--host {settings.host}, --hosts {settings.hosts}"
         raise InputError(explain("a shard", "--host and --hosts", got, "give both; --ranges needs them too"))
     start = time.perf_counter()
     with progress_bars(as_json) as progress:
         source = settings.source()
+        from gsplit.store.sharded_import import build_shard
+
         built = build_shard(
             source,
             output,

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gsplit.cli.doctor_command import doctor
+from gsplit.cli.grouped_options import Command, GroupedCommand
 from gsplit.cli.import_commands import import_app
 from gsplit.cli.plan_command import plan
 from gsplit.cli.report_command import report
@@ -33,7 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(import_app, name="import")
 for verb in (inspect, convert, propagate, partition, shard, upload, plan, train, infer, verify, report, doctor):
-    app.command()(verb)
+    app.command(cls=GroupedCommand if verb in (train, verify) else Command)(verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,6 +13,7 @@ from gsplit.cli.console import command, emit_json, human, progress_bars
 from gsplit.cli.options import Flags, Json, StoreArgument, settings_options
 from gsplit.errors import InputError
 from gsplit.run.config import TrainSettings
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store.reader import Store, open_store
 
 if TYPE_CHECKING:
@@ -86,16 +87,16 @@ def plan(
     steps.
     """
     with command(as_json):
-        from gsplit.partitioning.presample import Workload
+        settings = flags.parse()
+        opened = open_store(store)
+        options = DrawOptions(**settings.sampler_options)
+        from gsplit.partitioning.presample import Workload  # torch and PyG, only when used
         from gsplit.planner.plan import make_plan, planned_types
         from gsplit.planner.shapes import PlannedModel
         from gsplit.run.arrays import feature_arrays
         from gsplit.run.choices import choose_for_pairs, refuse_typed_settings
-        from gsplit.sampling.draws import DrawOptions
         from gsplit.sampling.pairs import StoredPairs
 
-        settings = flags.parse()
-        opened = open_store(store)
         pairs = None
         refuse_typed_settings(settings, opened)
         if settings.of_pairs:
@@ -113,7 +114,6 @@ def plan(
             types=planned_types(opened, names),
         )
         targets = None if settings.targets == "all" and opened.types is None else settings.targets
-        options = DrawOptions(**settings.sampler_options)
         workload = Workload.of_store(opened, targets, fanouts, settings.batch_size, options=options, pairs=pairs)
         with progress_bars(as_json) as progress:
             machine = _hardware(hardware, workload, progress, again=recalibrate)

@@ -16,6 +16,7 @@ from gsplit.errors import InputError, explain
 from gsplit.partitioning.settings import PartitionSettings
 from gsplit.partitioning.solvers.run import solver_module
 from gsplit.run.config import TrainSettings
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store.reader import Store, open_store
 from gsplit.store.writer import check_output
 
@@ -204,6 +205,7 @@ def partition(
             return
         check_output(output, overwrite=overwrite)
         opened = open_store(store)
+        DrawOptions(**settings.sampler_options)
         if settings.solver is not None:
             solver_module(settings.solver)
         from gsplit.partitioning.partition import partition_store  # torch and numba, only when used

@@ -346,10 +346,8 @@ def _check_model(settings: TrainSettings, path: Path, nproc: int, own_model: str
     from gsplit.distributed.comm.mesh import solo_mesh
     from gsplit.run.choices import check_labels, choose_for_pairs, fitting_loss, refuse_typed_settings
     from gsplit.run.recipe import build_model, shape_of, wrap
-    from gsplit.sampling.draws import DrawOptions
 
     store = open_store(path)
-    DrawOptions(**settings.sampler_options)
     if settings.strategy == AUTO:
         _measure_machine(nproc)
     refuse_typed_settings(settings, store)

@@ -31,7 +31,7 @@ from gsplit.minibatch.local_graph import (
 )
 from gsplit.minibatch.strategy_names import AUTO, StrategySpec, parse_strategy
 from gsplit.planner.auto import PlannedSteps, resolve_strategy
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
 from gsplit.sampling.pairs import StoredPairs
 from gsplit.sampling.protocol import Fanout, SamplerFactory

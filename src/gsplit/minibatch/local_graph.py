@@ -26,7 +26,8 @@ from gsplit.features.sources import DeviceTensorRows, MappedRows, describe_rows,
 from gsplit.graph.degrees import gcn_degrees
 from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, original_ids_of, own_parts
-from gsplit.sampling.draws import Draw, DrawOptions, open_draw
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import Draw, open_draw
 from gsplit.sampling.targets import LocalTargets, SeedTimes, StoredTargets, all_local_vertices, local_listed_targets
 from gsplit.store.protocol import GraphStore, missing_array
 

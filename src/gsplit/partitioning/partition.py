@@ -13,7 +13,7 @@ from gsplit.partitioning.presample import Workload, held_out_epochs, presample
 from gsplit.partitioning.relabel import write_renumbered
 from gsplit.partitioning.settings import C_E, C_V, EPOCHS, TOLERANCE, PartitionSettings
 from gsplit.progress import Progress, silent
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.sampling.neighbor import check_fanouts
 from gsplit.sampling.pairs import StoredPairs
 from gsplit.store.manifest import new_step

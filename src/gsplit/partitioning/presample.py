@@ -36,7 +36,8 @@ from gsplit.kernels.jit import kernel
 from gsplit.minibatch.pair_rows import own_pairs
 from gsplit.partitioning.settings import EPOCHS
 from gsplit.progress import Progress, silent
-from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import UNIFORM, Draw, open_draw
 from gsplit.sampling.excluded import ExcludedEdges
 from gsplit.sampling.minibatch import StepKey, epoch_positions, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts

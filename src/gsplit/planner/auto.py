@@ -25,7 +25,7 @@ from gsplit.planner.hardware import PRESETS, Hardware, preset_of, read_hardware
 from gsplit.planner.placement import Loading
 from gsplit.planner.plan import Choice, choose
 from gsplit.planner.shapes import PlannedModel
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.sampling.pairs import StoredPairs
 from gsplit.sampling.protocol import Fanout
 from gsplit.store.protocol import GraphStore

@@ -27,10 +27,10 @@ from gsplit.planner.plan import Choice, planned_types
 from gsplit.planner.shapes import PlannedModel
 from gsplit.run.arrays import feature_arrays
 from gsplit.run.config import TYPED_MODELS, TrainSettings
-from gsplit.run.labels import OTHER_LABELS, TargetLabels, labels_of
+from gsplit.run.labels import BALANCED, OTHER_LABELS, TargetLabels, labels_of
 from gsplit.run.preflight import refuse_link_settings
 from gsplit.run.results import ModelShape, RunView
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.sampling.pairs import StoredPairs
 from gsplit.sampling.targets import StoredTargets
 from gsplit.store.reader import Store
@@ -199,9 +199,6 @@ def _describe(labels: TargetLabels, loss: str) -> str:
     return f"{labels.num_columns} column(s) of {'0 and 1' if loss == 'bce' else labels.dtype}"
 
 
-_BALANCED = "balanced"
-
-
 def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction | PairLossFunction:
     """The loss function of settings whose loss was chosen. A collective for balanced weights."""
     assert settings.loss is not None
@@ -212,20 +209,9 @@ def make_loss(settings: TrainSettings, store: Store, mesh: Mesh) -> LossFunction
     if settings.loss != "cross_entropy":
         fix = "leave one of them out"
         raise InputError(explain("class_weights", "--loss cross_entropy", settings.loss, fix))
-    if settings.class_weights == _BALANCED:
+    if settings.class_weights == BALANCED:
         return weighted_cross_entropy(balanced_weights(_count_classes(store, settings.targets, mesh)))
-    return weighted_cross_entropy(_parse(settings.class_weights, labels_of(store, settings.targets).num_classes))
-
-
-def _parse(text: str, num_classes: int) -> list[float]:
-    try:
-        weights = [float(part) for part in text.split(",")]
-    except ValueError:
-        weights = []
-    if len(weights) != num_classes:
-        expected = f"balanced, or {num_classes} numbers, one per class"
-        raise InputError(explain("class_weights", expected, text, "write them as 1,2.5,1"))
-    return weights
+    return weighted_cross_entropy(labels_of(store, settings.targets).parse_weights(settings.class_weights))
 
 
 def balanced_weights(counts: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from gsplit.errors import InputError
+from gsplit.errors import InputError, explain
 from gsplit.files.untrusted import Expected, read_document
 from gsplit.partitioning.settings import SamplerOptions
 
@@ -26,6 +26,7 @@ __all__ = [
     "TYPED_MODELS",
     "TrainSettings",
     "applies_to_verify",
+    "check_heads",
     "check_settings",
     "load_settings",
     "refuse_settings",
@@ -297,6 +298,12 @@ class TrainSettings(BaseModel):
     def num_layers(self) -> int:
         """Layers of the model: one per hop."""
         return len(self.fanout)
+
+
+def check_heads(model: str, hidden: int, heads: int) -> None:
+    """Refuse attention heads that cannot share the hidden columns."""
+    if model in ("gat", "gatv2", "transformer") and hidden % heads:
+        raise InputError(explain("hidden", f"a multiple of {heads} heads", hidden, "change one of them"))
 
 
 def applies_to_verify(name: str) -> bool:

@@ -13,7 +13,10 @@ from gsplit.errors import InputError, explain
 from gsplit.inference.metric_names import ERRORS_OF_FLOATS
 from gsplit.store.reader import Store
 
-__all__ = ["OTHER_LABELS", "TargetLabels", "labels_of"]
+__all__ = ["BALANCED", "OTHER_LABELS", "TargetLabels", "labels_of"]
+
+BALANCED = "balanced"
+"""The name of class weights by the numbers of targets."""
 
 OTHER_LABELS = "import the labels in another form, or choose another --loss"
 """What to do about labels that a loss does not take."""
@@ -69,6 +72,17 @@ class TargetLabels:
         if metric in ERRORS_OF_FLOATS and (loss == "cross_entropy" or not self.is_float):
             fix = "choose accuracy, f1_micro, f1_macro or roc_auc"
             raise InputError(explain(f"metric {metric}", "float labels", self.dtype, fix))
+
+    def parse_weights(self, class_weights: str) -> list[float]:
+        """One number per class from the text of ``--class-weights``, which is not ``BALANCED``."""
+        try:
+            weights = [float(part) for part in class_weights.split(",")]
+        except ValueError:
+            weights = []
+        if len(weights) != self.num_classes:
+            expected = f"{BALANCED}, or {self.num_classes} numbers, one per class"
+            raise InputError(explain("class_weights", expected, class_weights, "write them as 1,2.5,1"))
+        return weights
 
     def rows(self, store: Store, ids: Ids) -> Array:
         """The labels of vertices by internal id."""

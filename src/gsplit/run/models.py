@@ -30,7 +30,7 @@ from torch_geometric.nn.module_dict import ModuleDict
 from gsplit.errors import InputError, explain
 from gsplit.files.free_memory import free_bytes
 from gsplit.graph.types import EdgeType
-from gsplit.run.config import MODELS, TYPED_MODELS
+from gsplit.run.config import MODELS, TYPED_MODELS, check_heads
 
 __all__ = [
     "EDGE_FEATURE_MODELS",
@@ -103,8 +103,7 @@ def make_model(
     """A model of ``MODELS``. ``degrees`` is PNA's histogram of in-degrees; ``edge_dim`` the number of edge features."""
     if kind not in MODELS:
         raise InputError(explain("model", f"one of {', '.join(MODELS)}", kind, "choose one, or write a script"))
-    if kind in ("gat", "gatv2", "transformer") and hidden_channels % heads:
-        raise InputError(explain("hidden", f"a multiple of {heads} heads", hidden_channels, "change one of them"))
+    check_heads(kind, hidden_channels, heads)
     if (edge_dim is not None and kind not in EDGE_FEATURE_MODELS) or (edge_dim is None and kind == "gine"):
         expected = (
             "edge features" if kind == "gine" else f"no edge features, which {', '.join(EDGE_FEATURE_MODELS)} take"
@@ -247,8 +246,7 @@ def make_typed_model(
     if kind not in TYPED_MODELS:
         expected = f"one of {', '.join(TYPED_MODELS)} for a heterogeneous graph"
         raise InputError(explain("model", expected, kind, "choose one, or write a script"))
-    if kind in ("gat", "gatv2", "transformer") and hidden_channels % heads:
-        raise InputError(explain("hidden", f"a multiple of {heads} heads", hidden_channels, "change one of them"))
+    check_heads(kind, hidden_channels, heads)
     options = {
         "kind": kind,
         "widths": widths,

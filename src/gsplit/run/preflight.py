@@ -16,9 +16,10 @@ from gsplit.inference.metric_names import check_metric_names
 from gsplit.inference.prediction_table import What, default_what
 from gsplit.minibatch.strategy_names import AUTO, parse_strategy
 from gsplit.run.arrays import typed_widths
-from gsplit.run.config import TrainSettings
-from gsplit.run.labels import labels_of
+from gsplit.run.config import TrainSettings, check_heads
+from gsplit.run.labels import BALANCED, labels_of
 from gsplit.run.results import ModelShape
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store.reader import Store
 
 __all__ = [
@@ -63,7 +64,9 @@ def check_ranks(settings: TrainSettings, store: Store, num_ranks: int) -> None:
 
 
 def check_settings(settings: TrainSettings, store: Store) -> None:
-    """Refuse sizes, names of stored arrays, losses and metrics that do not fit the store."""
+    """Refuse samplers and sizes, and names of stored arrays, losses and metrics that do not fit the store."""
+    DrawOptions(**settings.sampler_options)
+    check_heads(settings.model, settings.hidden, settings.heads)
     sizes = {name: parse_bytes(getattr(settings, name), name) for name in ("cache", "copies")}
     if settings.device_cache != AUTO:
         parse_bytes(settings.device_cache, "device_cache")
@@ -84,6 +87,8 @@ def check_settings(settings: TrainSettings, store: Store) -> None:
     labels = labels_of(store, settings.targets)
     if settings.loss is not None:
         labels.check_form(settings.loss)
+    if settings.class_weights not in (None, BALANCED) and settings.loss in (None, "cross_entropy"):
+        labels.parse_weights(settings.class_weights)
     if settings.evaluate_every != 0 and f"targets/{settings.list_named('val')}" in store.names:
         for metric in metrics:
             labels.check_metric(metric, settings.loss)

@@ -51,7 +51,7 @@ from gsplit.run.folder import (
 from gsplit.run.recipe import make_loader, shape_of, wrap_model
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
 from gsplit.run.trial import choose_strategy
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store.reader import Store
 from gsplit.training.checkpoints.files import Checkpoint, CheckpointManifest
 from gsplit.training.checkpoints.training import read_on_all_ranks

@@ -73,6 +73,35 @@ def test_help_is_plain_whole_and_fits_80_columns() -> None:
             assert text or parameter.param_type_name == "argument", (path, parameter.name)
 
 
+def test_help_of_training_begins_with_the_main_options_and_has_all_in_groups() -> None:
+    for verb in ("train", "verify"):
+        screen = CliRunner().invoke(app, [verb, "--help"]).stdout
+        titles = re.findall(r"^(\w.*):$", screen, re.MULTILINE)
+        assert titles[:3] == ["Arguments", "Main options", "Model"] and "Other options" not in titles
+    main = CliRunner().invoke(app, ["train", "--help"]).stdout.split("\nModel:")[0]
+    assert len(re.findall(r"^  --", main, re.MULTILINE)) == 13
+
+
+@pytest.mark.parametrize(
+    "words, use",
+    [
+        (["train", "--layers", "3"], "--fanout 15,10,5, with a number of neighbours for each layer"),
+        (["verify", "--learning-rate=0.1"], "--lr"),
+        (["train", "--num-workers", "4"], "--prefetch 2N --sampling-threads N"),
+        (["infer", "--ranks", "2"], "--nproc"),
+    ],
+)
+def test_names_of_options_elsewhere_lead_to_ours(words: list[str], use: str) -> None:
+    done = _run(words[0], "g.gsplit", *words[1:])
+    given = words[1].partition("=")[0]
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: No such option: {given}. Fix: use {use}.")
+
+
+def test_an_option_that_a_command_has_is_not_taken_for_another() -> None:
+    assert "Invalid value for '--layers'" in _run("plan", "g.gsplit", "--layers", "many").stderr
+    assert "Fix" not in _run("partition", "g.gsplit", "o.gsplit", "--parts", "2", "--lr", "3").stderr
+
+
 def test_commands_are_listed_as_a_user_comes_to_need_them() -> None:
     said = CliRunner().invoke(app, ["--help"]).stdout
     listed = [line.split()[0] for line in said.partition("Commands:")[2].splitlines() if line[2:3].strip()]

@@ -268,6 +268,15 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
         ),
         (["train", "--features", "z"], "expected one of the features it has, features/x .got features/z"),
         (["train", "--edge-attr", "w"], "expected per-edge values .got no edges/w among "),
+        (["train", "--sampler", "walk"], "sampler: expected 'uniform' or 'labor', .* .got 'walk'"),
+        (["verify", "--sampler", "labor", "--replace"], "replace: expected the uniform sampler without weights "),
+        (["plan", "--sampler", "walk"], "sampler: expected 'uniform' or 'labor', .* .got 'walk'"),
+        (
+            ["partition", "absent.gsplit", "--parts", "2", "--sampler", "walk"],
+            "sampler: expected 'uniform' or 'labor', .* .got 'walk'",
+        ),
+        (["train", "--model", "gat", "--hidden", "10"], "hidden: expected a multiple of 4 heads .got 10"),
+        (["train", "--class-weights", "1,2"], "class_weights: expected balanced, or 16 numbers, .* .got 1,2"),
         (["train", "--loss", "mse"], "y: expected columns of floats for --loss mse .got int64 "),
         (["train", "--loss", "bpr"], "loss: expected a setting of --task node .got bpr"),
         (["train", "--metric", "f1"], "metric: expected one of accuracy, .* .got f1"),
@@ -284,6 +293,14 @@ def test_wrong_settings_are_refused_before_torch_is_imported(store: Store, args:
     assert done.returncode == 2
     assert re.search(f"^error: .*{message}", done.stderr), done.stderr
     assert done.stderr.count("\n") == 1  # and nothing was announced
+
+
+def test_a_table_that_is_missing_is_told_before_numba_is_imported(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['numba'] = sys.modules['torch'] = None; from gsplit.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "import", "tables", str(tmp_path / "absent.csv"), str(tmp_path / "g.gsplit")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert "absent.csv: expected a table, or a folder of them (got no such file)" in done.stderr
 
 
 def test_a_run_that_exists_is_refused_before_torch_is_imported(store: Store, tmp_path: Path) -> None:

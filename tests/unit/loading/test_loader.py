@@ -20,7 +20,8 @@ from gsplit.loading.batch_loader import _note_unused
 from gsplit.loading.loader import NeighborLoader
 from gsplit.minibatch.local_graph import LocalGraph
 from gsplit.partitioning.partition import partition
-from gsplit.sampling.draws import DrawOptions, open_draw
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import open_draw
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.manifest import Manifest

@@ -12,7 +12,8 @@ from gsplit.minibatch.strategy_names import all_strategies, parse_strategy
 from gsplit.partitioning.presample import Workload
 from gsplit.planner.counts import RankCounts, StrategyCounts, count_strategies
 from gsplit.planner.disk import count_reads
-from gsplit.sampling.draws import Draw, DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import Draw
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler
 from gsplit.sampling.targets import LocalTargets

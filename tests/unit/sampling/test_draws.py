@@ -20,7 +20,8 @@ from gsplit.graph.graph import Graph
 from gsplit.graph.ownership import Ownership, own_equally
 from gsplit.keys import scalar
 from gsplit.minibatch.split import split_in_one_process
-from gsplit.sampling.draws import DrawOptions, open_draw
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import open_draw
 from gsplit.sampling.minibatch import StepKey, sample_minibatch
 from gsplit.sampling.neighbor import HostNeighborSampler, TorchNeighborSampler
 from gsplit.store.in_memory import MemoryStore, renumbered_store

@@ -14,7 +14,7 @@ from gsplit.partitioning.sharded.held_shard import HeldShard
 from gsplit.partitioning.sharded.plan import ShardWorkload, check_shard_plan, find_parts_by_ranks, presample_shard
 from gsplit.partitioning.sharded.relabel import find_new_order, new_shards, write_new_shard
 from gsplit.progress import Progress, silent
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 from gsplit.store.manifest import new_step
 from gsplit.store.reader import Store, open_store
 from gsplit.store.sharded_import import shard_paths

@@ -35,7 +35,8 @@ from gsplit.partitioning.solvers.restream import LAST_PASSES, PASSES, find_caps,
 from gsplit.partitioning.weighted_graph import WeightedGraph
 from gsplit.partitioning.weights import check_total_work, vertex_work
 from gsplit.progress import Progress, silent
-from gsplit.sampling.draws import UNIFORM, Draw, DrawOptions, open_draw
+from gsplit.sampling.draw_options import DrawOptions
+from gsplit.sampling.draws import UNIFORM, Draw, open_draw
 from gsplit.sampling.minibatch import StepKey
 from gsplit.sampling.neighbor import HostNeighborSampler, check_fanouts
 from gsplit.sampling.targets import LocalTargets

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from triton_process import Run
 
-from gsplit.sampling.draws import DrawOptions
+from gsplit.sampling.draw_options import DrawOptions
 
 CASES = {
     "renumbered range, edge ids": ((120, 900, 2.0), (20, 90), [4, 3, -1], True, True),
