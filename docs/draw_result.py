@@ -17,7 +17,7 @@ SYSTEMS = {
 }
 MODELS = {"sage": "GraphSAGE", "gat": "GAT"}
 RANKS = (2, 4)
-LEFT, BAR, GAP, WIDTH, TEXT = 120, 20, 5, 700, "#333333"
+LEFT, BAR, GAP, LONGEST, WIDTH, TEXT = 78, 20, 5, 200, 510, "#333333"
 
 
 def read_seconds() -> dict[tuple[str, int, str], dict[str, float]]:
@@ -43,7 +43,7 @@ def _text(x: float, y: float, words: str, *, size: int = 13, bold: bool = False,
 
 def draw() -> str:
     seconds, parts, y = read_seconds(), list[str](), 30
-    parts.append(_text(16, y, "CPU seconds of all ranks per training step (shorter is better)", size=15, bold=True))
+    parts.append(_text(16, y, "CPU seconds of all ranks per step (shorter is better)", size=15, bold=True))
     for model, title in MODELS.items():
         graphs = sorted(seconds[model, RANKS[0], "split"])
         longest = max(mean(seconds[model, ranks, system]) for ranks in RANKS for system in SYSTEMS)
@@ -56,20 +56,17 @@ def draw() -> str:
             for system, (name, colour) in SYSTEMS.items():
                 assert sorted(seconds[model, ranks, system]) == graphs
                 value = mean(seconds[model, ranks, system])
-                length = 325 * value / longest
+                length = LONGEST * value / longest
                 parts.append(f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{BAR}" rx="2" fill="{colour}"/>')
                 times = "" if system == "split" else f", {value / ours:.2f} times"
                 parts.append(_text(LEFT + length + 8, y + BAR - 5, f"{name}: {value:.2f} s{times}"))
                 y += BAR + GAP
-    y += 24
-    parts.append(
-        _text(
-            16,
-            y,
-            "Batch 1024, 3 layers of width 256, fanout 15, two cores shared by all ranks, the same allocator settings for all.",
-            size=12,
-        )
-    )
+    for line in (
+        "Batch 1024, 3 layers of width 256, fanout 15, two cores shared by all ranks,",
+        "the same allocator settings for all.",
+    ):
+        y += 18
+        parts.append(_text(16, y, line, size=12))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 16}" font-family="Helvetica, Arial, sans-serif">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{y + 16}" fill="white"/>', *parts, "</svg>", ""])
 
