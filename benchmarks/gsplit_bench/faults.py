@@ -45,6 +45,8 @@ PLACES = {
 
 _MARK = "GSPLIT_TEST_TRIAL"
 _LOOK_S = 0.1
+_TIMEOUT_S = 900.0  # a machine without free cores starts two ranks in minutes
+
 OF_OTHERS = ("torch_geometric.", "torchinductor_", "torchelastic_", "__pycache__")
 """Temporary files that PyG and torch leave behind however a process ends."""
 
@@ -152,7 +154,7 @@ def _listening_ports(pids: Sequence[int]) -> list[int]:
     return sorted({int(w[1].split(":")[1], 16) for w in lines if w[3] == "0A" and f"socket:[{w[9]}]" in sockets})
 
 
-def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, timeout_s: float = 240.0) -> Outcome:
+def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, timeout_s: float = _TIMEOUT_S) -> Outcome:
     """Run ``gsplit`` with these words and a fault in one of the ranks that it starts."""
     trial = _Trial(folder)
     variables = {}
@@ -163,7 +165,9 @@ def run_command(words: Sequence[str], fault: Fault | None, folder: Path, *, time
     return trial.wait(timeout_s)
 
 
-def run_mismatched(commands: Sequence[Sequence[str]], port: int, folder: Path, *, timeout_s: float = 240.0) -> Outcome:
+def run_mismatched(
+    commands: Sequence[Sequence[str]], port: int, folder: Path, *, timeout_s: float = _TIMEOUT_S
+) -> Outcome:
     """Run one ``gsplit`` per rank, as a launcher would that gives every rank another command."""
     trial = _Trial(folder)
     for rank, words in enumerate(commands):

@@ -14,6 +14,7 @@ from gsplit.errors import CommError, InputError, explain
 from gsplit.progress import Progress, silent
 from gsplit.run.folder import checkpoint_folder, latest_checkpoint, training_folder
 from gsplit.training.checkpoints.files import read_latest
+from gsplit.training.checkpoints.names import num_steps_of
 from gsplit_bench.host_network import HostNetwork
 from gsplit_bench.small_disk import SmallDisk
 from gsplit_bench.soak_faults import FAULTS, HOST_FAULTS, OF_CLOCK, OF_DISK, Fault, Run
@@ -218,9 +219,9 @@ class _Soak:
 
     def _goes_on(self, life: Life, within_s: float) -> bool:
         """Whether there is a newer checkpoint within a time."""
-        before = latest_checkpoint(self._run)
-        life.watch(within_s, until=lambda: latest_checkpoint(self._run) != before)
-        return not life.is_over() and latest_checkpoint(self._run) != before
+        before = self._count_steps()
+        life.watch(within_s, until=lambda: self._count_steps() > before)
+        return not life.is_over() and self._count_steps() > before
 
     def _note(
         self, fault: str, did: str, life: Life, at: float, gone_s: float | None, members: Sequence[int], right: bool
@@ -265,6 +266,11 @@ class _Soak:
             undisturbed[-1].at_s,
         )
 
+    def _count_steps(self) -> int:
+        """Of the newest checkpoint."""
+        newest = latest_checkpoint(self._run)
+        return 0 if newest is None else num_steps_of(newest.name)
+
     def _compare_checkpoint(self) -> tuple[int, bool]:
         """The steps of the newest checkpoint, and whether their losses are those of the undisturbed run."""
         if self._expected is None or latest_checkpoint(self._run) is None:
@@ -284,6 +290,7 @@ class _Soak:
             folder = self._folder / f"life-{len(self.ended)}"
             variables = self._clock.environment if self._clock else {}
             self._living = start(train, plan.ranks, folder, self._network, variables)
+            self._living.count_steps = self._count_steps
         return self._living
 
     def _abandon(self) -> None:

@@ -25,11 +25,15 @@ _TELLING = ("rror", "rank", "expected", "resume")  # parts of lines that say why
 
 @dataclass(slots=True)
 class Life:
-    """The launchers of one start, what they print, and what they hold from time to time."""
+    """The launchers of one start, what they print, and what they hold from time to time.
+
+    ``count_steps``: of the newest checkpoint.
+    """
 
     processes: list[subprocess.Popen[bytes]]
     folder: Path
     num_ranks: int
+    count_steps: Callable[[], int] = lambda: 0
     started: float = field(default_factory=time.monotonic)
     usages: list[Usage] = field(default_factory=list)
 
@@ -64,7 +68,8 @@ class Life:
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.is_over() and not until():
             if not self.usages or time.monotonic() - self.started - self.usages[-1].at_s >= _WATCH_S:
-                self.usages.append(usage_of(self.launchers, self.started, len(self.temporary_files())))
+                held = {"num_steps": self.count_steps(), "temporary_files": len(self.temporary_files())}
+                self.usages.append(usage_of(self.launchers, self.started, **held))
             time.sleep(0.1)
         return self.is_over()
 

@@ -13,17 +13,18 @@ from gsplit.distributed.launch.launched_rank import PROCESS_NAME
 
 __all__ = ["Slope", "Usage", "find_ranks", "fit_slope", "lives", "processes_of", "slopes_of", "usage_of"]
 
-_WARM_UP_S, _WARM_UP_SHARE = 20.0, 0.3  # at least, and of a run: imports, first steps, buffers that reach their size
+_WARM_UP_SHARE = 0.3  # of the time in which a start trains: buffers reach their size
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Everything that a run holds at one moment, over all its processes; ``at_s`` since it was started.
 
-    ``segments``: of shared memory, each counted once.
+    ``num_steps``: of the newest checkpoint. ``segments``: of shared memory, each counted once.
     """
 
     at_s: float
+    num_steps: int
     processes: int
     memory_bytes: int
     threads: int
@@ -75,7 +76,7 @@ def find_ranks(launcher: int) -> dict[int, int]:
     return found
 
 
-def usage_of(launchers: list[int], started: float, temporary_files: int = 0) -> Usage:
+def usage_of(launchers: list[int], started: float, *, num_steps: int, temporary_files: int) -> Usage:
     """Read now; processes that end meanwhile are left out."""
     count = memory = threads = descriptors = 0
     segments: set[str] = set()
@@ -88,7 +89,7 @@ def usage_of(launchers: list[int], started: float, temporary_files: int = 0) -> 
             threads += held[1]
             descriptors += held[2]
     now_s = time.monotonic() - started
-    return Usage(now_s, count, memory, threads, descriptors, len(segments), temporary_files)
+    return Usage(now_s, num_steps, count, memory, threads, descriptors, len(segments), temporary_files)
 
 
 def _segments_of(pid: int) -> set[str]:
@@ -120,17 +121,21 @@ def _about_mean(values: list[float]) -> list[float]:
 def slopes_of(lives_usages: Sequence[Sequence[Usage]]) -> dict[str, Slope]:
     """Growth within processes, over one or several starts; empty if they were too short to say.
 
-    The moments of starting and ending are left out.
+    Starting, which takes minutes on a busy machine, is left out: everything before the first checkpoint of a start and
+    some time after it. So is ending.
     """
     steady = [usages for usages in map(_steady, lives_usages) if len(usages) >= 5]
-    names = [field.name for field in fields(Usage) if field.name not in ("at_s", "processes")]
+    names = [field.name for field in fields(Usage) if field.name not in ("at_s", "num_steps", "processes")]
     return {name: fit_slope([_column(usages, name) for usages in steady]) for name in names if steady}
 
 
 def _steady(usages: Sequence[Usage]) -> list[Usage]:
-    full = max((usage.processes for usage in usages), default=0)
-    begin = max(_WARM_UP_S, _WARM_UP_SHARE * usages[-1].at_s) if usages else 0.0
-    return [usage for usage in usages if usage.at_s >= begin and usage.processes == full]
+    training = [usage for usage in usages if usage.num_steps > usages[0].num_steps]
+    if not training:
+        return []
+    full = max(usage.processes for usage in training)
+    begin = (1 - _WARM_UP_SHARE) * training[0].at_s + _WARM_UP_SHARE * training[-1].at_s
+    return [usage for usage in training if usage.at_s >= begin and usage.processes == full]
 
 
 def _column(usages: Sequence[Usage], name: str) -> tuple[list[float], list[float]]:

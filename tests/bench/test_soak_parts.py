@@ -36,7 +36,7 @@ def test_ranks_are_found_under_their_launcher_and_counted_with_it() -> None:
         while len(ranks := find_ranks(launcher.pid)) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         assert sorted(ranks) == [0, 1] and all(lives(pid) for pid in ranks.values())
-        held = usage_of([launcher.pid], time.monotonic())
+        held = usage_of([launcher.pid], time.monotonic(), num_steps=0, temporary_files=0)
         assert held.processes == 3 and held.threads >= 3 and held.memory_bytes > 1e6 and held.descriptors > 3
         assert FAULTS["kill"].inflict(Run([launcher.pid]), Random(0)).startswith("SIGKILL to rank")
         end = time.monotonic() + 300
@@ -48,7 +48,7 @@ def test_ranks_are_found_under_their_launcher_and_counted_with_it() -> None:
             if lives(pid):
                 os.kill(pid, 9)
         launcher.wait()
-    assert usage_of([launcher.pid], 0.0).processes == 0
+    assert usage_of([launcher.pid], 0.0, num_steps=0, temporary_files=0).processes == 0
 
 
 def test_growth_is_told_from_noise() -> None:
@@ -64,13 +64,15 @@ def test_growth_is_told_from_noise() -> None:
 
 
 def test_starting_and_ending_are_no_growth() -> None:
-    steady = [Usage(20.0 + at, 3, 500, 9, 30, 2, 1) for at in range(20)]
-    slopes = slopes_of([[Usage(1.0, 1, 100, 1, 4, 0, 0), *steady, Usage(50.0, 1, 9, 1, 1, 0, 0)], steady[:3], []])
+    starting = [Usage(float(at), 40, 3, 100 * at, 1, 4, 0, 0) for at in range(8)]  # resumed from step 40
+    steady = [Usage(20.0 + at, 60 + at, 3, 500, 9, 30, 2, 1) for at in range(20)]
+    ending = [Usage(41.0, 80, 1, 9, 1, 1, 0, 0)]
+    slopes = slopes_of([[*starting, *steady, *ending], steady[:3], starting, []])
     names = ("memory_bytes", "threads", "descriptors", "segments", "temporary_files")
     assert {name: (slope.per_hour, slope.mean) for name, slope in slopes.items()} == dict(
         zip(names, [(0.0, mean) for mean in (500, 9, 30, 2, 1)], strict=True)
     )
-    assert slopes_of([steady[:3]]) == {}
+    assert slopes_of([steady[:3], starting]) == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
