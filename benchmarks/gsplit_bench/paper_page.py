@@ -31,7 +31,7 @@ _CANNOT = """- **Quiver** is not built, and neither is a cache of its kind, wher
 - **The paper's machine** (4 and 8 GPUs) and its graphs, unless their stores were given: `gsplit import snap`,
   `gsplit import ogb`. Its numbers beside a model of its machine: `gsplit_bench planner-paper`.
 """
-_HEAD = "# The paper's evaluation on this machine\n"
+_HEAD = "# The paper's evaluation on this machine\n\nGraphs: {}. Device of the models: {}.\n"
 _TRIAL = "\n**A trial (`--quick` or `--device sim`): it shows that everything runs. Its times mean nothing.**\n"
 _FIGURE_6 = {
     "figure6a": ("Figure 6a: ranks of one host", "More ranks; those that were not measured are counted."),
@@ -72,14 +72,21 @@ def write_paper(folder: Path, experiments: Sequence[str], *, is_trial: bool) -> 
     sections.append(Section("sources", "How this was made", tables=[tabulate_sources(list(measured.values()))]))
     write_pictures(sections, folder)
     page = folder / "paper.md"
-    page.write_text("\n".join([_HEAD + (_TRIAL if is_trial else ""), *map(_markdown, sections)]))
+    page.write_text("\n".join([_head(folder) + (_TRIAL if is_trial else ""), *map(_markdown, sections)]))
     return PaperPage(page, faults)
+
+
+def _head(folder: Path) -> str:
+    settings = json.loads((folder / "settings.json").read_text())
+    graphs = {Path(path).stem: open_store(Path(path)).graph for path in settings["stores"]}
+    sizes = [f"{name} ({graph.num_vertices:,} vertices, {graph.num_edges:,} edges)" for name, graph in graphs.items()]
+    return _HEAD.format(", ".join(sizes), settings["device"])
 
 
 def _markdown(section: Section) -> str:
     parts = [f"## {section.title}", section.text]
     parts += [f"{table.caption}\n\n{as_markdown(table)}" for table in section.tables]
-    parts += [f"![{picture.caption}]({picture.name}.png)" for picture in section.pictures]
+    parts += [f"![{picture.caption}]({picture.name}.png)\n\n*{picture.caption}*" for picture in section.pictures]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -94,8 +101,8 @@ def _redundancy(documents: Sequence[Mapping[str, Any]]) -> Section:
             rows.append(cells)
     columns = ["graph", "mini-batch", "ranks"]
     columns += [f"{what}, {how}" for what in ("edges", "rows") for how in ("micro", "mini", "ratio")]
-    text = "Edges computed and input rows loaded in an epoch: by micro-batches (data parallel) and by one mini-batch."
-    return Section("table1", "Table 1: redundancy", text, [Table("Counted.", columns, rows)])
+    text = "Edges computed and input rows loaded by all ranks: a micro-batch for each (data parallel), or one mini-batch (split)."
+    return Section("table1", "Table 1: redundancy", text, [Table("An epoch, counted.", columns, rows)])
 
 
 def _epochs(folder: Path, measured: Mapping[str, BenchTrain]) -> list[Section]:
@@ -120,18 +127,22 @@ def _epochs(folder: Path, measured: Mapping[str, BenchTrain]) -> list[Section]:
             cells += [f"{steps * second:.2f}" for second in times]
             rows.append(cells + [_over_split(systems, record, clock) for clock in ("wall", "cpu")])
     columns = ["graph", "model", "system", "S", "L", "FB", "total (s)", "CPU (s)", "speed-up", "speed-up, CPU"]
-    text = f"""Seconds of an epoch: sampling (with splitting), loading, forward and backward (with the optimizer), means of the ranks; the
-slowest rank's total; CPU seconds of all ranks. From the median step of the turns, times the steps of an epoch. Speed-up:
-a system's seconds over GSplit's. Where ranks share cores, compare CPU seconds. Rows read in place are read in FB.
+    ranks = " or ".join(map(str, sorted({record.ranks for record in records})))
+    text = f"""Seconds of an epoch on {ranks} ranks. S: sampling, with splitting. L: loading; rows read in place are read in FB. FB:
+forward, backward and optimizer. S, L and FB are means of the ranks, the total is that of the slowest. All are the median
+step times the steps of an epoch. Speed-up of GSplit: a system's total over GSplit's, and the same for the CPU seconds of all ranks,
+which are to be compared where ranks share cores. `data` and `data_cached` are GSplit's own data parallelism; with
+`data_cached` each input row is read by one rank and sent. Edge is GSplit on a partition by edges.
 
-In the paper, on its graphs and GPUs: {_speedups_of_the_paper()}."""
+The paper's speed-ups, on its graphs and GPUs: {_speedups_of_the_paper()}."""
     caption = "Seconds per step by stage: the bars of Figure 3, for every system."
+    named = [record.model_copy(update={"system": _NAMES.get(record.system, record.system)}) for record in records]
     pictures = [
-        Picture(f"figure3-{graph}", as_png(draw_stages(graph, records)), caption)
+        Picture(f"figure3-{graph}", as_png(draw_stages(graph, named)), caption)
         for graph in dict.fromkeys(record.graph for record in records)
     ]
     return [
-        Section("table3", "Table 3: epochs", text, [Table("Measured.", columns, rows)]),
+        Section("table3", "Table 3: seconds of an epoch", text, [Table("Measured.", columns, rows)]),
         Section("figure3", "Figure 3: stages", pictures=pictures),
     ]
 
@@ -180,7 +191,7 @@ def _objectives(documents: Sequence[dict[str, Any]]) -> Section:
         "figure5",
         "Figure 5: partition objectives",
         tables=[Table(caption, columns, rows)],
-        pictures=[Picture("figure5", picture, caption)],
+        pictures=[Picture("figure5", picture, "The same; bars of random parts are cut, with their values on them.")],
     )
 
 
