@@ -168,27 +168,19 @@ def _expectation(document: Any) -> str:
 
 
 def _cross_edges(graph: str) -> Callable[[Any], str]:
+    """Medians of the seeds, or where there are none the one partition that was measured."""
+
     def result(document: Any) -> str:
-        if any(row["graph"] == graph for row in document["seeds"]):
-            rows = [row for row in document["seeds"] if (row["graph"], row["parts"]) == (graph, 8)]
-        else:
-            rows = [row for row in document["quality"][graph]["rows"] if row["solver"] in ("metis", "random")]
-        shares = {}
+        seeds = [row for row in document["seeds"] if (row["graph"], row["parts"]) == (graph, 8)]
+        solvers = ("metis", "random")
+        one = [row for row in document["quality"][graph]["rows"] if row["parts"] == 8 and row["solver"] in solvers]
+        shares = []
         for objective in ("gsplit", "node", "edge", "random"):
-            found = [row["cross_edge_share"] for row in rows if _objective(row) == objective]
-            found = found or _shares_of_quality(document, graph, objective)
-            shares[objective] = f"{100 * median(found):.1f}"
-        return f"{', '.join(shares.values())} %"
+            of_seeds, of_one = ([row for row in rows if _objective(row) == objective] for rows in (seeds, one))
+            shares.append(median(row["cross_edge_share"] for row in of_seeds or of_one))
+        return ", ".join(f"{100 * share:.1f}" for share in shares) + " %"
 
     return result
-
-
-def _shares_of_quality(document: Any, graph: str, objective: str) -> list[float]:
-    return [
-        row["cross_edge_share"]
-        for row in document["quality"][graph]["rows"]
-        if (row["parts"], _objective(row)) == (8, objective)
-    ]
 
 
 def _partitions_trained(document: Any) -> str:
@@ -319,8 +311,11 @@ def _presampling(document: Any) -> str:
 
 
 def _shuffle(document: Any) -> str:
-    rows = {(row["ranks"], round(row["rows"], -1)): row["ratio"] for row in document["runs"][-1]["rows"]}
-    return "; ".join(f"{ranks} ranks {rows[ranks, 10_000]:.2f} and {rows[ranks, 100_000]:.2f}" for ranks in (2, 4))
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in [row for run in document["runs"] for row in run["rows"]]:
+        found.setdefault((row["ranks"], round(row["rows"], -1)), []).append(row["ratio"])
+    ratios = {key: f"{median(of_runs):.2f}" for key, of_runs in found.items()}
+    return "; ".join(f"{ranks} ranks {ratios[ranks, 10_000]} and {ratios[ranks, 100_000]}" for ranks in (2, 4))
 
 
 def _fuzz(document: Any) -> str:
