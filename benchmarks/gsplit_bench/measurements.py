@@ -98,7 +98,7 @@ def _curves() -> Measurement:
         for strategy in ("split", "data")
     ]
     lines += [
-        f"python -m gsplit train {{{graph}_raw}} --hidden 256 --norm batch_norm --lr 3e-3 --schedule cosine"
+        f"python -m gsplit train {{{graph}_raw}} --hidden 256 --norm batch_norm --lr 3e-3 --lr-scheduler cosine"
         f" --epochs {number} --nproc {ranks} {common}#full/{graph} sage {ranks} split"
         for graph, number in epochs.items()
         for ranks in (1, 2)
@@ -190,7 +190,12 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         (f"{_BENCH} shuffle {{quick}} --json > {{out}}.json#runs[]",) * 3,
         "--ranks 2 --rows 100 --repeats 1",
     ),
-    Measurement("attention", 5, (f"{_BENCH} attention --out {{out}} {{quick}}",), "--rounds 1 --steps 1 --ranks 1"),
+    Measurement(
+        "attention",
+        5,
+        (f"{_BENCH} attention --out {{out}} {{quick}}",),
+        "--rounds 1 --steps 1 --ranks 1 --kinds gat --no-layers",
+    ),
     _train(
         "threads",
         4.5,
