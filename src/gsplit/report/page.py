@@ -244,7 +244,7 @@ def write_report(
             check_new_file(path, overwrite=overwrite)
     for folder in folders:
         if not folder.is_dir():
-            fix = "for records of benchmarks: python -m gsplit_bench report, in a checkout"
+            fix = "check the path of the run; for records of benchmarks: python -m gsplit_bench report, in a checkout"
             got = "a file" if folder.exists() else "no such folder"
             raise InputError(explain(folder, "a folder of gsplit train --out", got, fix))
     runs = [read_run(folder) for folder in folders]

@@ -74,7 +74,7 @@ _HISTORY = "history.json"
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _MAX_LINE_BYTES = 1 << 20  # of telemetry; a line with 256 spans takes a fiftieth
 
-_FIX = "train again with gsplit train --out"
+_FIX = "check the path of the run, or train again with gsplit train --out"
 _A_NUMBER = Expected("the number of a training", _FIX)
 _SOME_SETTINGS = Expected("the settings of a run", _FIX)
 _SOME_WEIGHTS = Expected("weights of this model", _FIX)

@@ -240,6 +240,8 @@ def _open_directory(path: Path) -> int:
     except (OSError, ValueError) as error:
         got = error.strerror if isinstance(error, OSError) else error
         fix = "check the path; gsplit import makes a store"
+        if (whole := path.with_name(f"{path.name}.gsplit")).is_dir():
+            fix = f"give the whole name, {whole}"
         raise StoreError(explain(path, "the directory of a store", got, fix)) from None
 
 

@@ -242,6 +242,8 @@ print(time.process_time() - start, rss() - before)
     with pytest.raises(gsplit.StoreError, match="expected the directory of a store"):
         gsplit.open(tmp_path / "absent.gsplit")
     assert time.process_time() - start < 0.05
+    with pytest.raises(gsplit.StoreError, match="Fix: give the whole name, .*/g.gsplit"):
+        gsplit.open(tmp_path / "g")
 
 
 def _with(manifest: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
