@@ -133,8 +133,10 @@ def _resumed_settings(run: Path, out: Path | None) -> TrainSettings:
     if out not in (None, run):
         raise InputError(explain("--out", f"{run}, the run that is resumed", out, "leave it out"))
     if latest_checkpoint(run) is None:
-        fix = "train it from the start, with --out"
-        raise InputError(explain(f"--resume {run}", "a run with a checkpoint", "no checkpoint", fix))
+        got, fix = ("no checkpoint", "train it from the start, with --out")
+        if not run.exists():
+            got, fix = ("no such folder", "check the path of the run")
+        raise InputError(explain(f"--resume {run}", "a run with a checkpoint", got, fix))
     return load_run(training_folder(run))[0]
 
 

@@ -120,7 +120,8 @@ def show_result(result: "TrainResult", store: Path, console: Console) -> None:
     """The table at the end of a run, or how to continue it."""
     if not result.finished:
         steps = len(result.history.losses)
-        again = f"gsplit train {shown_place(store)} --resume {result.out}"
+        ranks = f" --nproc {result.ranks}" if result.ranks > 1 else ""
+        again = f"gsplit train {shown_place(store)}{ranks} --resume {result.out}"
         text = f"stopped after {steps} steps, all kept; to continue: {again}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         return

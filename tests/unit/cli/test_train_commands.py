@@ -186,7 +186,9 @@ def test_the_table_of_a_single_step_and_of_kept_weights(capsys: pytest.CaptureFi
     assert f"{run}, for gsplit infer" in said
     show_result(TrainResult(2, 1, "split", history, None, run, finished=False), tmp_path, Console(width=400))
     said = capsys.readouterr().out
-    assert f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --resume {run}" in said
+    assert f"stopped after 1 steps, all kept; to continue: gsplit train {tmp_path} --nproc 2 --resume {run}\n" in said
+    show_result(TrainResult(1, 1, "split", history, None, run, finished=False), tmp_path, Console(width=400))
+    assert f"to continue: gsplit train {tmp_path} --resume {run}\n" in capsys.readouterr().out
 
 
 def test_verify_says_how_far_apart_and_exits_with_three_if_too_far(
@@ -354,7 +356,8 @@ def test_resuming_takes_the_runs_own_settings_and_says_what_it_needs(store: Stor
     assert epochs["losses"][:5] == longer["losses"] and epochs["steps"] > 5  # epochs, not the five steps
     for words, message in (
         (["--resume", str(run), "--out", str(tmp_path / "b")], "--out: expected .*run, the run that is resumed"),
-        (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got no checkpoint"),
+        (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got no such folder"),
+        (["--resume", str(tmp_path)], "expected a run with a checkpoint .got no checkpoint"),
         (["--save-every", "5"], "--save-every: expected a run to save .got no --out"),
         (["--resume", str(run), "--seed", "1"], "expected the same training .got seed 1 instead of 0"),
     ):
