@@ -17,6 +17,7 @@ from rich.console import Console
 from gsplit.cli.console import emit_json, progress_bars
 from gsplit.cli.store_view import describe, show_partition
 from gsplit.cli.training_view import TrainingView, announce_training, describe_predictions, show_result
+from gsplit.errors import InputError, explain
 from gsplit.files.mapped_files import check_workspace
 from gsplit.files.objects import shown_place
 from gsplit.inference.prediction_table import What
@@ -34,6 +35,7 @@ from gsplit.run.preflight import (
 )
 from gsplit.store.reader import open_store
 from gsplit.store.writer import check_output
+from gsplit.training.checkpoints.names import num_steps_of
 
 if TYPE_CHECKING:
     from gsplit.distributed.comm.mesh import Mesh
@@ -205,6 +207,11 @@ class TrainTask(_SettingsTask):
         check_workspace(self.workspace)
         if self.out is not None and not self.resume:
             check_new_run(self.out, overwrite=self.overwrite)
+        latest = self.latest() if self.resume else None
+        steps = self.settings.num_steps(open_store(self.store))
+        if latest is not None and steps < num_steps_of(latest.name):
+            expected = f"at least the {num_steps_of(latest.name)} steps that {self.out} has"
+            raise InputError(explain("--steps or --epochs", expected, f"{steps} steps", "give more, or leave them out"))
 
     def announce(self, num_ranks: int) -> None:
         announce_training(open_store(self.store), self.settings, num_ranks, Console(stderr=True, soft_wrap=True))

@@ -357,6 +357,7 @@ def test_resuming_takes_the_runs_own_settings_and_says_what_it_needs(store: Stor
     for words, message in (
         (["--resume", str(run), "--out", str(tmp_path / "b")], "--out: expected .*run, the run that is resumed"),
         (["--resume", str(tmp_path / "c")], "--resume .*c: expected a run with a checkpoint .got no such folder"),
+        (["--resume", str(run), "--steps", "2"], "--steps or --epochs: expected at least the .* steps .* .got 2 steps"),
         (["--resume", str(tmp_path)], "expected a run with a checkpoint .got no checkpoint"),
         (["--save-every", "5"], "--save-every: expected a run to save .got no --out"),
         (["--resume", str(run), "--seed", "1"], "expected the same training .got seed 1 instead of 0"),
