@@ -122,7 +122,7 @@ def slopes_of(lives_usages: Sequence[Sequence[Usage]]) -> dict[str, Slope]:
     """Growth within processes, over one or several starts; empty if they were too short to say.
 
     Starting, which takes minutes on a busy machine, is left out: everything before the first checkpoint of a start and
-    some time after it. So is ending.
+    some time after it. So is ending: everything after the last checkpoint.
     """
     steady = [usages for usages in map(_steady, lives_usages) if len(usages) >= 5]
     names = [field.name for field in fields(Usage) if field.name not in ("at_s", "num_steps", "processes")]
@@ -130,7 +130,7 @@ def slopes_of(lives_usages: Sequence[Sequence[Usage]]) -> dict[str, Slope]:
 
 
 def _steady(usages: Sequence[Usage]) -> list[Usage]:
-    training = [usage for usage in usages if usage.num_steps > usages[0].num_steps]
+    training = [usage for usage in usages if usages[0].num_steps < usage.num_steps < usages[-1].num_steps]
     if not training:
         return []
     full = max(usage.processes for usage in training)

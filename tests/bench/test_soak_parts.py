@@ -66,7 +66,7 @@ def test_growth_is_told_from_noise() -> None:
 def test_starting_and_ending_are_no_growth() -> None:
     starting = [Usage(float(at), 40, 3, 100 * at, 1, 4, 0, 0) for at in range(8)]  # resumed from step 40
     steady = [Usage(20.0 + at, 60 + at, 3, 500, 9, 30, 2, 1) for at in range(20)]
-    ending = [Usage(41.0, 80, 1, 9, 1, 1, 0, 0)]
+    ending = [Usage(41.0, 80, 3, 99, 1, 1, 0, 0), Usage(42.0, 80, 1, 9, 1, 1, 0, 0)]
     slopes = slopes_of([[*starting, *steady, *ending], steady[:3], starting, []])
     names = ("memory_bytes", "threads", "descriptors", "segments", "temporary_files")
     assert {name: (slope.per_hour, slope.mean) for name, slope in slopes.items()} == dict(

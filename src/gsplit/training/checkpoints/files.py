@@ -12,8 +12,8 @@ replicas and prefetching do not change the steps; they are recorded for informat
 """
 
 import logging
-import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,8 @@ class CheckpointWriter:
     """Saves into one folder, in a thread, and keeps the newest ``keep`` checkpoints there, and the best.
 
     ``save`` copies the state and returns; it waits only if the previous file is still being written. An error in the
-    thread is logged at once and raised by the next ``save`` or ``finish``; existing checkpoints stay.
+    thread is logged at once and raised by the next ``save`` or ``finish``; existing checkpoints stay. One thread writes
+    all of them: starting a thread without free memory can wait forever (``threading.Thread.start``).
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -165,8 +166,8 @@ class CheckpointWriter:
         prepare_folder(folder, CHECKPOINT_NAME)
         self._folder = folder
         self._keep = keep
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._thread = ThreadPoolExecutor(1, "gsplit-checkpoint")
+        self._written: Future[None] | None = None
         self._spare: Mapping[str, Tensor] = {}
 
     def save(
@@ -182,19 +183,14 @@ class CheckpointWriter:
         self._spare = snapshot.tensors
         path = checkpoint_path(self._folder, num_steps)
         best = None if best_steps is None else checkpoint_path(self._folder, best_steps)
-        arguments = (path, snapshot, manifest, best)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="gsplit-checkpoint")
-        self._thread.start()
+        self._written = self._thread.submit(self._write, path, snapshot, manifest, best)
 
     def finish(self) -> None:
         """Wait until what was saved is on the disk."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
+        written = self._written
+        self._written = None
+        if written is not None:
+            written.result()
 
     def set_newer_aside(self, num_steps: int) -> None:
         """Rename the checkpoints that are newer than the state that training continues from."""
@@ -205,14 +201,12 @@ class CheckpointWriter:
         try:
             write_checkpoint(path, snapshot, manifest)
             self._remove_old(path, best)
-        except (GSplitError, OSError) as error:
-            self._error = error
-        except BaseException as error:  # one that all ranks can raise
-            got = f"{type(error).__name__}: {error}"
-            self._error = InputError(explain(path, "a checkpoint that can be written", got, "see the error"))
-            self._error.__cause__ = error
-        if self._error is not None:
-            _LOG.error("not saved: %s: %s: %s", path, type(self._error).__name__, self._error)
+        except BaseException as error:
+            _LOG.error("not saved: %s: %s: %s", path, type(error).__name__, error)
+            if isinstance(error, (GSplitError, OSError)):
+                raise
+            got = f"{type(error).__name__}: {error}"  # as one that all ranks can raise
+            raise InputError(explain(path, "a checkpoint that can be written", got, "see the error")) from error
 
     def _remove_old(self, written: Path, best: Path | None) -> None:
         """Remove all but the checkpoint just written, the ``keep`` - 1 before it, the best one, and newer ones."""

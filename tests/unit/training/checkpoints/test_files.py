@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from forked_scripts import start_forked
 
 from gsplit.errors import InputError
+from gsplit.training.checkpoints import files
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter, read_checkpoint, read_latest
 from gsplit.training.checkpoints.names import checkpoint_path, latest_file, list_checkpoints, set_newer_aside
 from gsplit.training.checkpoints.tensor_file import write_tensor_file
@@ -53,6 +55,14 @@ def test_a_state_is_saved_as_it_was_when_save_was_called(tmp_path: Path) -> None
         weight.fill_(-1.0)  # training goes on
     writer.finish()
     assert read_latest(tmp_path).state["w"].unique().tolist() == [3.0]
+
+
+def test_one_thread_writes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread for every save would have to be started without free memory, too, and ``Thread.start`` hangs then."""
+    threads: list[int] = []
+    monkeypatch.setattr(files, "write_checkpoint", lambda *arguments: threads.append(threading.get_ident()))
+    _save(tmp_path, 1, 2, 3)
+    assert len(threads) == 3 and len({*threads, threading.get_ident()}) == 2
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_taken(tmp_path: Path) -> None:
@@ -109,6 +119,7 @@ def test_differences_are_listed() -> None:
 SAVER = """
 import sys, torch
 from pathlib import Path
+from gsplit.training.checkpoints import files
 from gsplit.training.checkpoints.files import CheckpointManifest, CheckpointWriter
 writer = CheckpointWriter(Path(sys.argv[1]), 2)
 for step in range(1, 1_000_000):
