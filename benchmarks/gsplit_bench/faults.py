@@ -37,9 +37,9 @@ PLACES = {
     "start": "gsplit.distributed.comm.process_groups:connect",
     "sampling": "gsplit.minibatch.split:split_below",
     "backward": "gsplit.nn.fused_layers:_gradient_of_rows",
-    "evaluation": "gsplit.inference.layerwise:_run_layer",
+    "evaluation": "gsplit.inference.layerwise:write_rows",
     "saving": "gsplit.run.folder:finish_run",
-    "inference": "gsplit.inference.layerwise:_run_layer",
+    "inference": "gsplit.inference.layerwise:write_rows",
 }
 """Functions that a rank is in when it samples, computes gradients and so on."""
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from link_programs import store_with_pairs
 from gsplit.run.folder import finished_folder, history_path
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
-from gsplit_bench.faults import Fault, run_command
+from gsplit_bench.faults import PLACES, Fault, run_command
 
 MODEL = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--epochs", "1000"]
 
@@ -117,3 +118,10 @@ def test_a_run_of_pairs_whose_rank_was_killed_ends_with_the_same_bits(tmp_path: 
     assert histories[0]["evaluations"] == histories[1]["evaluations"]
     weights = [(finished_folder(run) / "weights.safetensors").read_bytes() for run in (killed, whole)]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_of_faults_is_a_function(place: str) -> None:
+    """A fault at a function that is not there ends the command before it, and proves nothing."""
+    module, function = PLACES[place].split(":")
+    assert callable(getattr(import_module(module), function))
