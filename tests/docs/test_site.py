@@ -219,6 +219,41 @@ def test_the_cost_of_watching_is_that_of_the_record() -> None:
     assert f"Comparing the {found['weights']:,} weights takes {100 * found['weights_share']:.2f} % of that step" in text
 
 
+@pytest.mark.parametrize("name, ranks", [("2026-11-18-soak", "4 ranks"), ("2026-11-18-soak-hosts", "two hosts")])
+def test_the_soaks_are_those_of_the_records(name: str, ranks: str) -> None:
+    found = _record(name)
+    trials = found["trials"]
+    right = sum(trial["as_it_should"] for trial in trials)
+    assert found["losses_equal"]
+    page = (DOCS / "reliability.md").read_text()
+    for fault in {trial["fault"] for trial in trials}:
+        same = [trial for trial in trials if trial["fault"] == fault]
+        finished = [bool(trial["exit_codes"]) and not any(trial["exit_codes"]) for trial in same]
+        ended = [trial["gone_s"] for trial, done in zip(same, finished, strict=True) if trial["gone_s"] and not done]
+        result = f"ended in {min(ended):.1f} to {max(ended):.1f} s" if len(ended) > 1 else "went on"
+        result = f"ended in {ended[0]:.1f} s" if len(ended) == 1 else result
+        went_on = len(same) - len(ended)
+        result += f"; went on {went_on} times" if ended and went_on else ""
+        assert re.search(rf"\| {fault} \| .* \| {len(same)} \| {re.escape(result)} \|", page), (fault, result)
+    minutes = f"{right} of {len(trials)} faults in {found['seconds'] / 60:.0f} minutes on {ranks}"
+    steps = f"{found['trainings']} trainings of {found['num_losses']:,} steps"
+    assert minutes in " ".join(page.split()) and steps in " ".join(page.split())
+
+
+def test_exact_resume_is_that_of_the_record() -> None:
+    found = _record("2026-11-18-resume")
+    assert found["kills"]["largest_loss_difference"] == found["kills"]["largest_weight_difference"] == 0.0
+    page = " ".join((DOCS / "checkpoints.md").read_text().split())
+    losses, weights = (
+        {kind: max(case[what] for case in found["chain"] if case["dtype"] == kind) for kind in ("float64", "float32")}
+        for what in ("loss", "weights")
+    )
+    assert f"by {losses['float64']:.1e} in float64 and by at most {losses['float32']:.1e} in float32" in page
+    assert f"weights differ by {weights['float64']:.1e} and {weights['float32']:.1e}" in page
+    share = f"{100 * found['cost']['share_of_a_step']:.1f} % of a step"
+    assert f"A checkpoint after every step costs {share}" in " ".join((DOCS / "performance.md").read_text().split())
+
+
 def test_faults_are_shown_by_tests_that_exist() -> None:
     named = re.findall(r"tests/[\w/]+\.py", (ROOT / "docs" / "reliability.md").read_text())
     assert len(set(named)) > 10
