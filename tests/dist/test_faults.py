@@ -82,6 +82,7 @@ def test_a_run_goes_on_after_its_ranks_were_killed_in_the_end_with_fewer(store: 
     """Two ranks, killed twice at their 12th mini-batch, then one: the losses are those of one process."""
     steps = ["--hidden", "16", "--fanout", "5,5", "--batch-size", "256", "--steps", "30", "--evaluate-every", "0"]
     words = ["train", store, *steps, "--save-every", "5", "--nproc", "2", "--max-restarts", "1", "--min-ranks", "1"]
+    words += ["--verify-every", "0"]  # which would sample, too
     fault = Fault("sampling", "SIGKILL", call=12, repeat=True)
     outcome = run_command([*words, "--out", str(tmp_path / "run")], fault, tmp_path / "trial", timeout_s=500)
     assert outcome.exit_codes == [0], outcome

@@ -96,4 +96,4 @@ def test_sixty_four_ranks_are_those_of_the_record() -> None:
     assert f"that of `data` computes {other_edges / 1e3:.0f} k and loads {other_rows / 1e3:.0f} k" in page
     assert round(other_rows / rows) == 7
     said = f"a rank computes {edges / other_edges:.1f} of the edges and loads a seventh of the rows of `data`"
-    assert said in _words(ROOT / "README.md")
+    assert said in _words(ROOT / "docs" / "strategies.md")

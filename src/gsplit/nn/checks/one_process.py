@@ -324,7 +324,9 @@ class _Comparison:
         mesh = solo_mesh(self.mesh.device) if alone else self.mesh
         with _copied_state(self.model, dtype, self.mesh.device), self.runtime.on_mesh(mesh), torch.enable_grad():
             batches = (batch.cast(dtype) for batch in self.batches(alone))
-            return run_steps(self.model, batches, self.loss_of)
+            steps = run_steps(self.model, batches, self.loss_of)
+        self.runtime.checks.finish()  # on a device a rank is told later what all of them must raise here
+        return steps
 
     def _first_layer(self, dtype: torch.dtype, tolerance: float) -> str:
         """Where the difference begins: the steps are repeated, with sums over the outputs of every layer."""
