@@ -240,6 +240,15 @@ def test_the_soaks_are_those_of_the_records(name: str, ranks: str) -> None:
     assert minutes in " ".join(page.split()) and steps in " ".join(page.split())
 
 
+def test_the_memory_without_faults_is_that_of_the_record() -> None:
+    found = _record("2026-11-18-soak")["undisturbed"]
+    first, last = (" and ".join(map(str, found["moments"][place]["rank_mb"])) for place in (0, -1))
+    said = f"grew from {first} MB to {last} MB in the first minutes of {found['steps']:,} steps, and then not at all"
+    assert said in " ".join((DOCS / "reliability.md").read_text().split())
+    later = [moment["rank_mb"] for moment in found["moments"] if moment["at_s"] >= 162]
+    assert len(later) > 20 and all(each == later[-1] for each in later)
+
+
 def test_exact_resume_is_that_of_the_record() -> None:
     found = _record("2026-11-18-resume")
     assert found["kills"]["largest_loss_difference"] == found["kills"]["largest_weight_difference"] == 0.0
