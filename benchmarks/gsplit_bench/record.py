@@ -141,7 +141,7 @@ def _measure(measurement: Measurement, out: Path, work: Path, *, quick: bool) ->
     }
     fields["quick"] = (measurement.quick or "") if quick else ""
     lines = [line.format(**fields) for line in measurement.commands]
-    entry: dict[str, Any] = {"commands": lines, "started": _now(), "load_before": os.getloadavg()}
+    entry: dict[str, Any] = {"commands": list(measurement.commands), "started": _now(), "load_before": os.getloadavg()}
     start = time.monotonic()
     for line in lines:
         if not _run(line):
