@@ -257,7 +257,7 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         "profile",
         2.5,
         (f"{_BENCH} profile {{arxiv}} {{planted1m}} --ranks 1 2 --steps 6 --out {{out}} {{quick}}",),
-        "--fanout 2 2",
+        "--fanout 2 2 --batch-size 64",
     ),
     _curves(),
     _train(
