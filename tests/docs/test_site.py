@@ -22,6 +22,7 @@ from docs_hooks import ROOT, hooks
 
 import gsplit
 from gsplit_bench.commands import app as benchmarks
+from gsplit_bench.measured import find_record, read_record
 from gsplit_bench.step_overhead import describe_device, describe_host
 
 DOCS = ROOT / "docs"
@@ -206,12 +207,8 @@ def test_the_result_of_the_front_page_is_that_of_its_picture() -> None:
     assert f"On 2 and 4 ranks, a GraphSAGE step takes {said}." in (ROOT / "README.md").read_text(), said
 
 
-def _record(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-
-
 def test_the_cost_of_watching_is_that_of_the_record() -> None:
-    found = _record("2026-11-18-watch-cost")
+    found = read_record("watch-cost")
     text = " ".join((ROOT / "docs" / "reliability.md").read_text().split())
     milliseconds = 1000 * found["watch_cpu_s"]
     assert f"each of {found['calls']:.0f} records in a step of three layers: {milliseconds:.2f} ms" in text
@@ -219,13 +216,13 @@ def test_the_cost_of_watching_is_that_of_the_record() -> None:
     assert f"Comparing the {found['weights']:,} weights takes {100 * found['weights_share']:.2f} % of that step" in text
 
 
-@pytest.mark.parametrize("name, ranks", [("2026-11-18-soak", "4 ranks"), ("2026-11-18-soak-hosts", "two hosts")])
+@pytest.mark.parametrize("name, ranks", [("soak", "4 ranks"), ("soak-hosts", "two hosts")])
 def test_the_soaks_are_those_of_the_records(name: str, ranks: str) -> None:
-    found = _record(name)
+    found = read_record(name)
     trials = found["trials"]
     right = sum(trial["as_it_should"] for trial in trials)
     assert found["losses_equal"]
-    page = (DOCS / "reliability.md").read_text()
+    page = (DOCS / "soak.md").read_text()
     for fault in {trial["fault"] for trial in trials}:
         same = [trial for trial in trials if trial["fault"] == fault]
         finished = [bool(trial["exit_codes"]) and not any(trial["exit_codes"]) for trial in same]
@@ -241,16 +238,16 @@ def test_the_soaks_are_those_of_the_records(name: str, ranks: str) -> None:
 
 
 def test_the_memory_without_faults_is_that_of_the_record() -> None:
-    found = _record("2026-11-18-soak")["undisturbed"]
+    found = read_record("soak")["undisturbed"]
     first, last = (" and ".join(map(str, found["moments"][place]["rank_mb"])) for place in (0, -1))
     said = f"grew from {first} MB to {last} MB in the first minutes of {found['steps']:,} steps, and then not at all"
-    assert said in " ".join((DOCS / "reliability.md").read_text().split())
+    assert said in " ".join((DOCS / "soak.md").read_text().split())
     later = [moment["rank_mb"] for moment in found["moments"] if moment["at_s"] >= 162]
     assert len(later) > 20 and all(each == later[-1] for each in later)
 
 
 def test_exact_resume_is_that_of_the_record() -> None:
-    found = _record("2026-11-18-resume")
+    found = read_record("resume")
     assert found["kills"]["largest_loss_difference"] == found["kills"]["largest_weight_difference"] == 0.0
     page = " ".join((DOCS / "checkpoints.md").read_text().split())
     losses, weights = (
@@ -284,7 +281,7 @@ def test_the_strategies_compared_are_those_of_the_record() -> None:
     mean = runpy.run_path(str(DOCS / "draw_result.py"))["mean"]
     found = {
         (record["graph"], record["ranks"], record["batch_size"], record["system"]): record["cpu_s"]["median"]
-        for record in _record("2026-11-17-crossover")["records"]
+        for record in read_record("crossover")["records"]
     }
     graphs = {graph for graph, *_ in found}
 
@@ -308,7 +305,7 @@ def test_the_strategies_compared_are_those_of_the_record() -> None:
 def test_one_process_with_threads_against_ranks_is_that_of_the_record() -> None:
     wall = {
         (record["graph"], record["ranks"], record["threads"]): f"{record['wall_s']['median']:.2f}"
-        for record in _record("2026-11-17-threads")["records"]
+        for record in read_record("threads")["records"]
         if record["system"] == "split"
     }
     arxiv, planted = ((wall[graph, 1, 2], wall[graph, 2, 1]) for graph in ("arxiv", "planted1m"))
@@ -320,7 +317,7 @@ def test_one_process_with_threads_against_ranks_is_that_of_the_record() -> None:
 
 
 def test_the_bare_loop_is_that_of_the_record() -> None:
-    seconds = {record["model"]: record["seconds"] for record in _record("2026-11-17-bare-loop")["records"]}
+    seconds = {record["model"]: record["seconds"] for record in read_record("bare-loop")["records"]}
     ratios = {
         model: median(ours / bare for ours, bare in zip(found["ours"], found["bare"], strict=True))
         for model, found in seconds.items()
@@ -331,7 +328,7 @@ def test_the_bare_loop_is_that_of_the_record() -> None:
 
 
 def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
-    rows = (ROOT / "benchmarks" / "results" / "2026-11-17-profile.md").read_text().splitlines()
+    rows = find_record("profile").with_suffix(".md").read_text().splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows if "%" in row]
     shares = {(row[0], row[2]): row[7].replace("%", " %") for row in cells}
     page = " ".join((DOCS / "performance.md").read_text().split())
@@ -340,7 +337,7 @@ def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
     for words, name in (("sampling", "sampling"), ("bias, ReLU and their gradients", "activations")):
         parts = [
             sum(run["categories"][name] for run in record["per_rank"]) / sum(run["cpu_s"] for run in record["per_rank"])
-            for record in _record("2026-11-17-profile")["records"]
+            for record in read_record("profile")["records"]
         ]
         assert f"{words} ({100 * min(parts):.0f} to {100 * max(parts):.0f} %)" in page, (words, parts)
 
@@ -349,14 +346,14 @@ def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
         return [
             sum(run["categories"][category] for run in record["per_rank"])
             / sum(run["limit"][alone] for run in record["per_rank"])
-            for record in _record("2026-11-17-profile")["records"]
+            for record in read_record("profile")["records"]
         ]
 
     products = times("dense products", "products_s")
     rates = [100 / ratio for ratio in times("sums over edges", "gathered_s")]
     assert f"Products take {min(products):.1f} to {max(products):.1f} times their time alone" in page, products
     assert f"sums over edges run at {min(rates):.0f} to {max(rates):.0f} % of the rate of bare reading" in page, rates
-    (one,) = _record("2026-11-17-profile")["records"][0]["per_rank"]
+    (one,) = read_record("profile")["records"][0]["per_rank"]
     shares_of_one = {name: f"{100 * seconds / one['cpu_s']:.0f} %" for name, seconds in one["categories"].items()}
     said = (
         f"dense products take {shares_of_one['dense products']} and sums over edges {shares_of_one['sums over edges']}"
@@ -365,7 +362,7 @@ def test_the_distance_to_the_limit_is_that_of_the_record() -> None:
 
 
 def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
-    document = _record("2026-11-17-exactness")
+    document = read_record("exactness")
     worst = max(max(row[kind] for kind in document["worst"]) for row in document["rows"])
     said = f"{len(document['rows']):,} cases, "
     page = (DOCS / "numerics.md").read_text()
@@ -373,13 +370,13 @@ def test_the_cases_of_the_exactness_matrix_are_those_of_the_record() -> None:
 
 
 def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:
-    document = _record("2026-11-17-exactness-tasks")
+    document = read_record("exactness-tasks")
     rows = document["rows"]
     meshes = {(row["replicas"], row["splits"]) for row in rows}
     assert document["ok"] and meshes == {(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)}
     assert {(row["dropout"], row["prefetch"]) for row in rows} == {(False, 0), (False, 2), (True, 0), (True, 2)}
     assert sum(row["draws"] for row in rows) == 0 and len({row["strategy"] for row in rows}) == 7
-    pages = {"samplers": "samplers", "times": "samplers", "types": "heterogeneous"}
+    pages = {"samplers": "samplers", "times": "temporal", "types": "heterogeneous"}
     pages |= {"pairs": "link-prediction", "pairs of types": "link-prediction"}
     assert {row["task"] for row in rows} == set(pages)
     said = {(DOCS / f"{page}.md", task) for task, page in pages.items()}
@@ -391,23 +388,23 @@ def test_the_cases_of_the_matrix_of_tasks_are_those_of_the_record() -> None:
 
 
 def test_the_cases_of_tasks_on_the_simulated_device_are_those_of_the_record() -> None:
-    document = _record("2026-11-17-exactness-tasks-sim")
+    document = read_record("exactness-tasks-sim")
     worst = max(value for kind, value in document["worst"].items() if kind != "draws")
     said = f"{len(document['rows']):,} cases, largest difference {worst:.1e}, no other edge drawn"
     assert document["ok"] and document["worst"]["draws"] == 0 and said in (DOCS / "gpu.md").read_text()
-    everywhere = {(row["task"], row["model"]) for row in _record("2026-11-17-exactness-tasks")["rows"]}
+    everywhere = {(row["task"], row["model"]) for row in read_record("exactness-tasks")["rows"]}
     assert {(row["task"], row["model"]) for row in document["rows"]} == everywhere
 
 
 def test_the_host_work_of_a_step_is_that_of_the_record() -> None:
-    document = _record("2026-11-17-step-overhead")
+    document = read_record("step-overhead")
     page = (DOCS / "simulated-device.md").read_text()
     for lines in (describe_host(document["host"]), describe_device(document["device"])):
         assert "\n".join(lines) in page
 
 
 def test_the_choice_by_trial_steps_is_that_of_the_record() -> None:
-    document = _record("2026-11-17-planner")
+    document = read_record("planner")
     shares = {
         (by, how): tuple(f"{found[key]:.0%}".replace("%", " %") for key in ("within_5_percent", "worst_regret"))
         for by, of_clock in document["summary"].items()
@@ -424,7 +421,7 @@ def test_the_choice_by_trial_steps_is_that_of_the_record() -> None:
 
 
 def test_presampling_is_that_of_the_record() -> None:
-    runs = _record("2026-11-17-presampling")["runs"]["after"]
+    runs = read_record("presampling")["runs"]["after"]
     serial, total = (median(run[key] for run in runs) for key in ("main_cpu_s", "cpu_s"))
     page = " ".join((DOCS / "partition.md").read_text().split())
     assert f"of {total:.0f} CPU seconds for 120 million edges, {serial:.2f} are not spread" in page
@@ -432,7 +429,7 @@ def test_presampling_is_that_of_the_record() -> None:
 
 def test_fitted_and_held_out_cuts_are_those_of_the_record() -> None:
     page = (DOCS / "partition.md").read_text()
-    rows = _record("2026-11-18-held-out")["rows"]
+    rows = read_record("held-out")["rows"]
     for graph, solver in {(row["graph"], row["solver"]) for row in rows}:
         cells = [f"{graph}, {solver}"]
         seconds: list[str] = []
@@ -446,7 +443,7 @@ def test_fitted_and_held_out_cuts_are_those_of_the_record() -> None:
 
 def test_the_solvers_are_those_of_the_record() -> None:
     page = (DOCS / "partition.md").read_text()
-    rows = {(row["graph"], row["parts"], row["solver"]): row for row in _record("2026-11-18-solvers")["rows"]}
+    rows = {(row["graph"], row["parts"], row["solver"]): row for row in read_record("solvers")["rows"]}
     solvers = ("metis", "kaminpar", "cluster", "restream")
     shown = [key[:2] for key in rows if key[1] in (8, 1024) and all((*key[:2], name) in rows for name in solvers)]
     assert len(set(shown)) == 7
@@ -473,7 +470,7 @@ def test_the_solvers_are_those_of_the_record() -> None:
 
 def test_a_thousand_ranks_are_those_of_the_records() -> None:
     page = (DOCS / "scale.md").read_text()
-    for run in _record("2026-11-18-many-ranks")["runs"]:
+    for run in read_record("many-ranks")["runs"]:
         work, expected = run["imbalance_of_work"], run["expected_imbalance_of_work"]
         sent, peers = (
             ", ".join(f"{number:.0f}" for number in run[f"{name}_per_rank_and_layer"]) for name in ("kb_sent", "peers")
@@ -482,14 +479,14 @@ def test_a_thousand_ranks_are_those_of_the_records() -> None:
             f"{run['ranks']:,} | {work:.2f} ({expected:.2f}) | {run['rows_sent_per_input_row']:.2f} | {sent} | {peers}"
         )
         assert f"| {row} | {run['split_ms']:.1f} ({run['split_ms_of_an_idle_rank']:.1f}) |" in page
-    for start in _record("2026-11-18-start-ranks")["runs"]:
+    for start in read_record("start-ranks")["runs"]:
         seconds = f"{start['init_cpu_s']:.2f} | {1e3 * start['compare_cpu_s']:.1f}"
         assert f"| {start['ranks']} | {seconds} | {start['sockets']} |" in page
 
 
 def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
     said = " ".join((DOCS / "scale.md").read_text().split())
-    record = _record("2026-11-18-sharded-import")
+    record = read_record("sharded-import")
     assert record["num_edges"] == 100_000_000 and record["equal"]
     for order, words in (
         ("unsorted", "the slower of two processes took {:.1f} CPU seconds, one process {:.1f}"),
@@ -504,7 +501,7 @@ def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
 
 
 def test_steps_by_partition_are_those_of_the_record() -> None:
-    runs = _record("2026-11-15-partition")["train"]
+    runs = read_record("partition")["train"]
     steps = {
         name: f"{median(run['cpu_seconds_per_step'] for run in runs if run['strategy'] == name):.2f}"
         for name in ("gsplit", "edge", "random")
@@ -514,7 +511,7 @@ def test_steps_by_partition_are_those_of_the_record() -> None:
 
 
 def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:
-    record, page = _record("2026-11-18-billion-edges"), (DOCS / "scale.md").read_text()
+    record, page = read_record("billion-edges"), (DOCS / "scale.md").read_text()
     for stage in record["stages"]:
         minutes, memory = (
             "-" if stage[name] is None else f"{stage[name] / unit:.1f}"
@@ -529,7 +526,7 @@ def test_the_stages_of_a_billion_edges_are_those_of_the_record() -> None:
 
 def test_the_quality_of_samplers_is_that_of_the_record() -> None:
     page = (DOCS / "samplers.md").read_text()
-    rows = _record("2026-11-17-quality")["samplers"]
+    rows = read_record("quality")["samplers"]
     uniform = {row["graph"]: row for row in rows if row["sampler"] == "uniform"}
     assert len(uniform) == 3
     for row in rows:
@@ -545,14 +542,14 @@ def test_the_quality_of_samplers_is_that_of_the_record() -> None:
 
 def test_figures_of_types_are_those_of_the_records() -> None:
     page = (DOCS / "heterogeneous.md").read_text()
-    untyped, typed = (100 * mean(row["test"]) for row in _record("2026-11-17-quality")["types"])
+    untyped, typed = (100 * mean(row["test"]) for row in read_record("quality")["types"])
     assert f"{typed:.1f} % with types and {untyped:.1f} % without" in page
-    low, high = sorted(round(row["step_ratio"], 1) for row in _record("2026-11-17-typed-steps")["rows"])
+    low, high = sorted(round(row["step_ratio"], 1) for row in read_record("typed-steps")["rows"])
     assert f"a step took {low} to {high} times" in page
 
 
 def test_the_table_of_object_storage_is_the_record() -> None:
-    record = _record("2026-11-18-objects")
+    record = read_record("objects")
     assert record["bit_identical"] and len(record["cases"]) == 3
     said = (DOCS / "object-storage.md").read_text()
     for case in record["cases"]:

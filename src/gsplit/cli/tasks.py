@@ -29,6 +29,7 @@ from gsplit.run.preflight import (
     check_device,
     check_features,
     check_new_file,
+    check_precision,
     check_ranks,
     check_settings,
     choose_what,
@@ -154,6 +155,7 @@ class _SettingsTask(TaskBase):
 
     def check_settings(self, num_ranks: int) -> None:
         super().check_settings(num_ranks)
+        check_precision(self.settings, self.device)
         store = open_store(self.store)
         check_ranks(self.settings, store, num_ranks)
         check_settings(self.settings, store)

@@ -4,8 +4,8 @@ All rates are those of one rank. If ranks are processes that share the cores of 
 ranks than cores take turns, and fewer ranks run torch operations on several threads. If every rank has its own device,
 ``cores`` is None.
 
-``v100-nvlink`` is fitted to Tables 1 and 3 of the paper (docs/planner.md). ``a100`` and ``h100`` are not measured: they
-have the same shares of their published peak rates and the same fixed costs as the V100.
+``v100-nvlink`` is fitted to Tables 1 and 3 of the paper (docs/planner-formulas.md). ``a100`` and ``h100`` are not
+measured: they have the same shares of their published peak rates and the same fixed costs as the V100.
 """
 
 import json
@@ -221,7 +221,7 @@ _UNKNOWN_GPU = "a100"
 """The preset for what a report of ``gsplit doctor`` does not measure, on other GPUs."""
 
 _FILE = Expected(
-    "the constants of docs/planner.md in JSON, or TOML in a .toml file, or a report of gsplit doctor --device cuda",
+    "constants (docs/planner-formulas.md) in JSON, or TOML in a .toml file, or a report of gsplit doctor --device cuda",
     f"give a file, this, or one of {', '.join(PRESETS)}",
 )
 

@@ -49,7 +49,7 @@ LINK_SETTINGS = frozenset({"task", "pairs", "neg_sampling", "num_negatives", "em
 _ONLY_TRAINING: JsonDict = {"applies_to_verify": False}
 """Marks settings that ``gsplit verify`` does not have."""
 _SIZE: JsonDict = _ONLY_TRAINING | {"metavar": "SIZE"}
-_SETTINGS_FILE = Expected("settings in TOML", "check the path; docs/training.md has an example")
+_SETTINGS_FILE = Expected("settings in TOML", "check the path; docs/train-command.md has an example")
 
 
 class TrainSettings(BaseModel):

@@ -26,6 +26,7 @@ __all__ = [
     "check_device",
     "check_features",
     "check_new_file",
+    "check_precision",
     "check_ranks",
     "check_settings",
     "choose_what",
@@ -47,6 +48,13 @@ def check_device(device: str | None) -> None:
     if built.get("cuda") is None and built.get("hip") is None:
         fix = "leave device out to train on the CPU, or install a torch with CUDA"
         raise InputError(explain("device", "a torch that is built for GPUs", f"torch {built['__version__']}", fix))
+
+
+def check_precision(settings: TrainSettings, device: str | None) -> None:
+    """Refuse tf32 on CPUs."""
+    if settings.precision == "tf32" and (device or "cpu").startswith("cpu"):
+        fix = "choose float32 or bf16, or train on GPUs"
+        raise InputError(explain("precision", "GPUs for tf32", f"device {device or 'cpu'}", fix))
 
 
 def check_ranks(settings: TrainSettings, store: Store, num_ranks: int) -> None:

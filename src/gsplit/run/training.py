@@ -48,6 +48,7 @@ from gsplit.run.folder import (
     training_folder,
     write_settings,
 )
+from gsplit.run.preflight import check_precision
 from gsplit.run.recipe import make_loader, shape_of, wrap_model
 from gsplit.run.results import EpochReport, ModelShape, RunView, TrainResult
 from gsplit.run.trial import choose_strategy
@@ -220,10 +221,8 @@ def train_run(
     for activations of an evaluation.
     """
     view = view or RunView()
+    check_precision(settings, mesh.device.type)
     if settings.precision == "tf32":
-        if mesh.device.type == "cpu":
-            fix = "choose float32 or bf16, or train on GPUs"
-            raise InputError(explain("precision", "GPUs for tf32", f"device {mesh.device}", fix))
         torch.set_float32_matmul_precision("high")
     settings = choose_loss(settings, store, mesh, view)
     shape = shape_of(store, settings)

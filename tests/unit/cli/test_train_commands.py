@@ -255,6 +255,7 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
         (["verify", "--strategy", "hybrid(9)"], r"strategy: expected hybrid\(k\), .*got 'hybrid\(9\)'"),
         (["train", "--device", "gpu"], "device: expected cpu or cuda .got gpu"),
         (["train", "--sample-device", "gpu"], "device: expected cpu or cuda .got gpu"),
+        (["train", "--precision", "tf32"], "precision: expected GPUs for tf32 .got device cpu"),
         (["train", "--nproc", "3", "--replicas", "2"], "--replicas: expected a divisor of 3 ranks .got 2"),
         (["train", "--nproc", "2", "--min-ranks", "3"], "--min-ranks: expected at most the 2 of --nproc .got 3"),
         (
