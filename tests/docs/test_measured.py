@@ -1,5 +1,6 @@
 """docs/measured.md shows what its records have, and every record can be measured again by one command."""
 
+import json
 import re
 from pathlib import Path
 from statistics import geometric_mean
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from docs_hooks import ROOT
 
-from gsplit_bench.measured import ROWS, Row, find_record, read_record, table
+from gsplit_bench.measured import RESULTS, ROWS, Row, find_record, read_record, table
 from gsplit_bench.measurements import MEASUREMENTS
 
 PAGE = (ROOT / "docs" / "measured.md").read_text()
@@ -40,9 +41,19 @@ def test_records_that_the_command_record_does_not_make_are_known() -> None:
     }
 
 
-def test_the_newest_record_of_a_name_counts() -> None:
-    assert find_record("bare-loop").stem == "2026-11-17-bare-loop"
+def test_the_record_without_a_date_counts_and_then_the_newest() -> None:
+    assert find_record("bare-loop").stem == "bare-loop"
     assert find_record("training").stem == "2026-11-15-training"
+
+
+def test_records_without_a_date_are_of_one_commit() -> None:
+    index = read_record("record")
+    made = {path.name for path in RESULTS.iterdir() if path.is_file() and not re.match(r"\d{4}-", path.name)}
+    listed = {name for entry in index["measurements"].values() for name in entry["files"]}
+    assert made - {"record.json"} == {name for name in listed if not name.endswith(".html")}
+    commits = {json.loads((RESULTS / name).read_text())["commit"][:7] for name in made if name.endswith(".json")}
+    assert commits == {index["commit"][:7]} and not index["quick"]
+    assert f"commit {index['commit'][:7]}" in PAGE
 
 
 def _over_split(record: str, model: str, batch: int, system: str) -> list[float]:
