@@ -356,7 +356,7 @@ def _table3() -> str:
 
 # ------------------------------------------------------------------------------------------- the table
 
-_DEFAULTS = ("training-main", "training-default-allocator", "training-default-allocator-4")
+_DEFAULTS = ("training-main", "training-default-allocator")
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -421,9 +421,9 @@ ROWS: tuple[Row, ...] = (
     ),
     *(
         Row(
-            f"peers with glibc's allocator settings over the fastest of our strategies: {model.upper()}, before the fused layers",
+            f"peers with glibc's allocator settings over the fastest of our strategies: {model.upper()}",
             _DEFAULTS,
-            _against(model, "dgl, default allocator", "pyg, default allocator", records=_DEFAULTS),
+            _against(model, "dgl, default allocator", "pyg_our_sampler, default allocator", records=_DEFAULTS),
         )
         for model in ("sage", "gat")
     ),

@@ -186,13 +186,13 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     Measurement(
         "shuffle",
-        2,
+        6.5,
         (f"{_BENCH} shuffle {{quick}} --json > {{out}}.json#runs[]",) * 3,
         "--ranks 2 --rows 100 --repeats 1",
     ),
     Measurement(
         "attention",
-        5,
+        11,
         (f"{_BENCH} attention --out {{out}} {{quick}}",),
         "--rounds 1 --steps 1 --ranks 1 --kinds gat --no-layers",
     ),
@@ -210,13 +210,13 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     ),
     _train(
         "training-main",
-        15,
-        f"{{arxiv}} {{debian}} {{ego}} {{planted1m}} --batch-size 256,1024 --ranks 2,4 --steps 1 --repeats 4 --systems '{_OURS}'",
+        36,
+        f"{{arxiv}} {{debian}} {{ego}} {{planted1m}} --batch-size 256,1024 --ranks 2,4 --warm-up 8 --steps 1 --repeats 4 --systems '{_OURS}'",
     ),
     _train(
         "training-default-allocator",
-        5,
-        "{arxiv} {debian} {ego} --allocator default --ranks 2,4 --steps 1 --repeats 3 --systems split,dgl,pyg_our_sampler",
+        14,
+        "{arxiv} {debian} {ego} --allocator default --ranks 2,4 --warm-up 8 --steps 1 --repeats 3 --systems split,dgl,pyg_our_sampler",
     ),
     Measurement(
         "training-counted",
@@ -262,8 +262,8 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     _curves(),
     _train(
         "training-disk",
-        10,
-        f"{{arxiv}} {{debian}} {{ego}} --features disk --batch-size 256,1024 --ranks 2,4 --steps 1 --repeats 3 --systems '{_OURS}'",
+        27,
+        f"{{arxiv}} {{debian}} {{ego}} --features disk --batch-size 256,1024 --ranks 2,4 --warm-up 8 --steps 1 --repeats 3 --systems '{_OURS}'",
     ),
     Measurement(
         "planner",
