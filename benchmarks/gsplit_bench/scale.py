@@ -45,7 +45,7 @@ def constants_table() -> str:
         [
             "a training step, 128 features, GraphSAGE-256, one core",
             f"{1e9 * known.train_s_per_edge:.0f} ns per edge drawn",
-            "2026-11-17-host-sage-1m and -1m-4, planted1m",
+            "host-sage-1m and -1m-4, planted1m",
         ],
         [
             "rows sent per row loaded, W ranks",

@@ -122,14 +122,14 @@ def cpu_of_all(order: str, hosts: int) -> float:
 
 def trained_steps() -> list[dict[str, Any]]:
     """Measured steps of GraphSAGE under split, 1024 targets, 2 and 4 ranks."""
-    names = ("2026-11-17-host-sage", "2026-11-17-host-sage-1m", "2026-11-17-host-sage-1m-4")
+    names = ("host-sage", "host-sage-1m", "host-sage-1m-4")
     runs = [run for name in names for run in record(name)["records"]]
     return [run for run in runs if (run["system"], run["model"]) == ("split", "sage") and run["ranks"] > 1]
 
 
 def copied_batches() -> list[dict[str, Any]]:
     """Steps of an older record, whose mini-batches have copies of their input rows; later ones read them in place."""
-    runs = record("2026-11-16-training-main")["records"]
+    runs = record("archive/2026-11-16-training-main")["records"]
     return [run for run in runs if (run["system"], run["model"]) == ("split", "sage")]
 
 

@@ -100,7 +100,7 @@ def test_two_hosts_reach_each_other_until_the_cable_is_pulled() -> None:
 def test_packets_are_lost_at_the_rate_asked_for() -> None:
     receive = (
         "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('0.0.0.0', 4000))\n"
-        "s.settimeout(5); print('up', flush=True); count = 0\n"
+        "s.settimeout(60); print('up', flush=True); count = 0\n"
         "while s.recv(9) != b'end': count += 1\n"
         "print(count)"
     )
@@ -111,13 +111,13 @@ def test_packets_are_lost_at_the_rate_asked_for() -> None:
             f"    s.sendto(b'end' if number >= 500 else b'x', ('{hosts.addresses[0]}', 4000)); time.sleep(0.001)"
         )
         received = []
-        for percent in (30.0, 0.0):
+        for percent in (0.0, 30.0, 0.0):  # the first also resolves addresses, whose packets could be lost
             hosts.set_loss(percent)
             listening = subprocess.Popen(hosts.command(0, [sys.executable, "-c", receive]), stdout=subprocess.PIPE)
             assert listening.stdout is not None and listening.stdout.readline() == b"up\n"
             subprocess.run(hosts.command(1, [sys.executable, "-c", send]), check=True)
             received.append(int(listening.communicate()[0]))
-    assert 280 < received[0] < 420 and received[1] == 500
+    assert 280 < received[1] < 420 and received[0] == received[2] == 500
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mounted by root")
