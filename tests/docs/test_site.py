@@ -300,6 +300,12 @@ def test_the_strategies_compared_are_those_of_the_record() -> None:
     assert f"| {min(owner):.0f} to {max(owner):.0f} % less than `split` |" in advice
     assert f"`split` takes {min(plain):.0f} to {max(plain):.0f} % less than plain `data`" in advice
     assert f"takes {min(owner):.0f} to {max(owner):.0f} % less" in (DOCS / "faq.md").read_text()
+    large, largest = (
+        [100 * (ratio(system, batch, ranks) - 1) for system in ("data(owner)", "hybrid(1)") for ranks in (2, 4)]
+        for batch in (1024, 4096)
+    )
+    within = f"within {max(map(abs, large)):.0f} % of it at 1024"
+    assert f"{within}, and take {min(largest):.0f} to {max(largest):.0f} % more at 4096" in advice
 
 
 def test_one_process_with_threads_against_ranks_is_that_of_the_record() -> None:
@@ -544,8 +550,9 @@ def test_figures_of_types_are_those_of_the_records() -> None:
     page = (DOCS / "heterogeneous.md").read_text()
     untyped, typed = (100 * mean(row["test"]) for row in read_record("quality")["types"])
     assert f"{typed:.1f} % with types and {untyped:.1f} % without" in page
-    low, high = sorted(round(row["step_ratio"], 1) for row in read_record("typed-steps")["rows"])
-    assert f"a step took {low} to {high} times" in page
+    for words, key in (("a step took", "step_ratio"), ("making the batch", "batch_ratio")):
+        low, high = sorted(round(row[key], 1) for row in read_record("typed-steps")["rows"])
+        assert f"{words} {low} to {high} times" in " ".join(page.split())
 
 
 def test_the_table_of_object_storage_is_the_record() -> None:

@@ -4,8 +4,8 @@ The stages are those of telemetry. ``shuffle`` is the shuffle of the forward pas
 gradients and their averaging. The formulas are in docs/planner-formulas.md. The seconds of a rank are its own work. The
 latency of collectives is added once per step; between the processes of a host it is CPU work of every rank. If a
 strategy exchanges rows, ranks wait for each other in every stage, so a stage takes as long as its slowest rank.
-Otherwise ranks wait only when gradients are averaged, so the step takes as long as its slowest rank. On devices, mini-
-batches that are made ahead are made while the one before is trained: the step takes as long as the longer of the two.
+Otherwise ranks wait only when gradients are averaged, so the step takes as long as its slowest rank. On devices,
+mini-batches that are made ahead are made while the one before is trained: the step takes as long as the longer of both.
 """
 
 from collections.abc import Iterator, Sequence
