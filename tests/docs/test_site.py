@@ -434,7 +434,7 @@ def test_presampling_is_that_of_the_record() -> None:
 
 
 def test_fitted_and_held_out_cuts_are_those_of_the_record() -> None:
-    page = (DOCS / "partition.md").read_text()
+    page = (DOCS / "solvers.md").read_text()
     rows = read_record("held-out")["rows"]
     for graph, solver in {(row["graph"], row["solver"]) for row in rows}:
         cells = [f"{graph}, {solver}"]
@@ -448,7 +448,7 @@ def test_fitted_and_held_out_cuts_are_those_of_the_record() -> None:
 
 
 def test_the_solvers_are_those_of_the_record() -> None:
-    page = (DOCS / "partition.md").read_text()
+    page = (DOCS / "solvers.md").read_text()
     rows = {(row["graph"], row["parts"], row["solver"]): row for row in read_record("solvers")["rows"]}
     solvers = ("metis", "kaminpar", "cluster", "restream")
     shown = [key[:2] for key in rows if key[1] in (8, 1024) and all((*key[:2], name) in rows for name in solvers)]
@@ -491,7 +491,7 @@ def test_a_thousand_ranks_are_those_of_the_records() -> None:
 
 
 def test_the_import_by_two_hosts_is_that_of_the_record() -> None:
-    said = " ".join((DOCS / "scale.md").read_text().split())
+    said = " ".join((DOCS / "shards.md").read_text().split())
     record = read_record("sharded-import")
     assert record["num_edges"] == 100_000_000 and record["equal"]
     for order, words in (
