@@ -45,7 +45,7 @@ class SmallDisk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.repair()
-        _run("umount", str(self.folder))
+        _run("umount", "--lazy", str(self.folder))  # what was just killed may still hold a file
         self._image.unlink()
 
     def fill(self) -> None:

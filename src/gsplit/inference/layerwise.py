@@ -279,7 +279,7 @@ class LayerwisePass:
             try:
                 call_wrapped(self._model, batch)
             except ReachedLayer as reached:
-                return batch, forward_pass, reached
+                return batch, forward_pass, reached.with_traceback(None)  # whose frames hold the batch
         raise AssertionError(f"{name} was not called")  # the dry run saw a call
 
     def _inputs_of(self, name: str, ids: Ids) -> tuple[SplitForward, LayerCall, bool]:

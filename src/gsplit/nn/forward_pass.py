@@ -62,6 +62,7 @@ class ForwardPass:
     def close(self) -> None:
         """End the forward, with the values before the ReLU in outputs that are kept somewhere."""
         self.restore_outputs([output() for output, _ in self._applied])
+        self.interception = nullcontext  # the mode holds this pass, and with it the batch
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._made:
