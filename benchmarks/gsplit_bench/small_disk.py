@@ -15,7 +15,7 @@ from gsplit.errors import InputError, explain
 
 __all__ = ["SmallDisk"]
 
-_BYTES = 64 << 20
+_BYTES = 256 << 20  # a log of 1.7 kB per step and rank has room
 _RATES = Path("/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device")
 _COMMANDS = ("mkfs.ext4", "mount", "umount", "fsfreeze", "losetup")
 
