@@ -5,8 +5,8 @@ of its model (training or not, which parameters). Each record costs about a micr
 for one comparison only: is the collective with this number the same at the peers that have begun it?
 
 The page is an anonymous file (memfd) that peers map through /proc, as they do the segments of shared memory: only the
-same user can, and nothing is left behind. A reader may see a line half written, so lines are read
-twice before they are acted on.
+same user can, and nothing is left behind. The number of a collective is written after its description; a line may be
+read half written.
 
 Of every group of ranks there are the last 64 collectives by number, counted from 1, and at which the rank is.
 """
@@ -28,6 +28,7 @@ _LINES = ("token", "stage", "loader", "model")
 _LINE = struct.Struct("d248s")  # since when, text
 _GROUP = struct.Struct("qqqd")  # last collective begun, the one waited in (0: none), by a loader's thread?, since when
 _WAIT, _WAIT_AT = struct.Struct("qqd"), 8  # the last three of them
+_NUMBER = struct.Struct("q")
 _RECORD = struct.Struct("q248s")  # number of a collective, its description
 _FIRST_GROUP = len(_LINES) * _LINE.size
 _GROUP_BYTES = _GROUP.size + _KEPT * _RECORD.size
@@ -61,7 +62,10 @@ class StatusPage:
         """The owner is about to join a collective."""
         start = _FIRST_GROUP + group * _GROUP_BYTES
         place = start + _GROUP.size + number % _KEPT * _RECORD.size
-        _RECORD.pack_into(self._memory, place, number, description.encode()[:248])
+        text = place + _NUMBER.size
+        self._memory[place:text] = bytes(_NUMBER.size)  # no number until the text is whole: this process may wait for
+        self._memory[text : place + _RECORD.size] = description.encode()[:248].ljust(248, b"\0")  # a core in between
+        self._memory[place:text] = _NUMBER.pack(number)
         _GROUP.pack_into(self._memory, start, number, 0, 0, time.monotonic())
 
     def wait(self, group: int, number: int) -> None:

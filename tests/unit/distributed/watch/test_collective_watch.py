@@ -5,8 +5,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from watched import connect_peers, watch_pair
@@ -16,7 +18,7 @@ from gsplit.distributed.watch.collective_watch import CollectiveWatch
 from gsplit.distributed.watch.peers import Peers
 from gsplit.distributed.watch.processes import RankProcess, StackFile, own_process, read_stack
 from gsplit.distributed.watch.remote_status import RemoteStatus
-from gsplit.distributed.watch.status_page import MOST_GROUPS, new_page
+from gsplit.distributed.watch.status_page import MOST_GROUPS, StatusPage, new_page
 from gsplit.errors import CommError, InputError, RankFaultError
 
 MEAN, SUM = Call("mean", 3), Call("sum", 3)
@@ -51,6 +53,30 @@ def test_what_must_be_the_same_besides_is_compared() -> None:
     one.begin(Call("mean", 3, detail="epoch 0"), "")
     with pytest.raises(RankFaultError, match=r"epoch 0.*epoch 1.*their models: rank 0: training; rank 1: evaluating"):
         two.begin(Call("mean", 3, detail="epoch 1"), "")
+
+
+class _Interrupted(bytearray):
+    """Memory that is looked at after every write to it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.seen: list[str | None] = []
+        self.look: Callable[[], str | None] = lambda: None
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        super().__setitem__(place, value)
+        self.seen.append(self.look())
+
+
+def test_a_description_is_read_whole_or_not_at_all() -> None:
+    """A rank may wait for a core between two of its writes, for longer than any reader is willing to."""
+    memory = _Interrupted(1 << 20)
+    page = StatusPage(memory)  # type: ignore[arg-type]
+    page.begin(0, 1, "an older one in the same place")
+    memory.look = lambda: page.description(0, 65)
+    memory.seen.clear()
+    page.begin(0, 65, "mean of step 3")
+    assert memory.seen == [None, None, "mean of step 3"]
 
 
 def test_only_the_last_collectives_are_kept_and_more_groups_are_not() -> None:
