@@ -208,7 +208,7 @@ class _Store:
 
 
 def test_ranks_of_other_hosts_are_known_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gsplit.distributed.watch.remote_status._BEAT_S", 0.1)
+    monkeypatch.setattr("gsplit.distributed.watch.remote_status._BEAT_S", 0.3)
     store, here = _Store(), Peers(0)
     here.groups.append((3, 1))
     here.follow_remote(lambda: store, 3)
