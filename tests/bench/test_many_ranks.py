@@ -60,6 +60,7 @@ def test_the_command_counts_every_number_of_ranks(store: Store, tmp_path: Path) 
     assert all(peers <= 15 for peers in runs[2]["peers_per_rank_and_layer"])
 
 
+@pytest.mark.weekly
 def test_ranks_are_started_and_their_sockets_counted(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "gsplit_bench", "start-ranks", "--ranks", "2,3", "--out", str(tmp_path / "start")]
     subprocess.run(words, check=True, timeout=300)

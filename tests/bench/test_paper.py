@@ -46,6 +46,7 @@ def _paper(store: Store, out: Path, *words: str) -> Any:
     )
 
 
+@pytest.mark.weekly
 def test_a_page_has_tables_pictures_and_what_is_missing(store: Store, tmp_path: Path) -> None:
     out = tmp_path / "out"
     only = ("--only", "table1,table3,figure5")

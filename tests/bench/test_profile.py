@@ -54,7 +54,7 @@ def test_seconds_are_divided_without_a_rest() -> None:
     assert waited["dense products"] == 7.0  # wall time of operators that waited for a core
 
 
-@pytest.mark.parametrize("model", ["sage", "gat"])
+@pytest.mark.parametrize("model", ["sage", pytest.param("gat", marks=pytest.mark.weekly)])
 def test_two_ranks_are_profiled(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = build_store(synthetic_source(PlantedGraph(600, 5000, num_features=8, num_classes=4)), tmp_path / "g.gsplit")
     sizes = ["--batch-size", "64", "--fanout", "3", "3", "--hidden", "8", "--steps", "2"]

@@ -82,6 +82,7 @@ def test_systems_take_turns_on_the_same_ranks(store: Store, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.weekly
 def test_the_whole_command_runs_on_devices(store: Store, tmp_path: Path) -> None:
     if why := why_not_supported():
         pytest.skip(why)
