@@ -20,8 +20,8 @@ _WARM_UP_SHARE = 0.3  # of the time in which a start trains: buffers reach their
 class Usage:
     """Everything that a run holds at one moment, over all its processes; ``at_s`` since it was started.
 
-    ``num_steps``: of the newest checkpoint. ``memory_bytes``: without mapped files. ``segments``: of shared memory, each
-    counted once.
+    ``num_steps``: of the newest checkpoint. ``memory_bytes``: anonymous, so without the pages of mapped files, which
+    are touched one after the other. ``segments``: of shared memory, each counted once.
     """
 
     at_s: float
@@ -83,7 +83,8 @@ def usage_of(launchers: list[int], started: float, *, num_steps: int, temporary_
     segments: set[str] = set()
     for process in (process for launcher in launchers for process in processes_of(launcher)):
         with suppress(psutil.Error, OSError):
-            held = _memory_of(process.pid), process.num_threads(), process.num_fds()
+            pages = process.memory_info()
+            held = pages.rss - pages.shared, process.num_threads(), process.num_fds()
             segments |= _segments_of(process.pid)
             count += 1
             memory += held[0]
@@ -91,12 +92,6 @@ def usage_of(launchers: list[int], started: float, *, num_steps: int, temporary_
             descriptors += held[2]
     now_s = time.monotonic() - started
     return Usage(now_s, num_steps, count, memory, threads, descriptors, len(segments), temporary_files)
-
-
-def _memory_of(pid: int) -> int:
-    """Bytes of a process's own and of shared memory; not pages of mapped files, which it touches one after the other."""
-    lines = [line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-    return sum(1024 * int(words[1]) for words in lines if words and words[0] in ("RssAnon:", "RssShmem:"))
 
 
 def _segments_of(pid: int) -> set[str]:

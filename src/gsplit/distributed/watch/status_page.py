@@ -63,8 +63,9 @@ class StatusPage:
         start = _FIRST_GROUP + group * _GROUP_BYTES
         place = start + _GROUP.size + number % _KEPT * _RECORD.size
         text = place + _NUMBER.size
-        self._memory[place:text] = bytes(_NUMBER.size)  # no number until the text is whole: this process may wait for
-        self._memory[text : place + _RECORD.size] = description.encode()[:248].ljust(248, b"\0")  # a core in between
+        # This process may lose its core between two writes, so there is no number until the text is whole.
+        self._memory[place:text] = bytes(_NUMBER.size)
+        self._memory[text : place + _RECORD.size] = description.encode()[:248].ljust(248, b"\0")
         self._memory[place:text] = _NUMBER.pack(number)
         _GROUP.pack_into(self._memory, start, number, 0, 0, time.monotonic())
 
