@@ -35,9 +35,11 @@ from gsplit_bench.train_study import Study, find_preset
 __all__ = ["EXPERIMENTS", "make_studies", "paper"]
 
 _SYSTEMS = ("split", "data_cached", "data", "dgl", "pyg", "pyg_our_sampler", "p3")
+_CACHED = ("split", "data_cached", "quiver", "data")
 _RIVALS = ("split", "data_cached", "data", "dgl", "p3")
 _PARTS = 8
 _CASES = [("gsplit", "metis"), ("node", "metis"), ("edge", "metis"), ("random", "random")]
+_STEADY: dict[str, Any] = {"warm_up": find_preset("host").warm_up, "steps": 1, "repeats": 4}
 EXPERIMENTS = ("table1", "table3", "figure5", "figure6a", "figure6b", "figure6c", "figure6d", "figure6e", "figure7")
 """Names of the experiments. Figure 3 is made from the records of Table 3."""
 
@@ -47,7 +49,8 @@ def make_studies(ranks: int, device: str, *, quick: bool) -> dict[str, Study]:
     both = ("sage", "gat")
 
     def study(preset: str, **changes: Any) -> Study:
-        found = replace(find_preset(preset), **{"models": both, "ranks": (ranks,), "device": device, **changes})
+        given = {"models": both, "ranks": (ranks,), "device": device} | _STEADY | changes
+        found = replace(find_preset(preset), **given)
         return _shrink(found) if quick else found
 
     measured_ranks = tuple(number for number in find_preset("ranks").ranks if number <= ranks)
@@ -55,6 +58,7 @@ def make_studies(ranks: int, device: str, *, quick: bool) -> dict[str, Study]:
     return {
         "table3": study("main", systems=_SYSTEMS, allocators=("tuned",)),
         "table3-edge": study("partition", counted_ranks=()),
+        "table3-cache": study("main", systems=_CACHED, allocators=("tuned",), features=("disk",)),
         "figure6a": study("ranks", systems=_RIVALS, ranks=measured_ranks, counted_ranks=counted_ranks),
         "figure6b": study("replicas", systems=("split", "data")),
         "figure6c": study("hidden", systems=_RIVALS),
@@ -151,6 +155,7 @@ class _Run:
                 self._measure(name, "gsplit")
             if name == "table3":
                 self._measure("table3-edge", "edge")
+                self._measure("table3-cache", "gsplit")
 
     def _once(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> None:
         file = self._out / f"{name}.json"

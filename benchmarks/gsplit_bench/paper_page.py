@@ -16,14 +16,21 @@ from gsplit_bench.report.documents import BenchTrain, TrainRecord, read_material
 from gsplit_bench.report.figures import draw_accuracy, draw_scaling, draw_speedups, draw_stages
 from gsplit_bench.report.tables import as_markdown, tabulate_sources
 from gsplit_bench.train_records import group_stages
+from gsplit_bench.train_study import find_preset
 
 __all__ = ["EDGE_SUFFIX", "PaperPage", "write_paper"]
 
 EDGE_SUFFIX = "-edge"
 """Of the name of a store that was partitioned by the objective edge."""
-_NAMES = {"split": "GSplit", "dgl": "DGL", "p3": "P3*", "pyg": "PyG", "pyg_our_sampler": "PyG, our sampler"}
-_CANNOT = """- **Quiver** is not built, and neither is a cache of its kind, where every rank reads its own misses. `data_cached` is
-  not Quiver: the owner of a row reads it once and sends it.
+_NAMES = {
+    "split": "GSplit",
+    "dgl": "DGL",
+    "p3": "P3*",
+    "pyg": "PyG",
+    "pyg_our_sampler": "PyG, our sampler",
+    "quiver": "Quiver's cache",
+}
+_CANNOT = """- **Quiver** itself needs GPUs. "Quiver's cache" is GSplit's data parallelism with a cache of its kind, in Table 3 only.
 - **Hosts** (Figure 6b): replicas stand for hosts, on this one. Network namespaces: `gsplit_bench host-steps`.
 - **Figure 7 with DGL**: peers draw other samples, and GSplit's evaluation does not run their models.
 - **Figure 5 as a distribution**: means over an epoch that was not presampled.
@@ -57,8 +64,9 @@ def write_paper(folder: Path, experiments: Sequence[str], *, is_trial: bool) -> 
     measured = {
         name: read_material([file]).benches[0] for name, file in files.items() if name not in ("table1", "figure5")
     }
-    if (edge := folder / "table3-edge.json").exists():
-        measured["table3-edge"] = read_material([edge]).benches[0]
+    for name in ("table3-edge", "table3-cache"):
+        if (file := folder / f"{name}.json").exists():
+            measured[name] = read_material([file]).benches[0]
     makers: dict[str, Callable[[], list[Section]]] = {
         "table1": lambda: [_redundancy(json.loads(files["table1"].read_text()))],
         "table3": lambda: _epochs(folder, measured),
@@ -111,6 +119,34 @@ def _epochs(folder: Path, measured: Mapping[str, BenchTrain]) -> list[Section]:
     for record in measured["table3-edge"].records if "table3-edge" in measured else ():
         graph = record.graph.removesuffix(EDGE_SUFFIX)
         records.append(record.model_copy(update={"graph": graph, "system": "Edge", "partition": "gsplit"}))
+    ranks = " or ".join(map(str, sorted({record.ranks for record in records})))
+    text = f"""Seconds of an epoch on {ranks} ranks. S: sampling, with splitting. L: loading; rows read in place are read in FB. FB:
+forward, backward and optimizer. S, L and FB are means of the ranks, the total is that of the slowest. All are the median
+step times the steps of an epoch. Speed-up of GSplit: a system's total over GSplit's, and the same for the CPU seconds of all ranks,
+which are to be compared where ranks share cores. `data` and `data_cached` are GSplit's own data parallelism; with
+`data_cached` each input row is read by one rank and sent. Edge is GSplit on a partition by edges.
+
+The paper's speed-ups, on its graphs and GPUs: {_speedups_of_the_paper()}."""
+    tables = [_epoch_table(folder, "Features in memory.", records)]
+    if "table3-cache" in measured:
+        caption = f"""Features on disk, and out of the page cache before every step; each rank caches the hottest {find_preset("main").cache:.0%} of all
+rows. GSplit and `data_cached`: an owner caches rows of its own, and reads the others once for all ranks. Quiver's cache: data
+parallelism in which a rank reads the caches of all ranks directly, and what they do not have from disk, as the other ranks do.
+`data`: every rank caches the same rows."""
+        tables.append(_epoch_table(folder, caption, measured["table3-cache"].records))
+    caption = "Seconds per step by stage, features in memory: the bars of Figure 3, for every system."
+    named = [record.model_copy(update={"system": _NAMES.get(record.system, record.system)}) for record in records]
+    pictures = [
+        Picture(f"figure3-{graph}", as_png(draw_stages(graph, named)), caption)
+        for graph in dict.fromkeys(record.graph for record in records)
+    ]
+    return [
+        Section("table3", "Table 3: seconds of an epoch", text, tables),
+        Section("figure3", "Figure 3: stages", pictures=pictures),
+    ]
+
+
+def _epoch_table(folder: Path, caption: str, records: Sequence[TrainRecord]) -> Table:
     rows = []
     for scenario, systems in group(records).items():
         targets = open_store(folder / f"{scenario.graph}.gsplit").stored_array("targets/train").size
@@ -127,24 +163,7 @@ def _epochs(folder: Path, measured: Mapping[str, BenchTrain]) -> list[Section]:
             cells += [f"{steps * second:.2f}" for second in times]
             rows.append(cells + [_over_split(systems, record, clock) for clock in ("wall", "cpu")])
     columns = ["graph", "model", "system", "S", "L", "FB", "total (s)", "CPU (s)", "speed-up", "speed-up, CPU"]
-    ranks = " or ".join(map(str, sorted({record.ranks for record in records})))
-    text = f"""Seconds of an epoch on {ranks} ranks. S: sampling, with splitting. L: loading; rows read in place are read in FB. FB:
-forward, backward and optimizer. S, L and FB are means of the ranks, the total is that of the slowest. All are the median
-step times the steps of an epoch. Speed-up of GSplit: a system's total over GSplit's, and the same for the CPU seconds of all ranks,
-which are to be compared where ranks share cores. `data` and `data_cached` are GSplit's own data parallelism; with
-`data_cached` each input row is read by one rank and sent. Edge is GSplit on a partition by edges.
-
-The paper's speed-ups, on its graphs and GPUs: {_speedups_of_the_paper()}."""
-    caption = "Seconds per step by stage: the bars of Figure 3, for every system."
-    named = [record.model_copy(update={"system": _NAMES.get(record.system, record.system)}) for record in records]
-    pictures = [
-        Picture(f"figure3-{graph}", as_png(draw_stages(graph, named)), caption)
-        for graph in dict.fromkeys(record.graph for record in records)
-    ]
-    return [
-        Section("table3", "Table 3: seconds of an epoch", text, [Table("Measured.", columns, rows)]),
-        Section("figure3", "Figure 3: stages", pictures=pictures),
-    ]
+    return Table(caption, columns, rows)
 
 
 def _over_split(systems: Mapping[str, TrainRecord], record: TrainRecord, clock: Clock) -> str:

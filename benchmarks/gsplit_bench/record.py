@@ -5,9 +5,9 @@
     python -m gsplit_bench record --out /tmp/record --minutes 90        # what fits, the most valuable first
     python -m gsplit_bench record --out /tmp/quick --quick              # tiny graphs: does everything run?
 
-Every measurement (measurements.py) leaves its files in the folder, and an entry in record.json: commands, start, end and
-load, beside the commit, the versions and the machine of all. What has an entry is not measured again. A folder belongs
-to one commit, and the checkout must not have changes. Real graphs are found through GSPLIT_TEST_DATA; DGL, and PyG with
+Every measurement (measurements.py) leaves its files in the folder, and an entry in record.json: commands, start, end,
+load, versions and machine. What has an entry is not measured again. A folder belongs to one commit, and the checkout must
+not have changes; hours of measurements may be continued on another machine. Real graphs are found through GSPLIT_TEST_DATA; DGL, and PyG with
 its own sampler, take part where they are installed (benchmarks/README.md).
 """
 
@@ -115,7 +115,7 @@ def _open_index(out: Path, *, quick: bool) -> dict[str, Any]:
     commit = current_commit()
     if not quick and (commit is None or commit.endswith("-changed")):
         raise InputError(explain("record", "a checkout without changes", commit, "commit or stash them"))
-    about = {"commit": commit, "quick": quick, "versions": installed_versions(), "machine": describe_machine()}
+    about = {"commit": commit, "quick": quick}
     path = out / INDEX
     if not path.exists():
         out.mkdir(parents=True, exist_ok=True)
@@ -142,6 +142,7 @@ def _measure(measurement: Measurement, out: Path, work: Path, *, quick: bool) ->
     fields["quick"] = (measurement.quick or "") if quick else ""
     lines = [line.format(**fields) for line in measurement.commands]
     entry: dict[str, Any] = {"commands": list(measurement.commands), "started": _now(), "load_before": os.getloadavg()}
+    entry |= {"versions": installed_versions(), "machine": describe_machine()}
     start = time.monotonic()
     for line in lines:
         if not _run(line):

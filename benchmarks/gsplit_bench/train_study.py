@@ -26,7 +26,8 @@ __all__ = [
     "parse_system",
 ]
 
-PEERS = ("dgl", "pyg", "pyg_our_sampler", "p3")
+_PEERS_IN_MEMORY = ("dgl", "pyg", "pyg_our_sampler", "p3")
+PEERS = (*_PEERS_IN_MEMORY, "quiver")
 """Systems that are not ours; every other name is a strategy, with its sampler behind a plus sign."""
 FEATURES = ("memory", "disk")
 ALLOCATORS = ("tuned", "default")
@@ -93,7 +94,7 @@ class Study:
     """
 
     title: str
-    systems: tuple[str, ...] = ("split", "data", *PEERS)
+    systems: tuple[str, ...] = ("split", "data", *_PEERS_IN_MEMORY)
     models: tuple[str, ...] = ("sage", "gat")
     ranks: tuple[int, ...] = (2,)
     allocators: tuple[str, ...] = ("tuned",)
@@ -190,7 +191,7 @@ PRESETS: dict[str, Study] = {
     ),
     "main": Study(
         "Table 3: every strategy and the peers, SAGE and GAT, as users run them and with the allocator tuned",
-        systems=(*_OURS, *PEERS),
+        systems=(*_OURS, *_PEERS_IN_MEMORY),
         ranks=(1, 2, 4),
         allocators=ALLOCATORS,
     ),

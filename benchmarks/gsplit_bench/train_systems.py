@@ -1,6 +1,7 @@
 """The systems of a scenario on one rank: our strategies by name, and the peers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -45,7 +46,22 @@ def make_system(name: str, scenario: Scenario, store: Store, mesh: Mesh) -> Syst
         return DdpSystem(BlockPeer(scenario, store), scenario, store, mesh)
     if name == "p3":
         return P3System(scenario, store, mesh)
+    if name == "quiver":
+        return _quiver(scenario, store, mesh)
     return StrategySystem(name, scenario, store, mesh)
+
+
+def _quiver(scenario: Scenario, store: Store, mesh: Mesh) -> System:
+    """Data parallelism with a cache of Quiver's kind: the caches of all ranks are one, and misses are redundant.
+
+    Quiver's GPUs read rows directly from the memory of the GPU that caches them. Here every rank has a copy of the
+    whole cache, which costs the memory of all, and reads what it does not have from disk, as the other ranks do.
+    """
+    if scenario.features != "disk" or mesh.device.type != "cpu":
+        got = f"features in {scenario.features}, on {mesh.device.type}"
+        fix = "measure with --features disk on the CPU, or leave quiver out"
+        raise InputError(explain("system quiver", "features on disk, so that there are misses, on CPU ranks", got, fix))
+    return StrategySystem("data", replace(scenario, cache=min(1.0, scenario.cache * mesh.num_splits)), store, mesh)
 
 
 class StrategySystem:

@@ -6,10 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from peer_programs import p3_losses
+from peer_programs import cached_steps, p3_losses
 
 import gsplit
 from gsplit.distributed.comm.mesh import solo_mesh
+from gsplit.partitioning.partition import partition
 from gsplit.store.build import build_store
 from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store
@@ -94,6 +95,21 @@ def test_push_pull_on_ranks_trains_like_one_process_and_like_pyg(model: str, sto
 def test_push_pull_refuses_what_it_has_no_layers_for(store: Store) -> None:
     with pytest.raises(gsplit.InputError, match="system p3: expected sage or gat.*got gcn"):
         make_system("p3", _scenario(store, "gcn"), store, solo_mesh())
+
+
+def test_quivers_cache_has_the_rows_of_all_ranks_and_its_misses_are_redundant(store: Store, tmp_path: Path) -> None:
+    parted = partition(store, tmp_path / "parted.gsplit", 2, [4, 4], batch_size=32)
+    scenario = replace(_scenario(store, "sage"), batch_size=32, features="disk", cache=0.1)
+    losses, missed = {}, {}
+    for name in ("split", "quiver", "data"):
+        found = run_ranks(cached_steps, 2, str(parted.path), scenario, name)
+        losses[name] = found[0][0]
+        missed[name] = sum(rows for _, rows in found)
+    for found_losses in losses.values():
+        assert found_losses == pytest.approx(losses["quiver"], rel=1e-5)
+    assert 0 < missed["split"] < missed["quiver"] < missed["data"]
+    with pytest.raises(gsplit.InputError, match="system quiver: expected features on disk.*got features in memory"):
+        make_system("quiver", _scenario(store, "sage"), store, solo_mesh())
 
 
 @NEEDS_DGL

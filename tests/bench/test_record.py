@@ -109,6 +109,7 @@ def test_a_folder_is_continued_and_belongs_to_one_commit(tmp_path: Path, monkeyp
     entry = index["measurements"]["runs"]
     assert index["commit"] == "abc" and list(index["measurements"]) == ["runs"] and entry["files"] == ["runs.json"]
     assert entry["started"] <= entry["ended"] and len(entry["load_before"]) == 3
+    assert entry["machine"]["cores"] > 0 and entry["versions"]["torch"]
     assert json.loads((tmp_path / "out" / "runs.json").read_text()) == {"commit": "abc", "runs": [1, 1]}
     code, said = _record(tmp_path, "--only", "runs")
     assert (code, said) == (0, "")  # it is there
