@@ -11,9 +11,9 @@ from gsplit.report.page import Picture, Section, Table, write_pictures
 from gsplit.store.reader import open_store
 from gsplit_bench.paper_table import GRAPHS, MEASURED, MODELS, System
 from gsplit_bench.partition import draw_partitions
-from gsplit_bench.report.comparison import Clock, Speedup, describe, group, seconds, varying
+from gsplit_bench.report.comparison import Clock, describe, group, seconds, varying
 from gsplit_bench.report.documents import BenchTrain, TrainRecord, read_material
-from gsplit_bench.report.figures import draw_accuracy, draw_scaling, draw_speedups, draw_stages
+from gsplit_bench.report.figures import draw_ablation, draw_accuracy, draw_scaling, draw_stages
 from gsplit_bench.report.tables import as_markdown, tabulate_sources
 from gsplit_bench.train_records import group_stages
 from gsplit_bench.train_study import find_preset
@@ -34,7 +34,6 @@ _CANNOT = """- **Quiver** itself needs GPUs. "Quiver's cache" is GSplit's data p
 - **Hosts** (Figure 6b): replicas stand for hosts, on this one. Network namespaces: `gsplit_bench host-steps`.
 - **Figure 7 with DGL**: peers draw other samples, and GSplit's evaluation does not run their models.
 - **Figure 5 as a distribution**: means over an epoch that was not presampled.
-- **Edge** (Table 3) is `split` on another store, so it did not take turns with the other systems.
 - **The paper's machine** (4 and 8 GPUs) and its graphs, unless their stores were given: `gsplit import snap`,
   `gsplit import ogb`. Its numbers beside a model of its machine: `gsplit_bench planner-paper`.
 """
@@ -115,19 +114,19 @@ def _redundancy(documents: Sequence[Mapping[str, Any]]) -> Section:
 
 def _epochs(folder: Path, measured: Mapping[str, BenchTrain]) -> list[Section]:
     """Table 3, and Figure 3 from its stages."""
-    records = list(measured["table3"].records)
-    for record in measured["table3-edge"].records if "table3-edge" in measured else ():
-        graph = record.graph.removesuffix(EDGE_SUFFIX)
-        records.append(record.model_copy(update={"graph": graph, "system": "Edge", "partition": "gsplit"}))
+    records = measured["table3"].records
     ranks = " or ".join(map(str, sorted({record.ranks for record in records})))
     text = f"""Seconds of an epoch on {ranks} ranks. S: sampling, with splitting. L: loading; rows read in place are read in FB. FB:
 forward, backward and optimizer. S, L and FB are means of the ranks, the total is that of the slowest. All are the median
 step times the steps of an epoch. Speed-up of GSplit: a system's total over GSplit's, and the same for the CPU seconds of all ranks,
 which are to be compared where ranks share cores. `data` and `data_cached` are GSplit's own data parallelism; with
-`data_cached` each input row is read by one rank and sent. Edge is GSplit on a partition by edges.
+`data_cached` each input row is read by one rank and sent.
 
 The paper's speed-ups, on its graphs and GPUs: {_speedups_of_the_paper()}."""
-    tables = [_epoch_table(folder, "Features in memory.", records)]
+    tables = [_epoch_table(folder, "Features in memory; the systems take turns.", records)]
+    if "table3-edge" in measured:
+        caption = "GSplit on its own partition, and on one by edges (Edge): two launches, one after the other."
+        tables.append(_epoch_table(folder, caption, [_name_edge(found) for found in measured["table3-edge"].records]))
     if "table3-cache" in measured:
         caption = f"""Features on disk, and out of the page cache before every step; each rank caches the hottest {find_preset("main").cache:.0%} of all
 rows. GSplit and `data_cached`: an owner caches rows of its own, and reads the others once for all ranks. Quiver's cache: data
@@ -144,6 +143,14 @@ parallelism in which a rank reads the caches of all ranks directly, and what the
         Section("table3", "Table 3: seconds of an epoch", text, tables),
         Section("figure3", "Figure 3: stages", pictures=pictures),
     ]
+
+
+def _name_edge(record: TrainRecord) -> TrainRecord:
+    """The record of a store that was partitioned by edges, as that of the system Edge on the same graph."""
+    if not record.graph.endswith(EDGE_SUFFIX):
+        return record
+    graph = record.graph.removesuffix(EDGE_SUFFIX)
+    return record.model_copy(update={"graph": graph, "system": "Edge", "partition": "gsplit"})
 
 
 def _epoch_table(folder: Path, caption: str, records: Sequence[TrainRecord]) -> Table:
@@ -220,7 +227,7 @@ def _ablation(name: str, bench: BenchTrain) -> Section:
     scenarios = group(bench.records)
     names = varying(list(scenarios))
     systems = list(dict.fromkeys(label for found in scenarios.values() for label in found if label != "split"))
-    rows, ratios = [], []
+    rows = []
     for scenario, found in scenarios.items():
         cells = [scenario.graph, scenario.model, describe(scenario, names)]
         split = found.get("split")
@@ -229,27 +236,14 @@ def _ablation(name: str, bench: BenchTrain) -> Section:
             over = [_over_split(found, found[label], clock) if label in found else "" for clock in ("wall", "cpu")]
             cells.append(f"{over[0]} ({over[1]})" if all(over) else "")
         rows.append(cells)
-        ratios += _ratios(scenario, found)
     columns = ["graph", "model", "scenario", "GSplit: s per step (CPU)", *(_NAMES.get(each, each) for each in systems)]
     caption = "Seconds of the other systems over those of GSplit (CPU seconds of all ranks in brackets)."
-    pictures = [Picture(name, as_png(draw_speedups(ratios)), caption)] if ratios else []
+    picture = as_png(draw_ablation(bench.records, lambda system: _NAMES.get(system, system)))
+    pictures = [Picture(name, picture, "CPU seconds of the other systems over those of GSplit.")]
     if bench.counts:
         counted = "Counted per step, of the busiest rank."
         pictures.append(Picture(f"{name}-counted", as_png(draw_scaling(bench.counts)), counted))
     return Section(name, title, text, [Table(caption, columns, rows)], pictures)
-
-
-def _ratios(scenario: Any, systems: Mapping[str, TrainRecord]) -> list[Speedup]:
-    clocks: tuple[Clock, ...] = ("wall", "cpu")
-    split = systems.get("split")
-    if split is None:
-        return []
-    return [
-        Speedup(scenario, label, clock, "split", seconds(record, clock) / seconds(split, clock))
-        for label, record in systems.items()
-        for clock in clocks
-        if record is not split and seconds(split, clock) > 0
-    ]
 
 
 def _accuracy(bench: BenchTrain) -> Section:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from forked_scripts import run_forked
+from report_samples import bench_document, record, write
 from typer.testing import CliRunner
 
 from gsplit.store.build import build_store
@@ -13,6 +14,9 @@ from gsplit.store.importers.synthetic import PlantedGraph, synthetic_source
 from gsplit.store.reader import Store, open_store
 from gsplit_bench.commands import app
 from gsplit_bench.paper import EXPERIMENTS, make_studies
+from gsplit_bench.paper_page import write_paper
+from gsplit_bench.report.documents import TrainRecord
+from gsplit_bench.report.figures import draw_ablation
 from gsplit_bench.train_study import find_preset
 
 PRESET_OF = {"figure6a": "ranks", "figure6c": "hidden", "figure6d": "batch", "figure6e": "layers"}
@@ -40,6 +44,30 @@ def test_studies_are_the_presets_on_the_papers_ranks_and_models() -> None:
         assert max(study.ranks) == 2 and study.repeats == study.steps == 1
 
 
+def test_edge_and_quiver_are_compared_with_split_measured_beside_them(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gsplit").symlink_to(store.path)
+    settings = {"stores": [str(tmp_path / "tiny.gsplit")], "device": "cpu"}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    both = [record(graph, "sage", "split", 4, cost=cost) for graph, cost in (("tiny", 2.0), ("tiny-edge", 3.0))]
+    cached = [record("tiny", "sage", system, 4, cost=cost) for system, cost in (("split", 1.0), ("quiver", 4.0))]
+    for name, records in (("table3", both[:1]), ("table3-edge", both), ("table3-cache", cached)):
+        write(tmp_path / f"{name}.json", bench_document(records))
+    text = write_paper(tmp_path, EXPERIMENTS, is_trial=False).file.read_text()
+    ends = {row.split(" | ")[2]: row.split(" | ")[-2:] for row in text.splitlines() if row.startswith("| tiny |")}
+    assert ends["Edge"] == ["1.50x", "1.50x |"] and ends["Quiver's cache"] == ["4.00x", "4.00x |"]
+    assert "each rank caches the hottest 10% of all" in text
+
+
+def test_a_picture_of_figure_6_has_a_line_per_system_over_split() -> None:
+    costs = {("split", 2): 1.0, ("dgl", 2): 2.0, ("split", 4): 1.0, ("dgl", 4): 3.0}
+    records = [record("tiny", "sage", system, ranks, cost=cost) for (system, ranks), cost in costs.items()]
+    figure = draw_ablation([TrainRecord.model_validate(found) for found in records], str.upper)
+    (axes,) = figure.axes
+    line, one = axes.lines
+    assert line.get_label() == "DGL" and line.get_ydata() == pytest.approx([2.0, 3.0]) and one.get_ydata()[0] == 1.0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2 ranks", "4 ranks"]
+
+
 def _paper(store: Store, out: Path, *words: str) -> Any:
     return run_forked(
         ["-m", "gsplit_bench", "paper", str(store.path), "--out", str(out), "--quick", *words], out.parent
@@ -60,7 +88,8 @@ def test_a_page_has_tables_pictures_and_what_is_missing(store: Store, tmp_path: 
             assert f"| tiny | {model} | {system} |" in text
     assert "Not run: figure6a, figure6b, figure6c, figure6d, figure6e, figure7." in text
     for system in ("GSplit", "data_cached", "Quiver's cache", "data"):
-        assert text.count(f"| tiny | sage | {system} |") == (1 if system.startswith("Quiver") else 2)
+        tables = {"GSplit": 3, "Quiver's cache": 1}.get(system, 2)
+        assert text.count(f"| tiny | sage | {system} |") == tables
     assert "**Quiver** itself needs GPUs" in text and "A trial" in text
     _check_epoch_seconds(out, text)
     _add_other_documents(out)

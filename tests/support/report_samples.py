@@ -43,6 +43,7 @@ _COSTS = {
     "push_pull": 1.2,
     "hybrid(1)": 1.05,
     "dgl": 2.4,
+    "quiver": 1.2,
     "pyg": 4.1,
 }
 

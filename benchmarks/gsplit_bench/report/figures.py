@@ -17,6 +17,7 @@ from gsplit_bench.report.comparison import (
 from gsplit_bench.report.documents import Count, PlannerPoint, TrainRecord
 
 __all__ = [
+    "draw_ablation",
     "draw_accuracy",
     "draw_crossover",
     "draw_loads",
@@ -138,7 +139,8 @@ def draw_scaling(counts: Sequence[Count]) -> Any:
                 axes.set_ylabel(title)
             axes.tick_params(axis="y", which="minor", labelsize=7)
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    ncols = min(5, 3 * len(columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=8)
     return figure
 
 
@@ -279,6 +281,37 @@ def draw_speedups(speedups: Sequence[Speedup]) -> Any:
         row[0].set_ylabel("peer's seconds / ours", fontsize=9)
     handles = [_peer_patch(peer) for peer in peers]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
+
+
+def draw_ablation(records: Sequence[TrainRecord], label_of: Callable[[str], str]) -> Any:
+    """CPU seconds of the other systems over those of ``split``, by what varies: a panel per graph and model."""
+    scenarios = group(records)
+    graphs, models = (sorted({getattr(found, name) for found in scenarios}) for name in ("graph", "model"))
+    names, vary_ranks = varying(list(scenarios)), len({found.ranks for found in scenarios}) > 1
+    systems = [name for name in dict.fromkeys(record.system for record in records) if name != "split"]
+    figure, panels = make_panels(len(graphs), len(models), (1 + 3.6 * len(models), 0.7 + 2.7 * len(graphs)))
+    for row, graph in zip(panels, graphs, strict=True):
+        for axes, model in zip(row, models, strict=True):
+            mine = [(key, found) for key, found in scenarios.items() if (key.graph, key.model) == (graph, model)]
+            for number, system in enumerate(systems):
+                ratios = [
+                    (place, found[system].cpu_s.median / found["split"].cpu_s.median)
+                    for place, (_, found) in enumerate(mine)
+                    if {system, "split"} <= found.keys()
+                ]
+                style = _MARKERS[number % len(_MARKERS)] + "-"
+                x, y = [place for place, _ in ratios], [ratio for _, ratio in ratios]
+                axes.plot(
+                    x, y, style, color=_system_colour(system), label=label_of(system), markersize=4, linewidth=1.3
+                )
+            axes.axhline(1.0, color="black", linewidth=0.8)
+            axes.set_xticks(range(len(mine)), [describe(key, names, ranks=vary_ranks) for key, _ in mine])
+            axes.set_ylim(bottom=0)
+            tidy(axes, f"{graph}, {model}")
+        row[0].set_ylabel("CPU seconds / those of GSplit", fontsize=9)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(systems), frameon=False, fontsize=8)
     return figure
 
 
