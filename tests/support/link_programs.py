@@ -310,7 +310,7 @@ def train_piece_of_links(
         trainer.train_epoch(stop - trainer.state.num_steps)
     if save_to is not None:
         trainer.save()
-    return trainer.state.history.losses, [p.numpy(force=True).copy() for p in model.parameters()]
+    return trainer.state.history.losses.tolist(), [p.numpy(force=True).copy() for p in model.parameters()]
 
 
 def train_pieces_of_links(

@@ -96,7 +96,7 @@ def train_in_pieces(mesh: Mesh, strategy: str, prefetch: int, sampling_threads: 
     assert num_loader_threads() == 0
     weights = [p.detach().reshape(-1).tolist() for p in trainer.state.model.parameters()]
     assert isinstance(loader, gsplit.NeighborLoader)
-    return trainer.state.history.losses, weights, fail_and_go_on(loader)
+    return trainer.state.history.losses.tolist(), weights, fail_and_go_on(loader)
 
 
 def train_at_depths(mesh: Mesh, depths: list[tuple[str, int, int]]) -> list[Trained]:

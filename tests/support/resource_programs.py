@@ -77,7 +77,7 @@ def drop_at_different_times(mesh: Mesh, num_rounds: int) -> tuple[list[list[floa
     for number in range(num_rounds):
         trainer = make_trainer(mesh, prefetch=2)
         trainer.train_epoch()
-        losses.append(trainer.state.history.losses)
+        losses.append(trainer.state.history.losses.tolist())
         held.append(trainer)
         if number % 3 == mesh.rank:
             held.clear()

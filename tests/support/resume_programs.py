@@ -73,7 +73,7 @@ def train_piece(mesh: Mesh, piece: Piece) -> Trained:
     if piece.save_to is not None:
         trainer.save()
     weights = {name: value.numpy(force=True).copy() for name, value in model.state_dict().items()}
-    return Trained(trainer.state.history.losses, trainer.state.train_edges, weights, trainer.stopped)
+    return Trained(trainer.state.history.losses.tolist(), trainer.state.train_edges, weights, trainer.stopped)
 
 
 def _stop(trainer: gsplit.Trainer, mesh: Mesh, piece: Piece) -> None:

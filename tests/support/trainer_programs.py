@@ -42,7 +42,7 @@ def train_and_resume(mesh: Mesh) -> tuple[list[float], list[float], int, int]:
     resumed.state.load_state_dict(begun.state.state_dict())
     resumed.train_epoch()
     edges = whole.state.train_edges, resumed.state.train_edges
-    return whole.state.history.losses, resumed.state.history.losses, *edges
+    return whole.state.history.losses.tolist(), resumed.state.history.losses.tolist(), *edges
 
 
 def device_fails(mesh: Mesh) -> tuple[str, int]:

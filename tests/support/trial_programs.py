@@ -45,4 +45,4 @@ def train_auto(
     notes = _Notes()
     with patch.object(auto, "known_machine", lambda: HOST), patch.object(trial, "_LEAST_RATIO", least_ratio):
         found = train_run(settings, open_store(Path(path)), mesh, Path(out), view=notes)
-    return found.strategy, found.history.losses, [text for text in notes.texts if text.startswith("strategy")]
+    return found.strategy, found.history.losses.tolist(), [text for text in notes.texts if text.startswith("strategy")]

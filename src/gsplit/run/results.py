@@ -65,7 +65,11 @@ def _flat(evaluation: "Evaluation") -> dict[str, float]:
 def history_as_dict(history: "History") -> dict[str, Any]:
     """The history as a JSON document."""
     evaluations = [_flat(evaluation) for evaluation in history.evaluations]
-    return {"losses": history.losses, "step_seconds": history.step_seconds, "evaluations": evaluations}
+    return {
+        "losses": history.losses.tolist(),
+        "step_seconds": history.step_seconds.tolist(),
+        "evaluations": evaluations,
+    }
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ and the loader's position determine all later steps. The rest is a record of the
 best weights so far and the numbers of edges that training and evaluation have computed.
 """
 
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -48,20 +50,28 @@ class Best:
     weights: dict[str, Tensor]
 
 
-@dataclass
 class History:
-    """The loss and the seconds of every step, and all evaluations."""
+    """The loss and the seconds of every step, and all evaluations.
 
-    losses: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    Arrays, in which a step takes 16 bytes: a training may have millions of steps. In lists it takes 80.
+    """
+
+    def __init__(
+        self,
+        losses: Iterable[float] = (),
+        step_seconds: Iterable[float] = (),
+        evaluations: Iterable[Evaluation] = (),
+    ) -> None:
+        self.losses = array("d", losses)
+        self.step_seconds = array("d", step_seconds)
+        self.evaluations = list(evaluations)
 
 
 def _pack_history(history: History) -> dict[str, Any]:
-    """The history as new lists and dictionaries; the floats themselves are not copied."""
+    """The history as new lists and dictionaries."""
     return {
-        "losses": list(history.losses),
-        "step_seconds": list(history.step_seconds),
+        "losses": history.losses.tolist(),
+        "step_seconds": history.step_seconds.tolist(),
         "evaluations": [{**vars(one), "scores": dict(one.scores)} for one in history.evaluations],
     }
 
@@ -70,7 +80,7 @@ def history_of(state: dict[str, Any]) -> History:
     """The history from the result of ``TrainState.state_dict``."""
     history = state["history"]
     evaluations = [Evaluation(**evaluation) for evaluation in history["evaluations"]]
-    return History(list(history["losses"]), list(history["step_seconds"]), evaluations)
+    return History(history["losses"], history["step_seconds"], evaluations)
 
 
 class TrainState:

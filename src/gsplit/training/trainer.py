@@ -288,7 +288,7 @@ class Trainer:
             in_flight.abandon()
             raise
         self._sum_edges()
-        return state.history.losses[first:]
+        return state.history.losses[first:].tolist()
 
     def _sum_edges(self) -> None:
         """Add the edges of the last steps, over all ranks, to the state. A collective, called after the same steps."""

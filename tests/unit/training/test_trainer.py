@@ -17,7 +17,7 @@ from gsplit.inference.metrics import METRICS
 from gsplit.store.in_memory import MemoryStore
 from gsplit.training.callbacks import StepReport
 from gsplit.training.losses import cross_entropy
-from gsplit.training.train_state import Evaluation
+from gsplit.training.train_state import Evaluation, History, history_of
 from gsplit_bench.exactness import CLASSES, WIDTH, Case, make_model, small_store
 
 
@@ -58,7 +58,7 @@ def test_epochs_are_steps_by_hand(tmp_path: Path) -> None:
         callbacks=[EachStep(reports.append)],
     )
     with watched.telemetry:
-        assert trainer.train_epoch() + trainer.train_epoch() == losses == trainer.state.history.losses
+        assert trainer.train_epoch() + trainer.train_epoch() == losses == trainer.state.history.losses.tolist()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), by_hand.parameters(), strict=True))
     assert [(r.epoch, r.step) for r in reports] == [(e, s) for e in range(2) for s in range(5)]
     assert {"sample", "forward", "backward", "optimizer"} <= reports[0].stages.keys()
@@ -170,7 +170,7 @@ def test_training_goes_on_from_a_state_bit_for_bit(steps: int) -> None:
     losses = _train(whole, 2 * steps)
     first = _train(begun, steps)
     resumed.state.load_state_dict(_saved(begun.state.state_dict()))
-    assert first + _train(resumed, steps) == losses == resumed.state.history.losses
+    assert first + _train(resumed, steps) == losses == resumed.state.history.losses.tolist()
     assert (resumed.state.num_steps, resumed.state.epoch) == (whole.state.num_steps, whole.state.epoch)
     assert resumed.state.train_edges == whole.state.train_edges > 0
     assert resumed.state.history.evaluations == whole.state.history.evaluations
@@ -199,12 +199,14 @@ def test_optimizers_go_on_exactly(kind: str, tmp_path: Path) -> None:
     assert resumed.train_epoch() + resumed.train_epoch() == whole.train_epoch() + whole.train_epoch()
 
 
-def test_a_long_history_is_packed_without_copying_its_numbers() -> None:
+def test_a_step_takes_sixteen_bytes_of_the_history() -> None:
     state = _fresh().state
-    state.history.losses = [1 / 3] * 10
+    state.history = History([1 / 3] * 10, [0.1] * 10)
+    assert state.history.losses.itemsize + state.history.step_seconds.itemsize == 16
     state.record_evaluation({"val": 0.5}, None, METRICS["accuracy"])
     packed = state.state_dict()["history"]
-    assert packed["losses"][0] is state.history.losses[0] and packed["losses"] is not state.history.losses
+    state.history.losses.append(0.5)  # the state is a copy
+    assert packed["losses"] == [1 / 3] * 10 and history_of({"history": packed}).step_seconds[9] == 0.1
     assert packed["evaluations"] == [{"epoch": 0, "num_steps": 10, "scores": {"val": 0.5}}]
 
 

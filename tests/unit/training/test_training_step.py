@@ -54,7 +54,7 @@ def test_a_step_that_failed_leaves_nothing_to_those_after_it(accumulate: int, tm
         trainer.train_epoch()
     trainer.load(tmp_path)
     trainer.train_epoch()
-    assert trainer.state.history.losses == whole
+    assert trainer.state.history.losses.tolist() == whole
 
 
 def test_gradients_that_others_left_are_none_of_a_step() -> None:

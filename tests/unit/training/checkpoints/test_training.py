@@ -206,7 +206,7 @@ def _continue(checkpoint: Checkpoint) -> list[float]:
     trainer = _trainer()
     trainer.restore(checkpoint)
     trainer.train_epoch()
-    return trainer.state.history.losses
+    return trainer.state.history.losses.tolist()
 
 
 KEPT = Path(__file__).parents[3] / "assets" / "checkpoints"
