@@ -58,9 +58,9 @@ class Row:
     def _command(self) -> str:
         """The program of the first command, with its preset."""
         (measurement,) = (known for known in MEASUREMENTS if known.name == self.records[0])
-        words = shlex.split(measurement.commands[0].replace("python -m gsplit_bench ", "").replace("python ", ""))
+        words = shlex.split(re.sub("^python (-m (gsplit_bench )?)?", "", measurement.commands[0]))
         preset = words[words.index("--preset") :][:2] if "--preset" in words else []
-        return f"`{' '.join([words[0], *preset])}`"
+        return f"`{' '.join([*words[: 2 if words[0] == 'gsplit' else 1], *preset])}`"
 
 
 def _cases(rows: Sequence[dict[str, Any]]) -> str:
