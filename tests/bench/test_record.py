@@ -132,3 +132,9 @@ def test_stores_are_made_once(tmp_path: Path) -> None:
     assert store == tmp_path / "planted1m_2.gsplit" and raw == tmp_path / "graphs" / "planted1m.gsplit"
     before = store.stat().st_mtime_ns
     assert record._make_store("planted1m_2", tmp_path, quick=True).stat().st_mtime_ns == before
+
+
+def test_commands_keep_compiled_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert record._run(f"python -c 'import sys; print(int(sys.dont_write_bytecode))' > {tmp_path}/x.json")
+    assert json.loads((tmp_path / "x.json").read_text()) == 0

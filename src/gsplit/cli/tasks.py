@@ -32,6 +32,7 @@ from gsplit.run.preflight import (
     check_precision,
     check_ranks,
     check_settings,
+    check_threads,
     choose_what,
 )
 from gsplit.store.reader import open_store
@@ -156,6 +157,7 @@ class _SettingsTask(TaskBase):
     def check_settings(self, num_ranks: int) -> None:
         super().check_settings(num_ranks)
         check_precision(self.settings, self.device)
+        check_threads(self.settings, self.device)
         store = open_store(self.store)
         check_ranks(self.settings, store, num_ranks)
         check_settings(self.settings, store)

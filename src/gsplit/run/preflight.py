@@ -29,6 +29,7 @@ __all__ = [
     "check_precision",
     "check_ranks",
     "check_settings",
+    "check_threads",
     "choose_what",
     "columns_of",
     "num_columns",
@@ -55,6 +56,18 @@ def check_precision(settings: TrainSettings, device: str | None) -> None:
     if settings.precision == "tf32" and (device or "cpu").startswith("cpu"):
         fix = "choose float32 or bf16, or train on GPUs"
         raise InputError(explain("precision", "GPUs for tf32", f"device {device or 'cpu'}", fix))
+
+
+def check_threads(settings: TrainSettings, device: str | None) -> None:
+    """Refuse more threads than batches that are prepared ahead; devices prepare two by default."""
+    prefetch = settings.prefetch
+    if prefetch is None:
+        prefetch = 0 if (device or "cpu").startswith("cpu") else 2
+    threads = settings.sampling_threads
+    if threads > 1 and prefetch < threads:
+        fix = f"add --prefetch {2 * threads}, or choose fewer threads"
+        expected = "at least as many batches prepared ahead as threads"
+        raise InputError(explain("--sampling-threads", expected, f"{threads} threads, --prefetch {prefetch}", fix))
 
 
 def check_ranks(settings: TrainSettings, store: Store, num_ranks: int) -> None:

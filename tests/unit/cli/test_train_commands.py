@@ -256,6 +256,10 @@ def test_mistakes_are_said_once_before_ranks_start(store: Store, args: list[str]
         (["train", "--device", "gpu"], "device: expected cpu or cuda .got gpu"),
         (["train", "--sample-device", "gpu"], "device: expected cpu or cuda .got gpu"),
         (["train", "--precision", "tf32"], "precision: expected GPUs for tf32 .got device cpu"),
+        (
+            ["train", "--sampling-threads", "2"],
+            "--sampling-threads: expected at least as many .* .got 2 threads, --prefetch 0.*add --prefetch 4",
+        ),
         (["train", "--nproc", "3", "--replicas", "2"], "--replicas: expected a divisor of 3 ranks .got 2"),
         (["train", "--nproc", "2", "--min-ranks", "3"], "--min-ranks: expected at most the 2 of --nproc .got 3"),
         (
