@@ -6,6 +6,9 @@ ReLU that a fused layer has applied already (``fused_layers.Activation``) is lef
 
 A mode costs a Python call per torch function, so it is suspended in gsplit's own code, and in layers that run PyG's
 code only (``runs_pyg_code``), which neither drop nor draw.
+
+A KeyboardInterrupt in a forward leaves the mode on until the next forward, because torch calls no hooks then. Functions
+that are called outside of the forward's frame are therefore left alone.
 """
 
 import sys
@@ -77,11 +80,12 @@ _INTERCEPTED = {F.dropout, F.batch_norm, *_MIXING, *_RANDOM, *_RANDOM_AT}
 
 
 class ForwardPassMode(TorchFunctionMode):
-    """Sends dropout and batch norm to a forward pass."""
+    """Sends dropout and batch norm to a forward pass. ``frame``: the id of the frame that calls the model's forward."""
 
-    def __init__(self, forward_pass: ForwardPass) -> None:
+    def __init__(self, forward_pass: ForwardPass, frame: int) -> None:
         super().__init__()
         self._pass = forward_pass
+        self._frame = frame
         self._is_suspended = False
 
     @contextmanager
@@ -119,7 +123,7 @@ class ForwardPassMode(TorchFunctionMode):
             if applied is not None:
                 return applied
             self._pass.restore_outputs(tree_leaves((args, kwargs)))
-        if function not in _INTERCEPTED:
+        if function not in _INTERCEPTED or not _is_called_in(self._frame):
             return function(*args, **kwargs)
         if function is F.dropout:
             x, p, training, inplace = _dropout(*args, **kwargs)
@@ -148,16 +152,25 @@ class ForwardPassMode(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+def _frames() -> Iterator[FrameType]:
+    """The frames of this thread, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_called_in(called: int) -> bool:
+    return any(id(frame) == called for frame in _frames())
+
+
 def _refuse_checkpointing(what: str) -> None:
     """Refuse a call inside ``torch.utils.checkpoint``, which repeats it in backward, where nothing is intercepted."""
     if torch.is_grad_enabled() and torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == torch.utils.checkpoint.__name__:
-            fix = "checkpoint modules without dropout and batch norm, or leave torch.utils.checkpoint out"
-            raise InputError(explain(what, "a call that is not repeated in backward", "torch.utils.checkpoint", fix))
-        frame = frame.f_back
+    if any(frame.f_globals.get("__name__") == torch.utils.checkpoint.__name__ for frame in _frames()):
+        fix = "checkpoint modules without dropout and batch norm, or leave torch.utils.checkpoint out"
+        raise InputError(explain(what, "a call that is not repeated in backward", "torch.utils.checkpoint", fix))
 
 
 def _draws(place: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ the loss goes through ``batch.mean`` or ``batch.sum``. For a batch of pairs it a
 rows are the endpoints of the rank's pairs, unless the model has called ``batch.endpoints`` itself.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
@@ -190,7 +191,7 @@ class Runtime:
             if self._gradients is not None:
                 self._gradients.telemetry = batch.telemetry
             self._attach_status(model, batch, self.mesh)
-        mode = ForwardPassMode(forward_pass)
+        mode = ForwardPassMode(forward_pass, id(sys._getframe(2)))  # which calls the hook, then the forward
         forward_pass.interception = mode.resumed
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._open[-1] = (forward_pass, mode)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from nn_models import CLASSES, Stack, make_batch, make_loader, sage, two_layers
 from torch import Tensor
@@ -85,3 +86,25 @@ def test_a_forward_that_drops_now_and_then_is_refused() -> None:
     model.calls = 99  # type: ignore[assignment]
     with pytest.raises(InputError, match="dropout: expected the same calls in every forward"):
         model(batch.x, batch.edge_index)
+
+
+def test_an_interrupted_forward_leaves_torch_as_it_was() -> None:
+    def forward(self: Any, x: Tensor, edge_index: Any) -> Tensor:
+        h = F.dropout(self.a(x, edge_index), 0.5, self.training)
+        if getattr(self, "interrupt", False):
+            raise KeyboardInterrupt
+        return self.b(h, edge_index)  # type: ignore[no-any-return]
+
+    model: Any = parallelize(Stack(forward, **two_layers()), solo_mesh())
+    batch = make_batch(2)
+    want = model(batch.x, batch.edge_index)
+    model.interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        model(batch.x, batch.edge_index)
+    assert torch.rand(3).shape == (3,)  # as in the next cell of a notebook
+    torch.manual_seed(0)
+    drawn = F.dropout(torch.ones(100))
+    torch.manual_seed(0)
+    assert drawn.equal(torch.nn.Dropout()(torch.ones(100)))
+    model.interrupt = False
+    assert model(batch.x, batch.edge_index).equal(want)
