@@ -121,9 +121,9 @@ def _partition() -> Measurement:
                 f"{_BENCH} partition {{{graph}_raw}} {cases} --json > {{out}}.json#quality/{name}"
                 for graph, name in {"arxiv": "arxiv", "debian": "debian", "ego": "ego-twitter"}.items()
             ),
+            f"{_BENCH} partition-studies seeds {studies} > {{out}}.json#seeds",  # makes the folder
             f"python -m gsplit import synthetic {concentrated} {size} --target-communities 0.1 --seed 1 --overwrite",
             f"{_BENCH} partition {concentrated} {cases} --case gsplit:kaminpar --json > {{out}}.json#quality/planted concentrated",
-            f"{_BENCH} partition-studies seeds {studies} > {{out}}.json#seeds",
             f"{_BENCH} partition-studies cost {studies} > {{out}}.json#cost",
             f"{_BENCH} partition-studies train {studies} > {{out}}.json#train",
         ),

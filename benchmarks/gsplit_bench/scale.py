@@ -6,6 +6,7 @@ A test compares the page with this. The formulas are in ``scale_model``.
 from collections.abc import Iterable, Sequence
 
 from gsplit_bench import scale_model as model
+from gsplit_bench.measured import find_record, read_record
 
 __all__ = ["main"]
 
@@ -16,12 +17,21 @@ def table(head: str, rows: Iterable[list[str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def _name_record(name: str) -> str:
+    """As it is in benchmarks/results, with its date if it has one."""
+    return find_record(name).stem
+
+
 def constants_table() -> str:
     """What everything is multiplied with."""
     known = model.constants()
     sent = known.sent_per_loaded
     rows = [
-        ["import, one process", f"{1e9 * known.import_s_per_edge:.0f} ns per edge", "2026-11-15-import, 100 M edges"],
+        [
+            "import, one process",
+            f"{1e9 * known.import_s_per_edge:.0f} ns per edge",
+            f"{_name_record('import')}, 100 M edges",
+        ],
         [
             "import, 4 processes, sorted input, all CPU seconds",
             f"{1e9 * known.shared_import_s_per_edge:.0f} ns per edge",
@@ -30,17 +40,17 @@ def constants_table() -> str:
         [
             "presampling, one core",
             f"{known.presample_edges_per_s / 1e6:.0f} M edges/s",
-            "2026-11-15-partition, median of 6",
+            f"{_name_record('partition')}, median of 6",
         ],
         [
             "weighing and `cluster`, one core",
             f"{1e9 * known.cluster_s_per_entry:.0f} ns per entry",
-            "2026-11-18-billion-edges, 0.97 B entries, busy machine",
+            f"{_name_record('billion-edges')}, 0.97 B entries, busy machine",
         ],
         [
             "KaMinPar, one core",
             f"{1e9 * known.kaminpar_s_per_entry:.0f} ns per entry; {model.KAMINPAR_BYTES_PER_ENTRY} bytes (estimate)",
-            "2026-11-18-solvers, planted5m, 100 M entries, busy machine",
+            f"{_name_record('solvers')}, planted5m, 100 M entries, busy machine",
         ],
         [
             "a training step, 128 features, GraphSAGE-256, one core",
@@ -50,7 +60,7 @@ def constants_table() -> str:
         [
             "rows sent per row loaded, W ranks",
             f"{sent.base:.2f} + {sent.slope:.2f} log2 W",
-            "2026-11-16-training-counted, 8 to 64 ranks, batch 4096",
+            f"{_name_record('training-counted')}, 8 to 64 ranks, batch 4096",
         ],
         ["hidden rows among them", f"{100 * known.hidden_share:.0f} %", "the same, 64 ranks"],
         ["largest over mean work of ranks", f"{known.imbalance:.2f}", "the same"],
@@ -91,7 +101,7 @@ def checks_table() -> str:
     small, middle, large = model.import_points()
     seconds = model.fit([(edges, time) for edges, _, time, _ in (small, middle)])
     memory = model.fit([(vertices, size) for _, vertices, _, size in (small, middle, large)])
-    billion = model.record("2026-11-15-import")["billion"]
+    billion = read_record("import")["billion"]
     drawn = {name: edges / time for name, edges, time in model.presample_points()}
     sent = model.fit(model.sent_points((8, 16, 32)))
     last = model.sent_points((64,))

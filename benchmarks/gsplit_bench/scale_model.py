@@ -8,11 +8,11 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from gsplit.kernels.buffers import SLACK
+from gsplit_bench.measured import RESULTS, read_record
 from gsplit_bench.paper_table import COUNTS, TARGETS
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "forecast",
 ]
 
-RESULTS = Path(__file__).parents[1] / "results"
 LAYERS, HIDDEN, EPOCHS = 3, 256, 11
 CORES_PER_HOST, RANKS_PER_HOST, HOST_BYTES, HOST_DOLLARS_PER_H = 64, 32, 256e9, 32 * 0.0816
 NETWORK_BYTES_PER_S, DISK_BYTES_PER_S, MESSAGE_S, SHA256_BYTES_PER_S = 30e9 / 8, 1e9, 20e-6, 1.4e9
@@ -41,7 +40,7 @@ PROGRAM_BYTES, PLANTED_ENTRIES, KAMINPAR_BYTES_PER_ENTRY = 270e6, 100.4e6, 32
 
 
 def record(name: str) -> Any:
-    """A record of benchmarks/results."""
+    """A record of benchmarks/results by its path, which is not the newest of its name."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
@@ -84,7 +83,7 @@ class Measured:
 
 def import_points() -> list[tuple[float, float, float, float]]:
     """Edges, vertices, seconds and peak bytes of imports by one process, without the start of Python."""
-    found = record("2026-11-15-import")
+    found = read_record("import")
     start = median(run["seconds"] for run in found["fixed"])
     return [
         (
@@ -99,7 +98,7 @@ def import_points() -> list[tuple[float, float, float, float]]:
 
 def counted(batch_size: int) -> list[dict[str, Any]]:
     """Split mini-batches of arxiv and debian, counted on 2 to 64 ranks."""
-    counts = record("2026-11-16-training-counted")["counts"]
+    counts = read_record("training-counted")["counts"]
     return [count for count in counts if count["strategy"] == "split" and count["batch_size"] == batch_size]
 
 
@@ -123,7 +122,7 @@ def cpu_of_all(order: str, hosts: int) -> float:
 def trained_steps() -> list[dict[str, Any]]:
     """Measured steps of GraphSAGE under split, 1024 targets, 2 and 4 ranks."""
     names = ("host-sage", "host-sage-1m", "host-sage-1m-4")
-    runs = [run for name in names for run in record(name)["records"]]
+    runs = [run for name in names for run in read_record(name)["records"]]
     return [run for run in runs if (run["system"], run["model"]) == ("split", "sage") and run["ranks"] > 1]
 
 
@@ -136,7 +135,7 @@ def copied_batches() -> list[dict[str, Any]]:
 def presample_points() -> list[tuple[str, float, float]]:
     """Graph, edges drawn and core seconds of presampling on two cores; edges per mini-batch from training's records."""
     edges = {run["graph"]: run["edges"] for run in trained_steps()}
-    cost = record("2026-11-15-partition")["cost"]
+    cost = read_record("partition")["cost"]
     return [
         (run["graph"], run["mini_batches"] * edges[name], 2 * run["presample_seconds"])
         for run in cost
@@ -146,7 +145,7 @@ def presample_points() -> list[tuple[str, float, float]]:
 
 def billion_edges() -> dict[str, Any]:
     """The stages of the largest graph that was partitioned."""
-    found: dict[str, Any] = record("2026-11-18-billion-edges")
+    found: dict[str, Any] = read_record("billion-edges")
     return found
 
 
@@ -168,7 +167,7 @@ def restream_points() -> list[tuple[float, float]]:
 
 def restream_seconds() -> float:
     """Weighing and restreaming the planted graph of ``PLANTED_ENTRIES``."""
-    runs = record("2026-11-15-partition")["cost"]
+    runs = read_record("partition")["cost"]
     chosen = next(run for run in runs if (run["graph"], run["solver"]) == ("concentrated", "restream"))
     return float(chosen["weigh_and_solve_seconds"])
 
@@ -197,7 +196,7 @@ def constants() -> Measured:
 
 def solved(graph: str, solver: str) -> dict[str, Any]:
     """A graph in 8 parts by a solver: CPU seconds and peak memory of its process."""
-    rows = record("2026-11-18-solvers")["rows"]
+    rows = read_record("solvers")["rows"]
     return next(row for row in rows if (row["graph"], row["solver"], row["parts"]) == (graph, solver, 8))
 
 
